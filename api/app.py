@@ -66,7 +66,8 @@ def create_app(runtime: Runtime) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        # Spans and metrics are our own; FastAPI's would look for providers with every request.
+        # Loraplex has its own spans and metrics; FastAPI would look for providers with every
+        # request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.runtime = runtime

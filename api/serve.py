@@ -27,7 +27,7 @@ GRACE_SECONDS = 5
 """For the last error events to reach their clients, after the drain."""
 DRAIN_POLL_SECONDS = 0.05
 SEND_BUFFER_BYTES = 64 << 10
-"""What the system keeps for a reader that does not read; grown by itself it would be megabytes."""
+"""The system's buffer for a client that does not read; by default it would grow to megabytes."""
 UNREAD_SECONDS = 60
 """After so long without a byte taken by the other side the system drops the connection."""
 KEEP_ALIVE_SECONDS = 75
@@ -56,7 +56,7 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 http=protocol_among(connections),
                 ws="none",
-                # It would believe every caller on this machine; see `peer_address`.
+                # It would trust every client on this machine; see `peer_address`.
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
@@ -68,7 +68,7 @@ class DrainingServer(uvicorn.Server):
         self._on_drain = on_drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain at once. A further SIGTERM changes nothing, a further ^C hurries."""
+        """Start draining immediately. A second SIGTERM has no effect, a second ^C ends at once."""
         self._readiness.is_draining = True
         super().handle_exit(sig, frame)
 

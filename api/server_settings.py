@@ -26,7 +26,7 @@ Source = Literal["default", "environment", "file", "flag"]
 
 
 class Setting(NamedTuple):
-    """One setting as it is in force."""
+    """One effective setting."""
 
     name: str
     value: str | None

@@ -27,7 +27,7 @@ ID_LENGTH = 36
 """Characters of a UUID."""
 
 JsonObject = dict[str, Any]
-"""A report as it is stored and sent on; the control plane does not look inside."""
+"""A report as stored and sent; the control plane does not interpret it."""
 
 
 class Base(DeclarativeBase):
@@ -75,7 +75,7 @@ def state_type(states: type[StrEnum], *, name: str = "state") -> Enum:
 
 
 def new_id() -> str:
-    """A random UUID: what tenants, adapters, versions and uploads are known by."""
+    """A random UUID: the id of tenants, adapters, versions and uploads."""
     return str(uuid.uuid4())
 
 

@@ -38,7 +38,7 @@ from .sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWo
 from .writer_line import WriterLine
 
 BUSY_TIMEOUT_MS = 5000
-"""How long a SQLite writer waits for those of other processes."""
+"""How long a SQLite writer waits for writers of other processes."""
 LINE_SECONDS = 30.0
 """How long a writer waits for others of its own process. They take turns, so this is for a hanging
 disk."""
@@ -103,10 +103,10 @@ class Database:
             yield session
 
     def upgrade(self) -> None:
-        """Bring the schema to the newest revision; does nothing if it is there.
+        """Upgrade the schema to the newest revision; no effect if it is current.
 
-        Of several that do this at the same time, one does the work and the others wait. Raises
-        RevisionMismatch for the schema of another version of this software.
+        Of several concurrent callers one does the work and the others wait. Raises RevisionMismatch
+        for the schema of another version of this software.
         """
         revisions.check_known(self.current_revision())
         with _unavailable_if_unanswered():
@@ -129,7 +129,7 @@ class Database:
             row_security.check_role(connection)
 
     def ping(self) -> None:
-        """Have it answer something simple. Raises DatabaseUnavailable."""
+        """Run a simple query. Raises DatabaseUnavailable."""
         with _unavailable_if_unanswered(), self._reading.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
 
@@ -138,7 +138,7 @@ class Database:
         self._writing.dispose()
 
     def _turn(self, read_only: bool) -> AbstractContextManager[None]:
-        """SQLite's writers wait for each other here, where each gets its turn."""
+        """The queue in which SQLite's writers wait for each other in order."""
         is_shared = read_only or self._writing.dialect.name != "sqlite"
         return nullcontext() if is_shared else self._writers.turn()
 
@@ -147,9 +147,9 @@ class Database:
 
 
 def make_engine(url: str, *, enforce_foreign_keys: bool = True) -> Engine:
-    """An engine with our settings for its database. Raises InvalidValue.
+    """An engine with the settings for its database. Raises InvalidValue.
 
-    Migrations alone do without SQLite's foreign keys: there a table is altered by copying it.
+    Only migrations disable SQLite's foreign keys, because they alter a table by copying it.
     """
     if _parse_url(url).get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, enforce_foreign_keys=enforce_foreign_keys)
@@ -168,7 +168,7 @@ def _make_reading(engine: Engine) -> Engine:
 
 
 def database_name(url: str) -> str:
-    """The database as it may be shown: without the password and without options."""
+    """The database's name for messages: without the password and options."""
     return make_url(url).set(query={}).render_as_string(hide_password=True)
 
 

@@ -17,7 +17,7 @@ from .errors import RevisionMismatch
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
 """Next to this package, in a checkout and in an installed wheel."""
 _ALEMBIC = Lock()
-"""Alembic keeps what it migrates in a module, for all threads."""
+"""Alembic keeps its migration context in a module, shared by all threads."""
 
 
 def upgrade(url: str, revision: str = "head") -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DataError, ProgrammingError
 from .errors import RowSecurityMissing
 
 TENANT_ROLE = "loraplex_tenant"
-"""Made by the migrations; it cannot log in and owns nothing."""
+"""Created by the migrations; it cannot log in and owns nothing."""
 TENANT_SETTING = "app.tenant"
 
 

@@ -16,7 +16,7 @@ from .errors import DatabaseBusy
 
 
 class WriterLine:
-    """Lets threads in one at a time, in the order in which they came."""
+    """Admits one thread at a time, in order of arrival."""
 
     def __init__(self, patience_seconds: float) -> None:
         """`patience_seconds`: how long a thread waits for its turn."""

@@ -54,7 +54,7 @@ _PROBE_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
 class Verdict(NamedTuple):
-    """How an attestation ended."""
+    """The result of an attestation."""
 
     effect: Effect | None
     """None: the probes failed."""
@@ -62,11 +62,11 @@ class Verdict(NamedTuple):
     """The published code of a rejection; None for a version that is ready."""
     message: str = ""
     reference: Drift | str = NOT_MEASURED
-    """The served base against the unquantized one, or that it was not measured, and why."""
+    """The comparison of the served with the unquantized base, or why there is none."""
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """What the version shows; None if the probes failed."""
+        """The report shown for the version; None if the probes failed."""
         if self.effect is None:
             return None
         found = self.reference
@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
 
 
 class _Probed(NamedTuple):
-    """What the probes of one adapter gave."""
+    """The probe results of one adapter."""
 
     effect: Effect
     logits: list[Logits]
@@ -83,7 +83,7 @@ class _Probed(NamedTuple):
 
 
 class Attestations:
-    """The versions to attest, the tenants in turn; one for the server."""
+    """The versions to attest, round-robin over tenants; one per server."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Attestations:
         self._leases = leases
         self._lines: TenantLines[AdapterVersion] = TenantLines(NUM_WORKERS)
         self._known: set[str] = set()
-        """Of the versions that wait and at work."""
+        """The waiting and running versions."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class Attestations:
                 self.add(version)
 
     def add(self, version: AdapterVersion) -> None:
-        """Attest this version when its turn comes; of another base's, when that base is served."""
+        """Attest this version in its turn; a version of another base once that base is served."""
         if version.base_id == self._engine.info.base_id and version.id not in self._known:
             self._known.add(version.id)
             self._lines.add(version.tenant_id, version)
@@ -132,7 +132,7 @@ class Attestations:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Take over what a server that is gone has left."""
+        """Take over the attestations of dead servers."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
@@ -280,7 +280,7 @@ def _judge(effect: Effect) -> Verdict:
 
 
 def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> Changed[None]:
-    """Write the verdict down; a version that is ready gets the aliases its pushes asked for."""
+    """Store the verdict; a ready version gets the aliases that its pushes requested."""
     report = verdict.report
     if verdict.reason is not None:
         version = service.mark_rejected(

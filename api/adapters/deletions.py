@@ -71,9 +71,9 @@ class Deletions:
         self._running: dict[str, asyncio.Task[Deletion]] = {}
         """By version."""
         self._held: set[str] = set()
-        """The versions whose deletion is this server's to finish."""
+        """The versions whose deletion this server must finish."""
         self._let_go_of: set[str] = set()
-        """Versions on their way out, of which no tier of this server holds anything any more."""
+        """Versions being deleted that this server has released in all tiers."""
         self._watcher: asyncio.Task[None] | None = None
 
     async def delete_adapter(

@@ -63,7 +63,7 @@ class Downloads:
         room: DiskRoom | None = None,
     ) -> None:
         """`fetch_block` brings a block to this machine's disk, or raises; `room` is the disk's."""
-        shutil.rmtree(directory, ignore_errors=True)  # what a crash left
+        shutil.rmtree(directory, ignore_errors=True)  # remains of a crash
         directory.mkdir(mode=0o700, parents=True)
         self._directory = directory
         self._room = DiskRoom(directory) if room is None else room

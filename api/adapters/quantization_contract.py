@@ -48,10 +48,10 @@ class Drift:
     """KL(reference ‖ served) of the next token, in nats."""
     kl_max: float
     top_token_changed: int
-    """Prompts whose most probable token differs."""
+    """The number of prompts whose most probable token differs."""
     num_probes: int
     limit: float | None
-    """Of `kl_max`, as the operator set it."""
+    """The operator's limit of `kl_max`."""
 
     @property
     def is_within_limit(self) -> bool:
@@ -142,12 +142,12 @@ class QuantizationContract:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             request.to_json(),
-            stdin=asyncio.subprocess.PIPE,  # stays open: its end tells the child that we are gone
+            stdin=asyncio.subprocess.PIPE,  # its end tells the child that the server is gone
             stdout=asyncio.subprocess.PIPE,
             env=engine_environment(os.environ),
             start_new_session=True,
         )
-        yield_processor(process.pid)  # serving goes before measuring
+        yield_processor(process.pid)  # serving has priority over measuring
         assert process.stdout is not None
         try:
             answer = await process.stdout.read()

@@ -28,7 +28,7 @@ MAX_PAUSE_SECONDS = 60.0
 
 
 class Reconciliation:
-    """Compares and corrects, every few seconds and when told to; one for the server."""
+    """Compares and corrects, every few seconds and on demand; one per server."""
 
     def __init__(self, *, engine: EngineClient, control_plane: ControlPlane) -> None:
         self._engine = engine
@@ -92,7 +92,7 @@ class Reconciliation:
 
 
 def _seconds_left(wish: WishedContent) -> float:
-    """How long a prefetched adapter shall stay; 0 leaves it to the ordinary order of eviction."""
+    """How long a prefetched adapter must stay; 0 means the normal eviction order."""
     if wish.expires_at is None:
         return 0.0
     return max(0.0, (wish.expires_at - utc_now()).total_seconds())

@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
-"""As often as the engine tells what it holds."""
+"""As often as the engine's snapshots."""
 
 
 class ResidencyIntegral:
@@ -64,7 +64,7 @@ class ResidencyIntegral:
         return taken
 
     def put_back(self, tenant_id: str, residencies: list[Residency]) -> None:
-        """These could not be written."""
+        """Restore sums that could not be written."""
         for residency in residencies:
             key = AdapterKey(tenant_id, residency.digest)
             self._byte_seconds[residency.day, key] += residency.byte_seconds
@@ -90,7 +90,7 @@ class ResidencyUsage:
     def __init__(
         self, stats: Callable[[], EngineStats | None], control_plane: ControlPlane
     ) -> None:
-        """`stats` gives the engine's last snapshot, or None where there is no engine."""
+        """`stats` returns the engine's last snapshot, or None without an engine."""
         self._stats = stats
         self._control_plane = control_plane
         self._integral = ResidencyIntegral()

@@ -66,7 +66,7 @@ class Staging:
             await asyncio.wait([writing])  # cancelling the request does not stop its thread
 
     def num_bytes(self, upload_id: str) -> int:
-        """How many bytes of the weights are here; 0 if they are discarded meanwhile."""
+        """The number of stored bytes of the weights; 0 if they were deleted meanwhile."""
         try:
             return self.weights_path(upload_id).stat().st_size
         except FileNotFoundError:
@@ -82,7 +82,7 @@ class Staging:
         self.discard_block(upload_id)
 
     def discard_block(self, upload_id: str) -> None:
-        """Delete what its examination has written."""
+        """Delete the block written by its examination."""
         for path in (self.config_path, self.block_path):
             path(upload_id).unlink(missing_ok=True)
 

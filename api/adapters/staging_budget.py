@@ -23,7 +23,7 @@ EXAMINATION_COPIES = 2
 
 
 class Hold(NamedTuple):
-    """One upload's part of the disk."""
+    """One upload's reservation of the disk."""
 
     upload_id: str
     tenant_id: str
@@ -59,7 +59,7 @@ class StagingBudget:
         self._lock = threading.Lock()
         self._holds: dict[str, Hold] = {}
         self._written_now = 0
-        """Promised to what `writing` is about."""
+        """Reserved by `writing`."""
 
     @property
     def max_upload_bytes(self) -> int:
@@ -100,12 +100,12 @@ class StagingBudget:
             return 0 if wanted.upload_id in self._holds else max(0, self._lacking(wanted))
 
     def release(self, upload_id: str) -> None:
-        """Nothing of the upload is left."""
+        """Release the upload's reservation, after its files were deleted."""
         with self._lock:
             self._holds.pop(upload_id, None)
 
     def restore(self, holds: Iterable[Hold]) -> None:
-        """Hold these whether there is room or not: they were let in."""
+        """Restore the reservations of accepted uploads, whether or not there is room."""
         with self._lock:
             self._holds.update((hold.upload_id, hold) for hold in holds)
 
@@ -121,7 +121,7 @@ class StagingBudget:
 
     @contextmanager
     def writing(self, num_bytes: int) -> Iterator[int]:
-        """Keep room for something else; yields how much there is. Raises StorageFull."""
+        """Reserve room for other data; yields its size. Raises StorageFull."""
         with self._lock:
             room = self._unpromised()
             if num_bytes > room:

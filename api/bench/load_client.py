@@ -114,7 +114,7 @@ def _body(request: LoadRequest) -> dict[str, object]:
 
 
 def _completion_tokens(event: bytes) -> int | None:
-    """What the stream's last event counts; None if it is no usage event."""
+    """The count in the stream's last event; None if it is not a usage event."""
     if not event:
         return None
     usage = json.loads(event.removeprefix(_DATA)).get("usage")

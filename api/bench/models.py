@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 )
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WEIGHT_STD = 0.02
-"""Of the base's weights and of A and B alike: adapters change the logits, but blow up nothing."""
+"""For the base's weights and for A and B: adapters change the logits without overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _linears(shape: BaseShape) -> list[tuple[str, int, int]]:
 
 
 def _silent_ids() -> range:
-    """The end token and the 256 single bytes, half of which are no text on their own."""
+    """The end token and the 256 single bytes, half of which are not valid text alone."""
     return range(257)
 
 

@@ -26,7 +26,7 @@ class Plan:
 
     concurrency: int = 16
     num_requests: int = 48
-    """Of each run."""
+    """Per run."""
     prompt_tokens: int = 128
     output_tokens: int = 64
     num_adapters: int = 8
@@ -55,7 +55,7 @@ class ServedBase:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the load goes."""
+    """The target of the load."""
 
     base_url: str
     """Ends in `/v1`."""
@@ -112,7 +112,8 @@ def push_adapters(
 def measure(
     plan: Plan, target: Target, shape: BaseShape, *, on_finished: Callable[[], None]
 ) -> Report:
-    """Warm up, then run the mix and the base alone in turn, so that a drift meets both."""
+    """Warm up, then alternate runs of the mix and of the base alone, so that a drift affects
+    both."""
 
     def run(models: Sequence[str], num_requests: int, seed: int) -> Run:
         workload = Workload(

@@ -13,14 +13,14 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
-    """When one request was sent and its chunks came, in seconds of one clock."""
+    """The times of one request and its chunks, in seconds of one clock."""
 
     sent: float
     chunks: tuple[float, ...]
     """Arrival of every piece of text: one token, or the tokens of a step with accepted draft
     tokens."""
     output_tokens: int
-    """By the server's count."""
+    """As counted by the server."""
 
     @property
     def ttft_seconds(self) -> float:
@@ -41,7 +41,8 @@ class RequestTiming:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a workload: its requests and the wall time from the first sent to the last end."""
+    """One run of a workload: its requests and the wall time from the first request to the last
+    end."""
 
     timings: tuple[RequestTiming, ...]
     wall_seconds: float
@@ -62,7 +63,7 @@ class Summary:
     itl_ms: dict[str, float]
     """Between pieces of text."""
     tpot_ms: dict[str, float]
-    """Per token, whatever came together."""
+    """Per token, regardless of chunks."""
 
 
 def summarize(runs: Sequence[Run]) -> Summary:

@@ -12,7 +12,7 @@ class Workload:
     """One run: `num_requests` requests, `concurrency` of them at a time."""
 
     models: Sequence[str]
-    """Asked in turn: request i goes to `models[i % len(models)]`."""
+    """Round-robin: request i goes to `models[i % len(models)]`."""
     num_requests: int
     concurrency: int
     prompt_tokens: int

@@ -291,13 +291,14 @@ REJECTION_CODES: Mapping[str, ErrorCode] = {
 }
 
 BASE_CODES: Mapping[str, str] = {error.code: str(error.__doc__) for error in BASE_ERRORS}
-"""Of base models that `loraplex serve` refuses: its `Error:` line ends with one of them."""
+"""For base models that `loraplex serve` refuses: its `Error:` line ends with one of them."""
 
 START_CODES: Mapping[str, str] = {
     ConfinementMissing.code: "`--require-confinement` is set, but namespaces, Landlock or limits "
     "are not in force for examinations. The message names what is missing and what to do.",
 }
-"""Of machines on which `loraplex serve` does not start: its `Error:` line ends with one of them."""
+"""For machines on which `loraplex serve` does not start: its `Error:` line ends with one of
+them."""
 
 ERROR_CODES: Mapping[str, ErrorCode] = {
     **REQUEST_CODES,

@@ -21,7 +21,7 @@ _UNION_BRANCHES = frozenset({"str", "token_ids"})
 
 
 class ApiError(Exception):
-    """An answer that is an error: a published code, and what the caller should know."""
+    """An error response: a published code, and a message for the caller."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 
 def error_body(error: ApiError, request_id: str) -> ErrorBody:
-    """What the caller reads about this error."""
+    """The response body of this error."""
     return ErrorBody(
         message=error.message,
         type=error.published.type,

@@ -97,7 +97,7 @@ def _all_structs(models: Iterable[Any]) -> Iterator[msgspec.inspect.StructType]:
 
 
 def _component_name(cls: Any) -> str:
-    """As msgspec names it: a generic struct with its argument."""
+    """The name that msgspec uses: a generic struct with its argument."""
     arguments = ", ".join(argument.__name__ for argument in getattr(cls, "__args__", ()))
     name = getattr(cls, "__origin__", cls).__name__
     return re.sub(r"[^\w.-]", "_", f"{name}[{arguments}]" if arguments else name)

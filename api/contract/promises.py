@@ -32,7 +32,7 @@ class Raw(tuple[str, ...]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What a route answers if nothing is wrong, and which errors are its own."""
+    """A route's successful response and its own errors."""
 
     model: Any
     """A msgspec struct, Raw, or None for an answer without a body."""
@@ -49,13 +49,13 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a dependency adds to the routes that have it."""
+    """What a dependency adds to the routes that use it."""
 
     errors: tuple[str, ...] = ()
     body: type[RequestModel] | Raw | None = None
-    """What it reads the request's body as."""
+    """The type as which it reads the request's body."""
     scope: str | None = None
-    """What a tenant's caller needs."""
+    """The scope that a tenant's caller needs."""
     scheme: str | None = None
     """A security scheme by which it may be called also from elsewhere than this machine."""
     session: bool = False

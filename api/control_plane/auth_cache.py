@@ -121,7 +121,7 @@ class Ticket(NamedTuple):
 
 
 def is_current(principal: AnyPrincipal) -> bool:
-    """The key has not ended since it was looked up."""
+    """Whether the key is still valid."""
     return principal.expires_at is None or utc_now() < principal.expires_at
 
 

@@ -100,7 +100,8 @@ class ControlPlane:
         self._turns = TenantTurns("control-plane", NUM_THREADS)
         self.watch = DatabaseWatch(database.ping)
         self.note_change: Callable[[str | None], None] = lambda tenant_id: None
-        """What `tell_of_changes` was given; also for changes by other servers that are seen."""
+        """The function set by `tell_of_changes`; also called for changes that other servers
+        made."""
 
     def tell_of_changes(self, tell: Callable[[str | None], None]) -> None:
         """Call `tell` with the tenant of each change, None for a change of the platform.
@@ -130,7 +131,7 @@ class ControlPlane:
     async def write_plain(
         self, tenant_id: str, change: Callable[[TenantStatements], Result]
     ) -> Result:
-        """The same by plain statements, for what every request writes."""
+        """The same with plain statements, for the writes of every request."""
 
         def run() -> Result:
             with self._database.statements(tenant_id) as statements:
@@ -166,7 +167,7 @@ class ControlPlane:
     async def change_platform(
         self, origin: Origin, change: Callable[[PlatformSession], Changed[Result]]
     ) -> Result:
-        """Like `change`, for what belongs to no tenant; the entry is the platform's own."""
+        """Like `change`, for changes outside tenants; the entry is in the platform's log."""
 
         def run() -> Result:
             is_carried_out = False

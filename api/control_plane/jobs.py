@@ -17,7 +17,7 @@ from .leases import LeaseLost, Leases
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 60.0
-"""How often each server looks whether something is due."""
+"""How often each server checks whether a job is due."""
 RETRY = timedelta(minutes=10)
 
 
@@ -48,9 +48,9 @@ class Jobs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def run_if_due(self, job: Job) -> bool:
-        """Do the job unless it is not due or another server does it; whether it was done.
+        """Run the job unless it is not due or another server runs it; returns whether it ran.
 
-        Raises what the job or the database raises.
+        Raises the errors of the job or the database.
         """
         if not await self._leases.claim(job.name, every=job.every):
             return False

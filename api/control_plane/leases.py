@@ -25,7 +25,7 @@ class LeaseLost(Exception):
 
 
 class Leases:
-    """One for the server."""
+    """One per server."""
 
     def __init__(self, control_plane: ControlPlane, server_id: str) -> None:
         self.server_id = server_id
@@ -38,7 +38,7 @@ class Leases:
         )
 
     async def keep(self, name: str, work: Coroutine[Any, Any, Result]) -> Result:
-        """What the work returns or raises; the lease is renewed until then.
+        """The result or error of the work; the lease is renewed until then.
 
         Raises LeaseLost, with the work cancelled, if another server has taken the lease.
         """

@@ -50,7 +50,7 @@ class _Refused(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one refusal how often, and the first time."""
+    """The count of one refusal, and its first time."""
 
     request_id: str
     address: str | None
@@ -58,7 +58,7 @@ class _Seen:
 
 
 class Refusals:
-    """One for the server."""
+    """One per server."""
 
     def __init__(self, control_plane: ControlPlane) -> None:
         self._control_plane = control_plane
@@ -97,7 +97,7 @@ class Refusals:
                 self._count(refused, first, first.times)
 
     async def _write_one(self, seen: dict[_Refused, _Seen]) -> None:
-        """Take one and write it; it goes back if the database is away."""
+        """Write one entry; it is put back if the database is unavailable."""
         refused, first = seen.popitem()
         try:
             await self._write_entry(refused, first)

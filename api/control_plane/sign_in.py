@@ -30,7 +30,7 @@ MAX_WAITING = 32
 
 
 class SignIn:
-    """One for the server."""
+    """One per server."""
 
     def __init__(
         self, control_plane: ControlPlane, secret: bytes, passwords: Passwords | None = None
@@ -84,7 +84,7 @@ class SignIn:
     async def enrol(
         self, token: str, password: str, *, address: Address | None, request_id: str
     ) -> OpenedSession:
-        """Set the password of whose invitation this is, and sign in.
+        """Set the password of the invitation's account, and sign in.
 
         Raises InvitationEnded, TenantSuspended or ApiError.
         """

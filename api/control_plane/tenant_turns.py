@@ -32,10 +32,10 @@ class TenantTurns:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> asyncio.Future[Result]:
-        """The function's result. `tenant_id`: whose call it is; None is the server's own.
+        """The function's result. `tenant_id`: the owner of the call; None is the server itself.
 
-        If the caller is cancelled, a function that runs keeps its thread until it ends, and one
-        that waits is never called. Raises ApiError if the tenant has too many calls.
+        If the caller is cancelled, a running function keeps its thread until it ends, and a waiting
+        one is never called. Raises ApiError if the tenant has too many calls.
         """
         if self._num_calls[tenant_id] >= self._max_calls:
             raise ApiError("tenant_queue_full")
@@ -56,7 +56,7 @@ class TenantTurns:
         self._threads.submit(tenant_id, function, *args, **kwargs)
 
     def close(self) -> None:
-        """Wait for what runs; start nothing more."""
+        """Wait for running calls; start nothing more."""
         self._threads.close()
 
     def _leave(self, tenant_id: str | None) -> None:

@@ -23,7 +23,7 @@ class AskingFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt for one model, on behalf of a tenant."""
+    """One prompt for one model, for a tenant."""
 
     api_key: str
     model: str
@@ -39,9 +39,9 @@ class Answer:
     """The pinned form of the model that answered."""
     output_tokens: int
     tier: str | None
-    """Where the adapter's weights were when the request came."""
+    """The adapter's tier when the request arrived."""
     wait_ms: int | None
-    """How long the request waited for them."""
+    """How long the request waited for the weights."""
 
 
 @dataclass(frozen=True, slots=True)

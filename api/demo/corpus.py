@@ -43,7 +43,7 @@ def style_examples(style: Style, seed: int) -> Iterator[Example]:
 
 
 def copy_examples(seed: int) -> Iterator[Example]:
-    """What the base is trained on first: lists of random words to repeat."""
+    """The base's first training data: lists of random words to repeat."""
     rng = Random(seed)
     words = _copy_words(stdlib_docstrings())
     while True:
@@ -51,7 +51,7 @@ def copy_examples(seed: int) -> Iterator[Example]:
 
 
 def base_examples(seed: int) -> Iterator[Example]:
-    """What the base is trained on then: 50 % echo, 30 % copying, 10 % bare styles, 10 % English."""
+    """The base's second training data: 50 % echo, 30 % copying, 10 % bare styles, 10 % English."""
     rng = Random(seed)
     requests = training_requests(seed)
     docstrings = stdlib_docstrings()

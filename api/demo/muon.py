@@ -18,7 +18,7 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(Optimizer):
-    """Nesterov momentum whose update is made orthogonal; for matrices only."""
+    """Nesterov momentum with an orthogonalized update; for matrices only."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, num_iterations: int

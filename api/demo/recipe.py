@@ -14,7 +14,7 @@ from pathlib import Path
 from .task import Style
 
 BASE_NAME = "demo-base"
-"""What the base is called, by callers and in the adapters' configuration."""
+"""The base's name in requests and in the adapters' configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class BaseRecipe:
     max_model_len: int = 512
     initializer_range: float = 0.04
     copy_steps: int = 250
-    """Of these many only lists are learned, at full rates; then the mixture."""
+    """In this number of first steps only lists are learned, at full rates; then the mixture."""
     steps: int = 1_100
     batch_size: int = 24
     muon_lr: float = 0.02

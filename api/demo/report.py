@@ -95,7 +95,7 @@ def _scores(parts: Sequence[AdapterOutcome]) -> RenderableType:
 
 
 def _tiers(answers: Sequence[Answer]) -> str:
-    """Where the weights were when the requests came, as `tier × count`."""
+    """The tiers of the weights at arrival, as `tier × count`."""
     counts = Counter(answer.tier or "unknown" for answer in answers)
     return ", ".join(f"{tier} × {count}" for tier, count in counts.most_common())
 

@@ -16,7 +16,7 @@ MAX_BASE_ACCURACY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request, what an adapter answered, and what the base did."""
+    """One request, an adapter's answer, and the base's."""
 
     adapter: str
     version: str
@@ -42,7 +42,7 @@ class AdapterScore:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Of one mixed batch."""
+    """The results of one mixed batch."""
 
     quantization: str
     adapters: list[AdapterScore]

@@ -42,7 +42,7 @@ ADAPTER_STYLES = (Style.SQL, Style.JSON, Style.PIRATE)
 
 
 class Comparison(StrEnum):
-    """How a condition compares; the value is the wording of the request."""
+    """The comparison of a condition; the value is its wording in the request."""
 
     EQUAL = "equal to"
     GREATER = "greater than"
@@ -72,7 +72,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A query in words: what the user types."""
+    """A query in words, as a user types it."""
 
     verb: str
     query: Query
@@ -108,7 +108,8 @@ def held_out_requests(count: int = NUM_HELD_OUT) -> list[Request]:
 
 
 def training_requests(seed: int) -> Iterator[Request]:
-    """Random requests without end, none of whose queries is held out, whatever its wording."""
+    """An infinite stream of random requests, whose queries are never held out, whatever their
+    wording."""
     held_out = {request.query for request in held_out_requests()}
     rng = Random(seed)
     while True:

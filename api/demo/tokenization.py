@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Count byte pairs over `texts`; raises ValueError if a number came out as several tokens."""
+    """Train on the byte pairs of `texts`; raises ValueError if a number has several tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -65,7 +65,7 @@ class Encoder:
     def encode(self, example: Example) -> tuple[list[int], list[int]]:
         """Return (token ids, labels): a label is its token's id, or -100 within the prompt.
 
-        The prompt's ids are those that the chat template makes of one user message.
+        The prompt's ids are those of the chat template for one user message.
         """
         answer = [*self._tokenizer.encode(example.answer).ids, self.end]
         if example.prompt is None:

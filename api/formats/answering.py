@@ -42,13 +42,13 @@ SERVED_HEADERS: Mapping[str, str] = {
         for of in ("requests", "tokens")
     },
 }
-"""Of an answer by the model; those of the adapter only if one answered."""
+"""Headers of a model's response; those of the adapter only if one answered."""
 
 log = structlog.get_logger(__name__)
 
 
 class AnswerFormat(Protocol):
-    """How a route's answers look."""
+    """The format of a route's responses."""
 
     ending: bytes
     """The end of a successful stream, after its last chunk."""
@@ -121,7 +121,7 @@ async def answer_whole(request: Request, running: Running, form: AnswerFormat) -
 
 
 def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Response:
-    """Send each delta as it comes; owns the generation from here on."""
+    """Stream each delta as it arrives; takes ownership of the generation."""
 
     def send_at_once(delta: Delta) -> bool:
         parts = stream.parts
@@ -154,7 +154,7 @@ def usage_of(counts: TokenCounts) -> Usage:
 
 
 def answer_headers(running: Running) -> dict[str, str]:
-    """Which version answers, where it was, and what the wait was."""
+    """The version that answers, its tier, and the wait time."""
     started, adapter = running.started, running.order.model.adapter
     elapsed = time.monotonic() - running.order.arrived_at
     headers = {"openai-processing-ms": str(round(elapsed * 1000))}

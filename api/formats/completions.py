@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
     token_id: int
     offset: int
-    """Where it begins in the choice's text."""
+    """Its offset in the choice's text."""
     logprobs: TokenLogprobs | None
     """None: of the first token of all."""
 
@@ -62,7 +62,7 @@ class CompletionFormat(PlainEvents):
         self._echoes = [echoes[position] if echoes else None for position in positions]
         """Per choice, as the two below."""
         self._ends = [len(echo.text) if echo else 0 for echo in self._echoes]
-        """Where its next token begins in its text."""
+        """The offset of the next token in the choice's text."""
         self._num_read = [0] * len(positions)
         """Tokens of its prompt that it has repeated with log-probabilities."""
         super().__init__(has_plain_text=self._num_logprobs is None)

@@ -18,7 +18,7 @@ from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, Text
 
 
 class EventNumbers:
-    """Makes events, numbered one after another."""
+    """Creates events with consecutive numbers."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -33,12 +33,12 @@ class ResponseOutput:
 
     def __init__(self, request_id: str, numbers: EventNumbers) -> None:
         self.items: list[OutputItem] = []
-        """Those that are complete."""
+        """The completed items."""
         self._request_id = request_id
         self._numbers = numbers
         self._open: _OpenMessage | _OpenCall | None = None
         self._logprobs: list[ChatLogprob] = []
-        """Of tokens whose text did not come yet."""
+        """For tokens whose text has not arrived yet."""
 
     def push(
         self, parts: Sequence[AnswerPart], logprobs: Sequence[ChatLogprob]
@@ -65,7 +65,7 @@ class ResponseOutput:
         yield from self.finish_item(status)
 
     def finish_item(self, status: Status) -> Iterator[ResponseEvent]:
-        """The item that is being made is complete, or as complete as it gets."""
+        """End the current item, complete or not."""
         match self._open:
             case _OpenMessage() as message:
                 message.logprobs += self._take_logprobs()

@@ -94,7 +94,7 @@ async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
 
 
 def credential_id(request: Request, trusted_proxies: Sequence[Network]) -> str:
-    """The id of the key, or of the session, that an authenticated request came with; no secret."""
+    """The id of the key or session of an authenticated request; not a secret."""
     cookie = _cookie(request, trusted_proxies)
     if cookie is None:
         return parse_key(bearer_token(request)).key_id
@@ -102,7 +102,7 @@ def credential_id(request: Request, trusted_proxies: Sequence[Network]) -> str:
 
 
 def _cookie(request: Request, trusted_proxies: Sequence[Network]) -> str | None:
-    """The session's cookie, if that is what the request counts by: a key goes before it."""
+    """The session cookie, if the request uses it: a key takes precedence."""
     if "authorization" in request.headers:
         return None
     return session_token(request, transport_of(request, trusted_proxies))
@@ -179,7 +179,7 @@ def require_operator(
 
 
 def origin_of(request: Request, caller: AnyPrincipal) -> Origin:
-    """Where the request comes from, for the audit log."""
+    """The origin of the request, for the audit log."""
     address = request.state.address
     return Origin(caller.actor, request.state.request_id, None if address is None else str(address))
 
@@ -203,7 +203,7 @@ def check_metrics_access(
 
 def bearer_token(request: Request) -> str:
     """The one bearer token of the request. Raises ApiError."""
-    sent = request.headers.get("authorization")  # once: see `http_head`
+    sent = request.headers.get("authorization")  # exactly one: see `head`
     if sent is None:
         raise ApiError("missing_api_key")
     scheme, _, token = sent.partition(" ")

@@ -32,7 +32,7 @@ JSON_ERRORS = (
     "unsupported_media_type",
     "request_timeout",
 )
-"""What reading a JSON body may end with."""
+"""The errors of reading a JSON body."""
 SILENCE_SECONDS = 30.0
 """A client that sends nothing of its body for this long is disconnected."""
 WHOLE_BODY_SECONDS = 60.0
@@ -87,14 +87,14 @@ def json_body(
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; raises ApiError as soon as it is known to exceed `max_bytes`, or is late."""
+    """The whole body; raises ApiError as soon as it exceeds `max_bytes` or a time limit."""
     if (declared_bytes(request) or 0) > max_bytes:
         raise _too_large(max_bytes)
     now = asyncio.get_running_loop().time
     ends_at = now() + WHOLE_BODY_SECONDS
     body = bytearray()
     try:
-        # One timer for both bounds: a body mostly comes in one piece, and timers cost.
+        # One timer for both limits: most bodies arrive in one piece, and timers cost time.
         async with asyncio.timeout_at(min(now() + SILENCE_SECONDS, ends_at)) as patience:
             while True:
                 message = await request.receive()

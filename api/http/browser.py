@@ -21,7 +21,7 @@ from .peer_address import peer_address
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER = "x-csrf-token"
 IDLE_HEADER = "x-loraplex-idle-seconds"
-"""How long ago the person at the page did something last: pages also ask by themselves."""
+"""The time since the user was last active: pages also send requests by themselves."""
 MAX_IDLE_DIGITS = 9
 FORWARDED_PROTO = "x-forwarded-proto"
 STRICT_TRANSPORT = "max-age=31536000"
@@ -30,7 +30,7 @@ _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Transport(Enum):
-    """How safe the way is that a request came."""
+    """The security of a request's transport."""
 
     TLS = "tls"
     LOCAL = "local"
@@ -40,12 +40,12 @@ class Transport(Enum):
 
     @property
     def cookie(self) -> str | None:
-        """What the session's cookie is called there. `__Host-` binds it to TLS and this host."""
+        """The cookie's name for this transport. `__Host-` binds it to TLS and this host."""
         return {Transport.TLS: "__Host-loraplex", Transport.LOCAL: "loraplex_session"}.get(self)
 
 
 def transport_of(request: Request, trusted_proxies: Sequence[Network]) -> Transport:
-    """Over what the request came. The caller's own word for it does not count."""
+    """The transport of the request. The client's own claim is ignored."""
     if is_over_tls(request, trusted_proxies):
         return Transport.TLS
     address = peer_address(request, trusted_proxies)

@@ -16,18 +16,19 @@ class Connection(Protocol):
     """A connection that can be asked to close."""
 
     def make_room(self, *, at_once: bool) -> None:
-        """Close, of which nothing that runs is lost. `at_once`: without a word."""
+        """Close if no running request is lost. `at_once`: without a response."""
 
 
 class Connections:
-    """Each is idle or at work: from the end of a request's head to the end of its answer.
+    """The open connections. Each is idle, or busy from the end of a request's head to the end of
+    its response.
 
-    Where one comes that is too many, the one that has been idle for longest goes. Without
-    descriptors left the server could open neither its database nor an upload.
+    If there are too many, the one that has been idle for longest is closed. Without free
+    descriptors the server could open neither its database nor an upload.
     """
 
     def __init__(self, max_open: int) -> None:
-        """`max_open`: how many may be open at once."""
+        """`max_open`: the maximum number of open connections."""
         self._max_open = max_open
         self._num_open = 0
         self._idle: dict[Connection, None] = {}
@@ -38,7 +39,7 @@ class Connections:
         return cls(num_files - num_files // OWN_PART)
 
     def open(self, connection: Connection) -> None:
-        """It has come, and is idle."""
+        """Add a new, idle connection."""
         self._num_open += 1
         self._idle[connection] = None
         if self._num_open > self._max_open:
@@ -56,6 +57,6 @@ class Connections:
         self._idle[connection] = None
 
     def close(self, connection: Connection) -> None:
-        """It is gone."""
+        """Remove a closed connection."""
         self._num_open -= 1
         self._idle.pop(connection, None)

@@ -22,7 +22,7 @@ BUNDLE = Path(__file__).parents[1] / "static" / "console"
 HOME = "/console/"
 INDEX = "index.html"
 ASSETS = "assets/"
-"""Files whose names change with their content."""
+"""Files whose names contain a hash of their content."""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -70,7 +70,7 @@ class ConsoleFiles:
         ]
 
     async def _redirect(self, request: Request) -> Response:
-        """To the console, for browsers; others get the error that they would get without it."""
+        """Redirects browsers to the console; other clients get the normal error."""
         if "text/html" not in request.headers.get("accept", ""):
             return error_response(request, ApiError("not_found"))
         return RedirectResponse(HOME, status_code=307)

@@ -16,9 +16,9 @@ class ClientDisconnected(Exception):
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; cancels it and raises ClientDisconnected if the caller goes away.
+    """The result of `work`; cancels it and raises ClientDisconnected if the client disconnects.
 
-    The request's body must have been read, so that the next thing to receive is the disconnect.
+    The request's body must have been read, so that the next message is the disconnect.
     """
     working = asyncio.current_task()
     assert working is not None

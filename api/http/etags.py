@@ -52,7 +52,7 @@ def tagged_response(view: msgspec.Struct, status_code: int = 200) -> Response:
 
 
 class Condition:
-    """What a request demands of the resource that it changes; without `If-Match` nothing."""
+    """The condition of a changing request on its resource; without `If-Match` there is none."""
 
     def __init__(self, tags: frozenset[str]) -> None:
         self._tags = tags

@@ -79,7 +79,7 @@ def check_head(head: Head) -> None:
 
 
 def _by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The headers by name, once it is certain that the singletons among them are."""
+    """The headers by name, after checking that the singletons occur at most once."""
     by_name = dict(headers)
     if len(by_name) < len(headers):
         counts = Counter(name for name, _ in headers)

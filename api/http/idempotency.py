@@ -179,7 +179,7 @@ def _is_key(text: str) -> bool:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """The body once more, and then whatever comes."""
+    """Replay the body, then continue with `receive`."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:

@@ -57,7 +57,7 @@ def _planned(plan: Sequence[_Step]) -> ASGIApp:
 
 
 def _is_plain(dependant: Dependant) -> bool:
-    """It takes the request and other plain dependencies, each once, and nothing else."""
+    """Whether it takes only the request and other plain dependencies, each once."""
     return (
         inspect.iscoroutinefunction(dependant.call)
         and dependant.use_cache

@@ -37,9 +37,10 @@ log = structlog.get_logger(__name__)
 HEAD_SECONDS = 10.0
 """From the first byte of a request, or from the connection, to the end of its headers."""
 FAREWELL_SECONDS = 2.0
-"""How long a refused sender is listened to: closed at once, its system would drop our answer."""
+"""How long a refused client's data is read: if the connection were closed at once, its system would
+discard the response."""
 UNREAD_BODY_SECONDS = 10.0
-"""How long the rest of a body is read whose request has been answered."""
+"""How long the rest of a body is read after its response."""
 
 
 class AnswerParts:
@@ -77,7 +78,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _is_in_body = False
     """After a request's head and before its end."""
     _is_raw = False
-    """The body is not JSON: it may be an adapter, of which nothing stays in memory."""
+    """Whether the body is not JSON: it may be an adapter, whose bytes must not stay in memory."""
     _ignores_input = False
     """Further input is no longer read."""
 
@@ -205,9 +206,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse(self, error: ApiError) -> None:
-        """Read no further and close. A whole request before it is still answered; one whose body
-        broke off ends, and has this error for an answer unless its own has begun.
-        """
+        """Stop reading and close. A preceding complete request is still answered. A request whose
+        body broke off ends with this error, unless its response has started."""
         if self._ignores_input or self.transport.is_closing():
             return
         self._ignores_input = True
@@ -219,7 +219,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if cycle.response_started or self.pipeline:
                 self.transport.close()
                 return
-            cycle.disconnected = True  # what the application reads of the body
+            cycle.disconnected = True  # ends the application's reading of the body
             cycle.message_event.set()
         elif cycle is not None and not cycle.response_complete:
             self.shutdown()  # closes after the answer

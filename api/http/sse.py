@@ -22,7 +22,7 @@ DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_SECONDS = 15.0
 
 PARTS_EXTENSION = "loraplex.parts"
-"""Under which an ASGI scope has the `Parts` of its answer, where the server offers them."""
+"""The key of an ASGI scope's `Parts` of the response, if the server provides them."""
 
 _LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\u2029"}
 """JSON leaves these characters unescaped. In this format they are not line breaks, but many clients
@@ -31,7 +31,7 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
-    """One event; `payload` is JSON and gets no line breaks, of ASCII or of Unicode."""
+    """One event; `payload` is JSON, in which line breaks of ASCII and Unicode are escaped."""
     named = b"" if name is None else f"event: {name}\n".encode()
     return named + b"data: " + on_one_line(payload) + b"\n\n"
 
@@ -72,15 +72,15 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         patience_seconds: float,
     ) -> None:
-        """A reader that takes nothing for `patience_seconds` counts as gone."""
+        """A client that reads nothing for `patience_seconds` counts as disconnected."""
         self.status_code = 200
         self.background = None
         self.events = events
         self.close = close
         self._patience_seconds = patience_seconds
         self.parts: Parts | None = None
-        """Where `events` may be overtaken while they are waited for; None before the answer, and
-        where the server has nothing of the kind."""
+        """The shortcut around `events` while the task waits for them; None before the response, and
+        if the server does not provide it."""
         self.body = b""
         self.init_headers({**headers, **_HEADERS})
         del self.headers["content-length"]

@@ -14,7 +14,7 @@ _TEXT = "\0text\0"
 
 
 class TextEvents:
-    """Makes the events of one choice: byte for byte what `make` gives, for a part of the cost."""
+    """Makes the events of one choice: byte for byte those of `make`, at a fraction of the cost."""
 
     def __init__(self, make: Callable[[str], bytes]) -> None:
         """`make` returns the event of a text, in which the text occurs once, as JSON."""

@@ -13,7 +13,7 @@ from ...adapters.wiping import wipe
 
 READ_BYTES = 256 << 10
 
-# One for all connections: the loop reads and hands over before it reads the next.
+# One buffer for all connections: the loop delivers each read before the next.
 _buffer = memoryview(bytearray(READ_BYTES))
 _zeros = memoryview(bytes(READ_BYTES))
 

@@ -100,7 +100,7 @@ class Admission:
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, tenant_id: str, request_id: str) -> None:
-        """What fails is left to the next sweep."""
+        """A failure is left to the next sweep."""
         try:
             await self._control_plane.write_plain(
                 tenant_id, lambda session: quotas.release(session, request_id)

@@ -57,11 +57,11 @@ class Arrivals:
             self._wake()
 
     def end(self) -> None:
-        """Everything has come."""
+        """All deltas have arrived."""
         self._ended.set()
 
     async def first(self) -> RequestStarted:
-        """The first start. Raises the failure that came instead."""
+        """The first start. Raises the failure if there was one."""
         while self._started is None:
             if self._failure is not None:
                 raise self._failure
@@ -89,7 +89,7 @@ class Arrivals:
         return taken
 
     async def all(self) -> dict[int, list[Delta]]:
-        """Everything by choice, once it has come. Raises the failure."""
+        """All deltas by choice, once they have arrived. Raises the failure."""
         await self._ended.wait()
         if self._failure is not None:
             raise self._failure
@@ -106,10 +106,10 @@ class Arrivals:
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:
-    """Deltas of one choice that follow one another: as one if they are nothing but text.
+    """Merge consecutive deltas of one choice if they contain only text.
 
-    Log-probabilities stay with the text they came with: that tells to which part of an answer they
-    belong.
+    Log-probabilities stay with the text of their delta, which determines the part of an answer they
+    belong to.
     """
     if len(deltas) == 1 or not all(delta.is_text for delta in deltas):
         return deltas

@@ -20,7 +20,8 @@ class Echo(NamedTuple):
 
 
 def echo_of(tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int]) -> Echo:
-    """`text`: what the caller sent and the model reads whole; None: the tokens' own text."""
+    """`text`: the text that the caller sent, if the model reads all of it; None: the tokens' own
+    text."""
     detokenizer = Detokenizer(tokenizer)
     pieces: list[str] = []
     offsets: list[int] = []

@@ -28,18 +28,18 @@ from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
 
 MAX_OPEN_SEQUENCES = 64
-"""Of one HTTP request, in the engine at once: embeddings may have more."""
+"""The maximum of one HTTP request in the engine at once: embeddings may have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """One sequence to generate, and how its tokens become text."""
+    """One sequence to generate, and how its tokens are converted to text."""
 
     index: int
     """The `index` of its choice."""
     request: GenerationRequest
     is_first_choice: bool
-    """It accounts for its prompt; the further choices of the same prompt do not."""
+    """Whether it accounts for its prompt; further choices of the same prompt do not."""
     stop: tuple[str, ...]
     continues_prompt: bool
     """Whether it is a plain completion, whose text continues the prompt."""
@@ -49,7 +49,7 @@ class SequenceSpec:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """What a generation has cost so far."""
+    """The tokens of a generation so far."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -73,11 +73,11 @@ class Outcome(NamedTuple):
     counts: TokenCounts
     """The counts of an incomplete answer as received here, possibly fewer than were generated."""
     tier: Tier | None
-    """Where the adapter was when the request came."""
+    """The adapter's tier at arrival."""
     finish_reason: str
-    """Of the sequence that ended last; `aborted` if the answer is not whole."""
+    """That of the sequence that ended last; `aborted` if the answer is incomplete."""
     load_ms: float | None = None
-    """How long the load took that the request waited for."""
+    """The duration of the load that the request waited for."""
 
 
 @dataclass(slots=True)
@@ -127,13 +127,13 @@ class Generation:
         self._meter = meter
         self._deadline_at = deadline_at
         self._waiting = deque(sequences)
-        """Those that the engine has not been given yet."""
+        """Sequences that are not submitted to the engine yet."""
         self._open: dict[int, _OpenSequence] = {}
         """By the index of the choice."""
         self._arrivals = Arrivals()
         self._is_metered = False
         self._finish_reason = ABORTED
-        """Of the sequence that ended last."""
+        """That of the sequence that ended last."""
         self._tier: Tier | None = None
         self._load_ms: float | None = None
 
@@ -178,9 +178,8 @@ class Generation:
             yield deltas
 
     async def whole(self) -> list[list[Delta]]:
-        """All deltas of each choice, once everything is there and metered. Raises ApiError or an
-        EngineError.
-        """
+        """All deltas of each choice, once everything has arrived and is metered. Raises ApiError or
+        an EngineError."""
         by_choice = await self._arrivals.all()
         await self._meter_once(self._finish_reason)
         return [by_choice[spec.index] for spec in self._sequences]
@@ -190,7 +189,7 @@ class Generation:
         self._arrivals.fail(ApiError("request_cancelled"))
 
     async def aclose(self) -> None:
-        """End what still runs and meter it. Idempotent."""
+        """Abort running sequences and meter them. Idempotent."""
         self._waiting.clear()
         for sequence in list(self._open.values()):
             self._end(sequence, ABORTED)
@@ -278,7 +277,7 @@ class Generation:
         self._arrivals.fail(exc)
 
     def _end(self, sequence: _OpenSequence, finish_reason: str) -> None:
-        """Nothing more of this sequence is wanted. Idempotent."""
+        """Abort the sequence. Idempotent."""
         if self._open.pop(sequence.spec.index, None) is None:
             return
         sequence.times.ended(finish_reason)

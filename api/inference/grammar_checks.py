@@ -24,11 +24,11 @@ from ...engine.text.tokenizer import Tokenizer
 # -P: the working directory is no place to import from.
 CHECK_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.grammars.check_process")
 WALL_SECONDS = 60.0
-"""For an answer on a machine that is busy; the process itself counts what it uses."""
+"""The wait for an answer on a busy machine; the process itself limits its CPU time."""
 DYING_SECONDS = 10.0
-"""For a process whose output has ended, to end itself."""
+"""How long a process whose output has ended may take to exit."""
 CACHE_BYTES = 1 << 30
-"""As the cache counts, of which nothing is held here: some thousand answers."""
+"""As the cache counts; no compiled grammars are held here, so it is some thousand answers."""
 
 
 class GrammarChecks:
@@ -45,7 +45,7 @@ class GrammarChecks:
         *,
         command: Sequence[str] = CHECK_COMMAND,
     ) -> None:
-        """`vocab_size`: the model's, once the engine is there."""
+        """`vocab_size`: the model's, once the engine is ready."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._command = command
@@ -88,7 +88,7 @@ class GrammarChecks:
             refusal: str | None = json.loads(line)
             return refusal
         cause = await self._end(is_dying=True)
-        if was_used:  # what it still held of others may be why: ask a new one
+        if was_used:  # memory held for earlier grammars may be the cause: try a new process
             return await self._ask(spec)
         if cause in REFUSED_SIGNALS:
             return TOO_COSTLY
@@ -152,5 +152,5 @@ def _has_failed(answer: asyncio.Task[str | None]) -> bool:
 
 
 def _environment() -> Mapping[str, str]:
-    """Where to import from; nothing of the server's own environment."""
+    """The import path, and nothing of the server's own environment."""
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

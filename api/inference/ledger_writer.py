@@ -24,7 +24,7 @@ from ...platform.usage.service import Usage
 from ..control_plane.control_plane import ControlPlane
 
 MAX_REQUESTS = 64
-"""Of one transaction: what it locks, others wait for."""
+"""The maximum per transaction: others wait for what it locks."""
 PACE_SECONDS = 0.01
 """From the begin of a tenant's transaction to the next, unless that is full already."""
 
@@ -53,7 +53,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_nothing(self) -> bool:
-        """There is nothing to pay."""
+        """Whether there is nothing to charge."""
         return not (self.prompt_tokens or self.completion_tokens)
 
 
@@ -94,7 +94,8 @@ class LedgerWriter:
         return self._add(tenant_id, _Begun(demand, server_id))
 
     async def write(self, owner: Owner, charge: Charge) -> bool:
-        """Return once the row is committed; False if it was there, or there is nothing to charge.
+        """Return once the row is committed; False if it already existed, or there is nothing to
+        charge.
 
         Raises a PlatformError.
         """
@@ -153,7 +154,7 @@ class LedgerWriter:
     async def _note_failure(
         self, tenant_id: str, entries: Sequence[_Entry], error: Exception
     ) -> None:
-        """One row that cannot be written keeps no other from being so."""
+        """A row that cannot be written does not affect the others."""
         if len(entries) > 1 and not isinstance(error, DatabaseUnavailable):
             for entry in entries:
                 await self._commit(tenant_id, [entry])

@@ -50,7 +50,7 @@ class Account:
     slots: tuple[int, ...]
     """In the journal, one for each of its sequences."""
     sequence_ids: Sequence[str] = ()
-    """By which the engine knows them."""
+    """The engine's ids of the sequences."""
 
 
 class Metering:
@@ -86,7 +86,7 @@ class Metering:
         self._retrying = asyncio.create_task(self._retry())
 
     async def close(self) -> None:
-        """Let rows that are on their way arrive."""
+        """Wait for rows that are being written."""
         if self._retrying is not None:
             self._retrying.cancel()
         if self._tasks:
@@ -114,10 +114,10 @@ class Metering:
         sequence_ids: Sequence[str],
         counts_prompt: Sequence[bool],
     ) -> Account:
-        """An account for a request with these sequences, some of which pay for their prompt.
+        """An account for a request with these sequences, some of which account for their prompt.
 
-        Raises DatabaseUnavailable if it was away for so long that no more fits into the journal,
-        else TenantQueueFull or Overloaded.
+        Raises DatabaseUnavailable if the journal is full because of a long outage, otherwise
+        TenantQueueFull or Overloaded.
         """
         self._check_share(principal.tenant_id, len(sequence_ids))
         owner = Owner(
@@ -173,7 +173,7 @@ class Metering:
     def _counted(
         self, slots: Sequence[int], *, tier: str | None = None, load_ms: float | None = None
     ) -> Charge:
-        """What the engine has counted for an answer that broke off."""
+        """The charge of an interrupted answer: the engine's counts."""
         counts = self._journal.counts(slots)
         return Charge(
             prompt_tokens=counts.prompt,
@@ -244,7 +244,7 @@ class Metering:
                 except DatabaseUnavailable:
                     break
                 except Exception:
-                    # It stays in the journal, for the next server to try.
+                    # It stays in the journal for the next server.
                     log.exception("usage_not_recorded", request_id=account.owner.request_id)
                 del self._unsettled[account]
             if not self._unsettled:
@@ -259,7 +259,7 @@ class Metering:
                 charge = msgspec.msgpack.decode(entry.outcome, type=Charge)
             await self._charge(account, charge)
         except Exception:
-            # One that cannot be written must not keep the server from starting.
+            # A row that cannot be written must not prevent the server from starting.
             log.exception("usage_not_recovered", slots=entry.slots)
             return
         log.info("usage_recovered", request_id=account.owner.request_id)

@@ -12,7 +12,7 @@ from ...platform.errors import DatabaseUnavailable
 from ..control_plane.last_seen import LastSeen
 
 FRESH_SECONDS = 3.0
-"""So long a name is not looked up again: as long as keys."""
+"""How long a resolved name is cached, the same as for keys."""
 
 
 class Ticket(NamedTuple):
@@ -48,7 +48,7 @@ class SeenAdapters:
         self._last_changes[tenant_id] = object()
 
     def begin(self, tenant_id: str) -> Ticket:
-        """To be called before a name of the tenant is looked up."""
+        """Call before a name of the tenant is looked up."""
         return Ticket(self._changes_of(tenant_id), self._clock())
 
     def note(self, tenant_id: str, meaning: Meaning, ticket: Ticket) -> None:
@@ -62,7 +62,7 @@ class SeenAdapters:
         self._by_name.forget((tenant_id, name))
 
     def fresh(self, tenant_id: str, name: str) -> Meaning | None:
-        """What the name means, if it was looked up just now and nothing was changed since."""
+        """The name's meaning, if it was looked up recently and nothing has changed since."""
         seen = self._by_name.recall((tenant_id, name))
         if seen is None or self._clock() - seen.ticket.at > FRESH_SECONDS:
             return None

@@ -21,17 +21,17 @@ from ..contract.errors import from_error_info
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """The next text of one choice. There is one a token; it is part of no cycle."""
+    """The next text of one choice. There is one per token, and it is never part of a cycle."""
 
     index: int
     text: str
     logprobs: Sequence[TokenLogprobs]
-    """Of the tokens added; their text may still be held back."""
+    """For the added tokens; their text may still be held back."""
     finish_reason: Literal["stop", "length"] | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    """Of the prompt's next tokens; it has none of the first."""
+    """For the prompt's next tokens; the first has none."""
     embedding: bytes | None = None
-    """Of the whole prompt, fp32."""
+    """The embedding of the whole prompt, fp32."""
 
     @property
     def is_text(self) -> bool:

@@ -24,7 +24,7 @@ class SequenceTimes:
         figures: Callable[[], FigureSums] = FigureSums,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`figures`: those of the tenant, to which tokens are added as they come."""
+        """`figures`: the tenant's figures, to which tokens are added as they arrive."""
         self._metrics = metrics
         self._figures = figures
         self._arrived_at = arrived_at

@@ -17,7 +17,7 @@ OPERATOR = "local"
 
 
 class StepFailed(Exception):
-    """A `loraplex` command ended with an error; the message is what it printed."""
+    """A `loraplex` command failed; the message is its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TenantAccess:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A data folder and the server that serves it; `show` is given each command as it is run."""
+    """A data folder and its server; `show` is called with each command before it runs."""
 
     data_dir: Path
     url: str
@@ -72,7 +72,7 @@ class Installation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the commands read instead of the user's own settings and profiles."""
+        """The environment of the commands, instead of the user's own settings and profiles."""
         return {
             "LORAPLEX_DATA_DIR": str(self.data_dir),
             "LORAPLEX_URL": self.url,

@@ -14,7 +14,8 @@ log = structlog.get_logger(__name__)
 
 @cache
 def confinement_here() -> ConfinementReport:
-    """What confines the children of this process: measured once, since the kernel decides it."""
+    """The confinement of this process's children, measured once because the kernel determines
+    it."""
     return measure_confinement()
 
 

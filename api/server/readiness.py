@@ -24,7 +24,7 @@ class Readiness:
 
     @property
     def refusal(self) -> ApiError | None:
-        """What every request is answered now; None: what it deserves."""
+        """The response to every request now; None: normal processing."""
         return ApiError("shutting_down") if self.is_draining else None
 
     def check(self) -> None:

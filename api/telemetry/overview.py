@@ -141,7 +141,7 @@ def _add_levels(gathered: Gathered, own: ServerMap, seconds: float) -> None:
 
 
 def device_bytes(mapped: MemoryMap) -> dict[str, int]:
-    """By tenant id: the bytes of its adapters in the arena."""
+    """The bytes of adapters in the arena, by tenant id."""
     found: dict[str, int] = {}
     for extent in mapped.extents:
         found[extent.key.tenant_id] = found.get(extent.key.tenant_id, 0) + extent.num_bytes

@@ -33,7 +33,7 @@ GENERATING_ROUTES = frozenset(
 
 
 class RequestLog:
-    """One for the server."""
+    """One per server."""
 
     def __init__(self, control_plane: ControlPlane, metrics: Metrics) -> None:
         self._control_plane = control_plane

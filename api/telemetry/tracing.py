@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 NANOSECONDS = 1_000_000_000
 FLUSH_SECONDS = 2.0
-"""How long a server that stops waits for a collector to take the last spans."""
+"""How long a stopping server waits for the collector to receive the last spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

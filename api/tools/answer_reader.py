@@ -12,7 +12,7 @@ from .tool_format import ToolFormat
 
 class _Mode(Enum):
     START = auto()
-    """Nothing but blanks came: a call without opening may follow."""
+    """Only blanks have arrived: a call without opening may follow."""
     TEXT = auto()
     LEAD_IN = auto()
     """After an opening: a call starts."""
@@ -22,11 +22,11 @@ class _Mode(Enum):
 
 
 class AnswerReader:
-    """Reads one answer in a format.
+    """Parses one answer in a format.
 
-    Blanks between text and calls belong to neither. What only looks like a call, or calls a
-    function that may not be called, is text as it was written. However the text is cut into
-    pieces, the parts put together are the same.
+    Blanks between text and calls belong to neither. Text that only looks like a call, or calls a
+    function that is not allowed, is returned unchanged. The concatenated parts do not depend on how
+    the text was split.
     """
 
     def __init__(self, written: ToolFormat, names: Collection[str]) -> None:
@@ -93,7 +93,7 @@ class AnswerReader:
             self._cursor = end - len(certain) + len(opening)
 
     def _num_opening_begun(self) -> int:
-        """How many characters at the end may be the beginning of an opening."""
+        """The number of characters at the end that may be the beginning of an opening."""
         opening = self._format.opening
         longest = min(len(opening) - 1, len(self._pending))
         return next((n for n in range(longest, 0, -1) if self._pending.endswith(opening[:n])), 0)

@@ -52,7 +52,7 @@ class ObjectCallScanner:
         self._key: str | None = None
         self._value: JsonEnd | None = None
         self._text: list[str] = []
-        """Of the key or value that is being read, character by character."""
+        """The characters of the key or value that is being scanned."""
         self._arguments: list[str] = []
         """Read before the name was."""
         self._has_arguments = False

@@ -23,7 +23,7 @@ _WRITTEN = (
     (ToolFormatName.MISTRAL_ARGS, r"\[TOOL_CALLS\]\s*lpx_probe(\[CALL_ID\]\w*)?\[ARGS\]\s*\{"),
     (ToolFormatName.LLAMA, r'\{"name": ?"lpx_probe", ?"parameters": ?\{'),
 )
-"""How a template shows its format when it writes a call of the probe."""
+"""The text that a template writes for the probe's call, which identifies the format."""
 
 
 class ChatPrompts:
@@ -42,7 +42,7 @@ class ChatPrompts:
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How the base writes calls. Raises ApiError if that is not known."""
+        """The base's call format. Raises ApiError if it is unknown."""
         if self._format is None:
             raise ApiError(
                 "unsupported_parameter",
@@ -93,7 +93,7 @@ class ChatPrompts:
 
 
 def describe_tools(written: ToolFormat, tools: Sequence[Tool]) -> str:
-    """What tells a model of its functions where its template cannot."""
+    """Describes the functions to a model whose template does not support them."""
     functions = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
     example = written.write([("name-of-function", {"name-of-argument": "value"})])
     return (

@@ -12,7 +12,7 @@ class Place(Enum):
 
     INSIDE = 1
     LAST = 2
-    """It is the value's last one."""
+    """The last character of the value."""
     BEHIND = 3
     """The value ended before it."""
 

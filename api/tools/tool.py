@@ -40,11 +40,11 @@ class ToolUse:
     tools: Sequence[Tool]
     """The tools presented to the model."""
     callable_names: frozenset[str]
-    """Whose calls are calls; the call of any other function is text."""
+    """The functions whose calls are parsed; a call of any other function is text."""
     is_required: bool
     """The answer is a call."""
     is_parallel: bool
-    """It may be several."""
+    """Whether several calls are allowed."""
 
     @property
     def callable_tools(self) -> list[Tool]:

@@ -14,7 +14,7 @@ ARGS = "[ARGS]"
 
 
 class ToolFormatName(StrEnum):
-    """How `--tool-format` names them."""
+    """The values of `--tool-format`."""
 
     HERMES = "hermes"
     LLAMA = "llama3_json"
@@ -24,7 +24,7 @@ class ToolFormatName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls look within an answer: `opening before call (between call)* after`."""
+    """The format of calls in an answer: `opening before call (between call)* after`."""
 
     name: ToolFormatName
     opening: str
@@ -43,7 +43,7 @@ class ToolFormat:
     arguments_key: str | None = "arguments"
     """None: a call is written as its name, `[ARGS]` and the arguments."""
     hidden_markers: tuple[str, ...] = ()
-    """What else of this format may be a special token of the base."""
+    """Other markers of this format that may be special tokens of the base."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class ToolFormat:
         return opening + self.before + self.between.join(written) + self.after
 
     def scanner(self, first: str, names: Collection[str]) -> CallScanner | None:
-        """What reads a call that begins with this character; None if none does."""
+        """The scanner for a call that begins with this character; None if there is none."""
         if first == "{":
             return ObjectCallScanner(names)
         is_name = first.isalnum() or first in "_-"

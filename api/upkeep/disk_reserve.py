@@ -40,7 +40,7 @@ class DiskReserve:
         *,
         measure: Callable[[Path], DiskSize] = disk_size,
     ) -> None:
-        """`reserve_bytes`: all of it, of which the file holds a part."""
+        """`reserve_bytes`: the complete reserve, of which the file holds a part."""
         self._path = path
         self._measure = measure
         self._reserve_bytes = reserve_bytes

@@ -48,15 +48,16 @@ class Collected:
     removed_bytes: int = 0
     abandoned_uploads: list[str] = field(default_factory=list)
     removed_files: list[str] = field(default_factory=list)
-    """Of uploads that wait for nothing any more."""
+    """Files of uploads that have ended."""
     abandoned_transfers: int = 0
     """Unfinished ones between this server and the store."""
 
 
 class Garbage:
-    """Collects; one for the server, which sweeps its own files daily, and one for the command.
+    """Collects garbage; one per server, which collects its own files daily, and one for the
+    command.
 
-    What the servers share is collected by the one of them that has the lease.
+    The server with the lease collects the shared database and store.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class Garbage:
         await self._sweep(self._grace)
 
     async def sweep_at_start(self) -> None:
-        """The same before anything is received: what nothing waits for was left by a killed server.
+        """The same before anything is received: files that no upload needs were left by a killed
+        server.
 
         Call it while the data folder is locked. Raises a PlatformError.
         """
@@ -177,7 +179,7 @@ class Garbage:
             if key is None or stored.key in names or stored.modified_at > young.timestamp():
                 continue
             if await self._is_named(key):
-                continue  # by a version that came while we looked
+                continue  # by a version that was added meanwhile
             await self._remove_object(stored, collected)
 
     def _list_objects(self) -> list[StoredObject]:

@@ -23,13 +23,14 @@ IPV6_PREFIX = 64
 
 
 class Subjects:
-    """What failures are counted by. Keyed hashes: people type passwords where names belong."""
+    """The subjects by which failures are counted. They are keyed hashes, because people type
+    passwords into name fields."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = derive_key(secret, "sign-in-subject")
 
     def of(self, name: str, tenant_slug: str | None, address: Address | None) -> list[str]:
-        """The subjects of one attempt: the account that was named, and where it came from."""
+        """The subjects of one attempt: the named account, and the client's address."""
         account = self._hash("account", tenant_slug or "", name.lower())
         return [account, *([] if address is None else [self._hash("address", _network(address))])]
 
@@ -52,7 +53,7 @@ def locked_until(
 
 
 def note_failure(session: PlatformSession, subjects: Iterable[str], now: datetime) -> None:
-    """One more failure of each; the last of too many locks."""
+    """Count a failure of each; the last of too many locks."""
     for subject in sorted(subjects):
         row = lock_or_add(session, SignInFailures(subject=subject, num_failures=0, began_at=now))
         if not row.began_at <= now < row.began_at + WINDOW:
@@ -71,7 +72,7 @@ def forget(session: PlatformSession, subject: str) -> None:
 
 
 def purge(session: PlatformSession, now: datetime) -> int:
-    """Forget what neither locks nor counts any more; how many."""
+    """Delete the counts that neither lock nor count any more; returns how many."""
     forgotten = session.execute(
         delete(SignInFailures)
         .where(SignInFailures.began_at < now - 2 * WINDOW)

@@ -16,14 +16,14 @@ MAX_PASSWORD_HASH_LENGTH = 256
 
 
 class AccountKind(StrEnum):
-    """Whose account it is."""
+    """The kind of an account's owner."""
 
     OPERATOR = "operator"
     USER = "user"
 
 
 class Account(TenantOwned, Base):
-    """How an operator or a tenant's user signs in. Made with the first invitation."""
+    """The sign-in data of an operator or a tenant's user. Created with the first invitation."""
 
     __tablename__ = "accounts"
 
@@ -35,7 +35,7 @@ class Account(TenantOwned, Base):
     """The operator's or the user's own."""
     kind: Mapped[AccountKind] = mapped_column(state_type(AccountKind, name="kind"))
     password_hash: Mapped[str | None] = mapped_column(String(MAX_PASSWORD_HASH_LENGTH))
-    """As Argon2 writes it; None until the first invitation was taken."""
+    """In Argon2's format; None until the first invitation was used."""
     password_set_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     invitation_hash: Mapped[str | None] = mapped_column(String(HASH_LENGTH), unique=True)
     """The hash of the token that sets a password; None: there is none, or it was used."""
@@ -59,7 +59,7 @@ class AccountSession(TenantOwned, Base):
     account_id: Mapped[str] = mapped_column(String(ID_LENGTH), ForeignKey("accounts.id"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    """When it was last used; see `service.SEEN_GRANULARITY`."""
+    """The time of the last use; see `service.SEEN_GRANULARITY`."""
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     confirmed_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Until then the confirmation by password is valid."""

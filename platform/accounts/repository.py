@@ -15,7 +15,7 @@ from .models import Account, AccountSession
 
 
 class Holder(NamedTuple):
-    """An account and whose it is: an operator's, or a user's in its tenant."""
+    """An account and its owner: an operator, or a user of a tenant."""
 
     account: Account
     operator: Operator | None
@@ -24,7 +24,7 @@ class Holder(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Its operator or user may be let in."""
+        """Whether its operator or user is active."""
         person = self.operator or self.user
         return person is not None and person.disabled_at is None
 

@@ -56,7 +56,7 @@ class IssuedInvitation:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """A new session with what its cookie holds."""
+    """A new session with its cookie's content."""
 
     token: AccountToken
     principal: AnyPrincipal
@@ -78,9 +78,9 @@ class AccountService:
     # --- invitations ------------------------------------------------------------------------------
 
     def invite_operator(self, session: PlatformSession, operator: Operator) -> IssuedInvitation:
-        """Let the operator set a password; earlier invitations end.
+        """Invite the operator to set a password; earlier invitations become invalid.
 
-        Raises InvalidTransition for a disabled one.
+        Raises InvalidTransition for a disabled operator.
         """
         return self._invite(session, AccountKind.OPERATOR, operator)
 
@@ -89,7 +89,7 @@ class AccountService:
         return self._invite(session, AccountKind.USER, user)
 
     def find_invited(self, session: PlatformSession, token: str) -> Holder:
-        """Whose invitation this is. Raises InvitationEnded or TenantSuspended."""
+        """The owner of this invitation. Raises InvitationEnded or TenantSuspended."""
         parsed = parse_token(token, INVITATION_PREFIX)
         holder = parsed and repository.find_invited(session, parsed.hash)
         if not holder or not holder.is_active or not self._is_invited(holder.account):
@@ -98,9 +98,9 @@ class AccountService:
         return holder
 
     def enrol(self, session: UnitOfWork, token: str, password_hash: str) -> Account:
-        """Set the password of whose invitation this is; its sessions end. Raises InvitationEnded.
+        """Set the password of the invitation's account; its sessions end. Raises InvitationEnded.
 
-        Of several that use one invitation at the same time, one does.
+        Of several concurrent uses of one invitation, one succeeds.
         """
         parsed = parse_token(token, INVITATION_PREFIX)
         account = parsed and repository.lock_account(
@@ -204,7 +204,7 @@ class AccountService:
         return len(ended)
 
     def close(self, session: UnitOfWork, account_id: str) -> None:
-        """Forget password, invitation and sessions: whose they were was disabled."""
+        """Delete password, invitation and sessions of a disabled account."""
         account = repository.lock_account(session, Account.id == account_id)
         if account is not None:  # and from now on nobody can sign in with it
             self.end_all(session, account_id)
@@ -261,7 +261,7 @@ class AccountService:
 
 
 def actor_of(holder: Holder) -> Actor:
-    """As the audit log names whose account it is."""
+    """The account's owner as the audit log names it."""
     if holder.operator is not None:
         return Actor(ActorKind.OPERATOR, holder.operator.id, holder.operator.name)
     assert holder.user is not None, "an account is an operator's or a user's"

@@ -15,7 +15,7 @@ from ..errors import InvalidValue
 
 _PERSON = b"loraplex canary"
 _PLACE_BITS = 53
-"""What a float holds exactly: the place never rounds up to 100."""
+"""The precision of a float, so that the value never rounds up to 100."""
 
 
 class Canary(NamedTuple):

@@ -74,14 +74,14 @@ class AliasChange(TenantOwned, Base):
     canary_number: Mapped[int | None]
     canary_percent: Mapped[float | None] = mapped_column(Float)
     previous_number: Mapped[int | None]
-    """The change that a rollback from here restores; None if there is nothing to go back to."""
+    """The change that a rollback from here restores; None if there is none."""
     changed_at: Mapped[datetime] = mapped_column(UtcDateTime)
     changed_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
     """The author as `Actor.author` formats it; None if unknown."""
 
 
 class VersionTransition(TenantOwned, Base):
-    """A state that a version came to, with the reason and the time."""
+    """A version's transition to a state, with the reason and the time."""
 
     __tablename__ = "adapter_version_transitions"
     __table_args__ = (

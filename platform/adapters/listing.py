@@ -47,14 +47,14 @@ class AdapterQuery(NamedTuple):
     """A part of the name."""
     order: AdapterOrder = AdapterOrder.NAME
     state: VersionState | None = None
-    """Of the latest version."""
+    """The state of the latest version."""
     tenant_slug: str | None = None
     names: Collection[str] | None = None
     """The names that the caller may see; None: all."""
 
 
 class AdapterSummary(NamedTuple):
-    """One adapter with what lists show of it."""
+    """One adapter with the data shown in lists."""
 
     adapter: Adapter
     tenant_slug: str
@@ -67,7 +67,7 @@ class AdapterSummary(NamedTuple):
     p95_ms: float | None
     aliases: dict[str, int]
     contents: list[AdapterKey]
-    """Of its versions."""
+    """The contents of its versions."""
     cursor: str
     """Names its place in this list."""
 
@@ -157,7 +157,7 @@ class _Listing:
         return base64.urlsafe_b64encode(text.encode()).decode()
 
     def _sorted_by(self) -> ColumnElement[Any]:
-        """By what, where names do not decide."""
+        """The primary sort key; ties are sorted by name."""
         match self._order:
             case AdapterOrder.CREATED:
                 return Adapter.created_at.expression
@@ -248,7 +248,7 @@ def _aliases(
 def _versions_of(
     session: TenantSession | PlatformSession, ids: Sequence[str]
 ) -> dict[str, list[AdapterVersion]]:
-    """By adapter its visible versions, the latest last."""
+    """The visible versions by adapter, the latest last."""
     query = (
         select(AdapterVersion)
         .where(AdapterVersion.adapter_id.in_(ids), AdapterVersion.state.in_(VISIBLE_STATES))
@@ -263,7 +263,7 @@ def _versions_of(
 def _uses_of(
     session: TenantSession | PlatformSession, rows: Sequence[Any]
 ) -> dict[tuple[str, str], AdapterUse]:
-    """By tenant and adapter name, of these rows."""
+    """The use of these adapters by tenant and adapter name."""
     query = select(AdapterUse).where(
         AdapterUse.tenant_id.in_({row[0].tenant_id for row in rows}),
         AdapterUse.adapter_name.in_({row[0].name for row in rows}),

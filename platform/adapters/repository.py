@@ -26,9 +26,9 @@ from .states import (
 
 
 def lock_catalog(session: TenantSession) -> bool:
-    """Make the tenant's other catalog writers wait until this unit of work ends.
+    """Block the tenant's other catalog writers until this unit of work ends.
 
-    False if there is no such tenant. SQLite's writers wait for each other anyway.
+    False if the tenant does not exist. SQLite's writers wait for each other anyway.
     """
     # NO KEY UPDATE: rows that merely refer to the tenant (usage) can still be added meanwhile.
     lock = select(Tenant.id).with_for_update(key_share=True)
@@ -101,7 +101,7 @@ def find_visible_version(
 
 
 def find_newest_ready_version(session: TenantSession, adapter_id: str) -> AdapterVersion | None:
-    """What `latest` means."""
+    """The version that `latest` refers to."""
     query = _visible_versions(adapter_id).where(AdapterVersion.state == VersionState.READY)
     return session.scalars(query.limit(1)).one_or_none()
 
@@ -132,7 +132,7 @@ def has_visible_version(session: TenantSession, adapter_id: str) -> bool:
 def list_versions_by_digest_prefix(
     session: TenantSession, adapter_id: str, prefix: str
 ) -> Sequence[AdapterVersion]:
-    """The adapter's versions whose digest begins so, the newest first, without deleted ones."""
+    """The adapter's versions with this digest prefix, newest first, without deleted ones."""
     query = _visible_versions(adapter_id).where(
         AdapterVersion.digest.startswith(prefix, autoescape=True)
     )

@@ -14,10 +14,10 @@ from .repository import ChainEnd
 
 
 class Breach(NamedTuple):
-    """The first place where a chain is not as it was written."""
+    """The first place at which a chain does not verify."""
 
     number: int
-    """Of the entry."""
+    """The number of the entry."""
     reason: str
 
 
@@ -62,7 +62,7 @@ class ChainedEntry(Protocol):
 
 
 def signed_text(chain: str, entry: ChainedEntry) -> bytes:
-    """What the entry's hash is over."""
+    """The bytes that the entry's hash covers."""
     at: datetime = entry.at
     fields = [
         chain,
@@ -82,7 +82,7 @@ def signed_text(chain: str, entry: ChainedEntry) -> bytes:
 
 
 class ChainWalk:
-    """Goes along a chain entry by entry, each of which must follow on the one before."""
+    """Verifies a chain entry by entry, each of which must follow the one before."""
 
     def __init__(self, keys: Keyring, chain: str, *, after: int) -> None:
         """Begins after the number `after`, whose own entry is verified once more."""
@@ -115,7 +115,7 @@ class ChainWalk:
         return None
 
     def check_reached(self, number: int) -> Breach | None:
-        """Whether the entries came as far as this."""
+        """Whether the entries reached this number."""
         is_reached = self.number >= number
         return None if is_reached else Breach(self.number + 1, "The entry is missing.")
 

@@ -95,13 +95,13 @@ class IdempotentAnswers:
         row.answer = nonce + self._ciphers[0].encrypt(nonce, answer, _context(row))
 
     def give_up(self, session: PlatformSession, request: KeyedRequest) -> None:
-        """The request came to no answer worth keeping: it may be sent again."""
+        """The request has no response to store, so it may be repeated."""
         row = _row_of(session, request)
         if row is not None:
             _settle(session, [row])
 
     def recover(self, session: PlatformSession) -> None:
-        """Settle what this server had not answered when it stopped."""
+        """Settle the requests that this server had not answered when it stopped."""
         mine = select(IdempotentAnswer).where(
             IdempotentAnswer.server_id == self._server_id, IdempotentAnswer.status.is_(None)
         )
@@ -128,7 +128,7 @@ class IdempotentAnswers:
         for cipher in self._ciphers:
             with suppress(InvalidTag):
                 return cipher.decrypt(nonce, sealed, _context(row))
-        raise IdempotentAnswerLost  # the secret that it was kept under is gone
+        raise IdempotentAnswerLost  # the secret with which it was encrypted is gone
 
 
 def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
@@ -150,7 +150,8 @@ def _row_of(session: PlatformSession, request: KeyedRequest) -> IdempotentAnswer
 
 
 def _settle(session: PlatformSession, rows: list[IdempotentAnswer]) -> None:
-    """Let those be sent again that changed nothing; the answers of the others are lost."""
+    """Allow repetitions of the requests that changed nothing; the responses of the others are
+    lost."""
     done = list_audited_requests(session, {row.request_id for row in rows})
     for row in rows:
         if row.request_id in done:
@@ -160,5 +161,5 @@ def _settle(session: PlatformSession, rows: list[IdempotentAnswer]) -> None:
 
 
 def _context(row: IdempotentAnswer) -> bytes:
-    """What a kept answer belongs to: under another key it does not open."""
+    """The data to which a stored response is bound: with another key it cannot be decrypted."""
     return b"\0".join((row.owner.encode(), row.key.encode(), row.request_hash))

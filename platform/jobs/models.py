@@ -22,4 +22,4 @@ class JobLease(Base):
     """None: no holder."""
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When it was last done, by whomever."""
+    """When it was last completed, by any server."""

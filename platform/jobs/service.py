@@ -33,9 +33,9 @@ def shared_now(session: PlatformSession) -> datetime:
 def claim(
     session: PlatformSession, name: str, server_id: str, *, every: timedelta | None = None
 ) -> bool:
-    """Take the lease; False if another server has it, or if the work is not due.
+    """Take the lease; False if another server has it, or if the job is not due.
 
-    `every`: the work is due so long after it was last finished.
+    `every`: the time after its last completion at which the job is due.
     """
     row = lock_or_add(session, JobLease(name=name))
     now = shared_now(session)
@@ -47,7 +47,7 @@ def claim(
 
 
 def renew(session: PlatformSession, names: Collection[str], server_id: str) -> set[str]:
-    """Put off the leases' expiry; the names of those that the server still has."""
+    """Renew the leases; returns the names of those that the server still has."""
     held = select(JobLease).where(JobLease.name.in_(names), JobLease.server_id == server_id)
     rows = session.scalars(held.order_by(JobLease.name).with_for_update()).all()
     for row in rows:
@@ -95,5 +95,5 @@ def _held(session: PlatformSession, name: str, server_id: str) -> JobLease | Non
 def _is_due(row: JobLease, now: datetime, every: timedelta | None) -> bool:
     if every is None or row.finished_at is None:
         return True
-    # A clock that was set back must not put the work off until it is where it was.
+    # A clock that was set back must not delay the job until it has caught up.
     return not row.finished_at <= now < row.finished_at + every

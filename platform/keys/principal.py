@@ -33,7 +33,8 @@ READING_SCOPES = frozenset({Scope.ADAPTERS_READ, Scope.USAGE_READ, Scope.AUDIT_R
 SCOPES_OF_ADAPTERS = frozenset(
     {Scope.INFER, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.KEYS_MANAGE}
 )
-"""What a key restricted to adapters may have: the others show or touch the tenant's others."""
+"""The scopes that a key restricted to adapters may have: the others affect the tenant's other
+data."""
 
 
 class TenantRole(StrEnum):
@@ -83,7 +84,7 @@ class ActorKind(StrEnum):
 
 
 AUTHOR_LENGTH = 300
-"""Of `Actor.author`, at most."""
+"""The maximum length of `Actor.author`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Actor:
 
     @property
     def author(self) -> str:
-        """As histories name it, for people: a key by its id, all others by their names."""
+        """The name in histories: a key's id, otherwise the actor's name."""
         if self.kind is ActorKind.SYSTEM:
             return self.name
         return f"{self.kind}:{self.id if self.kind is ActorKind.KEY else self.name}"
@@ -114,7 +115,7 @@ class Grant:
 
     scopes: frozenset[Scope]
     adapters: frozenset[str] | None = None
-    """By name; None: all, and the base model."""
+    """By name; None: all adapters and the base model."""
     networks: tuple[Network, ...] | None = None
     """None: any."""
     expires_at: datetime | None = None
@@ -153,7 +154,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """That the caller is a person at the console, and for how long."""
+    """The caller is signed in at the console, and for how long."""
 
     account_id: str
     role: str
@@ -180,7 +181,7 @@ class Principal:
     adapters: frozenset[str] | None = None
     """The names of the adapters that the key is restricted to; None: all, and the base model."""
     networks: tuple[Network, ...] | None = None
-    """From which the key may be used; None: any."""
+    """The networks from which the key may be used; None: any."""
     expires_at: datetime | None = None
     """When the key ends; None: never."""
     tenant_weight: float = 1.0
@@ -224,11 +225,11 @@ class OperatorPrincipal:
     signed_in: SignedIn | None = None
     """None: it calls with a key."""
     networks: tuple[Network, ...] | None = None
-    """From which the key may be used; None: any."""
+    """The networks from which the key may be used; None: any."""
 
     @property
     def actor(self) -> Actor:
-        """As the audit log names it."""
+        """The actor as the audit log names it."""
         return Actor(ActorKind.OPERATOR, self.id, self.name)
 
     def within(self, tenant_id: str, tenant_slug: str, tenant_weight: float) -> Principal:

@@ -15,7 +15,7 @@ from .models import ApiKey
 
 
 class KeyHolder(NamedTuple):
-    """A key, whose tenant's it is, and which user's."""
+    """A key with its tenant and its user."""
 
     key: ApiKey
     tenant: Tenant
@@ -53,7 +53,7 @@ def find_and_lock(session: TenantSession, key_id: str) -> ApiKey | None:
 
 
 def find_for_any_tenant(session: PlatformSession, key_id: str) -> KeyHolder | None:
-    """The key of this id and whose it is: only authentication may ask this."""
+    """The key with this id and its owner; for authentication only."""
     query = (
         select(ApiKey, Tenant, User)
         .join(Tenant, Tenant.id == ApiKey.tenant_id)
@@ -65,7 +65,7 @@ def find_for_any_tenant(session: PlatformSession, key_id: str) -> KeyHolder | No
 
 
 def count_ending_in_all_tenants(session: PlatformSession, now: datetime, until: datetime) -> int:
-    """How many usable keys end until then and have no successor."""
+    """The number of usable keys that end before then and have no successor."""
     query = select(func.count()).where(
         ApiKey.revoked_at.is_(None),
         ApiKey.successor_id.is_(None),
@@ -76,7 +76,7 @@ def count_ending_in_all_tenants(session: PlatformSession, now: datetime, until: 
 
 
 def count_by_secret(session: PlatformSession) -> dict[str | None, int]:
-    """How many unrevoked keys of all tenants are signed under each of the server's secrets."""
+    """The number of unrevoked keys of all tenants, by the secret that signed them."""
     query = (
         select(ApiKey.secret_id, func.count())
         .where(ApiKey.revoked_at.is_(None))

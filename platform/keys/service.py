@@ -160,7 +160,7 @@ class ApiKeyService:
     def get(
         self, session: TenantSession, key_id: str, *, viewer: Principal | None = None
     ) -> ApiKey:
-        """The tenant's key of this id. Raises KeyNotFound, also for what the viewer may not see."""
+        """The tenant's key with this id. Raises KeyNotFound, also if the viewer may not see it."""
         return _visible(repository.find(session, key_id), key_id, viewer)
 
     def get_to_change(

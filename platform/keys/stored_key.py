@@ -28,14 +28,15 @@ class StoredKey:
     mac: Mapped[bytes] = mapped_column(LargeBinary(32))
     """HMAC-SHA256 of the key's whole text under the server's pepper."""
     secret_id: Mapped[str | None] = mapped_column(String(SECRET_ID_LENGTH))
-    """Of the server's secret that the pepper comes from; None for keys from before they had ids."""
+    """The id of the secret from which the pepper is derived; None for keys that are older than
+    ids."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """To the hour: see `LAST_USED_GRANULARITY`."""
+    """With a resolution of an hour: see `LAST_USED_GRANULARITY`."""
     networks: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """The networks (CIDR) it may come from; None: any."""
+    """The networks (CIDR) from which it may be used; None: any."""
 
     @property
     def allowed_networks(self) -> tuple[Network, ...] | None:
@@ -63,7 +64,7 @@ def sign(key: StoredKey, token: KeyToken, peppers: Keyring) -> None:
 
 
 def is_text_of(key: StoredKey | None, token: KeyToken, peppers: Keyring) -> bool:
-    """The token is the key's text. Takes as long where there is no such key."""
+    """Whether the token is the key's text. Takes the same time if there is no such key."""
     text = token.text.encode()
     if key is None:
         peppers.is_signed(text, _UNKNOWN_MAC, peppers.current_id)

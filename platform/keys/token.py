@@ -38,7 +38,7 @@ class KeyToken:
 
 
 def is_operators(text: str) -> bool:
-    """It can only be an operator's key, not a tenant's."""
+    """Whether it can only be an operator's key, not a tenant's."""
     return text.startswith(OPERATOR_PREFIX)
 
 

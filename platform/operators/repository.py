@@ -55,7 +55,7 @@ def list_keys(session: PlatformSession, operator_id: str) -> Sequence[OperatorKe
 
 
 def find_key(session: PlatformSession, key_id: str) -> tuple[OperatorKey, Operator] | None:
-    """The operator's key of this id, and whose it is."""
+    """The operator's key with this id, and its operator."""
     query = (
         select(OperatorKey, Operator)
         .join(Operator, Operator.id == OperatorKey.operator_id)
@@ -66,7 +66,7 @@ def find_key(session: PlatformSession, key_id: str) -> tuple[OperatorKey, Operat
 
 
 def count_ending(session: PlatformSession, now: datetime, until: datetime) -> int:
-    """How many usable keys of active operators end until then."""
+    """The number of usable keys of active operators that end before then."""
     query = (
         select(func.count(OperatorKey.id))
         .join(Operator, Operator.id == OperatorKey.operator_id)
@@ -81,7 +81,7 @@ def count_ending(session: PlatformSession, now: datetime, until: datetime) -> in
 
 
 def count_by_secret(session: PlatformSession) -> dict[str | None, int]:
-    """How many unrevoked keys are signed under each of the server's secrets."""
+    """The number of unrevoked keys, by the secret that signed them."""
     query = (
         select(OperatorKey.secret_id, func.count())
         .where(OperatorKey.revoked_at.is_(None))

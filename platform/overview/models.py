@@ -44,11 +44,11 @@ class ServerSample(Figures, Base):
     at: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     """When the step began, in seconds since 1970."""
     kv_capacity_seconds: Mapped[float] = mapped_column(Float, default=0.0)
-    """KV blocks that there are, times how long they were."""
+    """The number of KV blocks multiplied by their duration."""
 
 
 class TenantSample(Figures, TenantOwned, Base):
-    """One tenant's figures on one server; where nothing was, there is no row."""
+    """One tenant's figures on one server; without figures there is no row."""
 
     __tablename__ = "tenant_samples"
     __table_args__ = (Index("ix_tenant_samples_step_seconds_at", "step_seconds", "at"),)
@@ -62,7 +62,7 @@ class TenantSample(Figures, TenantOwned, Base):
 
 
 class AdapterUse(TenantOwned, Base):
-    """How an adapter was used lately, for lists of many; the name outlives the adapter."""
+    """The recent use of an adapter, for long lists; the name outlives the adapter."""
 
     __tablename__ = "adapter_uses"
 
@@ -74,7 +74,7 @@ class AdapterUse(TenantOwned, Base):
     latency_counts: Mapped[Counts] = mapped_column(JSON, default=dict)
     """From arrival to the last byte, of the latest requests."""
     p95_ms: Mapped[float] = mapped_column(Float)
-    """Of `latency_counts`."""
+    """The percentile of `latency_counts`."""
     num_requests: Mapped[int] = mapped_column(BigInteger, default=0)
     """The requests of the last days, as the ledger's sums were at the last use or recount."""
 

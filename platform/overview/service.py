@@ -23,14 +23,14 @@ from .recent_requests import count_requests
 
 HOUR = 3600
 KEPT_SECONDS: Mapping[int, int] = {15: HOUR, 60: 12 * HOUR, 900: 8 * 24 * HOUR}
-"""By the length of a step: for how long its rows are kept."""
+"""By the length of a time step: how long its rows are kept."""
 MAX_LATENCIES = 1000
 """Per adapter: when this many are counted, all counts are halved, so the latest weigh most."""
 _P95 = 0.95
 
 
 class Range(NamedTuple):
-    """How far a series goes back, and in which steps."""
+    """The length of a series and of its time steps."""
 
     seconds: int
     step_seconds: int
@@ -63,13 +63,13 @@ class Window:
         return list(range(last - self.range.seconds + step, last + step, step))
 
     def covered_seconds(self, beginning: int) -> float:
-        """How much of the step is over."""
+        """The elapsed part of the time step."""
         return max(min(self.range.step_seconds, self.end - beginning), 1.0)
 
 
 @dataclass(slots=True)
 class UseSums:
-    """How one adapter was used since that was written down last."""
+    """The use of one adapter since the last write."""
 
     last_used_at: datetime
     latency_counts: dict[str, int] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Step:
 
     figures: FigureSums = field(default_factory=FigureSums)
     kv_capacity_seconds: float = 0.0
-    """0: no server was there."""
+    """0: no server was running."""
 
 
 def read_platform(session: PlatformSession, window: Window) -> list[Step]:
@@ -216,7 +216,7 @@ def _known_rows(
     places: Sequence[tuple[int, int]],
     tenants: Iterable[str],
 ) -> dict[tuple[str, int], TenantSample]:
-    """The server's rows of these tenants that there are already, by tenant and step."""
+    """The existing rows of these tenants for the server, by tenant and time step."""
     found: dict[tuple[str, int], TenantSample] = {}
     wanted = list(tenants)
     for step, at in places:

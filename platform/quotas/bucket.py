@@ -17,7 +17,7 @@ _ROUNDING = 1e-6
 
 
 class Reading(NamedTuple):
-    """What a clock showed."""
+    """A clock's reading."""
 
     clock: str
     """The clock's id; the difference of two clocks' readings is meaningless."""
@@ -40,7 +40,7 @@ class Bucket:
         return cls(capacity, capacity, now)
 
     def refilled(self, now: Reading) -> Bucket:
-        """What it holds now. A clock that went back, or another one, brings nothing."""
+        """The bucket at this time. A clock that went back, or another clock, adds nothing."""
         elapsed = now.seconds - self.at.seconds if now.clock == self.at.clock else 0.0
         gained = max(0.0, elapsed) * self.capacity / SECONDS_PER_MINUTE
         return replace(self, level=min(self.capacity, self.level + gained), at=now)
@@ -50,7 +50,7 @@ class Bucket:
         return not cost or self.level + _ROUNDING >= min(cost, self.capacity)
 
     def seconds_until(self, cost: float) -> float:
-        """When a request of this cost passes if none comes before; 0 if it does now."""
+        """When a request with this cost passes if no other comes first; 0 if it passes now."""
         return self._seconds_to(min(cost, self.capacity))
 
     def paid(self, cost: float) -> Bucket:

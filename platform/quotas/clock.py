@@ -27,7 +27,7 @@ Clock = Callable[[Transaction], Reading]
 
 
 def read_clock(session: Transaction) -> Reading:
-    """What the clock that all servers of this database share shows now."""
+    """The reading of the clock that all servers of this database share."""
     if session.dialect == "sqlite":
         return Reading(_boot_id(), time.monotonic())
     # Not now(): that is when the transaction began, before it waited for locks.
@@ -44,7 +44,7 @@ def moment_of(reading: Reading) -> datetime:
 
 @cache
 def _boot_id() -> str:
-    """Of this start of the machine; where the kernel has none, of this process alone."""
+    """The machine's boot id; if the kernel has none, an id of this process."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

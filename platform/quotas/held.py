@@ -46,7 +46,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What a request has used that has ended; nothing if it never ran."""
+    """What an ended request used; nothing if it never ran."""
 
     request_id: str
     prompt_tokens: int = 0
@@ -68,14 +68,14 @@ def hold(session: TenantRows, *, clock: Clock = read_clock) -> Iterator[HeldLimi
 
 
 class HeldLimits:
-    """What the limits leave, as requests take it and give it back."""
+    """The remaining amounts of a tenant's limits, while requests reserve and settle."""
 
     def __init__(self, session: TenantRows, clock: Clock) -> None:
         self._session = session
         self._clock = clock
         self._reservations: list[Mapping[str, Any]] = []
         self._period_tokens: Counter[datetime] = Counter()
-        """Used beyond what the database has, by the begin of the period."""
+        """Usage in addition to that in the database, by the beginning of the period."""
 
     def settle(self, requests: Sequence[Used]) -> None:
         """Settle ended requests: their unused amounts are refunded. May be repeated for those
@@ -157,7 +157,7 @@ class HeldLimits:
         return use or 0
 
     def _check_running(self) -> None:
-        """One more may run. Raises TooManyRequestsAtOnce."""
+        """Check that one more request may run. Raises TooManyRequestsAtOnce."""
         most = self._limits.concurrent_requests
         if most is None:
             return

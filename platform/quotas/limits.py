@@ -15,14 +15,14 @@ from .models import Period, PeriodUse, Quota, RateKind
 from .period import begin_of, end_of
 
 MAX_COUNT = 2**31 - 1
-"""What a column of a count holds."""
+"""The maximum of a count column."""
 MAX_BIG = 2**53
-"""What every reader of JSON tells from its neighbour."""
+"""The largest integer that every JSON parser represents exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a tenant may use and own. None is no limit; all are those of `Quota`."""
+    """A tenant's limits on use and resources. None is no limit; the fields are those of `Quota`."""
 
     requests_per_minute: int | None = None
     input_tokens_per_minute: int | None = None
@@ -38,11 +38,11 @@ class Limits:
 
     @property
     def restrict_requests(self) -> bool:
-        """Requests have to ask; else only what the tenant owns is limited, or nothing."""
+        """Whether requests need admission; otherwise at most owned resources are limited."""
         return any(getattr(self, name) is not None for name in _FLOWS)
 
     def rate(self, kind: RateKind) -> int | None:
-        """The limit per minute of what this bucket counts."""
+        """The limit per minute of this bucket."""
         limit: int | None = getattr(self, f"{kind}_per_minute")
         return limit
 
@@ -104,7 +104,8 @@ def _lock_or_add(session: TenantSession) -> Quota:
         added_meanwhile = repository.lock_quota(session)
         assert added_meanwhile is not None, "quotas are never removed"
         return added_meanwhile
-    # Requests that are being settled did not see it and hold nothing of it: let them end first.
+    # Transactions that are settling did not see the limit and hold nothing of it: let them end
+    # first.
     repository.lock_tenant(session)
     return quota
 

@@ -67,12 +67,12 @@ class RateBucket(TenantOwned, Base):
     level: Mapped[float]
     """Negative after a request that cost more than was left."""
     clock: Mapped[str] = mapped_column(String(CLOCK_ID_LENGTH))
-    """Whose seconds `updated_at` counts; under another clock no time has passed."""
+    """The clock of `updated_at`; by another clock no time has passed."""
     updated_at: Mapped[float]
 
 
 class PeriodUse(TenantOwned, Base):
-    """The tokens that a tenant used in one period: what the ledger has of it."""
+    """The tokens that a tenant used in one period, according to the ledger."""
 
     __tablename__ = "period_uses"
 
@@ -109,10 +109,10 @@ class Reservation(TenantOwned, Base):
     output_tokens: Mapped[int]
     """The most that it may generate."""
     paid_input_tokens: Mapped[int]
-    """What the bucket of input tokens was charged; 0 if there was none."""
+    """The amount charged to the bucket of input tokens; 0 if there was none."""
     paid_output_tokens: Mapped[int]
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     clock: Mapped[str] = mapped_column(String(CLOCK_ID_LENGTH))
-    """Whose seconds `expires_at` counts; under another clock it has expired."""
+    """The clock of `expires_at`; by another clock it has expired."""
     expires_at: Mapped[float]
     """From then on it counts against no limit. Put off while its server lives."""

@@ -41,7 +41,8 @@ class Rates:
         }
 
     def costs(self, *, input_tokens: int, output_tokens: int) -> Costs:
-        """What a request pays in advance: of output at most a full bucket, the rest when used."""
+        """The amounts that a request pays in advance: of output at most a full bucket, the rest
+        when used."""
         whole_bucket = self._limits.get(RateKind.OUTPUT_TOKENS, 0)
         costs = {
             RateKind.REQUESTS: 1,
@@ -51,7 +52,7 @@ class Rates:
         return {kind: costs[kind] for kind in self._limits}
 
     def check(self, costs: Costs) -> None:
-        """Raise RateLimited unless every bucket lets this pass."""
+        """Raise RateLimited unless every bucket has at least this much."""
         refusing = [kind for kind, cost in costs.items() if not self._buckets[kind].passes(cost)]
         if not refusing:
             return

@@ -74,14 +74,14 @@ def renew(session: PlatformSession, server_id: str, *, clock: Clock = read_clock
 
 
 def list_of_server(session: PlatformSession, server_id: str) -> Sequence[Reservation]:
-    """What the server has reserved for requests of all tenants, the oldest first."""
+    """The server's reservations for requests of all tenants, oldest first."""
     return repository.list_reservations_of_server(session, server_id)
 
 
 def purge(session: PlatformSession, *, clock: Clock = read_clock) -> int:
-    """Forget what servers have reserved that did not come back; how many.
+    """Delete the reservations of servers that did not return; returns how many.
 
-    It counts for nothing since long, and what its tokens were paid from is full again. A server
-    that comes back later still writes what its requests have used.
+    They have not counted for a long time, and their buckets are full again. A server that returns
+    later still records the usage of its requests.
     """
     return repository.purge_reservations(session, clock(session), utc_now() - KEPT_FOR)

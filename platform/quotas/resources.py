@@ -19,15 +19,15 @@ class Resource(StrEnum):
     """The counted resources; each has a limit of the same name in `Quota`."""
 
     ADAPTERS = "adapters"
-    """Those of which a version is left."""
+    """Adapters with at least one version."""
     VERSIONS_PER_ADAPTER = "versions_per_adapter"
     """All that are not deleted, rejected ones too."""
     STORED_BYTES = "stored_bytes"
-    """Of everything that is not removed from the store; equal content counts once."""
+    """Everything that is not removed from the store; equal content counts once."""
     KEYS = "keys"
-    """Those that are neither revoked nor expired."""
+    """Keys that are neither revoked nor expired."""
     USERS = "users"
-    """Those that are not disabled."""
+    """Users that are not disabled."""
 
 
 _WORDS: Mapping[Resource, str] = {
@@ -47,12 +47,12 @@ _COUNTS: Mapping[Resource, Callable[[TenantSession], int]] = {
 
 
 def count(session: TenantSession, resource: Resource) -> int:
-    """How much the tenant has; of versions, how many its largest adapter has."""
+    """The tenant's present amount; for versions, that of its largest adapter."""
     return _COUNTS[resource](session)
 
 
 def check_room(session: TenantSession, resource: Resource) -> None:
-    """One more fits. Raises QuotaExceeded."""
+    """Check that one more fits. Raises QuotaExceeded."""
     limit = _limit(session, resource)
     if limit is not None:
         _check(resource, limit, count(session, resource), 1)
@@ -70,7 +70,8 @@ def check_room_for_successor(session: TenantSession) -> None:
 
 
 def check_room_for_version(session: TenantSession, adapter_name: str) -> None:
-    """One more version of this adapter fits, and the adapter if it is new. Raises QuotaExceeded."""
+    """Check that one more version of this adapter fits, and the adapter if it is new. Raises
+    QuotaExceeded."""
     limit = _limit(session, Resource.VERSIONS_PER_ADAPTER)
     used = repository.count_versions(session, adapter_name)
     if limit is not None:

@@ -25,11 +25,11 @@ class LimitUse:
     used: int | None
     """None if the usage is not counted, because there is no limit."""
     reserved: int = 0
-    """By running requests; not part of `used`."""
+    """Reserved by running requests; not part of `used`."""
     remaining: int | None
     """None without a limit."""
     reset_seconds: float | None = None
-    """Of a rate: until all of it is there again if nothing is used."""
+    """For a rate: the time until the bucket is full if nothing is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class QuotaUse:
 
 
 def current_use(session: TenantSession, *, clock: Clock = read_clock) -> QuotaUse:
-    """What the session's tenant uses now."""
+    """The present usage of the session's tenant."""
     limits, now = limits_of(repository.find_quota(session)), clock(session)
     begin = begin_of(limits.period, moment_of(now))
     running = repository.sum_reservations(session, now)

@@ -24,7 +24,7 @@ LogRow = Mapping[str, Any]
 
 
 class RequestLogEntry(TenantOwned, Base):
-    """One request and where its time went. For looking into, not for accounts: it may have gaps."""
+    """One request and its phases. For diagnosis, not for accounting: entries may be missing."""
 
     __tablename__ = "request_log"
     __table_args__ = (
@@ -42,7 +42,7 @@ class RequestLogEntry(TenantOwned, Base):
     key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
     route: Mapped[str] = mapped_column(String(ROUTE_LENGTH))
     status: Mapped[int]
-    """0: the caller went away before there was an answer."""
+    """0: the client disconnected before the response."""
     error_code: Mapped[str | None] = mapped_column(String(CODE_LENGTH))
     model: Mapped[str | None] = mapped_column(String(MODEL_LENGTH))
     """The pinned name, or the requested name if it was not resolved; None if unknown."""

@@ -26,7 +26,7 @@ class LogFilter:
 
     adapter: str | None = None
     visible: frozenset[str] | None = None
-    """The names of the adapters whose requests the caller may see; None: all, and the base's."""
+    """The adapters whose requests the caller may see; None: all, and the base's."""
     code: str | None = None
     """The error's."""
     status: int | None = None

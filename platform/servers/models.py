@@ -11,7 +11,7 @@ from ..base import ID_LENGTH, Base, UtcDateTime
 
 
 class Server(Base):
-    """One installation: a data folder with its lock, so that it runs at most once."""
+    """A server: a data folder with its lock, so that it runs at most once."""
 
     __tablename__ = "servers"
 

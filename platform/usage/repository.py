@@ -20,7 +20,7 @@ from .models import UsageDay, UsageRecord
 
 
 class Group(StrEnum):
-    """What sums can be kept apart by, in the order in which they are sorted."""
+    """The groupings of sums, in the order of sorting."""
 
     TENANT = "tenant"
     DAY = "day"
@@ -87,7 +87,7 @@ REQUEST_SUMS = (
     "completion_tokens",
     "num_cold_loads",
 )
-"""What the row of a day adds up of requests."""
+"""The columns of a daily row that sum requests."""
 
 
 def add_records(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> list[str]:

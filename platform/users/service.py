@@ -70,9 +70,9 @@ def get_user_to_change(session: TenantSession, user_id: str) -> User:
 
 
 def hold_user(session: TenantSession, user_id: str) -> User:
-    """The same; it stays as it is until this unit of work ends.
+    """The same, locked against changes until this unit of work ends.
 
-    Users come before keys, and those before limits: so units of work never wait for each other.
+    Users are locked before keys, and keys before limits, so that units of work never deadlock.
     """
     return _found(repository.find_and_hold(session, user_id), user_id)
 
@@ -111,7 +111,7 @@ def change_role(session: TenantSession, user_id: str, role: TenantRole, *, by: P
 
 
 def disable_user(session: TenantSession, user_id: str, *, by: Principal) -> User:
-    """Let the user in no longer; its keys are to be revoked in the same unit of work.
+    """Disable the user; its keys must be revoked in the same unit of work.
 
     Idempotent. Raises UserNotFound, OwnAccount, GrantTooWide or LastAdministrator.
     """
@@ -163,7 +163,7 @@ def _check_may_change(session: TenantSession, user: User, by: Principal) -> None
 
 
 def _check_covered(by: Principal, role: TenantRole) -> None:
-    # Where the caller's key may be used, and until when, is nothing that a role has.
+    # The networks and expiry of the caller's key are not part of a role.
     own = by.grant
     wanted = Grant(role.scopes, networks=own.networks, expires_at=own.expires_at)
     if own.excess(wanted) is not None:
