@@ -62,7 +62,7 @@ from .store.base import OnProgress, check_key, check_prefix
 FETCHER_COMMAND = (sys.executable, "-P", "-m", "loraplex.adapters.fetcher_process")
 START_SECONDS = 120.0
 STALL_SECONDS = 30.0
-"""A process that gives no sign of life for so long is ended."""
+"""A process without heartbeats for this long is ended."""
 FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 15.0
 GOOD_LIFE_SECONDS = 60.0

@@ -57,7 +57,7 @@ class Pace:
         """When the work that was done so far has been paid for."""
 
     def rest(self, worked_seconds: float) -> None:
-        """A loader thread has worked so long since its last rest: sleep until that is paid for."""
+        """Called by a loader thread with its work time since the last pause: sleep for the pace."""
         if not self.is_busy or self._duty >= 1:
             return
         now = self._clock()

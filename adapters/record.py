@@ -13,7 +13,7 @@ from .reading import BlockT
 from .tier import Tier as Tier
 
 MIN_STAY_SECONDS = 0.1
-"""A resident adapter keeps its place at least so long: it bounds the copying under thrash."""
+"""A resident adapter stays at least this long, which bounds the copying under thrashing."""
 UNCLAIMED_STAY_SECONDS = 1.0
 """The same until its first lease: the request that it was loaded for waits to be scheduled."""
 
@@ -72,7 +72,7 @@ class Record(Generic[BlockT]):
     is_requested: bool = False
     """A request has asked for it in this attempt, not only a pin or a prefetch."""
     kept_until: float = 0.0
-    """A prefetch asked for it to stay so long, as far as no request needs the room."""
+    """Until then a prefetch asked for it to stay, unless a request needs the room."""
     stay_seconds: float = 0.0
     """The same for an adapter that is still being loaded."""
     is_moving: bool = False

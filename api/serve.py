@@ -29,7 +29,7 @@ DRAIN_POLL_SECONDS = 0.05
 SEND_BUFFER_BYTES = 64 << 10
 """The system's buffer for a client that does not read; by default it would grow to megabytes."""
 UNREAD_SECONDS = 60
-"""After so long without a byte taken by the other side the system drops the connection."""
+"""The system closes a connection whose peer has accepted no byte for this long."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common proxies, so that they close first."""
 

@@ -77,7 +77,7 @@ class ObjectStore(Protocol):
         """
 
     def remove_abandoned(self, *, older_than_seconds: float) -> int:
-        """Drop unfinished uploads begun so long ago; how many there were."""
+        """Delete unfinished uploads that started longer ago; returns how many there were."""
 
 
 def object_key(key: AdapterKey) -> str:

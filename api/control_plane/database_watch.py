@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 3.0
-"""A database that does not answer a look for so long is away."""
+"""A database that does not answer a check for this long counts as unavailable."""
 PAUSE_SECONDS = 0.1
 """Between two looks, whatever fails meanwhile."""
 FIRST_RETRY_SECONDS = 0.5

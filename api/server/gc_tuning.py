@@ -18,7 +18,7 @@ PAUSE_SECONDS = 60.0
 """Between two collections of old objects. Python itself would collect them after a million
 allocations, which is hours of ordinary requests."""
 PATIENCE_SECONDS = 240.0
-"""A collection waits at most so long for a moment without requests."""
+"""The maximum wait for a moment without requests."""
 POLL_SECONDS = 0.05
 
 

@@ -29,7 +29,7 @@ separate pass costs time."""
 ALL_STEPS = 1 << 30
 MAX_NUMERICAL_ERRORS = 3
 QUARANTINE_SECONDS = 600.0
-"""A quarantine ends after so long, and so does a suspicion."""
+"""A quarantine and a suspicion end after this time."""
 
 RequestFingerprint = bytes
 Suspect = AdapterKey | RequestFingerprint

@@ -25,7 +25,7 @@ class CachedSequence:
     namespace: CacheNamespace
     blocks: SequenceBlocks
     num_computed: int = 0
-    """Tokens whose keys and values are there."""
+    """The number of tokens whose keys and values are computed."""
     draft_tokens: list[int] = field(default_factory=list)
     """The last of them, which were drafted: they are the request's own if they were right."""
 

@@ -41,7 +41,7 @@ class Overruns:
         return max(0.0, mean.value + CAUTION * mean.error)
 
     def observe(self, proposers: Collection[str], predicted: float, seconds: float) -> None:
-        """A step in which these propose took so long; they bear equal parts."""
+        """A step with drafts of these proposers took this long; they share the excess equally."""
         overrun = min(seconds, MOST * predicted) - predicted
         if not proposers:
             self._plain.observe(overrun)

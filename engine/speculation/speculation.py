@@ -104,7 +104,7 @@ class Speculation:
             _attempt(proposer, proposer.observe, request, seen)
 
     def observe_step(self, seconds: float) -> None:
-        """The step that was planned last took so long, its drafts included, and had no prompts."""
+        """The last planned step took this long, including its drafts, and computed no prompts."""
         self._control.observe_step(self._planning_seconds + seconds)
 
     def forget(self, request_id: str) -> None:

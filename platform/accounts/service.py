@@ -43,7 +43,7 @@ IDLE_LIFETIME = timedelta(minutes=30)
 CONFIRMATION_LIFETIME = timedelta(minutes=10)
 NO_TIME = timedelta(0)
 SEEN_GRANULARITY = timedelta(seconds=30)
-"""A use is written down if the last one was so long ago: a busy page costs few writes."""
+"""A use is recorded only if the last one is older, so a busy page costs few writes."""
 
 
 @dataclass(frozen=True, slots=True)
