@@ -91,7 +91,7 @@ class ReadQueue(Generic[BlockT]):
         self._queued: dict[AdapterKey, _Read] = {}
         self._running: dict[AdapterKey, tuple[_Read, Future[BlockT | None]]] = {}
         self._num_refused = 0
-        """The number of waiting or running reads that found no room before."""
+        """Of the reads that wait or run, those that found no room before."""
         self._blocked: AdapterKey | None = None
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class ReadQueue(Generic[BlockT]):
 
     @property
     def blocked(self) -> AdapterKey | None:
-        """The most urgent read, if none starts because host memory has no room."""
+        """The most urgent read, if none begins because there is no room in host memory."""
         return self._blocked
 
     def is_running(self, key: AdapterKey) -> bool:

@@ -15,7 +15,7 @@ from .tier import Tier as Tier
 MIN_STAY_SECONDS = 0.1
 """A resident adapter stays at least this long, which bounds the copying under thrashing."""
 UNCLAIMED_STAY_SECONDS = 1.0
-"""The same until its first lease: the request that it was loaded for waits to be scheduled."""
+"""The same until its first lease: the request that it was loaded for waits for its turn."""
 
 
 class State(StrEnum):
@@ -56,7 +56,7 @@ class Failure(NamedTuple):
 
 @dataclass(eq=False)
 class Record(Generic[BlockT]):
-    """One adapter's state. Times are on the adapter manager's clock."""
+    """One adapter's state. Times are readings of residency's clock."""
 
     key: AdapterKey
     state: State = State.FETCHING

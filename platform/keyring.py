@@ -40,9 +40,9 @@ class Keyring:
         return hmac.digest(self._keys[self.current_id], message, hashlib.sha256)
 
     def is_signed(self, message: bytes, mac: bytes, under: str | None) -> bool:
-        """Whether the code is valid. Takes the same time for invalid codes.
+        """The code is right. Takes as long for one that nobody signed.
 
-        `under` None: the code is older than secret ids, so every secret is tried.
+        `under` None is a code from before secrets had ids: every secret is tried.
         """
         tried = list(self._keys) if under is None else [under]
         expected = [self.mac(message, candidate) or b"" for candidate in tried]

@@ -26,7 +26,7 @@ class Needs(NamedTuple):
 
 
 def count_needs(database: Database) -> dict[str | None, Needs]:
-    """By the secret's id; None: keys that are older than secret ids."""
+    """By the secret's id; None stands for keys from before secrets had ids."""
     with database.platform_transaction(read_only=True) as session:
         counted = (
             keys.count_by_secret(session),

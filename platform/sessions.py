@@ -19,7 +19,7 @@ from sqlalchemy.orm import (
 )
 
 from .base import TenantOwned
-from .models import Tenant  # imported here so that every user of sessions knows all tables
+from .models import Tenant  # from there, so that whoever has a session knows every table
 from .row_security import confine
 
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]

@@ -235,4 +235,4 @@ class Upload(TenantOwned, Base):
     """When bytes were acknowledged, or the state changed, for the last time."""
     created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
     server_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
-    """The server that holds its bytes until they are examined; None for older uploads."""
+    """Where its bytes lie until they are examined; None for uploads older than that."""

@@ -76,7 +76,7 @@ def count_ending_in_all_tenants(session: PlatformSession, now: datetime, until: 
 
 
 def count_by_secret(session: PlatformSession) -> dict[str | None, int]:
-    """The number of unrevoked keys of all tenants, by the secret that signed them."""
+    """How many unrevoked keys of all tenants are signed under each of the server's secrets."""
     query = (
         select(ApiKey.secret_id, func.count())
         .where(ApiKey.revoked_at.is_(None))

@@ -28,8 +28,7 @@ class StoredKey:
     mac: Mapped[bytes] = mapped_column(LargeBinary(32))
     """HMAC-SHA256 of the key's whole text under the server's pepper."""
     secret_id: Mapped[str | None] = mapped_column(String(SECRET_ID_LENGTH))
-    """The id of the secret from which the pepper is derived; None for keys that are older than
-    ids."""
+    """Of the server's secret that the pepper comes from; None for keys from before they had ids."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -81,7 +81,7 @@ def count_ending(session: PlatformSession, now: datetime, until: datetime) -> in
 
 
 def count_by_secret(session: PlatformSession) -> dict[str | None, int]:
-    """The number of unrevoked keys, by the secret that signed them."""
+    """How many unrevoked keys are signed under each of the server's secrets."""
     query = (
         select(OperatorKey.secret_id, func.count())
         .where(OperatorKey.revoked_at.is_(None))

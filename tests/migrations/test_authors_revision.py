@@ -1,4 +1,4 @@
-"""Revision 0007 with data: the authors of changes are kept, in both directions."""
+"""Revision 0007 with data: what keys did stays theirs, there and back."""
 
 from __future__ import annotations
 

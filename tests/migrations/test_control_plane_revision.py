@@ -1,4 +1,4 @@
-"""Revision 0003 with data: earlier usage counts, and a downgrade widens no key."""
+"""Revision 0003 with data: what was used before counts, and no key gains by the way back."""
 
 from __future__ import annotations
 

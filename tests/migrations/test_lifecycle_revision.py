@@ -1,4 +1,4 @@
-"""Revision 0002 with data: existing rows get a history, and a downgrade loses nothing."""
+"""Revision 0002 with data: what was there gets a history, and loses nothing on the way back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Revision 0005 with data: operator keys stay valid, and a downgrade widens none."""
+"""Revision 0005 with data: operators' keys go on, and none gains by the way back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Revision 0006 with data: existing adapters start with the ledger's sums."""
+"""Revision 0006 with data: the uses that there are begin with the ledger's sums."""
 
 from __future__ import annotations
 
