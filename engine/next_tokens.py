@@ -21,11 +21,11 @@ Restrict = Callable[[Sequence[Request], Tensor], Restricted]
 def draw_next_tokens(
     requests: Sequence[Request], logits: Tensor, acceptor: Acceptor, restrict: Restrict
 ) -> list[Drawn | EngineError]:
-    """Verify each request's draft and sample the token after the accepted part; no side effects.
+    """Verify each request's draft and draw behind what was accepted of it; changes nothing.
 
-    `logits`: for each request the row of its last token, then one for each token of its draft. The
-    result of a request may be the error that ends it. Log-probabilities are the model's own,
-    regardless of grammars.
+    `logits`: for each request the row of its last known token, then one for each token of its
+    draft. What a request gets may be the error that ends it. Log-probabilities are the model's own,
+    whatever a grammar forbids.
     """
     allowed, failed = restrict(requests, logits)
     verified = acceptor.accept(requests, allowed)

@@ -90,8 +90,8 @@ class StepRows(NamedTuple):
 
 
 Read = Callable[[ScheduledSequence, OutputT, StepRows], None]
-"""Delivers the requested results for the prompt positions `sequence.read`. Raises EngineError if
-they end the request."""
+"""Hands on what is asked of the prompt's positions `sequence.read`. Raises EngineError if what it
+finds ends the request."""
 Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn | EngineError]]
 """Takes requests, a step's output and its rows of these requests: for each the row of its last
 known token, then those of its draft. Gives for each its next tokens, or the error that ends it.
@@ -121,7 +121,7 @@ class Execution(Generic[OutputT]):
         emit: Callable[[Request, TokensGenerated], None],
         finish: Finish,
     ) -> None:
-        """`emit` is called with a request's new tokens before they are appended to the request."""
+        """`emit` is told of a request's new tokens before the request has them."""
         self._runner = runner
         self._scheduler = scheduler
         self._speculation = speculation

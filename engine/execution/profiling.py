@@ -80,7 +80,7 @@ def plan_engine(
 
 
 def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[DraftDemand, int]:
-    """The demand of the draft model, and the activation bytes of its largest step."""
+    """What the draft model takes, and the bytes of the activations of its largest step."""
     groups = one_group(len(draft.kv_shapes), 2)
     bytes_per_block = kv_bytes_per_block(
         groups[0], draft.kv_shapes, block_size=config.kv_block_size, kv_format=draft.kv_format

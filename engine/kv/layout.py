@@ -40,8 +40,7 @@ class KvGroup:
         return self.first_visible_block(num_computed - 1, block_size)
 
     def peak_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
-        """The maximum number of blocks of a sequence up to `num_tokens`, with `chunk` tokens per
-        step."""
+        """Blocks a sequence holds at most on its way to `num_tokens`, `chunk` tokens a step."""
         blocks = -(-num_tokens // block_size)
         if self.window is None:
             return blocks

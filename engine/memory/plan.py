@@ -37,11 +37,11 @@ together."""
 
 
 class DraftDemand(NamedTuple):
-    """The demand of a draft model; zero without one."""
+    """What a draft model takes: nothing where there is none."""
 
     weight_bytes: int = 0
     bytes_per_block: int = 0
-    """Bytes of its KV cache."""
+    """Of its KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide `available_bytes` (free now, with the weights loaded) among the pools.
 
-    `groups`: which layers share blocks; their number of blocks is decided here, and
-    `bytes_per_block` is the size of a block of each. `is_host`: the device is the host itself, so
-    its memory also holds the host cache and the swap space. `has_windows`: whether there are decode
-    windows, copies of the adapters that decode together. `draft`: a draft model, which gets as many
-    tokens of KV as the base would have with full attention in all layers. `head_bytes`: the bytes
-    of loaded Medusa heads. `graph_bytes`: the bytes of captured decode steps.
+    `groups`: which layers share blocks; their number of blocks is decided here, `bytes_per_block`
+    is what a block of each takes. `is_host`: the device is the host itself, so its memory also
+    holds the host cache and the swap space. `has_windows`: there are decode windows, copies of the
+    adapters that decode together. `draft`: a draft model, which gets as many tokens of KV as the
+    base would have, did all its layers see everything. `head_bytes`: what Medusa heads take, which
+    are loaded too. `graph_bytes`: what captured decode steps will take.
 
     Raises InsufficientMemory when less than the KV of one longest sequence would remain.
     """
@@ -207,7 +207,7 @@ def _divide(
 
 
 def _divide_kv(pools: _Pools, demands: Sequence[KvDemand], lines: Sequence[str]) -> list[int]:
-    """Each group's blocks. Raises InsufficientMemory; `lines` describe the rest of the memory."""
+    """Each group's blocks. Raises InsufficientMemory; `lines` say where the rest went."""
     if not pools.do_fit:
         raise InsufficientMemory(
             f"Not enough memory for a KV cache of {_mib(pools.all_kv)}: {'; '.join(lines)}. "
@@ -224,7 +224,7 @@ def _divide_kv(pools: _Pools, demands: Sequence[KvDemand], lines: Sequence[str])
 
 
 def _longest(demands: Sequence[KvDemand], num_blocks: Sequence[int], block_size: int) -> int:
-    """The longest sequence for which the full-attention layers have room."""
+    """The longest sequence whose layers that see all of it have room for it."""
     held = [
         count * block_size
         for demand, count in zip(demands, num_blocks, strict=True)
@@ -242,13 +242,13 @@ def _window_bytes(config: EngineConfig, arena_bytes: int) -> int:
 def available_bytes(device: torch.device) -> int:
     """Memory that could still be allocated on the device."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # PyTorch caches freed memory, such as that of unquantized weights
+        torch.cuda.empty_cache()  # PyTorch keeps what was freed, as weights that became codes
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_meminfo_available(), _cgroup_available())
 
 
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
-    """The increase of the device's peak memory during `run`."""
+    """By how much `run` raises the device's memory at its highest point."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""Supervises one engine process, and decides when the next one may start."""
+"""One life of the engine process, seen from its parent, and when the next one may begin."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DUMP_SECONDS = 0.5
 DRAIN_SECONDS = 0.05
 """For how long the last words of a dead process are listened for."""
 
-# Variables for the maths libraries and the model hub (including its token). The credentials of the
-# database, the store and the platform are excluded, because the engine does not need them.
+# What the maths and the model hub (its token included) read. The credentials of the database, the
+# store and the platform are not among it: the engine has no use for them.
 _PASSED_VARIABLES = frozenset(
     (
         *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
         *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
-        "LRU_CACHE_CAPACITY",  # for PyTorch's oneDNN primitives
+        "LRU_CACHE_CAPACITY",  # of what PyTorch has oneDNN compile
     )
 )
 _PASSED_PREFIXES = (
@@ -54,8 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineProcess:
-    """A running engine process and the socket to it. Its logs go to this process's standard
-    error."""
+    """A running engine process and the socket to it. Its logs go to our standard error."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class EngineProcess:
     ) -> Self:
         """Start a process that counts tokens in `journal`. Raises OSError if the system cannot."""
         with ExitStack() as resources:
-            # An unnamed file: no other process can open it, and it disappears with both processes.
+            # A file without a name: nobody else can reach it, and it is gone with both processes.
             beats = resources.enter_context(tempfile.TemporaryFile())
             heartbeat_path = Path(f"/dev/fd/{beats.fileno()}")
             heartbeat = Heartbeat(heartbeat_path)
@@ -98,8 +97,7 @@ class EngineProcess:
                     stdout=_STDERR,
                     env=engine_environment(os.environ),
                     pass_fds=[theirs.fileno(), beats.fileno()],
-                    # A new process group, so that a signal to the server's group does not reach it;
-                    # the server drains.
+                    # Its own group: a signal to ours reaches us alone, and draining is ours to do.
                     start_new_session=True,
                 )
             finally:
@@ -113,10 +111,10 @@ class EngineProcess:
         return self._process.pid
 
     async def run(self, on_message: Callable[[FromEngine], None]) -> int:
-        """Deliver every message until the process has ended; returns its exit status.
+        """Hand over every message until the process has ended; its exit status.
 
-        A process whose messages are invalid is killed, because the state of its requests is then
-        unknown.
+        A process whose messages cannot be understood is killed: what its requests have come to is
+        unknown from then on.
         """
         self._socket.listen(lambda frames: self._take(frames, on_message))
         try:
@@ -133,8 +131,7 @@ class EngineProcess:
             _log.info("engine_message_dropped", extra={"message_type": type(message).__name__})
 
     async def stop(self) -> None:
-        """End the process: gracefully if it responds, by force if it does not. `run` then
-        returns."""
+        """End the process: at once if it listens, by force if it does not. `run` then returns."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -160,12 +157,12 @@ class EngineProcess:
             on_message(decode_from_engine(frames))
         except Exception:
             _log.exception("engine_message_not_understood")
-            self.kill()  # before it notices the closed socket, which would be logged as a failure
+            self.kill()  # before it learns that nobody listens, which is no failure of its own
             self._socket.close()
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an engine process, which uses this process's import path."""
+    """The variables that an engine process gets: it imports from where this process does."""
     passed = {
         name: value
         for name, value in environment.items()

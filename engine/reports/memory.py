@@ -43,7 +43,7 @@ def map_memory(
 
 
 def _lines(scheduler: Scheduler, kv: KvBlocks, group: int) -> list[LineUse]:
-    """The blocks of each tenant's requests per adapter, in the order of the first of them."""
+    """What each tenant's requests for each adapter hold, in the order of the first of them."""
     uses: dict[tuple[str, AdapterKey | None], tuple[int, int, int]] = {}
     for request in scheduler.requests():
         line = (request.tenant_id, request.line)
