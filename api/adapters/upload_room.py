@@ -73,9 +73,9 @@ class UploadRoom:
         return unfinished
 
     async def make(self, lacking_bytes: Callable[[], int], *, keep: Collection[str]) -> bool:
-        """Free the cheapest bytes until none are lacking; False if that was not sufficient.
+        """Give up what is missed least until nothing lacks; False if that was not enough.
 
-        `keep`: the uploads that are receiving now, however old their last acknowledgement is.
+        `keep`: the uploads that receive now, however long their last bytes were acknowledged ago.
         Raises a PlatformError.
         """
         async with self._making:
