@@ -1,8 +1,8 @@
-"""The device memory that holds adapters: one array, one extent per adapter, one table of rows.
+"""The device memory for adapters: one array, one extent per adapter, one table of rows.
 
-Kernels read `flat` through `table`, so adapters come and go without changing a tensor's address.
-A free extent and a free row hold zeros, and a row is never reused under the same generation: who
-compares (row, generation, key) cannot take one adapter for another.
+Kernels read `flat` through `table`, so loading and evicting adapters changes no tensor's address.
+Free extents and free rows hold zeros. A row is never reused with the same generation, so comparing
+(row, generation, key) cannot confuse two adapters.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .untouched import untouched_zeros
 
 INITIAL_ROWS = 16
 CUDA_TABLE_BYTES = 2 << 20
-"""Of the first table on CUDA: captured graphs read it where it lies, and a longer one makes them
-void while requests wait."""
+"""Bytes of the first table on CUDA. Captured graphs read the table at its address, so a longer
+table invalidates them while requests wait."""
 CUDA_PIECE_ELEMENTS = 4 << 20
 
 SliceEntry = tuple[int, int, int]
@@ -41,7 +41,7 @@ RowAuxiliary = Mapping[int, tuple[PlacedExtra, ...]]
 
 @dataclass
 class _Occupant:
-    """The adapter that a row stands for."""
+    """The adapter of a row."""
 
     key: AdapterKey
     generation: int
@@ -51,7 +51,7 @@ class _Occupant:
     auxiliary: RowAuxiliary
     is_published: bool = False
     copies: list[Tensor] = field(default_factory=list)
-    """What the kernels held of it, to be zeroed with it."""
+    """The kernels' copies of its matrices, to be zeroed with it."""
 
 
 class Arena:
@@ -63,12 +63,12 @@ class Arena:
     flat: Tensor
     """`[capacity]` of the serving type: every adapter's matrices."""
     table: Tensor
-    """`int64 [num_rows, num_slices, 3]` on the device: a SliceEntry for each slice of the base.
-    A new, longer tensor when rows run out: take it anew in every step."""
+    """`int64 [num_rows, num_slices, 3]` on the device: a SliceEntry for each slice of the base. It
+    is replaced by a longer tensor when rows run out, so read it again in every step."""
     row_tables: list[list[SliceEntry]]
     """The same rows on the host, as Python numbers."""
     row_auxiliary: list[RowAuxiliary]
-    """What each row's adapter holds beside A and B."""
+    """The auxiliary tensors of each row's adapter."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class Arena:
         pace: Pace = UNPACED,
         copy_bytes: int = 1 << 62,
     ) -> None:
-        """`pace`: how much of a core copying and zeroing may have beside the owner's steps.
+        """`pace`: the share of a core that copying and zeroing may use while steps run.
 
-        `copy_bytes`: what the kernels may hold of copies of the adapters' matrices.
+        `copy_bytes`: the maximum bytes of the kernels' copies of adapter matrices.
         """
         self._pace = pace
         self.copy_budget = CopyBudget(copy_bytes)
@@ -91,8 +91,8 @@ class Arena:
         )
         self.flat = _zeros(self._extents.capacity, dtype, device)
         self.on_remove: Callable[[int], None] | None = None
-        """Called with each row that is removed: who keeps copies of its matrices zeroes them, or
-        hands them to `copy_budget`."""
+        """Called with each removed row. A kernel that holds copies of the row's matrices zeroes
+        them or hands them to `copy_budget`."""
         self._occupants: dict[int, _Occupant] = {}  # by row
         num_rows = initial_rows(len(layout.slices), device)
         self._generations = [0] * num_rows
@@ -131,14 +131,14 @@ class Arena:
         return self._extents.used * self.flat.itemsize
 
     def identity(self, row: int) -> tuple[AdapterKey, int] | None:
-        """The adapter and generation that a published row stands for; None for any other row."""
+        """The adapter and generation of a published row; None for any other row."""
         occupant = self._occupants.get(row)
         if occupant is None or not occupant.is_published:
             return None
         return occupant.key, occupant.generation
 
     def row_bytes(self, row: int) -> int:
-        """What the adapter of a row takes."""
+        """The bytes of a row's adapter."""
         return self._occupants[row].extent.size * self.flat.itemsize
 
     def place(
@@ -162,9 +162,9 @@ class Arena:
         return self._occupy(key, extent, entries, _by_slice(auxiliary, extent.offset))
 
     def place_again(self, row: int, *, avoid: Sequence[Extent] = ()) -> Placement | None:
-        """The same for what a published row holds: a place to move it to, under a row of its own.
+        """Allocate a new extent and row to which a published row can be moved.
 
-        None if no free run is large enough.
+        None if no free extent is large enough.
         """
         occupant = self._occupants[row]
         extent = self._extents.allocate(occupant.extent.size, avoid=avoid)
@@ -196,12 +196,12 @@ class Arena:
     def copy_into(self, placement: Placement, block: HostBlock) -> None:
         """Copy a block into its extent; the bytes are on the device when this returns.
 
-        For a loader thread: it runs beside the owner's steps, in pieces, without the GIL.
+        Runs in a loader thread while the owner's steps run: in pieces, without the GIL.
         """
         self._copy(self._part(placement.extent, block.num_elements), block.tensor)
 
     def copy_between(self, source: Placement, target: Placement) -> None:
-        """Copy what one extent holds into another. For a loader thread, as `copy_into`."""
+        """Copy one extent to another. Runs in a loader thread, like `copy_into`."""
         self._copy(self._part(target.extent), self._part(source.extent))
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
@@ -228,7 +228,7 @@ class Arena:
     def retire(self, placement: Placement) -> None:
         """Make a row invisible, published or not; `erase` and `free` follow.
 
-        No copy into the extent and no step that reads it may be under way.
+        The caller ensures that no copy into the extent and no step that reads it is running.
         """
         occupant = self._occupants[placement.row]
         assert occupant.generation == placement.generation
@@ -244,9 +244,9 @@ class Arena:
             self._cuda.follow_current_stream()
 
     def erase(self, placement: Placement) -> None:
-        """Zero a retired extent, and what the kernels held of the adapter.
+        """Zero a retired extent and the kernels' copies of the adapter.
 
-        For a loader thread: in pieces, beside the owner's steps.
+        Runs in a loader thread while the owner's steps run, in pieces.
         """
         target = self._part(placement.extent)
         if self._cuda is not None:
@@ -259,7 +259,7 @@ class Arena:
                 work.pause()
 
     def free(self, placement: Placement) -> None:
-        """Give an erased extent and its row to whoever comes next."""
+        """Make an erased extent and its row available for reuse."""
         occupant = self._occupants.pop(placement.row)
         assert occupant.generation == placement.generation
         assert not occupant.is_published
@@ -281,7 +281,7 @@ class Arena:
 
 
 def initial_rows(num_slices: int, device: torch.device) -> int:
-    """Of the first table, for a base of so many slices."""
+    """Number of rows of the first table, for a base with this number of slices."""
     if device.type == "cpu":
         return INITIAL_ROWS
     return max(INITIAL_ROWS, CUDA_TABLE_BYTES // (num_slices * 3 * torch.int64.itemsize))
@@ -302,7 +302,7 @@ def _zeros(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tenso
 
 
 class _CudaCopies:
-    """Copies and zeroing on a stream of their own, behind all steps that used the bytes."""
+    """Copies and zeroes on a separate stream, after all steps that used the bytes."""
 
     def __init__(self, device: torch.device, pace: Pace) -> None:
         self._pace = pace
@@ -311,7 +311,7 @@ class _CudaCopies:
         self.follow_current_stream()
 
     def follow_current_stream(self) -> None:
-        """Order later work behind all that the current stream was given so far."""
+        """Order later work after all work that the current stream has so far."""
         self._steps.record(torch.cuda.current_stream(self._stream.device))
 
     def copy(self, target: Tensor, source: Tensor) -> None:

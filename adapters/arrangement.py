@@ -1,7 +1,7 @@
-"""How a tensor of PEFT's lies in a block, and back.
+"""Layout of a PEFT tensor within a block, and its inverse.
 
-PEFT stores what its modules compute with; a block stores what the kernels read with adjacent
-values. Every arrangement is undone exactly, so an adapter can be written again as it came.
+PEFT stores tensors as its modules use them. A block stores them so that the kernels read adjacent
+values. Every layout is exactly invertible, so an adapter's original files can be restored.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from .weights import Array
 
 
 class Order(StrEnum):
-    """In which order a tensor's values lie in a block."""
+    """The order of a tensor's values in a block."""
 
     AS_STORED = "as_stored"
     TRANSPOSED = "transposed"
-    """Of B `[out, rank]` and an embedding's A `[rank, vocabulary]`."""
+    """For B `[out, rank]` and an embedding's A `[rank, vocabulary]`."""
     BY_EXPERT = "by_expert"
-    """Of the experts' B, stored `[out, rank · experts]` rank by rank: `[experts, rank, out]`."""
+    """For the experts' B, stored `[out, rank · experts]` rank by rank: `[experts, rank, out]`."""
     ROWS = "rows"
     """Rows in another order."""
 
 
 class Arrangement(NamedTuple):
-    """One tensor's order."""
+    """The layout of one tensor."""
 
     order: Order
     num_experts: int = 1
-    """Of BY_EXPERT."""
+    """For BY_EXPERT."""
     rows: tuple[int, ...] = ()
-    """Of ROWS: which stored row each row of the block is."""
+    """For ROWS: the stored row of each row in the block."""
 
     def apply(self, stored: Array) -> Array:
         """From PEFT's tensor to the block's; a view where that is possible."""
@@ -69,14 +69,14 @@ class Arrangement(NamedTuple):
 
 
 class PlacedTensor(NamedTuple):
-    """A tensor and where in the block it lies."""
+    """A tensor and its position in the block."""
 
     offset: int
     """In elements, from the block's start."""
     tensor: TensorEntry
     arrangement: Arrangement
     is_copy: bool = False
-    """It lies at another place, too, from which it is written again."""
+    """It is also stored at another position, from which it is restored."""
 
 
 def arrangement_of_a(part: BoundSlice) -> Arrangement:

@@ -1,7 +1,7 @@
-"""What an adapter brings beside A and B: magnitudes, biases, whole matrices, rows of tokens.
+"""Binds an adapter's auxiliary tensors: magnitudes, biases, full matrices, trained token rows.
 
-Each kind must be turned on in the configuration: PEFT ignores a tensor that its configuration does
-not announce, and fails without one that it does.
+Each kind must be enabled in the configuration: PEFT ignores a tensor that its configuration does
+not announce, and fails if an announced tensor is missing.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _ExtraBinder:
         self._add(BoundExtra(extra, layer, rows.tensor, rows.rows, is_derived=True))
 
     def check_complete(self) -> None:
-        """Whether everything is there that the configuration announces."""
+        """Check that every tensor that the configuration announces exists."""
         for index, part in self._slices.items():
             if self._config.uses_dora:
                 self._check_has(index, ExtraKind.MAGNITUDE, f"{part.module}.lora_magnitude_vector")

@@ -1,7 +1,7 @@
-"""Every tensor of an adapter, bound to a slice of the base. What does not bind is refused.
+"""Binds every tensor of an adapter to a slice of the base, and refuses tensors that do not fit.
 
 PEFT names a matrix `base_model.model.<module>.lora_A.weight`, and `<module>` is a slice's name.
-Whether an adapter belongs to this base is decided here, by names and shapes.
+Names and shapes decide whether an adapter belongs to this base.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Pair(NamedTuple):
     """A and B of one module, or of one of the wrappers around stacked experts."""
 
     name: TensorName
-    """That of A."""
+    """The name of A."""
     a: TensorEntry
     b: TensorEntry
 

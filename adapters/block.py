@@ -1,14 +1,14 @@
-"""The canonical block: one adapter as one contiguous array, alike on disk, in memory, on device.
+"""The canonical block: one adapter as one array, alike on disk, in memory and on the device.
 
-Element offsets do not depend on the element type, so a block loads by a plain copy into an extent
-of the arena. For each projection that the adapter touches, the A matrices `[rank, in]` of its
-slices lie one under another (one shrink serves them all), then each slice's B **transposed**,
-`[rank, out]` (see `SliceKind` for embeddings and experts). Behind them lie the *extras*: what PEFT
-features beyond A and B bring. Ranks are the adapter's own; what it does not touch takes no room.
+Element offsets do not depend on the element type, so a block is loaded by a plain copy into an
+extent of the arena. For each projection that the adapter changes, the block holds the A matrices
+`[rank, in]` of the slices, stacked so that one shrink serves them all, then each slice's B
+**transposed**, `[rank, out]` (see `SliceKind` for embeddings and experts). The auxiliary tensors
+follow. Each adapter has its own ranks, and layers that it does not change take no space.
 
 File: magic (8 bytes), header length (8 bytes, little endian), JSON header, zero padding to 64
-bytes, payload. The payload holds the tenant's own values: alpha's scale stands in the header and is
-folded into B when the block is read for serving.
+bytes, payload. The payload holds the tenant's original values. The header stores the scale from
+alpha, which is folded into B when the block is read for serving.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ NUMPY_DTYPES: Mapping[str, npt.DTypeLike] = {
 
 
 class ExtraKind(StrEnum):
-    """What an adapter may hold for a slice beside A and B.
+    """The kinds of auxiliary tensors of a slice.
 
-    In the file are the tenant's own values; the engine turns them into the served ones at load
+    The file holds the tenant's original values; the engine converts them to served values at load
     (`engine/model/block_preparation.py`).
     """
 
@@ -63,13 +63,13 @@ class ExtraKind(StrEnum):
 
 @dataclass(frozen=True)
 class Extra:
-    """One array that an adapter holds for a slice beside A and B."""
+    """One auxiliary tensor of a slice."""
 
     slice_index: int
     kind: ExtraKind
     shape: tuple[int, ...]
     token_ids: tuple[int, ...] = ()
-    """Of TOKEN_ROWS: which rows, ascending."""
+    """For TOKEN_ROWS: the row numbers, ascending."""
 
     @property
     def num_elements(self) -> int:
@@ -90,7 +90,7 @@ class PlacedExtra:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Where each array of an adapter lies, given the rank of each slice it touches."""
+    """The position of each array of an adapter, given the rank of each slice that it changes."""
 
     layout: BaseLayout
     ranks: Mapping[int, int]
@@ -142,7 +142,7 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class BlockHeader:
-    """What a block's file says of itself."""
+    """The header of a block's file."""
 
     base_id: str
     digest: str
@@ -154,7 +154,7 @@ class BlockHeader:
     """Slice index to alpha ÷ rank (÷ √rank for rsLoRA)."""
     auxiliary: tuple[Extra, ...]
     source: Mapping[str, Any]
-    """What it takes to write the owner's files again; see `export`. Empty where that is unknown."""
+    """The data for restoring the owner's files; see `export`. Empty if unknown."""
     num_elements: int
     payload_offset: int
     """Bytes from the start of the file to the payload."""

@@ -1,4 +1,4 @@
-"""An adapter's tensors, each with the slice of the base it belongs to."""
+"""An adapter's tensors, each with its slice of the base."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BoundSlice:
     b: TensorEntry
     """`[out, rank]`; of experts `[out, rank · experts]`."""
     rank: int
-    """Of one expert, where there are several."""
+    """The rank of one expert, if there are several."""
     scale: float
     """Factor of B·A: alpha ÷ rank, or alpha ÷ √rank."""
     is_parameter: bool = False
@@ -34,7 +34,7 @@ class BoundSlice:
 
 @dataclass(frozen=True, slots=True)
 class BoundExtra:
-    """What an adapter holds for a slice beside A and B."""
+    """An auxiliary tensor of a slice."""
 
     extra: Extra
     layer: Slice
@@ -44,7 +44,7 @@ class BoundExtra:
     scale: float = 1.0
     """Factor at load."""
     is_derived: bool = False
-    """The tensor is another extra's, and stands in the block twice."""
+    """The tensor also belongs to another auxiliary tensor, so the block holds it twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,6 @@ class Binding:
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
-        """Those that make up the adapter, each once."""
+        """The adapter's tensors, each once."""
         pairs = tuple(tensor for part in self.slices for tensor in (part.a, part.b))
         return pairs + tuple(part.tensor for part in self.auxiliary if not part.is_derived)

@@ -1,8 +1,8 @@
-"""Which adapters their tenants hold beyond their share of a memory: those go first.
+"""Selects the adapters of tenants that exceed their share of a memory; they are evicted first.
 
-The share of a tenant is the capacity divided by the number of active tenants. One that holds less
-lends the rest to the others until it wants it itself: so a tenant that goes through ever more
-adapters displaces its own, not the ones that others work with.
+A tenant's share is the capacity divided by the number of active tenants. A tenant that uses less
+lends the rest to others until it needs it. So a tenant that uses ever more adapters evicts its own,
+not those of others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Holding(NamedTuple):
 
 
 class Surplus(NamedTuple):
-    """What is held beyond the shares."""
+    """The bytes held beyond the shares."""
 
     keys: frozenset[AdapterKey]
-    """Of those that may go: the least recently used ones that a tenant has too many."""
+    """The adapters that may be evicted: the least recently used ones of tenants above their
+    share."""
     is_newcomer_beyond: bool
     """Whether the tenant of the newcomer would hold more than its share with it."""
 

@@ -1,4 +1,4 @@
-"""Writing an adapter's canonical block from its original tensors, matrix by matrix."""
+"""Writes an adapter's canonical block from its original tensors, one matrix at a time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def write_block(
 
 
 def _place(binding: Binding, plan: BlockPlan) -> list[PlacedTensor]:
-    """Every tensor and where it goes, in the order of the file."""
+    """Every tensor and its position, in the order of the file."""
     placed = []
     for part in binding.slices:
         a_offset, b_offset, _ = plan.table[part.index].tolist()

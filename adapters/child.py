@@ -1,4 +1,4 @@
-"""How short-lived children are started: Python with nothing of the server's own environment."""
+"""Starts short-lived child processes without the server's environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import IO
 
 from .niceness import yield_processor
 
-# -P: the working directory is no place to import from; -S: nothing that the environment would run
-# at every start, only what is imported.
+# -P: do not import from the working directory; -S: skip site initialization, which the environment
+# could influence.
 PYTHON = (sys.executable, "-P", "-S")
 
 
 def child_environment() -> dict[str, str]:
-    """Where to import from, and one thread for numpy."""
+    """The import path, and one thread for numpy."""
     return {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OPENBLAS_NUM_THREADS": "1",
@@ -27,14 +27,14 @@ def child_environment() -> dict[str, str]:
 def start_child(
     module: str, *, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """`python -m module` with these three files and nothing else of ours; it can wait for the
-    engine's steps. Raises OSError."""
+    """`python -m module` with these three files and nothing else of the server's, at a lower
+    priority than the engine. Raises OSError."""
     child = subprocess.Popen(
         [*PYTHON, "-m", module],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        cwd="/",  # nothing of the server's, and nothing that a killed server leaves behind
+        cwd="/",  # not the server's working directory
         env=child_environment(),
         start_new_session=True,
     )

@@ -1,7 +1,7 @@
-"""Which adapters to move so that free runs join: a decision without effects.
+"""Chooses which adapters to move to join free extents. Pure function, no side effects.
 
-When the free elements would do and no single run does, moving an idle adapter costs a copy within
-the device; displacing it costs the same copy and more when it comes back.
+If enough elements are free but no single extent is large enough, moving an idle adapter costs one
+copy within the device. Evicting it costs more, because it must be loaded again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .identity import AdapterKey
 MAX_MOVED_PER_PLACED = 2
 """Elements moved for each element of room that is made: beyond that it is not worth the copying."""
 MAX_TRIED_WINDOWS = 16
-"""Where the cheapest have no place elsewhere for what they move, adapters are displaced instead."""
+"""The number of windows to try; if the adapters in none of them can be moved, adapters are evicted
+instead."""
 
 
 class Compaction(NamedTuple):
@@ -31,10 +32,11 @@ class Compaction(NamedTuple):
 def plan_compaction(
     size: int, *, capacity: int, occupants: Iterable[Occupant], avoid: Sequence[Extent] = ()
 ) -> Compaction | None:
-    """The window of at least `size` that costs the fewest moved elements; None if there is none.
+    """The window of at least `size` that moves the fewest elements; None if there is none.
 
-    An occupant with a cost may be moved, one whose cost is FREE is about to vanish. Nobody is moved
-    into `avoid`. The engine's loop waits for the answer, so only the cheapest windows are tried.
+    An adapter with a cost may be moved; one whose cost is FREE is about to be removed. Nothing is
+    moved into `avoid`. The engine's loop waits for the result, so only the cheapest windows are
+    tried.
     """
     line = in_line(occupants, capacity=capacity, avoid=avoid)
     holes = [
@@ -66,7 +68,7 @@ class _Window(NamedTuple):
 
 
 def _windows(line: list[Occupant], size: int) -> Iterator[_Window]:
-    """Behind each occupant the shortest window, where none that may not move is in the way."""
+    """The shortest window after each occupant, if it contains only movable ones."""
     moved = list(accumulate(map(_moved_elements, line), initial=0))
     stop = next_fixed = 0
     for start in range(1, len(line)):

@@ -1,16 +1,16 @@
-"""What the intake child gives up before it reads a tenant's first byte.
+"""Confines the intake child before it reads a tenant's first byte.
 
-Three mechanisms, each with its own reason where it cannot be had:
+There are three mechanisms. Each reports its own reason if it is unavailable:
 
-- namespaces: an own user, network and IPC namespace, in which there is no way out, not even to this
-  host (Linux with user namespaces);
-- Landlock: no file read but its input, Python and libraries, none changed but its output, no
-  program started, no TCP (Linux with Landlock);
+- namespaces: a new user, network and IPC namespace without a route to any host, including this one
+  (Linux with user namespaces);
+- Landlock: no file is readable except the input, Python and its libraries, none is writable except
+  the output, no program can be started, no TCP (Linux with Landlock);
 - limits on address space, processor time, file size, open files, processes and core dumps (every
   Unix).
 
-A fourth, a seccomp filter, is the container's: no maintained Python package makes one (decision
-39). `confinement_probe` measures what is in force.
+A fourth mechanism, a seccomp filter, is left to the container, because no maintained Python package
+provides one (decision 39). `confinement_probe` measures which mechanisms are active.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WHY_NO_NAMESPACE = {
 
 
 class Mechanism(StrEnum):
-    """What confines the child."""
+    """The mechanisms that confine the child."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
@@ -69,8 +69,8 @@ def confine(
 ) -> Mapping[Mechanism, str]:
     """Give up resources and, where possible, the network and other files; cannot be undone.
 
-    `read` and `write` are the files that may still be read and written. They exist already.
-    Returns the mechanisms that cannot be had here, each with the reason.
+    `read` and `write` are the existing files that may still be read and written. Returns the
+    unavailable mechanisms, each with the reason.
     """
     die_first()
     refusals = {
@@ -85,9 +85,9 @@ def confine(
 
 
 def die_first() -> None:
-    """End with the thread that started this process; when memory runs out, before the server.
+    """End with the thread that started this process, and before the server when memory runs out.
 
-    And get no further rights from programs (set-user-ID).
+    Also forbid further privileges from programs (set-user-ID).
     """
     if sys.platform != "linux":
         return
@@ -106,7 +106,8 @@ def limit_resources(limits: ProcessLimits) -> None:
 
 
 def _program_folders() -> list[Path]:
-    """Where Python, what is imported, and shared libraries lie: some are read when first used."""
+    """The folders of Python, imported packages and shared libraries; some files are read at first
+    use."""
     modules = (sys.modules.get(name) for name in ("os", "numpy", "loraplex.adapters.errors"))
     files = [Path(module.__file__) for module in modules if module and module.__file__]
     packages = [file.resolve().parent for file in files]

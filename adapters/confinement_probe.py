@@ -1,8 +1,8 @@
-"""Which parts of the intake child's confinement are in force here: measured, never assumed.
+"""Measures which parts of the intake child's confinement are active on this machine.
 
-`measure_confinement` starts a child as an examination is started. The child confines itself, then
-tries what must fail. A mechanism is in force if it could be had and every act that it must prevent
-failed.
+`measure_confinement` starts a child in the same way as an examination. The child confines itself,
+then attempts what must fail. A mechanism is active if it was available and every action that it
+must prevent failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .errors import ConfinementMissing
 
 WALL_SECONDS = 60.0
 REQUIRED = (Mechanism.NAMESPACES, Mechanism.LANDLOCK, Mechanism.LIMITS)
-"""What `--require-confinement` asks for; seccomp is the container's."""
+"""The mechanisms that `--require-confinement` requires; seccomp is left to the container."""
 
 _LIMITS = ProcessLimits(memory_bytes=1 << 30, cpu_seconds=30, file_bytes=1 << 20)
 _EXECUTED = 77
@@ -61,12 +61,12 @@ class MechanismState:
     name: Mechanism
     is_in_force: bool
     detail: str
-    """Why it is not, and what to do; or what was measured."""
+    """Why the mechanism is inactive and what to do, or what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class PossibleAct:
-    """What the confined process can do although it should not."""
+    """An action that the confined process can perform although it should not."""
 
     act: str
     reason: str
@@ -74,14 +74,14 @@ class PossibleAct:
 
 @dataclass(frozen=True, slots=True)
 class ConfinementReport:
-    """What confines an examination on this machine."""
+    """The confinement of examinations on this machine."""
 
     mechanisms: tuple[MechanismState, ...]
     possible: tuple[PossibleAct, ...]
 
     @property
     def missing(self) -> list[MechanismState]:
-        """What `--require-confinement` asks for and is not in force."""
+        """The mechanisms that `--require-confinement` requires and that are inactive."""
         required = (state for state in self.mechanisms if state.name in REQUIRED)
         return [state for state in required if not state.is_in_force]
 
@@ -97,7 +97,7 @@ class ConfinementReport:
 
 @dataclass(frozen=True, slots=True)
 class _Targets:
-    """What the child is given, and what it tries to reach. All paths are absolute."""
+    """The child's input, and the targets that it tries to reach. All paths are absolute."""
 
     input_path: str
     output_path: str
@@ -110,9 +110,9 @@ class _Targets:
 
 
 def measure_confinement() -> ConfinementReport:
-    """Start a child that confines itself and tries what must fail; takes about 0.3 s.
+    """Start a child that confines itself and attempts what must fail; takes about 0.3 s.
 
-    Where it cannot be measured nothing counts as in force.
+    If it cannot be measured, every mechanism counts as inactive.
     """
     try:
         return _judge(_run_probe())
@@ -125,7 +125,7 @@ def measure_confinement() -> ConfinementReport:
 
 
 def _run_probe() -> dict[str, Any]:
-    """What the child answers."""
+    """The child's answer."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-probe-")))
         question, answer, log = (
@@ -226,11 +226,11 @@ def _seccomp_state(mode: int) -> MechanismState:
 
 
 def main() -> None:
-    """Confine this process, answer what it still can do, and try to become another program."""
+    """Confine this process, report the possible actions, and try to execute another program."""
     targets = _Targets(**json.load(sys.stdin))
     seccomp = _seccomp_mode()  # before `/proc` is out of reach
     refusals = confine(_LIMITS, read=[Path(targets.input_path)], write=[Path(targets.output_path)])
-    Path(targets.input_path).read_bytes()  # what an examination needs works
+    Path(targets.input_path).read_bytes()  # the needs of an examination work
     Path(targets.output_path).write_bytes(b"output")
     acts = {name: _is_possible(act) for name, act in _acts(targets).items()}
     json.dump({"seccomp": seccomp, "refusals": dict(refusals), "acts": acts}, sys.stdout)
@@ -251,7 +251,7 @@ def _seccomp_mode() -> int:
 
 
 def _acts(targets: _Targets) -> dict[str, Callable[[], object]]:
-    """What must fail; each raises OSError if it does."""
+    """The actions that must fail; each raises OSError if it does."""
     outside = Path(targets.outside)
     secret = outside / "secret"
     loopback = "127.0.0.1"

@@ -1,7 +1,7 @@
-"""Copies of adapters' matrices outside of the arena: how much they may take, and what is left over.
+"""Byte budget for copies of adapters' matrices outside the arena, and the copies to erase.
 
-Kernels that keep such copies spend bytes here, and hand over what an adapter that goes leaves with
-them: it is zeroed with the adapter's own extent, beside the steps.
+Kernels that keep such copies take bytes from this budget. When an adapter is evicted, they hand
+over its copies, which are zeroed together with the adapter's extent, outside the steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CopyBudget:
         self.used_bytes -= num_bytes
 
     def discard(self, values: Tensor) -> None:
-        """What an adapter that is being removed leaves: nobody uses it any more."""
+        """Register a copy of a removed adapter's matrices that must be zeroed."""
         self._discarded.append(values)
 
     def take_discarded(self) -> list[Tensor]:

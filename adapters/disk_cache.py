@@ -1,7 +1,7 @@
-"""Adapters' blocks on this machine's disk: a bounded, crash-safe cache of the object store.
+"""Disk cache of adapter blocks from the object store: bounded and crash-safe.
 
 File names are hashes of the adapter key, never a tenant's text. A file gets its name only after its
-bytes are on the disk; what an earlier run left is verified before it is first used.
+bytes are on disk. Files left by an earlier run are verified before their first use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TENANT_DIGITS = 16
 
 
 class DiskCacheStats(NamedTuple):
-    """Counters since the start, and what is held now."""
+    """Counters since the start, and current sizes."""
 
     used_bytes: int = 0
     capacity_bytes: int = 0
@@ -44,34 +44,33 @@ class DiskCacheStats(NamedTuple):
 
 
 class CachedFile(NamedTuple):
-    """One block on the disk, as whoever looks at the directory sees it."""
+    """A block file in the cache's directory."""
 
     size_bytes: int
     used_at: float
-    """When it was last handed out, in seconds since 1970."""
+    """The time of the last use, in seconds since 1970."""
 
 
 @dataclass(slots=True)
 class _Entry:
     size_bytes: int
     used_at: float
-    """When it was last handed out, on the cache's clock; infinity while it is downloaded."""
+    """The time of the last use, on the cache's clock; infinity during the download."""
     is_verified: bool
     """Whether this process has seen its whole content."""
     is_awaited: bool
-    """It is downloaded, or was handed out and has not been read since."""
+    """Whether it is being downloaded, or was handed out and not read since."""
 
 
 class DiskCache:
     """Blocks by adapter key, at most `capacity_bytes` of them.
 
-    Room is made in the order of last use: first of what nobody used for ten minutes, then of the
-    tenants that hold more than an equal share. One process owns a directory. Methods are safe from
-    many threads; for one key the caller allows one `get` or `add` at a time (the fetcher's single
-    flight).
+    Room is made in the order of last use: first blocks that were not used for ten minutes, then
+    blocks of tenants above an equal share. One process owns a directory. Methods are thread-safe;
+    for one key the caller allows one `get` or `add` at a time (the fetcher's single flight).
 
-    A path that was handed out stays until it was read, at most a minute. Until then the cache may
-    exceed its capacity by what was handed out.
+    A path that was handed out is kept until it was read, for at most a minute. Until then the cache
+    may exceed its capacity by these files.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class DiskCache:
         return path
 
     def note_read(self, key: AdapterKey) -> None:
-        """Whoever the path was handed out to does not need the file any more."""
+        """The receiver of the path no longer needs the file."""
         with self._lock:
             entry = self._entries.get(self._path(key).name)
             if entry is not None and entry.used_at != float("inf"):
@@ -155,9 +154,10 @@ class DiskCache:
             path.with_suffix(_PARTIAL_SUFFIX).unlink(missing_ok=True)
 
     def trim(self, num_bytes: int, *, keep_bytes: int) -> int:
-        """Evict so many bytes, least recently used first, but keep `keep_bytes`; how many went.
+        """Evict this many bytes, least recently used first, but keep `keep_bytes`; returns the
+        evicted bytes.
 
-        What somebody is about to read stays.
+        Files that are about to be read are kept.
         """
         freed_bytes = 0
         with self._lock:
@@ -231,7 +231,7 @@ class DiskCache:
         self._counts["evictions"] += 1
 
     def _unused(self) -> list[str]:
-        """What nobody is about to read, least recently used first."""
+        """Files that are not about to be read, least recently used first."""
         now = self._clock()
         return [name for name, entry in self._entries.items() if self._may_go(entry, now)]
 
@@ -239,7 +239,8 @@ class DiskCache:
         return not entry.is_awaited or entry.used_at <= now - self._min_stay_seconds
 
     def _victims(self, tenant: str, size_bytes: int, limit_bytes: int) -> Iterator[str]:
-        """What may go for a newcomer, in this order; nothing that somebody is about to read."""
+        """The files that may be evicted for a new one, in this order, without those that are about
+        to be read."""
         now = self._clock()
         idle, in_use = [], []
         held: Counter[str] = Counter({tenant: size_bytes})
@@ -258,7 +259,7 @@ class DiskCache:
                 yield name
 
     def _adopt_files(self) -> OrderedDict[str, _Entry]:
-        """Entries for what an earlier run left, oldest first; remains of downloads are deleted."""
+        """Entries for files of an earlier run, oldest first; partial downloads are deleted."""
         files = []
         for path in self._directory.iterdir():
             if path.suffix == _SUFFIX:
@@ -273,9 +274,9 @@ class DiskCache:
 
 
 def file_name(key: AdapterKey) -> str:
-    """What a block's file is called.
+    """The name of a block's file.
 
-    The tenant's part tells after a restart whose share a file counts for.
+    After a restart, its tenant part shows whose share the file counts for.
     """
     tenant = hashlib.sha256(key.tenant_id.encode()).hexdigest()[:_TENANT_DIGITS]
     content = hashlib.sha256(f"{key.tenant_id}\0{key.digest}".encode()).hexdigest()
@@ -283,24 +284,25 @@ def file_name(key: AdapterKey) -> str:
 
 
 def list_cached_files(directory: Path) -> dict[str, CachedFile]:
-    """The blocks in a cache's directory, least recently used first, for who does not own it."""
+    """The blocks in a cache's directory, least recently used first, for a process that does not own
+    it."""
     found = {}
     for path in directory.glob(f"*{_SUFFIX}"):
         try:
             status = path.stat()
-        except OSError:  # it went meanwhile
+        except OSError:  # it was removed meanwhile
             continue
         found[path.name] = CachedFile(status.st_size, status.st_mtime)
     return dict(sorted(found.items(), key=lambda entry: entry[1].used_at))
 
 
 def _tenant(name: str) -> str:
-    """Whose file it is."""
+    """The tenant part of a file name."""
     return name[:_TENANT_DIGITS]
 
 
 def _claim_directory(directory: Path) -> None:
-    """Create the directory or check that it is ours alone. Raises PermissionError if it is not."""
+    """Create the directory or check that only this user can access it. Raises PermissionError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.geteuid():
         raise PermissionError(f"the adapter cache {directory} belongs to another user")

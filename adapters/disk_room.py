@@ -1,4 +1,4 @@
-"""How much may still be written to a disk, beside a reserve that is the database's alone."""
+"""Free space on a disk, excluding the reserve for the database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .errors import StorageFull
 
 RESERVE_PART = 20
-"""The reserve is one part in so many of the disk, within the two bounds below."""
+"""The reserve is this fraction of the disk (one in this number), within the bounds below."""
 MIN_RESERVE_BYTES = 8 << 20
 MAX_RESERVE_BYTES = 1 << 30
 
@@ -21,11 +21,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskSize(NamedTuple):
-    """A file system as it is now, in bytes."""
+    """The current size of a file system, in bytes."""
 
     total: int
     free: int
-    """To this process, without what only root may take."""
+    """For this process, without the part reserved for root."""
 
 
 def disk_size(directory: Path) -> DiskSize:
@@ -35,10 +35,10 @@ def disk_size(directory: Path) -> DiskSize:
 
 
 class DiskRoom:
-    """What uploads, stored adapters and cached copies may still take of a directory's disk.
+    """The space on a directory's disk for uploads, stored adapters and cached copies.
 
-    The database keeps the reserve for itself: keys, accounts and usage are written when nothing
-    else is taken any more. A part of the reserve may lie in a file that gives its bytes back when
+    The rest is reserved for the database, so that keys, accounts and usage can be written when
+    everything else is refused. A part of the reserve may be allocated in a file that shrinks when
     the disk is full nevertheless (`reserve_file`).
     """
 
@@ -61,12 +61,12 @@ class DiskRoom:
 
     @property
     def free_bytes(self) -> int:
-        """What may be written beside the reserve; negative if the reserve is touched."""
+        """Free bytes without the reserve; negative if the reserve is in use."""
         kept_free = self.reserve_bytes - self._kept_in_file()
         return self._measure(self._directory).free - max(0, kept_free)
 
     def check(self, num_bytes: int) -> None:
-        """Raise StorageFull unless so many bytes may be written."""
+        """Raise StorageFull unless this many bytes may be written."""
         if num_bytes > self.free_bytes:
             raise StorageFull
 
@@ -82,7 +82,7 @@ class DiskRoom:
 
 @contextmanager
 def full_disk_told() -> Iterator[None]:
-    """Raise StorageFull for what the system says of a full disk, or of a quota on it."""
+    """Raise StorageFull for the system's errors about a full disk or an exceeded quota."""
     try:
         yield
     except OSError as exc:

@@ -1,6 +1,4 @@
-"""What has to be on the disk: names, which survive a crash once their directory has been written,
-and room that is taken before it is needed.
-"""
+"""Durable disk operations: names that survive a crash, and space that is allocated in advance."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def make_directories(directory: Path, *, mode: int) -> None:
 
 
 def take_room(descriptor: int, num_bytes: int) -> None:
-    """Make the file so long at least, with the disk's room for all of it. Raises OSError."""
+    """Extend the file to at least this size, with allocated disk space. Raises OSError."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, num_bytes)
         return

@@ -1,8 +1,8 @@
-"""Which adapters to displace so that one more fits: a decision without effects.
+"""Chooses which adapters to evict to make room for one more. Pure function, no side effects.
 
-An adapter needs one contiguous extent, so dropping the least recently used one at a time may free
-much and help nobody. The unit of choice is therefore a window: neighbouring occupants whose
-removal leaves one hole that is large enough.
+An adapter needs one contiguous extent, so evicting the least recently used adapters one by one may
+free many bytes without making room. Therefore the unit of choice is a window: neighbouring adapters
+whose eviction leaves one extent that is large enough.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from .identity import AdapterKey
 
 
 class Cost(NamedTuple):
-    """What it costs to displace an occupant: first its rank, then how late it was used last, or
-    whatever else orders those of a rank."""
+    """The cost of evicting an occupant: first its rank, then its last use, or another order within
+    a rank."""
 
     rank: int
     last_used: float
 
 
 FREE = Cost(-1, 0.0)
-"""Of an extent that will be free without anyone's displacement: it is being zeroed."""
+"""The cost of an extent that is being zeroed and will be free without an eviction."""
 
 
 class Occupant(NamedTuple):
-    """What lies in the arena; without a cost it may not be displaced.
+    """An occupant of the arena; without a cost it may not be evicted.
 
-    Without a key it is no adapter that could be named as a victim.
+    Without a key it is not an adapter that could be chosen for eviction.
     """
 
     extent: Extent
@@ -44,7 +44,7 @@ class Window(NamedTuple):
     extent: Extent
     victims: tuple[AdapterKey, ...]
     cost: Cost
-    """That of the dearest victim."""
+    """The cost of the most expensive victim."""
 
 
 def choose_window(
@@ -54,10 +54,10 @@ def choose_window(
     occupants: Iterable[Occupant],
     avoid: Sequence[Extent] = (),
 ) -> Window | None:
-    """The window of at least `size` whose dearest victim is cheapest, then the smallest one.
+    """The window of at least `size` whose most expensive victim is cheapest, then the smallest one.
 
-    Victims are never more than needed. None if no window without an immovable occupant is large
-    enough, or its hole would touch one of `avoid`.
+    There are no more victims than necessary. None if no window without an immovable occupant is
+    large enough, or if the freed extent would touch one of `avoid`.
     """
     line = in_line(occupants, capacity=capacity, avoid=avoid)
     windows = [
@@ -73,7 +73,7 @@ def in_line(
 ) -> list[Occupant]:
     """Occupants by offset between immovable ends; each of `avoid`, and all in it, is immovable.
 
-    An occupant never straddles the border of one of `avoid`: it was a window itself.
+    An occupant never crosses the boundary of one of `avoid`, which was a window itself.
     """
     outside = [
         occupant
@@ -92,7 +92,7 @@ def _price(window: Window) -> tuple[Cost, int, int]:
 
 
 def _window_from(line: list[Occupant], start: int, size: int) -> Window | None:
-    """The shortest window that begins behind `line[start]`."""
+    """The shortest window that begins after `line[start]`."""
     begin = line[start].extent.end
     cost = FREE
     victims: list[AdapterKey] = []

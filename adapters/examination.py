@@ -1,4 +1,4 @@
-"""One look at an adapter: parse, bind, check, measure, and write its canonical block.
+"""Examines an adapter: parses, binds, checks and measures it, and writes its canonical block.
 
 A pure function of files. `intake` runs it in a process with limits; tests and self-checks call it
 directly.
@@ -39,7 +39,7 @@ class IntakeWarning:
 
 @dataclass(frozen=True, slots=True)
 class IntakeReport:
-    """What intake found out about an accepted adapter, and the block it wrote."""
+    """The measurements of an accepted adapter, and its block."""
 
     digest: str
     base_id: str
@@ -62,9 +62,9 @@ class IntakeReport:
     """The most changed modules, at most eight, largest first."""
     warnings: tuple[IntakeWarning, ...] = ()
     features: tuple[str, ...] = ()
-    """What PEFT features it uses, by their names in `formats.SERVED`, in that order."""
+    """The PEFT features it uses, by their names in `formats.SERVED`, in that order."""
     trained_on: str | None = None
-    """What the trainer called the base, unless that is very long."""
+    """The trainer's name of the base, unless that is very long."""
 
 
 def examine(

@@ -1,8 +1,8 @@
-"""Which stacked parameter each pair of matrices around a module of experts belongs to.
+"""Determines which stacked expert parameter each pair of matrices belongs to.
 
-PEFT wraps the module once per targeted parameter and names a pair by the depth of its wrapper, not
-by the parameter. Shapes tell: `experts.lora_A` is the outermost, `experts.base_layer.lora_A` lies
-inside it.
+PEFT wraps the experts module once per targeted parameter, and names a pair by the depth of its
+wrapper, not by the parameter: `experts.lora_A` is the outermost, `experts.base_layer.lora_A` is
+inside it. Shapes identify the parameter.
 """
 
 from __future__ import annotations

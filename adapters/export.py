@@ -1,9 +1,10 @@
-"""Writing an adapter's two files again from its block, as their owner sent them.
+"""Restores an adapter's two original files from its block.
 
-Names, element types, shapes and bytes of every tensor are the original ones, and so is what decides
-the output in the configuration: an examination of the files gives the same digest.
+Names, element types, shapes and bytes of every tensor are the original ones, and so are the
+configuration fields that affect the output. Examining the restored files gives the same digest.
 
-A server calls `run_export`: the bytes pass through a child process, and are gone with it.
+A server calls `run_export`, which uses a child process, so the bytes do not remain in the server's
+memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 _HEADER_ALIGNMENT_BYTES = 8
 _RESERVE_BYTES = 1 << 30
 _MEMORY_FACTOR = 16
-"""At worst one matrix is the whole block, and is held in several types and orders at once."""
+"""In the worst case one matrix is the whole block, held in several dtypes and orders at once."""
 _OUTPUT_FACTOR = 4
 _CPU_SECONDS = 600
 _NO_FILE_STATUS = 3
@@ -63,9 +64,9 @@ def run_export(block: Path, directory: Path, *, base_model_name: str | None = No
 def export_adapter(block: Path, directory: Path, *, base_model_name: str | None = None) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors` into the existing `directory`.
 
-    `base_model_name` is what the trainer called the base, which no block says.
-    Files of these names are replaced, the weights first: who finds the configuration finds a whole
-    adapter. Raises ObjectCorrupt if the block is damaged or does not say what it was made from.
+    `base_model_name` is the trainer's name of the base, which the block does not store. Existing
+    files of these names are replaced, the weights first, so an existing configuration means a
+    complete adapter. Raises ObjectCorrupt if the block is damaged or lacks its source information.
     """
     header = read_block_header(block)
     source = parse_source(header.source)
@@ -80,7 +81,7 @@ def export_adapter(block: Path, directory: Path, *, base_model_name: str | None 
 
 
 def _read(file: BinaryIO, header: BlockHeader, tensor: SourceTensor) -> Array:
-    """One tensor as its owner stored it."""
+    """One tensor in its original form."""
     dtype = np.dtype(NUMPY_DTYPES[header.dtype]).newbyteorder("<")
     num_elements = int(np.prod(tensor.shape))
     file.seek(header.payload_offset + tensor.offset * dtype.itemsize)
@@ -112,7 +113,7 @@ def _safetensors_header(tensors: Iterable[SourceTensor]) -> bytes:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name once it is whole."""
+    """A file that gets its name once it is complete."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -123,7 +124,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def main() -> None:
-    """In the child: what standard input says, without network and under limits."""
+    """Run in the child: read the request from standard input, without network and with limits."""
     block, directory, base_model_name = json.load(sys.stdin)
     try:
         _confine(Path(block).stat().st_size)

@@ -1,7 +1,7 @@
-"""Contiguous extents of one array: which elements belong to whom.
+"""Allocates contiguous extents of one array.
 
-Every element is either free or inside exactly one allocated extent, and free neighbours are always
-merged. Sizes and offsets count whatever unit the owner chooses (the arena: elements).
+Every element is either free or in exactly one allocated extent, and adjacent free extents are
+always merged. Sizes and offsets are in units that the owner chooses (the arena: elements).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Extent(NamedTuple):
         return self.offset < other.end and other.offset < self.end
 
     def without(self, *others: Extent) -> list[Extent]:
-        """What is left of this extent beside all `others`, in order."""
+        """The parts of this extent that do not overlap `others`, in order."""
         parts = [self]
         for other in others:
             parts = [rest for part in parts for rest in part._without_one(other)]
@@ -63,7 +63,7 @@ class ExtentAllocator:
         return self.capacity - self.used
 
     def allocate(self, size: int, *, avoid: Sequence[Extent] = ()) -> Extent | None:
-        """Take the tightest free run of at least `size` outside of `avoid`; None if there is none.
+        """Allocate the smallest sufficient free extent outside of `avoid`; None if there is none.
 
         The extent's size is `size` rounded up to the alignment.
         """
@@ -85,7 +85,7 @@ class ExtentAllocator:
         return extent
 
     def free(self, extent: Extent) -> None:
-        """Give back exactly what `allocate` returned."""
+        """Free exactly what `allocate` returned."""
         assert extent in self._allocated, f"{extent} is not allocated"
         self._allocated.remove(extent)
         self.used -= extent.size

@@ -1,8 +1,8 @@
-"""Named places where a test may end the process, as a crash there would.
+"""Failpoints: named places where a test can end the process, as a crash would.
 
-Inert unless the environment names one when the process starts; nothing else can arm them. Each
-stands between two effects that a crash can part: bytes and their acknowledgement, an object and the
-row that names it.
+They are inert unless the environment names one when the process starts. Each lies between two
+effects that a crash can separate, such as storing bytes and acknowledging them, or writing an
+object and the row that names it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,6 @@ _ARMED = os.environ.get(VARIABLE)
 
 
 def failpoint(name: str) -> None:
-    """End the process at once, as `kill -9` does, if this failpoint is armed."""
+    """End the process immediately, like `kill -9`, if this failpoint is armed."""
     if name == _ARMED:
         os.kill(os.getpid(), signal.SIGKILL)

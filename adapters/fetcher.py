@@ -1,7 +1,8 @@
-"""Bringing adapters' blocks from the store to this machine's disk, in threads of its own.
+"""Downloads adapter blocks from the store to the disk cache, in its own threads.
 
-One download per adapter, however many ask for it; different adapters in parallel, the tenants in
-turn. What is handed out has been verified against the SHA-256 that the control plane recorded.
+Concurrent requests for one adapter share one download. Different adapters are downloaded in
+parallel, and tenants take turns. Every returned file has been verified against the SHA-256 that the
+control plane recorded.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ MAX_ATTEMPTS = 2
 MAX_TRANSFERS = 48
 """At a time. A transfer mostly waits for the store, so slow ones must not hold up each other."""
 MAX_TRANSFERS_OF_TENANT = min(max(2, os.cpu_count() or 1), MAX_TRANSFERS // 2)
-"""What arrives is verified, read, copied and answered on the processors that serve everyone: with
-more at a time, one tenant's cold adapters leave too little of them (decision 41)."""
+"""Fetched adapters are verified, read, copied and served by the processors that serve all tenants:
+with more concurrent transfers, one tenant's cold adapters leave too little for the others (decision
+41)."""
 
 TRANSFER_SECONDS = 120.0
 """For one block, second attempt included."""
@@ -37,13 +39,13 @@ class FetchedBlock(NamedTuple):
 
     path: Path
     tier: Tier
-    """Where it was found: Tier.DISK or Tier.STORE."""
+    """The tier in which it was found: Tier.DISK or Tier.STORE."""
     seconds: float = 0.0
     """From the first request for it to its being there."""
 
 
 class BlockSource(Protocol):
-    """What brings blocks to this machine's disk: a Fetcher, or the client of a fetcher process."""
+    """A source of blocks for this machine's disk: a Fetcher, or the client of a fetcher process."""
 
     def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]: ...
 
@@ -74,11 +76,11 @@ class Fetcher:
         self._forgotten: set[AdapterKey] = set()
 
     def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]:
-        """Bring a block to the disk, unless it is there; join the transfer if one is under way.
+        """Fetch a block to the disk cache unless it is there, or join a running transfer.
 
-        Each caller has a future of its own: cancelling it does not disturb the others. It fails
-        with ObjectNotFound, ObjectCorrupt, StoreUnavailable, or AdapterUnavailable if the disk
-        cannot take the block.
+        Each caller has its own future: cancelling it does not affect the others. It fails with
+        ObjectNotFound, ObjectCorrupt, StoreUnavailable, or AdapterUnavailable if the disk cannot
+        take the block.
         """
         waiter: Future[FetchedBlock] = Future()
         with self._lock:
@@ -92,7 +94,7 @@ class Fetcher:
         return waiter
 
     def forget(self, key: AdapterKey) -> None:
-        """Delete the local copy; a transfer under way ends with ObjectNotFound and leaves none."""
+        """Delete the local copy; a running transfer ends with ObjectNotFound and leaves none."""
         with self._lock:
             if key in self._flights:
                 self._forgotten.add(key)
@@ -103,7 +105,7 @@ class Fetcher:
         self._disk_cache.note_read(key)
 
     def close(self) -> None:
-        """Finish the transfers under way and end the threads; waiting ones are cancelled."""
+        """Finish the running transfers and end the threads; waiting transfers are cancelled."""
         self._threads.close()
 
     def _fly(self, key: AdapterKey, sha256: str, size_bytes: int, asked_at: float) -> FetchedBlock:
@@ -116,7 +118,7 @@ class Fetcher:
             self._land(key)
 
     def _land(self, key: AdapterKey) -> None:
-        """The flight is over. Raises ObjectNotFound if the adapter was forgotten meanwhile."""
+        """End the flight. Raises ObjectNotFound if the adapter was deleted meanwhile."""
         with self._lock:
             del self._flights[key]
             if key not in self._forgotten:

@@ -1,7 +1,7 @@
-"""The server's side of the fetcher process: starts it, asks it, and starts it again if it dies.
+"""The server's client of the fetcher process: starts it, calls it, and restarts it if it dies.
 
-The store's credentials are in the environment that this client is given, and go to that process
-alone. They are kept here, and nowhere else, for the next process.
+The store's credentials are passed to this client and given only to that process. The client keeps
+them to restart the process.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from .store.base import OnProgress, check_key, check_prefix
 FETCHER_COMMAND = (sys.executable, "-P", "-m", "loraplex.adapters.fetcher_process")
 START_SECONDS = 120.0
 STALL_SECONDS = 30.0
-"""A process that gives no sign of life for so long is ended."""
+"""A process without heartbeats for this long is ended."""
 FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 15.0
 GOOD_LIFE_SECONDS = 60.0
-"""After a life so long the pauses before a restart begin anew."""
+"""After a process has run for this long, the restart delays start over."""
 PAGE_OBJECTS = 500
 _RECEIVE_BYTES = 1 << 16
 _STDERR = 2
@@ -75,7 +75,7 @@ _log = logging.getLogger(__name__)
 
 
 class FetcherStats(NamedTuple):
-    """What the fetcher processes of this client have done, and what the disk cache holds now."""
+    """Counters of this client's fetcher processes, and the present contents of the disk cache."""
 
     disk: DiskCacheStats = DiskCacheStats()
     num_restarts: int = 0
@@ -83,14 +83,14 @@ class FetcherStats(NamedTuple):
 
 @dataclass(slots=True)
 class _Call:
-    """A call that was sent: its outcome, and who hears of its progress."""
+    """A call that was sent: its future, and the receiver of its progress."""
 
     outcome: Future[FromFetcher] = field(default_factory=Future)
     on_progress: OnProgress | None = None
 
 
 class _Outbox:
-    """What is on its way to the process: putting never waits, a thread sends in order."""
+    """The queue of messages to the process: putting never blocks, and a thread sends in order."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -102,7 +102,7 @@ class _Outbox:
         self._queue.put(data)
 
     def close(self) -> None:
-        """Wait for the thread's end; the other side must be gone."""
+        """Wait for the end of the thread; the peer must have exited."""
         self._queue.put(None)
         self._thread.join()
 
@@ -113,11 +113,11 @@ class _Outbox:
 
 
 class FetcherClient:
-    """Runs the fetcher process. Safe to use from many threads; nothing but `start`, `close`,
-    `forget`, `trim` and the store's methods waits.
+    """Runs the fetcher process. Thread-safe. Only `start`, `close`, `forget`, `trim` and the
+    store's methods block.
 
-    While there is no process every call fails with StoreUnavailable, and so do those that were
-    under way when it died.
+    While there is no process, every call fails with StoreUnavailable, and so do the calls that were
+    running when it died.
     """
 
     def __init__(
@@ -133,10 +133,9 @@ class FetcherClient:
         stall_seconds: float = STALL_SECONDS,
         transfer_seconds: float = TRANSFER_SECONDS,
     ) -> None:
-        """`environment` is all that the process gets, the store's credentials included;
-        `reserve_bytes` and `reserve_file` are for `DiskRoom`; `transfer_seconds` bounds the
-        transfer of one block.
-        """
+        """`environment`: the complete environment of the process, including the store's
+        credentials. `reserve_bytes` and `reserve_file` are for `DiskRoom`. `transfer_seconds`: the
+        limit for the transfer of one block."""
         self._open = Open(
             NO_CALL,
             store_url,
@@ -151,7 +150,7 @@ class FetcherClient:
         self._stall_seconds = stall_seconds
         self._lock = threading.Lock()
         self._outbox: _Outbox | None = None
-        """To the process that is ready; None while there is none."""
+        """The connection to the ready process; None while there is none."""
         self._process: subprocess.Popen[bytes] | None = None
         self._calls: dict[int, _Call] = {}
         self._call_ids = itertools.count(NO_CALL + 1)
@@ -161,7 +160,8 @@ class FetcherClient:
         """Counters of the processes that have ended."""
         self._present = DiskCacheStats()
         self._num_restarts = 0
-        # One thread for all lives: the kernel ends a child when the thread that began it ends.
+        # One thread for all processes: the kernel ends a child when the thread that started it
+        # ends.
         self._thread = threading.Thread(target=self._keep_alive, name="fetcher-client", daemon=True)
         self.store: ObjectStore = RemoteStore(self)
 
@@ -182,54 +182,54 @@ class FetcherClient:
             raise
 
     def close(self) -> None:
-        """End the process; what is under way fails with StoreUnavailable."""
+        """End the process; running calls fail with StoreUnavailable."""
         self._closing.set()
         self._kill()
         if self._thread.is_alive():
             self._thread.join()
 
     def fetch(self, key: AdapterKey, *, sha256: str, size_bytes: int) -> Future[FetchedBlock]:
-        """As `Fetcher.fetch`, in the other process."""
+        """Like `Fetcher.fetch`, in the other process."""
         waiter: Future[FetchedBlock] = Future()
         call = self.send(lambda call_id: Fetch(call_id, key, sha256, size_bytes))
         call.add_done_callback(lambda done: _pass_block_on(done, waiter))
         return waiter
 
     def note_read(self, key: AdapterKey) -> None:
-        """As `Fetcher.note_read`; a process that is starting knows of nobody who reads."""
+        """Like `Fetcher.note_read`; a process that is starting has no readers."""
         with self._lock:
             if self._outbox is not None:
                 self._outbox.put(encode(NoteRead(NO_CALL, key)))
 
     def forget(self, key: AdapterKey) -> None:
-        """As `Fetcher.forget`; done when this returns. Raises StoreUnavailable."""
+        """Like `Fetcher.forget`; complete when this returns. Raises StoreUnavailable."""
         self.send(lambda call_id: Forget(call_id, key)).result()
 
     def trim(self, num_bytes: int, *, keep_bytes: int) -> int:
-        """As `DiskCache.trim`; waits for it. Raises StoreUnavailable."""
+        """Like `DiskCache.trim`; waits for it. Raises StoreUnavailable."""
         answer = self.send(lambda call_id: Trim(call_id, num_bytes, keep_bytes)).result()
         assert isinstance(answer, Counted), answer
         return answer.number
 
     def stats(self) -> FetcherStats:
-        """As of the last sign of life; does not wait."""
+        """As of the last heartbeat; does not block."""
         with self._lock:
             past, present = self._past, self._present
             return FetcherStats(_added(past, present), self._num_restarts)
 
     @property
     def pid(self) -> int | None:
-        """Of the process that is ready; None while there is none."""
+        """The process id of the ready process; None while there is none."""
         with self._lock:
             return self._process.pid if self._process and self._outbox else None
 
     def send(
         self, make: Callable[[int], ToFetcher], on_progress: OnProgress | None = None
     ) -> Future[FromFetcher]:
-        """Send the call that `make` builds from its number; the future of its answer.
+        """Send the call that `make` builds from its number; returns the future of its answer.
 
-        The future fails with what the fetcher raised. `on_progress` is called from a thread that
-        must not be held up.
+        The future fails with the fetcher's error. `on_progress` is called from a thread that must
+        not be blocked.
         """
         call = _Call(on_progress=on_progress)
         call_id = next(self._call_ids)
@@ -270,7 +270,7 @@ class FetcherClient:
                 self._num_restarts += 1
 
     def _live(self) -> None:
-        """One life of the process, from its start to its end."""
+        """Run one process, from its start to its end."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -279,7 +279,7 @@ class FetcherClient:
                     stdin=theirs.fileno(),
                     stdout=_STDERR,
                     env=self._environment,
-                    # Its own group: a signal to ours reaches us alone.
+                    # A new process group, so that a signal to the server's group does not reach it.
                     start_new_session=True,
                 )
             yield_processor(process.pid)  # transfers can wait for the engine's steps
@@ -296,7 +296,7 @@ class FetcherClient:
                 self._end_life(process)
 
     def _end_life(self, process: subprocess.Popen[bytes]) -> None:
-        """Let nobody use it any more, and make sure that it is gone: it owns the cache."""
+        """Stop using the process and ensure that it has ended, because it owns the cache."""
         with self._lock:
             outbox, self._outbox = self._outbox, None
             self._process = None
@@ -315,7 +315,7 @@ class FetcherClient:
             _fail(call.outcome, StoreUnavailable("the fetcher process ended; ask again"))
 
     def _receive(self, connected: socket.socket) -> None:
-        """Hand over every message until the process ends. Raises OSError if it gives no sign."""
+        """Deliver every message until the process ends. Raises OSError without heartbeats."""
         inbox = Inbox()
         poll = select.poll()
         poll.register(connected, select.POLLIN)
@@ -417,7 +417,7 @@ class RemoteStore:
 
 
 def _added(past: DiskCacheStats, present: DiskCacheStats) -> DiskCacheStats:
-    """Counters summed up; what is held is what is held now."""
+    """Sum the counters; sizes are the current ones."""
     return DiskCacheStats(
         used_bytes=present.used_bytes,
         capacity_bytes=present.capacity_bytes,
@@ -441,7 +441,7 @@ def _fail(outcome: Future[FromFetcher], error: Exception) -> None:
 
 
 def _pass_block_on(call: Future[FromFetcher], waiter: Future[FetchedBlock]) -> None:
-    """Give a caller the outcome of its fetch, unless it has given up."""
+    """Set the result of a caller's fetch, unless the caller has cancelled it."""
     if not waiter.set_running_or_notify_cancel():
         return
     error = call.exception()

@@ -1,7 +1,7 @@
-"""The environment of the fetcher process, and the store's credentials taken out of our own.
+"""Moves the store's credentials from this process's environment to the fetcher's.
 
-What is taken is neither inherited by children nor found in `os.environ` again. On Linux and macOS
-the bytes themselves are overwritten too, so `/proc/<pid>/environ` shows them no longer.
+Afterwards child processes do not inherit them and `os.environ` does not contain them. On Linux and
+macOS the bytes themselves are overwritten, so `/proc/<pid>/environ` no longer shows them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ZEROED_MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0",
     "PYTHONMALLOC": "malloc",
 }
-"""Has glibc overwrite all memory that is freed: the SDK and its HTTP client copy adapters through
-buffers that are not ours to zero (decision 35)."""
+"""Makes glibc overwrite all freed memory: the SDK and its HTTP client copy adapters through buffers
+that cannot be zeroed otherwise (decision 35)."""
 _PREFIX = "AWS_"
 _VARIABLES = frozenset({"BOTO_CONFIG"})
 
@@ -31,7 +31,7 @@ _PASSED_VARIABLES = frozenset(
 
 
 def take_credentials() -> dict[str, str]:
-    """The AWS SDK's variables, which are gone from the environment afterwards."""
+    """Remove the AWS SDK's variables from the environment and return them."""
     names = [name for name in os.environ if name.startswith(_PREFIX) or name in _VARIABLES]
     taken = {}
     for name in names:
@@ -44,7 +44,7 @@ def take_credentials() -> dict[str, str]:
 def fetcher_environment(
     environment: Mapping[str, str], credentials: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a fetcher process needs of ours, and the store's credentials."""
+    """The environment variables that a fetcher process needs, and the store's credentials."""
     passed = {
         name: value
         for name, value in environment.items()

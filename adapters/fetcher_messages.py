@@ -1,7 +1,7 @@
-"""What the server and its fetcher process say to each other: JSON, each message behind its length.
+"""Messages between the server and the fetcher process: length-prefixed JSON.
 
-Every call has a number; its answer carries the same one. Messages are checked against these types
-when they are read, so neither side acts on what the other could not have meant.
+Every call has a number, and its answer has the same number. Both sides check messages against these
+types when they read them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .tier import Tier
 
 MAX_MESSAGE_BYTES = 1 << 20
 NO_CALL = 0
-"""Where a message answers no call."""
+"""The call id of messages that answer no call."""
 INVALID_STORE = "invalid_store"
 """Code of an answer to Open: the store's URL is malformed."""
 
@@ -47,7 +47,7 @@ _ERRORS = {
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """One call, answer or note."""
+    """A call, an answer or a note."""
 
     call_id: int
 
@@ -56,16 +56,16 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Open(Message, frozen=True):
-    """Comes first: which store and which folder."""
+    """The first message: the store and the folder to use."""
 
     store_url: str
     cache_directory: str
     capacity_bytes: int
     reserve_bytes: int | None
     reserve_file: str | None
-    """As `DiskRoom` takes them."""
+    """As in `DiskRoom`."""
     transfer_seconds: float
-    """How long one block may take."""
+    """The time limit for one block."""
 
 
 class Fetch(Message, frozen=True):
@@ -77,7 +77,7 @@ class Fetch(Message, frozen=True):
 
 
 class NoteRead(Message, frozen=True):
-    """What was fetched has been read, and need not stay. Not answered."""
+    """The fetched file has been read and may be evicted. Not answered."""
 
     key: AdapterKey
 
@@ -148,7 +148,7 @@ class Ready(Message, frozen=True):
 
 
 class Note(Message, frozen=True):
-    """Comes of itself, as a sign of life, and before the answer to what changed it."""
+    """Sent without a request, as a heartbeat, and before the answer of a call that changes it."""
 
     disk: DiskCacheStats
 
@@ -181,7 +181,7 @@ class Failed(Message, frozen=True):
     message: str
 
     def as_error(self) -> Exception:
-        """The error that it was in the fetcher."""
+        """The error as it was raised in the fetcher."""
         if self.code == INVALID_STORE:
             return ValueError(self.message)
         return _ERRORS.get(self.code, AdapterUnavailable)(self.message)
@@ -209,7 +209,7 @@ _FROM_FETCHER: msgspec.json.Decoder[FromFetcher] = msgspec.json.Decoder(FromFetc
 
 
 class MessageRefused(Exception):
-    """The other side sent what is no message of this protocol."""
+    """The peer sent something that is not a message of this protocol."""
 
 
 class Inbox:
@@ -234,7 +234,7 @@ class Inbox:
 
 
 def encode(message: ToFetcher | FromFetcher) -> bytes:
-    """The message as it goes over the socket."""
+    """The message in its wire format."""
     content = msgspec.json.encode(message)
     assert len(content) <= MAX_MESSAGE_BYTES, "pages and texts are bounded"
     return len(content).to_bytes(_LENGTH_BYTES, "big") + content
@@ -258,7 +258,7 @@ def _decode(decoder: msgspec.json.Decoder[MessageT], content: bytes) -> MessageT
 
 
 def as_failure(call_id: int, error: AdapterError | OSError) -> Failed:
-    """What the caller is told of an error."""
+    """The message of an error for the caller."""
     if isinstance(error, OSError):
         return Failed(
             call_id, AdapterUnavailable.code, f"this machine's disk failed: {error.strerror}"

@@ -1,10 +1,9 @@
 """The fetcher process: `python -m loraplex.adapters.fetcher_process`.
 
-It alone is given the store's credentials and owns the disk cache. Standard input is a socket to
-the server, see `fetcher_messages`; its end says that the server is gone, and nothing outlives it.
-The first message says what to open. Transfers run in threads of their own, and so do the calls on
-the store that the server makes, so that pushes and loads do not wait for each other. Tenants take
-turns at both.
+Only this process has the store's credentials, and it owns the disk cache. Standard input is a
+socket to the server (see `fetcher_messages`). When the socket closes, the process ends. The first
+message says what to open. Transfers and the server's store calls run in separate threads, so pushes
+and loads do not wait for each other. Tenants take turns at both.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ from .tenant_threads import TenantThreads
 NUM_STORE_THREADS = 8
 HEARTBEAT_SECONDS = 2.0
 BEATS_PER_RETURN = 30
-"""After so many, freed memory is given back: about every minute."""
+"""Freed memory is returned after this many heartbeats: about every minute."""
 PROGRESS_BYTES = 4 << 20
-"""How often progress is told."""
+"""Progress is reported at intervals of this many bytes."""
 RECEIVE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 
@@ -89,7 +88,7 @@ class Connection:
         self._arrived: list[bytes] = []
 
     def send(self, message: FromFetcher) -> None:
-        """Send a whole message; the end of this process if nobody is there."""
+        """Send a complete message; end this process if the peer is gone."""
         try:
             with self._lock:
                 self._socket.sendall(encode(message))
@@ -97,7 +96,7 @@ class Connection:
             os._exit(0)
 
     def receive(self) -> ToFetcher:
-        """The next message; the end of this process if the server has gone."""
+        """The next message; ends this process if the server is gone."""
         while not self._arrived:
             data = self._socket.recv(RECEIVE_BYTES)
             if not data:
@@ -162,7 +161,7 @@ class FetcherService:
         match message:
             case Forget(_, key):
                 self._fetcher.forget(key)
-                gc.collect()  # what a failed transfer held goes too
+                gc.collect()  # also frees the memory of a failed transfer
             case Trim(_, num_bytes, keep_bytes):
                 return Counted(call_id, self._disk_cache.trim(num_bytes, keep_bytes=keep_bytes))
             case PutFile(_, key, path, sha256):
@@ -211,7 +210,7 @@ class _Progress:
 
 
 def _tenant_of(message: ToFetcher) -> str | None:
-    """Whose object the call is about; None: the server's own upkeep."""
+    """The tenant of the call's object; None: the server's own upkeep."""
     match message:
         case Forget():
             return message.key.tenant_id
@@ -242,7 +241,7 @@ def main() -> Never:
 
 
 def _open(connection: Connection) -> FetcherService:
-    """What the first message asks for; the end of this process if it cannot be had."""
+    """Open what the first message describes; end this process if that fails."""
     message = connection.receive()
     if not isinstance(message, Open):
         raise MessageRefused(f"{type(message).__name__} came before Open")
@@ -282,7 +281,7 @@ def _open_cache(message: Open) -> DiskCache:
 
 
 def _end_with_parent() -> None:
-    """The parent's death ends this process at once, even one that is stuck in native code."""
+    """End this process immediately when the parent dies, even if it is stuck in native code."""
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the group: the parent decides
     if sys.platform == "linux":

@@ -1,7 +1,7 @@
-"""Which features of PEFT are served, how, and which are refused with which way out.
+"""The supported and refused PEFT features, with the reason and the alternative.
 
-The published list: `docs/formats.md` is what `python -m loraplex.adapters.formats` prints. Tests
-make one adapter per row with PEFT itself and prove the row.
+`python -m loraplex.adapters.formats` prints the published list, `docs/formats.md`. Tests create one
+adapter per row with PEFT and check the row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ServedFeature(NamedTuple):
     name: str
     """As in an adapter's report."""
     peft: str
-    """How it is asked for in PEFT."""
+    """How to enable it in PEFT."""
     how: str
 
 
@@ -339,7 +339,7 @@ UNUSUAL: tuple[RefusedFeature, ...] = (
         "Train without `trainable_token_indices`.",
     ),
 )
-"""Refused as well: what PEFT does not write by itself, or what depends on the base."""
+"""Also refused: tensors that PEFT does not write by itself, or that depend on the base."""
 
 REFUSED_BY_NAME: Mapping[str, RefusedFeature] = {
     feature.name: feature for feature in (*REFUSED, *UNUSUAL)
@@ -347,7 +347,7 @@ REFUSED_BY_NAME: Mapping[str, RefusedFeature] = {
 
 
 def refusal_message(name: str) -> str:
-    """What a refusal of this feature says after naming the field or tensor."""
+    """The explanation of a refusal, after the name of the field or tensor."""
     feature = REFUSED_BY_NAME[name]
     return f"{feature.why} {feature.way_out}"
 

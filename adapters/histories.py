@@ -1,4 +1,4 @@
-"""What happened to each adapter lately: every change of state, with its time and its reason."""
+"""Recent state changes of each adapter, with time and reason."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .identity import AdapterKey
 MAX_TRANSITIONS = 16
 """Kept of one adapter."""
 MAX_ADAPTERS = 1024
-"""Remembered at all; the one whose last change is longest ago is forgotten first."""
+"""The maximum number of adapters; the one with the oldest last change is dropped first."""
 
 
 class Transition(NamedTuple):
-    """One change; `at` is a reading of residency's clock."""
+    """One change; `at` is on the adapter manager's clock."""
 
     state: str
     at: float

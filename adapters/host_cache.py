@@ -1,8 +1,8 @@
-"""Host memory between the local disk and the device: blocks ready to be copied as they are.
+"""Host memory cache of blocks that are ready to be copied to the device.
 
-Reading a block folds each slice's scale into B in fp32 and rounds once to the serving type. All
-blocks lie in one pool that is allocated at start, so the bound in bytes is exact and
-loading allocates nothing. Bytes are zeroed before they are free again.
+Reading a block folds each slice's scale into B in fp32 and rounds once to the serving dtype. All
+blocks are in one pool that is allocated at start, so the bound in bytes is exact and loading
+allocates no memory. Bytes are zeroed before they are free again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .untouched import untouched_zeros
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 PIECE_ELEMENTS = 32 << 10
-"""Elements converted at a time: they stay in a core's cache, and torch starts no further threads
-for so few, so a load takes one core from the running step at most. Behind each, the loader thread
-rests as its pace wants."""
+"""Elements converted at a time. They fit into a core's cache, and torch starts no additional
+threads for so few, so a load takes at most one core from the running step. After each piece the
+loader thread pauses as its pace requires."""
 
 Prepare = Callable[[Tensor, BlockHeader, BlockPlan], None]
 """Changes a block `[num_elements]` in place, in the loader thread that has read it, its scales
@@ -43,7 +43,7 @@ folded in. Raises AdapterUnavailable if it cannot be served."""
 
 @dataclass(frozen=True, eq=False)
 class HostBlock:
-    """One adapter's block in host memory, in the serving type."""
+    """One adapter's block in host memory, in the serving dtype."""
 
     key: AdapterKey
     tensor: Tensor
@@ -62,9 +62,9 @@ class HostBlock:
 class HostCache:
     """Least-recently-used cache of blocks, bounded in bytes. Every method is thread-safe.
 
-    A block is *in use* from `read` or `acquire` until `release`; only blocks out of use are
-    dropped to make room. `page_locked` is for CUDA: copies from there run beside the kernels; torch
-    rounds what it page-locks up to a power of two.
+    A block is *in use* from `read` or `acquire` until `release`; only unused blocks are dropped to
+    make room. `page_locked` is for CUDA, where copies then run in parallel with kernels; torch
+    rounds page-locked sizes up to a power of two.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class HostCache:
         prepare: Prepare | None = None,
         pace: Pace = UNPACED,
     ) -> None:
-        """`prepare` turns the extras of a block, as read, into what is served; see `ExtraKind`.
+        """`prepare` converts the auxiliary tensors of a block to their served values; see
+        `ExtraKind`.
 
-        `pace`: how much of a core reading and zeroing may have beside the engine's steps.
+        `pace`: the share of a core that reading and zeroing may use while the engine's steps run.
         """
         self._prepare = prepare
         self._pace = pace
@@ -106,7 +107,7 @@ class HostCache:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of cached blocks and of reads that are under way."""
+        """Bytes of cached blocks and of running reads."""
         return self._extents.used * self._dtype.itemsize
 
     def size_of(self, key: AdapterKey) -> int:
@@ -116,7 +117,7 @@ class HostCache:
         return 0 if block is None else block.extent.size * self._dtype.itemsize
 
     def size_on_disk(self, path: Path) -> int:
-        """Bytes of a block's file; 0 if it is gone."""
+        """Bytes of a block's file; 0 if it does not exist."""
         try:
             return path.stat().st_size
         except OSError:
@@ -219,7 +220,7 @@ class HostCache:
                 self._erase(victim.extent)
 
     def _pop_victim(self, newcomer: AdapterKey, num_elements: int) -> HostBlock | None:
-        """What a tenant holds beyond its share goes first, then the least recently used.
+        """Blocks of tenants above their share are evicted first, then the least recently used.
 
         Called with `_lock` held. None if every block is in use.
         """
@@ -269,7 +270,7 @@ def _fill(
                     f"the adapter has values that are not finite in {piece.dtype}"
                 )
             work.pause()
-    finally:  # freed memory keeps what it held
+    finally:  # freed memory keeps its content
         stored.zero_()
         scaled.zero_()
 
@@ -284,7 +285,8 @@ def _read_into(file: BinaryIO, values: Tensor) -> None:
 
 
 def _is_finite(values: Tensor) -> bool:
-    """One pass, fifteen times as fast as `isfinite().all()`; NaN comes through both ends."""
+    """One pass, fifteen times as fast as `isfinite().all()`: NaN propagates through both
+    extremes."""
     low, high = torch.aminmax(values)
     return math.isfinite(low.item()) and math.isfinite(high.item())
 

@@ -1,7 +1,8 @@
-"""What an adapter version *is*: a tenant and the digest of its content.
+"""The identity of an adapter version: its tenant and the digest of its content.
 
-Names, versions and aliases are pointers kept by the control plane. Everything that holds weights,
-key/value blocks, leases or counters uses the `AdapterKey`, so nothing can be stale or crossed.
+Names, versions and aliases are pointers in the control plane. Everything that holds weights, KV
+blocks, leases or counters uses the `AdapterKey`, so entries cannot be stale or confused between
+tenants.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class AdapterKey(NamedTuple):
 
 
 class TensorDigest(NamedTuple):
-    """One tensor of the adapter as its owner sent it."""
+    """One tensor of the adapter in its original form."""
 
     name: str
     dtype: str

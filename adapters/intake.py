@@ -1,11 +1,11 @@
-"""Where a tenant's bytes are parsed: in a process of its own, with limits, that is thrown away.
+"""Parses a tenant's upload in a separate, limited process that ends afterwards.
 
-`run_intake` starts `python -m loraplex.adapters.intake`, hands it one JSON request on standard
+`run_intake` starts `python -m loraplex.adapters.intake`, writes one JSON request to its standard
 input and reads one JSON answer, a report or a rejection, from its standard output. The child
-inherits no environment, no open files and no working directory, and confines itself before it
-reads the adapter (see `confinement` for what is guaranteed). A child that exceeds a limit, or
-crashes twice, rejects the adapter; the caller is never harmed. A child that was killed from outside
-says nothing about the adapter: it is run again once, then IntakeUnavailable is raised.
+inherits no environment, no open files and no working directory, and confines itself before it reads
+the adapter (see `confinement` for the guarantees). A child that exceeds a limit, or crashes twice,
+rejects the adapter; the caller is not affected. A child that was killed from outside says nothing
+about the adapter: it is run once more, then IntakeUnavailable is raised.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _OUTPUT_RESERVE_BYTES = 16 << 20
 _CRASHES = frozenset(
     (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS)
 )
-"""What a process does to itself. Other signals come from outside: an operator, the kernel when
-memory runs out."""
+"""Signals that a process causes itself. Other signals come from outside: an operator, or the kernel
+when memory runs out."""
 
 _log = logging.getLogger(__name__)
 _NO_ROOM = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
@@ -50,7 +50,7 @@ _NO_ROOM = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """What one examination may use."""
+    """The limits of one examination."""
 
     max_file_bytes: int = 4 << 30
     """Size of the weights file."""
@@ -74,7 +74,7 @@ class IntakeRequest:
     base_model_name: str | None = None
     max_full_matrix_bytes: int = 0
     room_bytes: int | None = None
-    """What the disk has room for; None: nobody knows."""
+    """The free disk space; None if unknown."""
     limits: IntakeLimits = field(default_factory=IntakeLimits)
 
 
@@ -125,7 +125,7 @@ def _discard_output(request: IntakeRequest) -> None:
 
 
 def _blame(death: _ChildDied) -> AdapterRejected | IntakeUnavailable:
-    """What a second death says: crashing on the same bytes again is due to them."""
+    """The error after a second death: two crashes on the same bytes are caused by them."""
     error = (
         AdapterRejected("intake_failed", str(death))
         if -death.status in _CRASHES
@@ -158,7 +158,7 @@ def _wait(child: subprocess.Popen[bytes], wall_seconds: float) -> None:
         child.wait(wall_seconds)
     except subprocess.TimeoutExpired as exc:
         cpu_seconds = _kill(child)
-        if cpu_seconds < wall_seconds / 2:  # it was kept from running
+        if cpu_seconds < wall_seconds / 2:  # it was prevented from running
             raise IntakeUnavailable from exc
         raise AdapterRejected("intake_limit", f"it took longer than {wall_seconds:g} s") from exc
     finally:
@@ -220,7 +220,7 @@ def _parse_report(fields: dict[str, Any]) -> IntakeReport:
 
 
 def main() -> None:
-    """Answer the request on standard input; an exit without an answer is a fault of our own."""
+    """Answer the request on standard input; an exit without an answer is an internal error."""
     fields = json.load(sys.stdin)
     request = IntakeRequest(**{**fields, "limits": IntakeLimits(**fields["limits"])})
     output = Path(request.output_path)

@@ -1,6 +1,6 @@
-"""Linux's Landlock: a process gives up the right to use files and TCP, for good.
+"""Linux's Landlock: a process irrevocably gives up access to files and TCP.
 
-Any process may do it, where the kernel knows Landlock (5.13 and later; TCP 6.7 and later).
+Any process may use it if the kernel supports Landlock (5.13 and later; TCP 6.7 and later).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WRITE_FILE = 1 << 1
 _READ_FILE = 1 << 2
 _READ_FOLDER = 1 << 3
 _FIRST_RIGHTS = (1 << 13) - 1
-"""Execute, write, read, remove, make: what the first version knows."""
+"""Execute, write, read, remove, make: the rights of the first version."""
 _MOVE = 1 << 13
 _TRUNCATE = 1 << 14
 _TCP = 0b11  # bind and connect
@@ -47,14 +47,14 @@ class _PathBeneath(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """What the kernel offers; 0: nothing."""
+    """The version that the kernel supports; 0: none."""
     if sys.platform != "linux":
         return 0
     return max(0, _syscall(_CREATE_RULESET, None, 0, _GET_VERSION))
 
 
 def why_no_landlock() -> str | None:
-    """What keeps Landlock from being used here, and what to do; None: nothing."""
+    """The reason why Landlock is unavailable, and what to do; None if it is available."""
     if landlock_version():
         return None
     if sys.platform != "linux":
@@ -64,16 +64,16 @@ def why_no_landlock() -> str | None:
 
 
 def forbid_new_privileges() -> None:
-    """No program that this process starts gets rights that it has not, by set-user-ID or else."""
+    """No program that this process starts gets further privileges, by set-user-ID or otherwise."""
     _checked(ctypes.CDLL(None, use_errno=True).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
 
 
 def allow_only(*, read: Iterable[Path], write: Iterable[Path]) -> bool:
-    """Keep this thread from all files but these, and from TCP.
+    """Restrict this thread to these files, and forbid TCP.
 
-    `read`: folders with all below them, and files. `write`: existing files, which may be read too.
-    What is missing is left out. Threads and processes that it starts inherit it; files that are
-    open stay usable. False: the kernel does not know Landlock, and nothing has changed.
+    `read`: folders with their contents, and files. `write`: existing files, which may be read too.
+    Missing paths are skipped. New threads and processes inherit the restriction; open files stay
+    usable. Returns False without any effect if the kernel does not support Landlock.
     """
     version = landlock_version()
     if not version:

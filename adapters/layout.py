@@ -1,7 +1,7 @@
-"""Which layers of a base model an adapter can change, in the order the base runs them.
+"""The base model's layers that an adapter can change, in the order in which the base runs them.
 
-The engine derives the layout from the loaded model; intake binds tensors to it; the canonical
-block and the device tables follow its order. It is plain data and needs no torch.
+The engine derives the layout from the loaded model, intake binds tensors to it, and the canonical
+block and the device table follow its order. Plain data, torch-free.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 
 
 class SliceKind(StrEnum):
-    """What a slice computes, and so how its matrices lie in a block."""
+    """The operation of a slice, which determines the layout of its matrices in a block."""
 
     LINEAR = "linear"
     """`y = x Wᵀ`: A `[rank, in]`, B transposed `[rank, out]`. Output heads and routers are too."""
@@ -27,7 +27,7 @@ class SliceKind(StrEnum):
 
 @dataclass(frozen=True)
 class Slice:
-    """One layer that LoRA may target; one part of a fused projection."""
+    """One layer that LoRA may target; one slice of a projection."""
 
     name: str
     """Path inside the model, such as `model.layers.0.self_attn.q_proj`: the module's, or that of
@@ -36,7 +36,7 @@ class Slice:
     out_features: int
     kind: SliceKind = SliceKind.LINEAR
     num_experts: int = 1
-    """Of a slice of kind EXPERTS."""
+    """For a slice of kind EXPERTS."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class BaseLayout:
 
     @cached_property
     def routers(self) -> frozenset[int]:
-        """Slice indices of the linear layers beside stacked experts that score each of them."""
+        """Slice indices of the routers: the linear layers that score stacked experts."""
         num_experts = {
             module.rpartition(".")[0]: self.slices[indices[0]].num_experts
             for module, indices in self.expert_modules.items()

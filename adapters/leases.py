@@ -1,4 +1,4 @@
-"""Who may use which adapter's place on the device: a set of request ids, never a counter."""
+"""Leases on resident adapters: sets of request ids, not counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long loads take, stage by stage, in buckets that never change."""
+"""Histograms of load times by stage, with fixed buckets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = {
 
 
 class Histogram(NamedTuple):
-    """`counts` per bucket of BOUNDS, and of what is above them; `sum` in seconds."""
+    """`counts` per bucket of BOUNDS and above them; `sum` in seconds."""
 
     counts: tuple[int, ...]
     sum: float

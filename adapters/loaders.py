@@ -1,7 +1,7 @@
-"""The threads that read, copy and zero adapters' bytes beside the engine's loop.
+"""The threads that read, copy and zero adapters' bytes while the engine's loop runs.
 
-They never have more than a part of a core while a step could run (see `Pace`), and one of them is
-kept for small adapters, which therefore never wait for the end of a huge one.
+They use at most a set share of a core while a step could run (see `Pace`). One thread is reserved
+for small adapters, so these never wait for a very large one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SMALL_BYTES = 64 << 20
-"""Jobs on at most so many bytes may take any thread; of the larger ones one fewer than there are
-threads run at once."""
+"""Any thread may run jobs of up to this many bytes. Of larger jobs, at most one fewer than there
+are threads run at once."""
 
 
 class Loaders(Protocol):
-    """Runs jobs, in any order and beside each other."""
+    """Runs jobs concurrently, in any order."""
 
     def submit(
         self, num_bytes: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Begin `fn` some time; `num_bytes` is about what it reads or writes."""
+        """Run `fn` in a thread; `num_bytes` is the approximate amount that it reads or writes."""
 
 
 class Pace:
-    """How much of a core the loader threads may have.
+    """The share of a core that the loader threads may use.
 
-    While the engine has requests in its batch, all threads together work `duty` seconds of CPU
-    time in a second and sleep in between, after every piece of work: the steps' own threads find
-    the core free for the rest of the time, and memory bandwidth is shared in the same proportion.
-    While nothing runs, nobody is held up.
+    While the engine has requests in its batch, all threads together use `duty` seconds of CPU time
+    per second and sleep in between, after every piece of work. So the core is free for the steps'
+    own threads the rest of the time, and memory bandwidth is shared in the same proportion. While
+    no step runs, nothing is delayed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Pace:
         """When the work that was done so far has been paid for."""
 
     def rest(self, worked_seconds: float) -> None:
-        """A loader thread has worked so long since its last rest: sleep until that is paid for."""
+        """Called by a loader thread with its work time since the last pause: sleep for the pace."""
         if not self.is_busy or self._duty >= 1:
             return
         now = self._clock()
@@ -70,7 +70,7 @@ class Pace:
 
 
 UNPACED = Pace(1.0)
-"""For who has no steps beside the loads."""
+"""A pace for owners without steps."""
 
 
 class Paced:

@@ -1,6 +1,7 @@
-"""Log records of a process: one JSON object a line on standard error.
+"""Logging of a process: one JSON object per line on standard error.
 
-The message is a stable event name, facts travel in `extra`; prompts, outputs and keys never do.
+The message is a stable event name, and facts are in `extra`. Prompts, outputs and keys are never
+logged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The C library's memory allocator, where it is glibc's; other C libraries are left as they are."""
+"""Control of the C library's memory allocator, if it is glibc's; a no-op with other C libraries."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LIBC = ctypes.CDLL(None)
 
 
 def share_arena() -> None:
-    """Let all threads allocate from the same arena; to be called before there are threads.
+    """Let all threads allocate from the same arena; must be called before there are threads.
 
-    glibc would make up to eight per core. Each keeps the most that its threads ever held at once,
-    so all of them grow for hours. Python's lock lets few threads allocate at once. An operator's
-    own `MALLOC_ARENA_MAX` has precedence.
+    glibc would create up to eight arenas per core. Each keeps the maximum that its threads ever
+    held at once, so they all grow for hours. Python's lock lets few threads allocate at once. The
+    operator's own `MALLOC_ARENA_MAX` takes precedence.
     """
     mallopt = getattr(_LIBC, "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
@@ -23,10 +23,10 @@ def share_arena() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give the pages of freed memory back to the system.
+    """Return the pages of freed memory to the system.
 
-    glibc keeps them for the next allocation, and what it keeps only ever grows: holes between live
-    allocations are seldom of the size that is needed next.
+    glibc keeps them for later allocations, and the amount only grows: gaps between live allocations
+    rarely have the size that is needed next.
     """
     trim = getattr(_LIBC, "malloc_trim", None)
     if trim is not None:

@@ -1,4 +1,4 @@
-"""Hashing, checking and measuring an adapter's values, one tensor at a time."""
+"""Hashes, checks and measures an adapter's values, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .weights import Array, check_range, content_bytes, delta_norm, read_tensor,
 
 @dataclass(frozen=True, slots=True)
 class ModuleDelta:
-    """How much the adapter changes one module's weight."""
+    """The adapter's change to one module's weight."""
 
     module: str
     norm: float
@@ -31,19 +31,19 @@ class ModuleDelta:
 
 
 class Measured(NamedTuple):
-    """What the values of an adapter say."""
+    """The measurements of an adapter's values."""
 
     hashes: tuple[TensorDigest, ...]
     deltas: tuple[ModuleDelta, ...]
     """Per slice with A and B."""
     inert_auxiliary: tuple[str, ...]
-    """Tensors beside A and B that change nothing for certain: all zero, or the base's own."""
+    """Auxiliary tensors without any effect: all zero, or equal to the base's."""
 
 
 def measure(
     weights: BinaryIO, binding: Binding, layout: BaseLayout, serving_dtype: str
 ) -> Measured:
-    """Hash and check every tensor, and measure what it changes.
+    """Hash and check every tensor, and measure the changes.
 
     Raises AdapterRejected if a value is out of range or if nothing has an effect.
     """
@@ -88,7 +88,7 @@ def check_base_copies(weights: BinaryIO, copies: tuple[BaseCopy, ...], layout: B
 
 
 def _is_the_bases(extra: BoundExtra, values: npt.NDArray[np.float32], layout: BaseLayout) -> bool:
-    """Whether a whole matrix was never trained; other kinds cannot be told without the base."""
+    """Whether a full matrix was never trained; other kinds cannot be decided without the base."""
     if extra.extra.kind is not ExtraKind.MATRIX:
         return False
     digest = layout.digests.get(extra.layer.name)

@@ -1,11 +1,11 @@
-"""In which order the waiting requests will need their adapters.
+"""The order in which waiting requests will need their adapters.
 
-An adapter that a request waits for gives its place only to one that is needed sooner, and only if
-that one is needed soon: the order changes with every step, and further ahead it is no reason to
-load anything. What no request waits for gives its place to anyone.
+An adapter with a waiting request is evicted only for one that is needed sooner, and only if that
+one is needed soon: the order changes with every step, so needs that are further away justify no
+load. An adapter without waiting requests may be evicted for any other.
 
-Only as many loads begin as turns are soon: a tenant that names a thousand adapters has no more
-transfers and no more files on this machine's disk than its requests can use next.
+Only as many loads start as requests may run soon. So a tenant that names a thousand adapters has no
+more transfers and files on this machine than its requests can use next.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable
 from .identity import AdapterKey
 
 NextUseRank = tuple[int, int]
-"""Of an adapter that waits; the less, the sooner: its reach, then when it was asked for."""
+"""The rank of a waiting adapter; smaller is sooner: its reach, then its arrival."""
 
 
 class NextUses:
     """The adapters' turns, the next one first."""
 
     def __init__(self, num_soon: int, clock: Callable[[], float]) -> None:
-        """`num_soon`: of so many adapters the turn is soon."""
+        """`num_soon`: the number of adapters whose next use is soon."""
         assert num_soon >= 1
         self.num_soon = num_soon
         self._clock = clock
@@ -46,7 +46,7 @@ class NextUses:
         self._soon_since = {key: self._soon_since.get(key, now) for key in self.next()}
 
     def add(self, key: AdapterKey) -> None:
-        """A request names this one too: behind all others, unless it had a turn before."""
+        """Another request needs this adapter: it is ranked last, unless it already has a rank."""
         if key in self._turns:
             return
         self._turns[key] = next(reversed(self._turns.values()), -1) + 1
@@ -60,7 +60,7 @@ class NextUses:
         self._fill_near()
 
     def next(self) -> list[AdapterKey]:
-        """Those whose turn is soon."""
+        """The adapters whose next use is soon."""
         return [key for key, turn in self._turns.items() if turn < self.num_soon]
 
     def may_begin(self, key: AdapterKey) -> bool:
@@ -68,7 +68,7 @@ class NextUses:
         return key in self._near or (key not in self._turns and len(self._near) < self.num_soon)
 
     def of(self, key: AdapterKey) -> int | None:
-        """How many are needed before it; None: no request waits for it."""
+        """The number of adapters that are needed before it; None: no request waits for it."""
         return self._turns.get(key)
 
     def distance(self, key: AdapterKey) -> int:
@@ -77,7 +77,7 @@ class NextUses:
         return self.num_soon + 1 if turn is None else min(self.num_soon, turn)
 
     def reach(self, key: AdapterKey) -> int:
-        """Whose distance is greater than this may be displaced for the adapter."""
+        """Adapters with a greater distance than this may be evicted for the adapter."""
         return min(self.num_soon, self.distance(key))
 
     def soon_since(self, key: AdapterKey) -> float | None:

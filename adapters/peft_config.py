@@ -1,8 +1,8 @@
-"""adapter_config.json, reduced to what decides the adapter's output, or refused.
+"""Parses adapter_config.json into the fields that affect the output, or refuses it.
 
-The file is a tenant's: its size is bounded, its JSON strict, its keys known (`peft_fields`).
-Nothing in it is executed: `target_modules` may be a regular expression and is not run (tensor
-names decide), and the keys of `rank_pattern` and `alpha_pattern` must be literal.
+The file is untrusted: its size is bounded, its JSON is parsed strictly, and its keys must be known
+(`peft_fields`). Nothing in it is executed: `target_modules` may be a regular expression but is
+never run (tensor names decide), and the keys of `rank_pattern` and `alpha_pattern` must be literal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """What a LoRA configuration says about the adapter's output."""
+    """The fields of a LoRA configuration that affect the adapter's output."""
 
     rank: int
     alpha: float
@@ -48,10 +48,10 @@ class PeftConfig:
     """Which biases of the base were trained: `none`, `lora_only` or `all`."""
     modules_to_save: tuple[str, ...] = ()
     target_parameters: tuple[str, ...] = ()
-    """Ends of the paths of parameters that carry LoRA without a module of their own; sorted, as
-    PEFT keeps a set."""
+    """Suffixes of the paths of parameters that have LoRA without a module; sorted, because PEFT
+    keeps a set."""
     trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """End of a module's path, empty for the input embedding, to the tokens whose rows were
+    """The end of a module's path (empty for the input embedding) and the tokens whose rows were
     trained, in the order of the rows."""
     ensures_weight_tying: bool = False
     initialization: str | None = None
@@ -83,9 +83,9 @@ class PeftConfig:
         return alpha / math.sqrt(rank) if self.uses_rslora else alpha / rank
 
     def canonical(self) -> dict[str, object]:
-        """The fields that decide the output or how tensors are read, for the digest.
+        """The fields that affect the output or the interpretation of tensors, for the digest.
 
-        What is not set is left out, so that a field served later changes no digest.
+        Unset fields are omitted, so supporting a new field later changes no digest.
         """
         optional: dict[str, object] = {
             "use_dora": self.uses_dora,
@@ -107,8 +107,8 @@ class PeftConfig:
         }
 
     def to_peft(self) -> dict[str, object]:
-        """The fields as adapter_config.json spells them; parsing them gives this configuration,
-        but for what is informational."""
+        """The fields in the format of adapter_config.json; parsing them gives this configuration,
+        except for informational fields."""
         return {
             **self.canonical(),
             "rank_pattern": dict(self.rank_pattern),
@@ -157,8 +157,8 @@ def parse_peft_config(data: bytes) -> PeftConfig:
 def pattern_matches(pattern: str, module: str) -> bool:
     """Whether PEFT's regular expression `(.*\\.)?(pattern)$` matches, for a literal pattern.
 
-    A dot matches any character there, `^` binds the pattern to the whole name, and `.*\\.`, which
-    PEFT itself writes for stacked experts, demands that something stands before it.
+    A dot matches any character, `^` anchors the pattern to the whole name, and `.*\\.`, which PEFT
+    writes for stacked experts, requires that something precedes it.
     """
     literal = pattern.removeprefix(_ANYTHING_BEFORE).removeprefix("^")
     start = len(module) - len(literal)

@@ -1,6 +1,6 @@
-"""Every field of PEFT's LoRA configuration: read, without effect on the output, or refused.
+"""Every field of PEFT's LoRA configuration: used, without effect on the output, or refused.
 
-What PEFT can express and is not served is refused by name, never ignored; so is what is not known.
+Unsupported features are refused by name, never ignored. Unknown fields are refused too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READ = frozenset(
 )
 WITHOUT_EFFECT = frozenset(
     {
-        # of training, of initialization, or of merging into the base's weights
+        # for training, initialization, or merging into the base's weights
         "peft_version",
         "revision",
         "inference_mode",
@@ -98,7 +98,7 @@ def field_pointer(*parts: str) -> str:
 
 
 def shown_value(value: object) -> str:
-    """A field's value of unknown origin as it may stand in a message."""
+    """An untrusted field value, shortened for a message."""
     return shown(value) if isinstance(value, str) else escaped(str(value))
 
 

@@ -1,9 +1,9 @@
-"""Which adapters the operator or a tenant wants to stay on the device.
+"""The adapters that operators or tenants have pinned to the device.
 
-Pins hold a part of the arena at most, or there would be no room for who is not pinned. They are in
-force in the order of preference in which they were set, as long as their sizes fit: one that is
-larger than what is left is passed over, and an adapter like any other. An adapter's size is known
-once it was in memory; until then its pin is in force.
+Pins may use at most a part of the arena, so that adapters without a pin have room. They take effect
+in the order in which they were set, as long as their sizes fit. A pin that does not fit is skipped,
+and its adapter is treated like any other. An adapter's size is known only once it has been in
+memory; until then its pin is in effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from .identity import AdapterKey
 
 MAX_PINNED_PART = 0.5
-"""Of the arena, for pins that are in force."""
+"""The maximum part of the arena for active pins."""
 
 
 class Pins:

@@ -1,7 +1,7 @@
-"""Reads of local block files into host memory, the most urgent first.
+"""Reads local block files into host memory, the most urgent first.
 
-One that finds no room is tried again once some was freed, and as long as there is one, reads run
-alone: nothing less urgent overtakes it, so small adapters cannot starve a large one.
+A read that finds no room is retried when room is freed. While such a read is pending, reads run one
+at a time and no less urgent read overtakes it, so small adapters cannot starve a large one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from .next_use import NextUseRank
 from .record import Record
 
 MAX_SUBMITTED = 2
-"""Reads, and copies to the device, that the loader threads have at a time: they take jobs in their
-order, so what is not submitted yet can be overtaken by what becomes more urgent."""
+"""The number of reads, and of copies to the device, that are submitted to the loader threads at a
+time. The threads take jobs in order, so a job that is not submitted yet can be overtaken by a more
+urgent one."""
 
 
 @dataclass
@@ -69,7 +70,7 @@ class ReadQueue(Generic[BlockT]):
             self.look_again()
 
     def look_again(self) -> None:
-        """Host memory came out of use, or another read is the most urgent now."""
+        """Host memory was freed, or another read is now the most urgent."""
         self._blocked = None
 
     def reorder(self) -> None:
@@ -78,7 +79,7 @@ class ReadQueue(Generic[BlockT]):
             self.look_again()
 
     def start(self) -> None:
-        """Begin the most urgent reads that may run now, no more than run at once."""
+        """Start the most urgent reads that may run now, up to the concurrency limit."""
         if not self._queued or self._blocked is not None or len(self._running) >= MAX_SUBMITTED:
             return
         for read in sorted(self._queued.values(), key=lambda read: self._rank(read.record)):

@@ -1,4 +1,4 @@
-"""What residency knows of one adapter, from its first request to its eviction."""
+"""The adapter manager's record of one adapter, from its first request to its eviction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .memories import BlockT
 from .tier import Tier
 
 MIN_STAY_SECONDS = 0.1
-"""A resident adapter keeps its place at least so long: it bounds the copying under thrash."""
+"""A resident adapter stays at least this long, which bounds the copying under thrashing."""
 UNCLAIMED_STAY_SECONDS = 1.0
 """The same until its first lease: the request that it was loaded for waits for its turn."""
 FIRST_BACKOFF_SECONDS = 0.5
@@ -21,12 +21,12 @@ MAX_BACKOFF_SECONDS = 60.0
 
 
 class State(StrEnum):
-    """How far an adapter has come; one that nobody asked for has no record and is STORED."""
+    """The progress of an adapter's load; an adapter without a record is STORED."""
 
     STORED = "stored"
     """In the store or a cache; no load has begun."""
     FETCHING = "fetching"
-    """Asked of the fetcher."""
+    """The fetcher was asked for it."""
     READING = "reading"
     """Its local file is read into host memory, or waits for room there."""
     HOST = "host"
@@ -63,11 +63,11 @@ class Departure(StrEnum):
     """Why an adapter left the device."""
 
     ROOM = "room"
-    """It was the least recently used, and another one needed its place."""
+    """It was the least recently used, and another one needed its space."""
     SHARE = "share"
     """The same, of those that its tenant held beyond its share."""
     DRAINED = "drained"
-    """One that had waited for long was given its place as soon as its leases ended."""
+    """It was drained for an adapter that had waited for a long time."""
     DELETED = "deleted"
 
 
@@ -87,24 +87,24 @@ class Record(Generic[BlockT]):
     order: int = 0
     """Position among all requests that began a load."""
     source: Tier = Tier.STORE
-    """Where the present load found it."""
+    """The tier in which the present load found it."""
     begun_at: float = 0.0
     entered_at: float = 0.0
-    """When it came into its present state."""
+    """When it entered its present state."""
     load_seconds: float = 0.0
     """From the request to the device, of the load that made it resident."""
     is_requested: bool = False
     """A request has asked for it in this attempt, not only a pin or a prefetch."""
     kept_until: float = 0.0
-    """A prefetch asked for it to stay so long, as far as no request needs the room."""
+    """Until then a prefetch asked for it to stay, unless a request needs the room."""
     stay_seconds: float = 0.0
-    """The same for an adapter that is still on its way."""
+    """The same for an adapter that is still being loaded."""
     is_moving: bool = False
-    """It is being copied to another place in the arena: nobody may lease it meanwhile."""
+    """It is being copied to another place in the arena and cannot be leased meanwhile."""
     resident_since: float = 0.0
     last_used: float = 0.0
     path: Path | None = None
-    """Of its local file, as the fetcher named it in this attempt."""
+    """The path of its local file, as returned by the fetcher in this attempt."""
     block: BlockT | None = None
     """In use in host memory while set."""
     placement: Placement | None = None
@@ -117,7 +117,7 @@ class Record(Generic[BlockT]):
     """After the last failure; it doubles with each in a row."""
     retry_at: float = 0.0
     was_fetched_again: bool = False
-    """Its file was gone when it was to be read, once in this attempt."""
+    """Its file was missing when it was to be read, once in this attempt."""
 
     @property
     def is_idle(self) -> bool:

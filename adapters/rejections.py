@@ -1,4 +1,4 @@
-"""Why intake refuses an adapter: the published codes, what each means and what to do about it.
+"""The reasons for which intake refuses an adapter: code, meaning and remedy.
 
 `AdapterRejected.reason` is always one of these. The error reference is generated from this table.
 """

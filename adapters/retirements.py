@@ -22,7 +22,7 @@ DELETING = "deleting"
 
 
 class Evicted(NamedTuple):
-    """An adapter whose deletion is complete, and what it held in this engine when it began."""
+    """An adapter whose deletion is complete, and its sizes in this engine at the beginning."""
 
     key: AdapterKey
     device_bytes: int
@@ -34,7 +34,7 @@ class _Retirement:
     device_bytes: int
     host_bytes: int = 0
     is_off_device: bool = False
-    """Its record is gone; the arena may still be zeroing."""
+    """Its record is removed; the arena may still be zeroing."""
     erasing_host: Future[None] | None = None
 
 
@@ -52,20 +52,20 @@ class Retirements(Generic[BlockT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether a deletion goes on by itself or is complete; leases end by calls alone."""
+        """Whether a deletion proceeds by itself or is complete; leases end only by calls."""
         waits_for_jobs = any(r.is_off_device for r in self._retirements.values())
         return waits_for_jobs or bool(self._evicted)
 
     def begin(self, key: AdapterKey, device_bytes: int) -> None:
-        """Again is fine."""
+        """May be repeated."""
         self._retirements.setdefault(key, _Retirement(device_bytes))
 
     def keys_on_device(self) -> list[AdapterKey]:
-        """Those that are waiting for their last use to end."""
+        """The adapters that wait for their last use to end."""
         return [key for key, r in self._retirements.items() if not r.is_off_device]
 
     def leave_device(self, key: AdapterKey) -> None:
-        """Nothing uses the adapter any more: zero what host memory holds of it."""
+        """Nothing uses the adapter any more: zero its block in host memory."""
         retirement = self._retirements[key]
         retirement.is_off_device = True
         if self._host.holds(key):
@@ -73,7 +73,7 @@ class Retirements(Generic[BlockT]):
             retirement.erasing_host = self._begin_erasing(key, retirement)
 
     def finish(self, is_erasing: Callable[[AdapterKey], bool]) -> bool:
-        """Take up what is complete; `is_erasing`: the arena is not zeroed yet."""
+        """Process completed steps; `is_erasing`: the arena is not zeroed yet."""
         changed = False
         for key, retirement in list(self._retirements.items()):
             job = retirement.erasing_host
@@ -90,7 +90,7 @@ class Retirements(Generic[BlockT]):
         return changed
 
     def take_evicted(self) -> list[Evicted]:
-        """Those that were completed since the last call, each once."""
+        """The adapters completed since the last call, each once."""
         evicted, self._evicted = self._evicted, []
         return evicted
 

@@ -61,7 +61,7 @@ def describe_source(
 
 
 def parse_source(source: Mapping[str, Any]) -> Source:
-    """Raises ObjectCorrupt if this is not what `describe_source` gave."""
+    """Raises ObjectCorrupt if this is not a result of `describe_source`."""
     try:
         tensors = tuple(
             SourceTensor(
@@ -79,7 +79,7 @@ def parse_source(source: Mapping[str, Any]) -> Source:
 
 
 def _peft_fields(config: PeftConfig) -> dict[str, object]:
-    """What the digest covers; the base's name is not of it."""
+    """The fields that the digest covers, without the base's name."""
     fields = {**config.to_peft(), "base_model_name_or_path": None}
     return {**fields, "task_type": "CAUSAL_LM", "inference_mode": True}
 

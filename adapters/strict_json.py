@@ -1,7 +1,7 @@
-"""JSON of unknown origin: one meaning or none.
+"""Parses untrusted JSON strictly.
 
-Python's parser lets the last of two equal keys win and accepts NaN, Infinity and 1e999; here each
-is an error, so that no two readers of the same bytes can disagree.
+Python's parser lets the last of two equal keys win and accepts NaN, Infinity and 1e999. Here each
+is an error, so that two parsers of the same bytes cannot disagree.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def parse_json_object(data: bytes) -> dict[str, object]:
 
 
 def shown(text: str) -> str:
-    """Text of unknown origin as it may stand in messages and logs: quoted, ASCII, short."""
+    """Untrusted text for messages and logs: quoted, ASCII, short."""
     return f"'{escaped(text)}'"
 
 

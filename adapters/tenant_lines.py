@@ -1,9 +1,8 @@
-"""Work that waits for a bounded number of workers, in one line per tenant.
+"""Fair queue for a bounded number of workers, with one line per tenant.
 
-The tenants take turns: the one that was served least recently is next. A tenant may begin another
-piece of work only while more workers are idle than it holds, so one tenant never holds all of them
-where there are two or more, and never holds more than `max_held`. Decides, never runs anything; not
-thread-safe.
+The tenant that was served least recently is next. A tenant may start another task only while more
+workers are idle than it occupies, so with two or more workers no tenant occupies all of them, and
+none occupies more than `max_held`. This class only decides and runs nothing; it is not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ Work = TypeVar("Work")
 
 
 class TenantLines(Generic[Work]):
-    """Who waits, and how many workers each tenant holds."""
+    """The waiting work, and the number of workers that each tenant occupies."""
 
     def __init__(self, num_workers: int, *, max_held: int | None = None) -> None:
-        """`max_held`: by one tenant; None: no more than the rule says."""
+        """`max_held`: the maximum per tenant; None: only the rule applies."""
         assert num_workers >= 1
         self._num_idle = num_workers
         self._max_held = num_workers if max_held is None else max_held
         self._num_held: Counter[Hashable] = Counter()
         self._lines: dict[Hashable, deque[Work]] = {}
         self._served_at: dict[Hashable, int] = {}
-        """When a tenant was served last, by number of turns; kept while anybody waits."""
+        """The turn in which a tenant was last served; kept while any tenant waits."""
         self._turns = count(1)
 
     def __len__(self) -> int:
@@ -35,11 +34,12 @@ class TenantLines(Generic[Work]):
         return sum(map(len, self._lines.values()))
 
     def add(self, tenant: Hashable, work: Work) -> None:
-        """Put it at the end of the tenant's line."""
+        """Append the work to the tenant's line."""
         self._lines.setdefault(tenant, deque()).append(work)
 
     def take(self) -> tuple[Hashable, Work] | None:
-        """Whose turn it is and its work, which holds a worker from now on; None: nobody may begin.
+        """The next tenant and its work, which occupies a worker from now on; None if none may
+        start.
 
         Call `end` when the work has ended.
         """
@@ -65,7 +65,7 @@ class TenantLines(Generic[Work]):
         self._num_idle += 1
 
     def remove(self, tenant: Hashable, work: Work) -> None:
-        """It is not wanted any more; nothing happens if it does not wait."""
+        """Remove waiting work; no effect if it does not wait."""
         line = self._lines.get(tenant)
         if line is not None and work in line:
             line.remove(work)
@@ -73,7 +73,7 @@ class TenantLines(Generic[Work]):
                 del self._lines[tenant]
 
     def clear(self) -> list[Work]:
-        """Empty all lines; what waited in them."""
+        """Empty all lines; returns the waiting work."""
         lines, self._lines = self._lines, {}
         return [work for line in lines.values() for work in line]
 

@@ -1,4 +1,4 @@
-"""Threads that tenants share by turns: a tenant with much work waits for itself."""
+"""A thread pool that tenants share fairly: a tenant with much work delays only itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Call(NamedTuple):
 
 
 class TenantThreads:
-    """A bounded pool of threads, handed out as `TenantLines` says."""
+    """A bounded pool of threads, assigned by `TenantLines`."""
 
     def __init__(self, name: str, num_threads: int, *, max_held: int | None = None) -> None:
         """`max_held`: threads of one tenant, see `TenantLines`."""
@@ -47,9 +47,11 @@ class TenantThreads:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Future[Result]:
-        """The promise of the function's result; cancelled before its turn it is never called.
+        """The future of the function's result; if it is cancelled before its turn, the function is
+        never called.
 
-        `tenant`: whose work it is; None is the server's own. Raises RuntimeError after `close`.
+        `tenant`: the owner of the work; None is the server itself. Raises RuntimeError after
+        `close`.
         """
         call = _Call(Future(), partial(function, *args, **kwargs))
         with self._lock:
@@ -61,7 +63,7 @@ class TenantThreads:
         return call.outcome
 
     def close(self, *, wait: bool = True) -> None:
-        """Begin nothing more, and cancel what waits; `wait` for what runs."""
+        """Start nothing more and cancel waiting calls; `wait` for running ones."""
         with self._lock:
             self._is_closed = True
             waiting = self._lines.clear()
@@ -70,7 +72,7 @@ class TenantThreads:
         self._executor.shutdown(wait)
 
     def _forget(self, tenant: Hashable, call: _Call, outcome: Future[Any]) -> None:
-        """Let go at once of what a cancelled call holds."""
+        """Drop a cancelled call from the queue at once."""
         if outcome.cancelled():
             with self._lock:
                 self._lines.remove(tenant, call)

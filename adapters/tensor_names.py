@@ -1,7 +1,7 @@
-"""What a tensor of an adapter is, by the name that PEFT gave it.
+"""Parses the names that PEFT gives to an adapter's tensors.
 
-`base_model.model.<module>.lora_A.weight` and its kin. A module that PEFT wrapped several times, as
-it does for several stacked parameters, adds `.base_layer` per wrapper to what lies inside.
+Names have the form `base_model.model.<module>.lora_A.weight`. If PEFT wraps a module several times,
+as it does for several stacked parameters, it adds `.base_layer` per wrapper to the inner names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WRAPPER = ".base_layer"
 
 
 class TensorRole(StrEnum):
-    """What a tensor does in its module: how its name ends. The first that fits counts."""
+    """The role of a tensor in its module: the end of its name. The first match counts."""
 
     A = "lora_A.weight"
     """`[rank, in]`; of stacked experts `[experts · rank, in]`, expert by expert."""
@@ -30,9 +30,9 @@ class TensorRole(StrEnum):
     MAGNITUDE = "lora_magnitude_vector"
     LORA_BIAS = "lora_B.bias"
     TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
-    """`[tokens, width]`: the rows themselves, whatever the name says."""
+    """`[tokens, width]`: the rows themselves, regardless of the name."""
     BASE_COPY = "base_layer.weight"
-    """The base's own weight, saved beside what LoRA adds to it."""
+    """The base's own weight, saved together with LoRA."""
     BIAS = "bias"
     MATRIX = "weight"
 
@@ -44,7 +44,7 @@ class TensorName(NamedTuple):
     """Path inside the base model."""
     role: TensorRole
     num_wrappers: int
-    """How many further wrappers lie around the one that the tensor belongs to."""
+    """The number of further wrappers around the one that the tensor belongs to."""
 
 
 def parse_tensor_name(name: str) -> TensorName:

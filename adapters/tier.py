@@ -1,4 +1,4 @@
-"""The places that an adapter passes on its way to the device."""
+"""The cache tiers of an adapter's weights: store, disk, host, device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large host memory that takes no page before something is written to it."""
+"""Allocates large host memory whose pages are not touched before the first write."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The values of an adapter's matrices: reading, checking and measuring them, one at a time.
+"""Reads, checks and measures the values of an adapter's matrices, one at a time.
 
-Numpy has no bfloat16, so it is read as its bits and widened. Memory stays bounded by the largest
+Numpy has no bfloat16, so bfloat16 is read as bits and widened. Memory is bounded by the largest
 matrix, not by the file.
 """
 
@@ -54,7 +54,7 @@ def from_float32(values: npt.NDArray[np.float32], dtype: str) -> Array:
 
 
 def content_bytes(values: Array) -> memoryview:
-    """The values in row order as flat bytes, without a copy where they lie so already."""
+    """The values in row order as flat bytes, without a copy if they are already contiguous."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
@@ -65,7 +65,7 @@ def check_range(
 
     Raises AdapterRejected pointing to the tensor.
     """
-    highest, lowest = float(values.max()), float(values.min())  # NaN if there is one
+    highest, lowest = float(values.max()), float(values.min())  # NaN if any value is
     peak = max(highest, -lowest)
     if not math.isfinite(peak) or math.isnan(lowest):
         raise AdapterRejected("non_finite_weights", f"{name} holds NaN or infinity", pointer=name)

@@ -1,7 +1,7 @@
-"""Bytes of adapters that leave no copy in this process's memory.
+"""Reads adapter bytes without leaving a copy in this process's memory.
 
-Freed memory keeps what it held until something else is written there. What reads an adapter
-therefore does it through buffers of its own, and zeroes them (decision 35).
+Freed memory keeps its content until it is overwritten. Code that reads an adapter therefore uses
+these buffers, which are zeroed after use (decision 35).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Writable(Protocol):
 def wipe(data: bytes | bytearray | memoryview) -> None:
     """Zero the memory of `data`, even of immutable bytes.
 
-    Only for who alone refers to it. Python shares bytes of length 1, so these are left alone.
+    The caller must hold the only reference. Python shares bytes of length 1, so these are left
+    unchanged.
     """
     if len(data) < 2:
         return
@@ -35,7 +36,7 @@ def wipe(data: bytes | bytearray | memoryview) -> None:
 
 
 def read_pieces(file: BinaryIO, piece_bytes: int = READ_BYTES) -> Iterator[memoryview]:
-    """What is left of an unbuffered file. A piece is zeroed when the next is asked for."""
+    """The rest of an unbuffered file. A piece is zeroed when the next one is read."""
     buffer = memoryview(bytearray(piece_bytes))
     try:
         while num_bytes := file.readinto(buffer):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, who may call them, and how errors look."""
+"""The HTTP application: routes, access control and error responses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def create_app(runtime: Runtime) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        # Spans and metrics are our own; FastAPI's would look for providers with every request.
+        # Loraplex has its own spans and metrics; FastAPI would look for providers with every
+        # request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.runtime = runtime
@@ -83,9 +84,8 @@ def create_app(runtime: Runtime) -> FastAPI:
 
 
 def _add_routes(app: FastAPI, router: APIRouter, dependencies: Sequence[Dependency] = ()) -> None:
-    """Add the router's routes to the app's own; through routers that are included within others,
-    FastAPI looks for the route anew on each level, with every request.
-    """
+    """Add the router's routes directly to the app: with nested routers, FastAPI searches each level
+    for every request."""
     for route in router.routes:
         assert isinstance(route, APIRoute)
         app.add_api_route(

@@ -1,4 +1,4 @@
-"""The text of `docs/metrics.md`, which `make docs` writes."""
+"""Generates `docs/metrics.md` (`make docs`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/openapi.json`: what `python -m loraplex.api.openapi_reference` prints."""
+"""Prints `docs/openapi.json`: `python -m loraplex.api.openapi_reference`."""
 
 from __future__ import annotations
 

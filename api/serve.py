@@ -1,4 +1,4 @@
-"""Serving the application until a signal says to stop, and then letting requests finish."""
+"""Runs the application until a signal, then drains it."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ from .server.runtime import Runtime, open_runtime
 from .settings import Settings
 
 GRACE_SECONDS = 5
-"""For the last error events to reach their callers, behind the time to drain."""
+"""For the last error events to reach their clients, after the drain."""
 DRAIN_POLL_SECONDS = 0.05
 SEND_BUFFER_BYTES = 64 << 10
-"""What the system keeps for a reader that does not read; grown by itself it would be megabytes."""
+"""The system's buffer for a client that does not read; by default it would grow to megabytes."""
 UNREAD_SECONDS = 60
-"""After so long without a byte taken by the other side the system drops the connection."""
+"""The system closes a connection whose peer has accepted no byte for this long."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common proxies, so that they close first."""
 
 
 class DrainingServer(uvicorn.Server):
-    """Told to stop, it refuses what is new and lets what runs finish, for a time.
+    """On a signal to stop, refuses new requests and lets running ones finish, for a limited time.
 
-    While it drains it still listens: callers get an answer that names the reason, and a load
-    balancer can see that it is not ready. What outlives the drain ends with an error.
+    While it drains it keeps listening: clients get an error with the reason, and load balancers see
+    that it is not ready. Requests that outlast the drain end with an error.
     """
 
     def __init__(
         self, runtime: Runtime, connections: Connections, *, on_drain: Callable[[float], None]
     ) -> None:
-        """`on_drain` is told for how long requests are let finish, if any run at the end."""
+        """`on_drain` is called with the drain time if requests are running when the server is told
+        to stop."""
         drain_seconds = runtime.settings.drain_seconds
         super().__init__(
             uvicorn.Config(
@@ -55,7 +56,7 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 http=protocol_among(connections),
                 ws="none",
-                # It would believe every caller on this machine; see `peer_address`.
+                # It would trust every client on this machine; see `peer_address`.
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
@@ -67,7 +68,7 @@ class DrainingServer(uvicorn.Server):
         self._on_drain = on_drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain at once. A further SIGTERM changes nothing, a further ^C hurries."""
+        """Start draining immediately. A second SIGTERM has no effect, a second ^C ends at once."""
         self._readiness.is_draining = True
         super().handle_exit(sig, frame)
 
@@ -88,7 +89,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class CannotListen(Exception):
-    """The address cannot be served at: it is in use, not this machine's, or not ours to take."""
+    """The address cannot be used: it is in use, not on this machine, or not permitted."""
 
     def __init__(self, host: str, port: int, cause: OSError) -> None:
         option = "--port" if cause.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
@@ -98,7 +99,7 @@ class CannotListen(Exception):
 
 
 def address(host: str, port: int) -> str:
-    """`host:port` as it stands in a URL."""
+    """`host:port` as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -134,8 +135,8 @@ def run_server(
     announce: Callable[[Runtime], None],
     on_drain: Callable[[float], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `announce` is called when everything is up, `on_drain`
-    when it is told to stop while requests run, with the seconds that they have.
+    """Serve until SIGTERM or SIGINT. `announce` is called when everything has started, `on_drain`
+    with the drain time if requests are running at the signal.
 
     Raises CannotListen, DataDirInUse, or a PlatformError, EngineError or AdapterError if a part
     cannot start.

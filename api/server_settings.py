@@ -1,4 +1,4 @@
-"""A server's settings as they are in force, and where each comes from.
+"""A server's effective settings and their sources.
 
 Flags of `loraplex serve` are those of the engine and those that stand for a variable.
 """
@@ -19,14 +19,14 @@ from .contract.openapi_shapes import field_meanings
 from .settings import Settings
 
 _FILES = {"secret": "secret", "secret_previous": "secret.previous"}
-"""What is read from the data folder where no variable says it, by setting."""
+"""Settings read from files in the data folder if no variable is set."""
 
 
 Source = Literal["default", "environment", "file", "flag"]
 
 
 class Setting(NamedTuple):
-    """One setting as it is in force."""
+    """One effective setting."""
 
     name: str
     value: str | None

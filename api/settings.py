@@ -1,6 +1,6 @@
-"""What an operator may set: by flag, by `LORAPLEX_…` in the environment, else the default.
+"""The operator's settings: flags, `LORAPLEX_…` environment variables, or defaults.
 
-This is the only place that reads the environment; everything below is given what it needs.
+Only this module reads the environment; other modules get their settings passed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Settings(BaseSettings):
 
     @property
     def database_url(self) -> str:
-        """Where the database of record is."""
+        """The URL of the database of record."""
         return self.database or f"sqlite:///{self.data_dir / 'loraplex.db'}"
 
     @property
@@ -133,11 +133,11 @@ class Settings(BaseSettings):
 
     @property
     def store_url(self) -> str:
-        """Where adapters are stored."""
+        """The URL of the adapter store."""
         return self.store or (self.data_dir / "store").as_uri()
 
     def take_fetcher_environment(self) -> dict[str, str]:
-        """What the fetcher process gets; the store's credentials are ours no longer."""
+        """The fetcher's environment; removes the store's credentials from this process."""
         return fetcher_environment(os.environ, take_credentials())
 
     def prepare_data_dir(self) -> Path:
@@ -165,9 +165,9 @@ class Settings(BaseSettings):
 
 
 def load_settings(**flags: Any) -> Settings:
-    """A flag goes before the environment, the environment before the default.
+    """A flag takes precedence over the environment, the environment over the default.
 
-    Raises InvalidValue for the first setting that cannot be taken; its value is not repeated.
+    Raises InvalidValue for the first invalid setting, without its value.
     """
     try:
         given = {name: value for name, value in flags.items() if value is not None}

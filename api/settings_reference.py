@@ -1,4 +1,4 @@
-"""The text of `docs/settings.md`, which `make docs` writes."""
+"""Generates `docs/settings.md` (`make docs`)."""
 
 from __future__ import annotations
 

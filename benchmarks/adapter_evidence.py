@@ -1,8 +1,8 @@
-"""What is claimed of adapters, tried: formats, hostile and broken uploads, faults, crashes.
+"""Tests the adapter path with formats, hostile and broken uploads, faults and crashes.
 
     make adapter-evidence [SOAK=1] [ARGS='--seed 1 --only malformed broken']
 
-Prints one JSON object; exits 1 if a bar is missed, which is named on standard error.
+Prints one JSON object. Exits with 1 if a bar is missed, and names the bar on standard error.
 """
 
 from __future__ import annotations

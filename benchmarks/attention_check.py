@@ -1,4 +1,4 @@
-"""Paged attention on CUDA: errors against the plain op on the CPU, and times beside PyTorch's."""
+"""Paged attention on CUDA: errors relative to the CPU reference, and times next to PyTorch's."""
 
 from __future__ import annotations
 

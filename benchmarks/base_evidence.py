@@ -1,11 +1,11 @@
-"""What is a base model to the product, tried: one line of JSON on standard output.
+"""Tests which folders and model types are served as bases; prints one line of JSON.
 
     make base-evidence [ARGS='--only families']
 
-`folders` are whole, damaged, foreign and quantized folders, each given to the product's own
-loading: `served` means with transformers' own logits, `refused` with the published `code`.
-`families` are the model types that transformers builds: `exact` or `refused`. Exits 1 if anything
-is not as it has to be, which is named on standard error.
+`folders` are valid, damaged, foreign and quantized folders, loaded by the product's own code:
+`served` means with transformers' own logits, `refused` with the published `code`. `families` are
+the model types that transformers builds: `exact` or `refused`. Exits with 1 if a result differs
+from the expected one, and names it on standard error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every model type that transformers has as a causal language model: exact, or refused by name.
+"""Every model type that transformers has as a causal language model: exact, or refused.
 
-Each type's tiny model is saved, loaded as a base, and answers 300 tokens through the paged,
-chunked, mixed forward, beside shorter sequences; the reference is its own dense forward in fp32.
-Each type runs in a process of its own, forked from this one, under a time limit.
+Each type's tiny model is saved, loaded as a base, and computes 300 tokens in the paged, chunked,
+mixed forward pass, together with shorter sequences. The reference is its own dense forward pass in
+fp32. Each type runs in its own process, forked from this one, with a time limit.
 """
 
 from __future__ import annotations

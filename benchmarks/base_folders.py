@@ -1,4 +1,4 @@
-"""The folders of `support.base_folders`, each given to the product's own loading."""
+"""Loads the folders of `support.base_folders` with the product's own code."""
 
 from __future__ import annotations
 

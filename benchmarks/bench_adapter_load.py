@@ -1,11 +1,12 @@
-"""The gap between other tenants' tokens while one large adapter comes from a slow store.
+"""ITL of other tenants while one large adapter is loaded from a slow store.
 
     make bench-adapter-load
 
-Eight streams of small adapters decode all the time. In every second run an adapter of 500 MB is
-fetched by a process of its own, from a store that answers after 5 s, verified, read into host
-memory and copied to the device; in the others nothing is. The runs alternate and last equally long;
-the figure is the ratio of the p99 gaps, the median of the pairs; beside it that of all runs pooled.
+Eight streams with small adapters decode all the time. In every second run a separate process
+fetches an adapter of 500 MB from a store that responds after 5 s; the adapter is verified, read
+into host memory and copied to the device. The other runs have no load. Runs alternate and have the
+same duration. The figure is the ratio of the p99 gaps, the median over the pairs; the ratio pooled
+over all runs is printed too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What limits cost a request: its admission, and its row in the ledger with the settling.
+"""The cost of limits per request: admission, and the ledger row with settlement.
 
     python benchmarks/bench_admission.py [--rounds 300] [DATABASE_URL ...]
 
-Without a URL on a SQLite file in the temporary folder. One caller, the kinds in turns; the row of
-the ledger alone is what a request cost before there were limits. Databases must be empty.
+Without a URL it uses a SQLite file in the temporary folder. One caller, alternating variants; the
+ledger row alone is the cost of a request before limits existed. Databases must be empty.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""What the API costs by itself, outside the engine: CPU time a request and a token, and memory.
+"""API overhead without the engine: CPU time per request and per token, and memory.
 
-`make bench-api`. The server is a process of its own, its engine another that only repeats prompts,
-its database SQLite in the temporary folder. Counted is the CPU time of the server's process with
-all its threads, as the system says it: a request that is not streamed, without and with limits and
-under an adapter by its alias; a token of a stream, as the slope between short streams and long
-ones; and the memory of the process under 1,000 streams at once, twice. Tokens that wait for a slow
-reader are told together, which is cheaper: how many there were in an event stands beside the cost
-of one, and is 1 if all keep up.
-Prints the figures, and last one line of JSON.
+`make bench-api`. The server is a separate process, its engine another one that only repeats
+prompts, its database SQLite in the temporary folder. It measures the CPU time of all threads of the
+server's process, as reported by the system: for a request that is not streamed, without limits,
+with limits, and for an adapter by its alias; for a streamed token, as the slope between short and
+long streams; and the memory of the process with 1,000 concurrent streams, twice. Tokens that wait
+for a slow reader are sent together, which is cheaper: the number of tokens per event is printed
+next to the cost per token, and is 1 if all readers keep up.
+
+Prints the figures, and finally one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Continuous against static batching: tokens per second on one trace of mixed lengths.
+"""Continuous and static batching: tokens per second on one trace of mixed lengths.
 
     make bench-batching
 
-Static: a batch is submitted whole, and all of it ends before the next begins; it still profits
-from this engine, which computes no token twice and none for who has ended. Padded: static batching
-as it is done without one, each prompt and each output as long as the batch's longest; only the
-asked-for tokens count. Published ratios: 2 to 20.
+Static: a batch is submitted as a whole, and all of it ends before the next one starts; it still
+profits from this engine, which computes no token twice and none for ended requests. Padded: static
+batching without such an engine, where each prompt and each output is as long as the longest in the
+batch; only requested tokens count. Published ratios: 2 to 20.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What a tenant has to bear from others: its time to first token beside a flood and a squeeze.
+"""TTFT of a well-behaved tenant under overload by other tenants.
 
     make bench-fairness
 
-The victim asks short questions, one at a time. Equal: beside tenants of equal share that keep the
-batch full and more waiting. Flood: one of them keeps ten times as many requests open. Squeeze: one
-tenant alone has filled the KV cache with long outputs before the victim comes. The bar for p99 is
-1.5 times the equal case.
+The victim sends short requests, one at a time. Equal: together with tenants of equal share that
+keep the batch full and more requests waiting. Flood: one of them keeps ten times as many requests
+open. Squeeze: one tenant alone has filled the KV cache with long outputs before the victim starts.
+The bar for p99 is 1.5 times the equal case.
 
-Fairness must cost no throughput: the same mixed load is served once with its tenants and once as
-if all were one tenant, which makes it first come, first served. The bar is 0.95.
+Fairness must not reduce throughput: the same mixed load is served once with its tenants and once as
+a single tenant, which makes it first come, first served. The bar is 0.95.
 """
 
 from __future__ import annotations

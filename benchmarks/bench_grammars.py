@@ -1,9 +1,9 @@
-"""What grammars cost a step: the masks of its rows, at vocabularies of different sizes.
+"""The cost of grammars per step: masks for all rows, with vocabularies of different sizes.
 
-Requests under schemas of their own draw at random what their grammar allows. Counted is all that a
-step does more with a grammar than without: computing the masks, applying them to the logits and
-following the drawn tokens, in the time of all processors together. `make bench-grammars`; prints
-p50, p99 and the largest over the steps, then what compiling costs, and last one line of JSON.
+Each request has its own schema and samples randomly from the tokens that its grammar allows. It
+measures the additional work of a step with grammars: computing the masks, applying them to the
+logits and advancing by the sampled tokens, as CPU time of all threads. `make bench-grammars` prints
+p50, p99 and the maximum over the steps, then the compilation cost, and finally one line of JSON.
 """
 
 from __future__ import annotations

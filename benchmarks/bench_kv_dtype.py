@@ -1,10 +1,10 @@
-"""What a quantized KV cache costs in accuracy, and how many more blocks it leaves room for.
+"""The accuracy cost of a quantized KV cache, and the number of additional blocks.
 
     python -m benchmarks.bench_kv_dtype [--model DIR] [--json FILE]
 
 The text is the model's own: sequences sampled from it at temperature 1. Every position's
-distribution is compared with that under a cache in the model's dtype. fp8 is emulated where the
-device does not serve it: the codes are the same. Needs torch and transformers only.
+distribution is compared with that of a cache in the model's dtype. fp8 is emulated on devices that
+do not support it, with the same codes. Needs torch and transformers only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the LoRA op costs beside the base's own matmuls, over all projections of a Llama.
+"""The cost of the LoRA op relative to the base's matmuls, over all projections of a Llama.
 
     python -m benchmarks.bench_lora [--device cuda] [--shape 1b] [--json FILE]
 
-Each layer has weights of its own, so that nothing stays in a cache that would not stay there when
-serving. Needs torch and numpy, and triton on CUDA.
+Each layer has its own weights, so no weights stay in a cache that would not stay there in serving.
+Needs torch and numpy, and triton on CUDA.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Throughput with 200 active of 1,000 adapters, asked by Zipf's law, against 5; and the catalog.
+"""Throughput with 200 active of 1,000 adapters (Zipf), relative to 5; and the catalog's latency.
 
     make bench-many-adapters
 
-Both arms are the same engine, the same prompts and the same number of tokens. Runs come in pairs,
-one of each arm, and a ratio is the median of the pairs' own: a machine whose speed changes disturbs
-that least. It is measured with an arena for all active adapters, and with one for a sixth of them,
-where they come and go between host memory and the arena. A question that is asked again meets other
-neighbours in its batch: its answer may differ where rounding decides between tokens as good as
-equal, otherwise the benchmark fails. More adapters in a batch are more bytes to read, whatever the
-system: the ratio of bytes is printed beside the measured one. The catalog is timed on SQLite with
-100 to 10,000 adapters of one tenant.
+Both variants use the same engine, the same prompts and the same number of tokens. Runs come in
+pairs, one of each variant, and a ratio is the median over the pairs, which is least affected by a
+machine whose speed changes. It is measured with an arena for all active adapters, and with one for
+a sixth of them, where they move between host memory and the arena. A repeated prompt has other
+neighbours in its batch: its answer may differ where rounding decides between nearly equal tokens;
+otherwise the benchmark fails. More adapters in a batch are more bytes to read in any system: the
+ratio of bytes is printed next to the measured one. The catalog is measured on SQLite with 100 to
+10,000 adapters of one tenant.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What adapters add to a decode step of the real engine, beside the bytes that they add.
+"""The time that adapters add to a decode step of the real engine, relative to the bytes they add.
 
     make bench-mixed-step [ARGS="--device cuda --shape 8b --quantization int8"]
 
-A full batch decodes: as the base alone, all under one adapter, and each sequence under an adapter
-of its own. A step has to read the base's weights, the batch's KV and every adapter in it once: the
-ratio of these bytes is the bar, and the ratio of times stands beside it. On CUDA each arm runs with
-captured graphs and kernel by kernel, a quantized base with graphs alone; arms alternate. Adapters
-of different tenants hold the same values, each in memory of its own. The largest shape's weights
-are drawn on the device; the others are loaded from a checkpoint.
+A full batch decodes: with the base alone, with one adapter for all sequences, and with a separate
+adapter for each sequence. A step must read the base's weights, the batch's KV and every adapter in
+it once: the ratio of these bytes is the bar, and the ratio of times is printed next to it. On CUDA
+each variant runs with captured graphs and eagerly, a quantized base with graphs only; variants
+alternate. Adapters of different tenants have the same values at different addresses. The largest
+shape's weights are generated on the device; the others are loaded from a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How many sequences run at once in the same bytes of KV: paged, or each with its maximum reserved.
+"""The number of concurrent sequences in the same bytes of KV: paged, or with reserved maximum.
 
     make bench-paging
 
-Reserved: the engine admits no more sequences than longest ones fit, which is what a server does
-that gives every sequence its whole context beforehand. Both serve the same trace of mixed lengths;
-counted is what ran in each step while others waited. Published: 2 to 4 times.
+Reserved: the engine admits no more sequences than would fit with maximum length, like a server that
+reserves the whole context of every sequence. Both serve the same trace of mixed lengths. It counts
+the running sequences in each step with waiting requests. Published: 2 to 4 times.
 """
 
 from __future__ import annotations

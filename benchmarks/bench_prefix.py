@@ -1,9 +1,9 @@
-"""Time to first token behind a shared prompt of 1,000 tokens, with and without the prefix cache.
+"""TTFT after a shared prompt of 1,000 tokens, with and without the prefix cache.
 
     make bench-prefix
 
-Every request is the shared prompt and a question of its own. One at a time shows the latency of a
-lone user; all at once, what the cache is worth when the device is busy. Published: 5 to 10 times.
+Every request is the shared prompt and its own question. One at a time shows the latency of a single
+user; all at once shows the gain on a busy device. Published: 5 to 10 times.
 """
 
 from __future__ import annotations

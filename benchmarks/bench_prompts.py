@@ -1,10 +1,10 @@
-"""What adapters add to a step that computes prompts, beside the arithmetic that the base has.
+"""The time that adapters add to a step that computes prompts, relative to the base's arithmetic.
 
     make bench-prompts [ARGS="--device cuda --shape 8b"]
 
-So many prompts at once, computed in one step and answered by one token each: as the base alone, all
-under one adapter, and each under an adapter of its own. The floor is the time that the base's
-products would take at the rate that this device reaches in a large one.
+A number of prompts is computed in one step and answered by one token each: with the base alone,
+with one adapter for all, and with a separate adapter for each. The floor is the time of the base's
+products at the rate that this device reaches in a large product.
 """
 
 from __future__ import annotations

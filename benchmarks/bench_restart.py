@@ -1,10 +1,10 @@
-"""How soon an engine that was killed serves again, and what of that time cannot be avoided.
+"""The time until a killed engine serves again, and the unavoidable part of it.
 
     PYTHONPATH=.src:tests python -m benchmarks.bench_restart [--model FOLDER] [--trials 3]
 
-Prints one JSON object with the seconds of the imports, of the model's load, and from `kill -9` to
-ready again; exits 1 if that exceeds imports and load by more than 2 s. Without --model a tiny
-random one is used.
+Prints one JSON object with the seconds of the imports, of the model load, and from `kill -9` to
+ready again. Exits with 1 if that exceeds imports and load by more than 2 s. Without --model it uses
+a tiny random one.
 """
 
 from __future__ import annotations

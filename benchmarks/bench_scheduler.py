@@ -1,10 +1,11 @@
-"""What the scheduler itself costs a step, in pure Python and without a model.
+"""The cost of the scheduler per step, in pure Python and without a model.
 
-Schedule: choose what runs and hand out blocks. Bookkeeping, beside it: take note of what was
-computed, publish the blocks that it filled, append a token per sequence, end requests. Those that
-end are replaced at once, so that the batch stays full and the queue long. Counted is the thread's
-own time, garbage collected as the engine does: between requests.
-`make bench-scheduler`; prints p50 and p99 over the steps, and last one line of JSON.
+Schedule: choose what runs and allocate blocks. Bookkeeping, in addition: record what was computed,
+publish the blocks that it filled, append a token per sequence, end requests. Ended requests are
+replaced at once, so the batch stays full and the queue long. It measures the thread's own CPU time;
+garbage is collected as in the engine, between requests.
+
+`make bench-scheduler` prints p50 and p99 over the steps, and finally one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A quiet tenant beside one that fills every queue that tenants share.
+"""The latency of a quiet tenant next to a tenant that fills every shared queue.
 
-    make bench-shared-queues          ARGS=--smoke: tiny sizes, whether it runs
+    make bench-shared-queues          ARGS=--smoke: tiny sizes, only checks that it runs
 
-A real server over a base of 125 million parameters; its store answers after 0.25 s. The loud
-tenant keeps 24 commits of 15 MB open, asks for 800 adapters at once, again and again, which are
-more than the caches hold, and sends prompts of 4 MiB. The quiet tenant pushes an adapter, asks for
-one that nobody has asked for yet, and streams an answer of the base: alone and beside the loud
-tenant, in turn. The figures are the ratios, of medians and of p95 (bars: 2 and 3).
+A real server with a base of 125 million parameters; its store responds after 0.25 s. The loud
+tenant keeps 24 commits of 15 MB open, repeatedly requests 800 adapters at once, more than the
+caches hold, and sends prompts of 4 MiB. The quiet tenant pushes an adapter, requests an adapter
+that was never used, and streams an answer of the base, alternately alone and next to the loud
+tenant. The figures are the ratios of medians and of p95 (bars: 2 and 3).
 """
 
 from __future__ import annotations

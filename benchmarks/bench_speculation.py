@@ -1,19 +1,19 @@
-"""Speculative against plain decoding: how much faster friendly work gets, and what hostile pays.
+"""Speculative and plain decoding: the speedup of suitable work, and the cost for unsuitable work.
 
     make bench-speculation [ARGS="--device cuda"]
 
-Friendly: the demo's base and adapters on the demo's own tasks, by proposer and batch size, once 50
-steps of that kind and size have taught the engine what pays; bar 0.97, for nobody is to be slower
-by a proposer that proposes badly or is dear. Hostile: an adapter under draft tokens that never
-hold, from an engine's first step and from its 51st on; bar 0.97, too. Figures are medians over
-rounds, with their 95 % interval (bootstrap). Full: draft tokens of which half hold, in batches
-where checking them does not pay; bar 0.97. Both arms take turns step by step on the same requests,
-and their answers are compared. Speed is that of decoding, without the prompts. Below: what a step
-costs that checks so many draft tokens for each of its requests, over one that checks none, in a
-larger model; drafting itself costs nothing there.
+Friendly: the demo's base and adapters on the demo's own tasks, by proposer and batch size, after 50
+steps of that kind and size in which the engine has learned what pays off. The bar is 0.97, because
+a bad or expensive proposer must not slow down any request. Hostile: an adapter whose draft tokens
+are never accepted, from an engine's first step and from its 51st on; the bar is 0.97 too. Full: an
+acceptance rate of one half, in batches where verification does not pay off; bar 0.97. Both variants
+alternate step by step on the same requests, and their answers are compared. Figures are medians
+over rounds, with their 95 % confidence interval (bootstrap). The speed is that of decoding, without
+prompts. Finally, the duration of a step that verifies a number of draft tokens for each request,
+relative to one without, in a larger model with free drafts.
 
-On CUDA the demo's base proposes by look-up alone. What is full there is the 8 B base with drawn
-weights, alone and in batches, with draft tokens of which so many hold, or none.
+On CUDA the demo's base uses prompt lookup only. There, the full case is the 8 B base with random
+weights, for single streams and in batches, with drafts of a given acceptance rate, or zero.
 """
 
 from __future__ import annotations

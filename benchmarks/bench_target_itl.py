@@ -1,10 +1,10 @@
-"""The curve of throughput over latency that `--target-itl` moves along.
+"""The tradeoff between throughput and latency that `--target-itl` controls.
 
     make bench-target-itl
 
-A fixed number of clients, each of whom asks again as soon as it is answered, so that prompts keep
-arriving among decodes. The targets are multiples of what a step takes that only decodes, measured
-first: below that no scheduler can go.
+Each of a fixed number of clients sends its next request as soon as it is answered, so that prompts
+keep arriving among decodes. The targets are multiples of the duration of a decode-only step, which
+is measured first: no scheduler can be faster.
 """
 
 from __future__ import annotations

@@ -1,26 +1,27 @@
-"""Let the wall clock of a server jump to and fro under load, and count what comes of it.
+"""Changes a server's wall clock under load and checks the consequences.
 
     make soak     or: PYTHONPATH=.src:tests python -m benchmarks.clock_jumps [--jumps 16]
 
 libfaketime (Debian's `faketime`) steps the wall clock of the API's process by minutes, an hour and
-a day, forward and back; the monotonic clock runs on, as it does when a machine's clock is set. The
-processes that the server starts keep the true time: none of them tells another a time of day.
-The real engine serves a tiny model and an adapter, while others push adapters. Prints one JSON
-object; exits 1 unless
+a day, forward and back. The monotonic clock is unaffected, as when a machine's clock is set. The
+processes that the server starts keep the true time, because none of them exchanges a time of day
+with another. The real engine serves a tiny model and an adapter, while other clients push adapters.
+Prints one JSON object; exits with 1 unless
 
 - no request hangs (30 s without a byte) or fails without a published code,
-- the ledger is what the engine has counted and what callers were told, to the token, by day too,
-- a tenant limited to R requests per minute who asks all the time gets no more than R + R·T/60 + 1
-  of them in any T seconds of true time: a full bucket, what flows in, and one; and after the bucket
-  is empty never waits for one longer than 20 s, where 60 / R is due and an hour the jump. Limits go
-  by a clock that nobody sets (decision 17), so a jump shall neither fill the bucket nor lock it,
-- between any two jumps a push becomes ready and a deletion ends: their leases outlive the jump,
-- a key with an end is good exactly while the server's clock shows less than its end. So a clock
-  that is set back before the end makes the key good again, which is what an end by the wall clock
-  means; behind its end no memory of it lets it pass,
-- an answer under an `Idempotency-Key` is given again while the server's clock shows less than 24 h
-  since the first, also before it; later it may be carried out anew,
-- the server lives one life through all of it, and exits with 0.
+- the ledger equals the engine's counts and the usage reported to callers, to the token, by day too,
+- a tenant with a limit of R requests per minute that sends requests all the time gets at most
+  R + R·T/60 + 1 of them in any T seconds of true time: a full bucket, the inflow, and one. Once the
+  bucket is empty it never waits longer than 20 s for the next, where 60 / R is expected and an hour
+  would be the jump. Limits use a clock that is never set (decision 17), so a jump must neither fill
+  the bucket nor block it,
+- between any two jumps a push becomes ready and a deletion ends: their leases survive the jump,
+- an expiring key is valid exactly while the server's clock is before its expiry. So setting the
+  clock back before the expiry makes the key valid again, which is inherent in a wall-clock expiry;
+  after its expiry no cached copy lets it pass,
+- an answer under an `Idempotency-Key` is returned again while the server's clock is less than 24 h
+  after the first, or before it; later the request may be executed again,
+- the server runs through all of it, and exits with 0.
 """
 
 from __future__ import annotations

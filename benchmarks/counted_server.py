@@ -1,6 +1,6 @@
-"""`loraplex` as it is, which also counts its asyncio tasks: `python -m benchmarks.counted_server`.
+"""`loraplex` that also counts its asyncio tasks: `python -m benchmarks.counted_server`.
 
-The file of `TASKS_FILE` in the environment gets the number at each SIGUSR1.
+At each SIGUSR1 it writes the number to the file named by `TASKS_FILE` in the environment.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""A crowd at one server: 2,000 streams, 200 readers that hardly read, 10,000 idle connections.
+"""Many connections to one server: 2,000 streams, 200 slow readers, 10,000 idle connections.
 
     make soak          or: PYTHONPATH=.src:tests python -m benchmarks.crowd
 
 The real engine serves a tiny model to four tenants. The server starts with the 1,024 open files
-that shells give, as an operator's does. First the streams are alone, then with everybody else: the
-clients are processes of their own (`benchmarks.crowd_member`). Idle connections are silent, stop in
-the middle of a head, or stay open after a request; the server closes them in time, and they come
-again. Slow readers take 16 bytes a second or nothing.
-Prints one JSON object; exits 1 unless
+that shells allow, as an operator's does. First the streams run alone, then together with the
+others. The clients are separate processes (`benchmarks.crowd_member`). Idle connections are silent,
+stop in the middle of a head, or stay open after a request; the server closes them in time, and they
+reconnect. Slow readers read 16 bytes per second or nothing.
 
-- all streams were open at once and ended whole, with the right number of tokens,
-- as many idle connections as were wanted were open at any time,
-- beside them `/health`, `/ready`, a chat request and the admin API always answered,
+Prints one JSON object; exits with 1 unless
+
+- all streams were open at once and completed, with the correct number of tokens,
+- the required number of idle connections was open at any time,
+- meanwhile `/health`, `/ready`, a chat request and the admin API always responded,
 - a slow reader cost the server no more than a mebibyte,
-- the server's open files, threads and tasks are what they were when all have left,
+- the server's open files, threads and tasks return to their initial numbers,
 - it exits with 0 on SIGTERM.
 """
 

@@ -1,8 +1,8 @@
-"""Clients of the crowd, in a process of their own: `python -m benchmarks.crowd_member PLAN`.
+"""Clients of `benchmarks.crowd` in one process: `python -m benchmarks.crowd_member PLAN`.
 
-`PLAN` is a JSON object with the fields of `Plan`. The process says a line when all its clients are
-there. Streams end by themselves; others stay until the standard input ends. Then it says
-a line of JSON: what the clients have seen.
+`PLAN` is a JSON object with the fields of `Plan`. The process prints a line when all its clients
+are connected. Streams end by themselves; the others stay until the standard input ends. Then it
+prints a line of JSON with the clients' results.
 """
 
 from __future__ import annotations

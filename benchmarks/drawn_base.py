@@ -1,4 +1,6 @@
-"""Bases for the engine under test: from a checkpoint, or with weights drawn on the device."""
+"""Bases for the engine under test: from a checkpoint, or with random weights generated on the
+device.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Kill every kind of process again and again under load, and compare the ledger with the engine.
+"""Kills every kind of process repeatedly under load, and compares the ledger with the engine.
 
     make soak          or: PYTHONPATH=.src:tests python -m benchmarks.exact_usage [--kills 300]
 
-The real engine serves a tiny model and an adapter, while others push adapters and send schemas.
-The API server, its engine, its fetcher, examinations of uploads and the checker of grammars die by
-SIGKILL at random moments. What the engine had counted is read from its journal past the product's
-own code. Prints one JSON object; exits 1 unless
+The real engine serves a tiny model and an adapter, while other clients push adapters and send
+schemas. The API server, its engine, its fetcher, examinations of uploads and the grammar checker
+are killed by SIGKILL at random moments. The engine's counts are read from its journal by
+independent code. Prints one JSON object; exits with 1 unless
 
-- every row of the ledger is what was counted and what the caller was told, to the token,
-- no caller has seen a token that nobody pays for,
-- no answer ended like a whole one and was not,
-- every push that was answered `ready` is there in the end.
+- every row of the ledger equals the engine's count and the usage reported to the caller, to the
+  token,
+- no caller has seen a token that is not charged,
+- no truncated answer looked complete,
+- every push that was answered `ready` exists at the end.
 """
 
 from __future__ import annotations

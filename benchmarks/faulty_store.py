@@ -1,20 +1,19 @@
-"""Let the adapter store hang, lie and fail in turn under load, and count what comes of it.
+"""Makes the adapter store hang, return wrong data and fail under load, and checks the consequences.
 
     make soak     or: PYTHONPATH=.src:tests python -m benchmarks.faulty_store [--seconds 180]
 
-A real server has its adapters in an emulated S3 behind a proxy that harms what passes; it waits for
-the store no longer than a second and twice. Two pinned adapters are resident. Of the others the
-engine's caches hold a few, and blocks vanish from the disk cache once they lie there for seconds
-(it keeps what it hands out for a minute), so they must be fetched again and again. Every adapter is
-a canary, whose answer names it. Meanwhile others push and delete. Prints one JSON object; exits 1
-unless
+A real server stores its adapters in an emulated S3 behind a proxy that injects faults; it waits at
+most a second for the store, and twice. Two pinned adapters are resident. The engine's caches hold a
+few of the others, and blocks are removed from the disk cache after seconds (files that were handed
+out stay for a minute), so they must be fetched repeatedly. Every adapter is a canary whose answer
+names it. Meanwhile other clients push and delete. Prints one JSON object; exits with 1 unless
 
-- no answer came from other weights than the asked adapter's, the base's included,
+- no answer came from other weights than those of the requested adapter or the base,
 - every failure has a published code,
-- the base and the resident adapters were answered in every phase, and never refused,
-- cold adapters were answered in every phase in which the store is well,
-- when the store is well again, no version or upload stays unfinished, every push that was answered
-  `ready` answers as it should, what was deleted is not found, and the server exits with 0.
+- the base and the resident adapters were served in every phase, and never refused,
+- cold adapters were served in every phase in which the store works,
+- when the store works again, no version or upload stays unfinished, every push that was answered
+  `ready` answers correctly, deleted adapters are not found, and the server exits with 0.
 """
 
 from __future__ import annotations

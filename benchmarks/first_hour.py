@@ -1,9 +1,9 @@
-"""A newcomer's first hour without a manual step: `make first-hour`.
+"""A new user's first hour, automated: `make first-hour`.
 
 In a folder with a space, with relative paths: serve the demo's base behind the TLS proxy of
-`deploy/compose`, make an operator, a tenant and a key, push, call, move and roll back an alias,
-delete, sign in at the console with Chromium; then the mistakes of `newcomer_mistakes`. Prints a
-line per step and ends with 1 if one fails.
+`deploy/compose`, create an operator, a tenant and a key, push, call, move and roll back an alias,
+delete, sign in at the console with Chromium; then make the mistakes of `newcomer_mistakes`. Prints
+a line per step and exits with 1 if one fails.
 """
 
 from __future__ import annotations

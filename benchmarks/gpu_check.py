@@ -1,19 +1,19 @@
-"""What must hold on a GPU: right tokens through the real engine with paging, and kernels timed.
+"""Checks a GPU: correct tokens through the real engine with paging, and timings of kernels.
 
     make gpu-check                 needs torch, triton, transformers, peft, safetensors and numpy
 
-Serves the same requests, base and adapters of mixed ranks in mixed batches, on the CPU and on the
-device under test, from an arena that holds a third of the adapters. Greedy tokens must be equal;
-where they part, the top two logits must be as good as equal (then the position is counted as a
-near-tie). Each served PEFT feature must equal PEFT on the CPU. Attention must equal the plain op on
-the CPU, and a quantized base must give what its codes mean. What LoRA adds to a row must be the
-same to the bit whatever shares its step. Engines that propose must answer as the one that does
-not, and each rule of acceptance must draw by the model's probabilities. Timed are the kernels,
-quantized layers, others' inter-token latency while a large adapter is loaded, and an 8 B base with
-random weights: its decoding steps in bf16, int8 and int4, its prompts, and its decoding with draft
-tokens. Each part is told of on stderr when it ends, as a line of JSON; all of them are one object
-on stdout. `--parts` runs some of them. Exits 1 if something does not hold and 2 without a CUDA
-device.
+Serves the same requests, with the base and adapters of mixed ranks in mixed batches, on the CPU and
+on the device under test, from an arena that holds a third of the adapters. Greedy tokens must be
+equal. Where they diverge, the top two logits must be nearly equal (then the position is counted as
+a near-tie). Each supported PEFT feature must equal PEFT on the CPU. Attention must equal the
+reference on the CPU, and a quantized base must match its dequantized weights. A row's LoRA result
+must be bit-identical whatever shares its step. Engines with proposers must answer like the one
+without, and each acceptance rule must sample the model's distribution. It measures the kernels,
+quantized layers, other requests' inter-token latency while a large adapter is loaded, and an 8 B
+base with random weights: its decode steps in bf16, int8 and int4, its prompts, and its decoding
+with draft tokens. Each part is reported on stderr when it ends, as a line of JSON; stdout gets all
+parts as one object. `--parts` selects parts. Exits with 1 if a check fails and with 2 without a
+CUDA device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast a quantity grows, and how sure that is."""
+"""Estimates the growth rate of a quantity, with a confidence interval."""
 
 from __future__ import annotations
 

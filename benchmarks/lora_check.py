@@ -1,4 +1,4 @@
-"""LoRA on CUDA: what shares a step changes no bit of what a row gets."""
+"""LoRA on CUDA: a row's result is bit-identical whatever shares its step."""
 
 from __future__ import annotations
 

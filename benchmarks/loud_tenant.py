@@ -1,8 +1,9 @@
-"""The tenant that fills every queue, in a process of its own.
+"""The loud tenant, which fills every queue, as a separate process.
 
-python -m benchmarks.loud_tenant DIRECTORY   where plan.json says what it asks for. A line on its
-standard input begins, the next one ends; it answers a line when it has begun and when all that it
-asked for has ended.
+    python -m benchmarks.loud_tenant DIRECTORY
+
+plan.json in the directory describes its requests. A line on its standard input starts it, the next
+one stops it. It prints a line when it has started, and one when all its requests have ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The model types that were tested, by their exact names, from the newest evidence.
+"""Prints the tested model types by their exact names, from the newest evidence.
 
 python -m benchmarks.model_list > docs/models.md
-python -m benchmarks.model_list --readme README.md    # writes its row anew
+python -m benchmarks.model_list --readme README.md    # rewrites the README's row
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A newcomer's terminal: a folder, a shell's variables, and the `loraplex` command."""
+"""A new user's terminal: a folder, environment variables, and the `loraplex` command."""
 
 from __future__ import annotations
 

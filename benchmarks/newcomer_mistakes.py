@@ -1,7 +1,7 @@
-"""Mistakes of a first hour, each with the one message that it has to get.
+"""Common mistakes of new users, each with the expected message.
 
-Words and variables may hold `{port}`, `{base}` and `{key}`: the server's port, the folder of its
-base, and a tenant's key; `{unused}` is a new data folder. The others are what `prepare` makes.
+Arguments and variables may contain `{port}`, `{base}` and `{key}`: the server's port, the folder of
+its base, and a tenant's key; `{unused}` is a new data folder. `prepare` creates the others.
 """
 
 from __future__ import annotations

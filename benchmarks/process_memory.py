@@ -1,4 +1,4 @@
-"""The memory of a server's processes over time, by the role of each."""
+"""The memory of a server's processes over time, by role."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A quantized base on this device: right against plain PyTorch, and timed against the exact one.
+"""A quantized base on this device: compared with plain PyTorch, and timed against the exact one.
 
-Products are compared with those of the same codes in fp64, a whole base's logits with transformers'
-own model whose weights are the codes' values. On CUDA calls are captured into a graph, as decoding
-steps are, and weights and inputs take turns, so that none is read from a cache.
+Products are compared with those of the same codes in fp64, and a whole base's logits with
+transformers' own model with the dequantized weights. On CUDA, calls are captured into a graph, as
+decode steps are, and weights and inputs alternate, so that none is read from a cache.
 """
 
 from __future__ import annotations

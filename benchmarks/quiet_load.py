@@ -1,4 +1,4 @@
-"""An ordinary day of a small server, all at once and at a moderate rate."""
+"""A moderate mixed load, like that of a small server."""
 
 from __future__ import annotations
 

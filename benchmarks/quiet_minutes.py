@@ -1,18 +1,19 @@
-"""Serve an ordinary mixed load for a while, and see that no process of the server grows.
+"""Serves a moderate mixed load and checks that no process of the server grows.
 
     make soak       or: PYTHONPATH=.src:tests python -m benchmarks.quiet_minutes [--minutes 40]
 
-A server over a tiny model, with more adapters than its device, its memory and its disk cache hold.
-Tenants chat, stream, go away in the middle, follow schemas, push, delete, read, and make mistakes
-(`benchmarks.quiet_load`). Memories that have a bound are filled before: SQLite's pages, compiled
-grammars, the KV cache. After a warm-up the memory of every process of the server is sampled from
-/proc (resident, proportional and its own) every few seconds.
-Prints one JSON object; exits 1 unless
+A server with a tiny model, and with more adapters than its device, memory and disk cache hold.
+Tenants chat, stream, disconnect, use schemas, push, delete, read, and make mistakes
+(`benchmarks.quiet_load`). Bounded caches are filled first: SQLite's pages, compiled grammars, the
+KV cache. After a warm-up, the memory of every process of the server is sampled from /proc
+(resident, proportional and private) every few seconds.
 
-- for each long-lived process the upper end of the 95 % interval of its growth (`benchmarks.growth`)
-  is below 4 MB of resident memory an hour,
-- the API server, the engine, the fetcher and the grammar checker were the same all the time,
-- every request ended as one of its kind has to, and the server exits with 0.
+Prints one JSON object; exits with 1 unless
+
+- for each long-lived process the upper end of the 95 % confidence interval of its growth
+  (`benchmarks.growth`) is below 4 MB of resident memory per hour,
+- the API server, the engine, the fetcher and the grammar checker ran all the time,
+- every request ended as expected for its kind, and the server exits with 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a benchmark is told on its command line and how it prints what it found."""
+"""Command-line options and output of the benchmarks."""
 
 from __future__ import annotations
 

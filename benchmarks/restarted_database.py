@@ -1,16 +1,16 @@
-"""Restart PostgreSQL again and again under load, and compare the ledger with the engine.
+"""Restarts PostgreSQL repeatedly under load, and compares the ledger with the engine.
 
     make soak     or: PYTHONPATH=.src:tests python -m benchmarks.restarted_database [--restarts 20]
 
-The real engine serves a tiny model and an adapter, while others push adapters. The database is in
-turn stopped in order and crashed, stays away for up to two seconds while callers ask on, and comes
-back. Prints one JSON object; exits 1 unless
+The real engine serves a tiny model and an adapter, while other clients push adapters. The database
+is alternately stopped and crashed, stays unavailable for up to two seconds while clients continue
+to send requests, and returns. Prints one JSON object; exits with 1 unless
 
-- the server lives one life through all of it, and exits with 0,
-- callers are answered while the database is away,
-- the ledger is what the engine has counted and what callers were told, to the token, and no answer
-  ended like a whole one and was not (`benchmarks.exact_usage` says how this is known),
-- every failure has a published code, and every push that was answered `ready` is there.
+- the server runs through all of it, and exits with 0,
+- requests are served while the database is unavailable,
+- the ledger equals the engine's counts and the usage reported to callers, to the token, and no
+  truncated answer looked complete (see `benchmarks.exact_usage`),
+- every failure has a published code, and every push that was answered `ready` exists.
 """
 
 from __future__ import annotations

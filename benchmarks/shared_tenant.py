@@ -1,4 +1,4 @@
-"""What the tenants of `bench_shared_queues` send."""
+"""The requests of the tenants in `bench_shared_queues`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fetcher process behind a slow store: waits, then copies an object and verifies it.
+"""A fetcher process with a slow store: waits, then copies an object and verifies it.
 
 python -m benchmarks.slow_fetch STORE KEY PATH SHA256 SIZE LATENCY_SECONDS
 """

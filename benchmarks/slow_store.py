@@ -1,4 +1,4 @@
-"""`loraplex serve` over a local store that answers late, as one in another region does.
+"""`loraplex serve` with a local store that responds late, like one in another region.
 
 python -m benchmarks.slow_store LATENCY_SECONDS serve ...     (`fetch`: its fetcher process)
 """

@@ -1,11 +1,11 @@
-"""Kill the engine again and again under load, stop the server under load, and count what is lost.
+"""Kills the engine repeatedly under load, stops the server under load, and counts what is lost.
 
     make soak          or: PYTHONPATH=.src:tests python -m benchmarks.soak [--kills 50]
 
-Every round starts a server over a tiny model, kills its engine four times while requests run (a
-fifth death within a minute would be a crash loop, and rightly the last) and ends with SIGTERM.
-Prints one JSON object; exits 1 if a request ended neither whole nor with a code, if a process was
-left over, or if a server did not exit with 0.
+Every round starts a server with a tiny model, kills its engine four times while requests run (a
+fifth crash within a minute would be a crash loop, which correctly stops the engine) and ends with
+SIGTERM. Prints one JSON object; exits with 1 if a request ended neither completely nor with a code,
+if a process remained, or if a server did not exit with 0.
 """
 
 from __future__ import annotations

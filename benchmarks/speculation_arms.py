@@ -1,4 +1,4 @@
-"""Two engines that race on the same requests, one of them drafting."""
+"""Two engines that run the same requests for comparison, one of them with drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculation on one device: the tokens of plain decoding, and the model's own probabilities."""
+"""Speculation on one device: the tokens of plain decoding, and the model's distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of speculation asks for, and who proposes."""
+"""The requests and proposers of the speculation benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The real engine under a benchmark's load: who asked for what, and when each token came."""
+"""The real engine under a benchmark's load: the requester of each request, and the time of each
+token.
+"""
 
 from __future__ import annotations
 

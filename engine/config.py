@@ -1,4 +1,4 @@
-"""What the operator chooses for one engine."""
+"""The configuration of one engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import InvalidParameter
 
 
 class Quantization(StrEnum):
-    """How the base model's linear layers are held and multiplied."""
+    """How the base model's linear layers are stored and multiplied."""
 
     NONE = "none"
     INT8 = "int8"
@@ -21,12 +21,12 @@ class Quantization(StrEnum):
 
     @property
     def bits(self) -> Literal[4, 8] | None:
-        """Of a weight; None where it stays in the serving dtype."""
+        """Bits per weight; None if it stays in the serving dtype."""
         return {Quantization.NONE: None, Quantization.INT8: 8, Quantization.INT4: 4}[self]
 
 
 class KvDtype(StrEnum):
-    """How keys and values are held in the cache."""
+    """How keys and values are stored in the cache."""
 
     AUTO = "auto"
     """In the model's own dtype."""
@@ -38,21 +38,21 @@ class KvDtype(StrEnum):
 
 MAX_DRAFT_TOKENS = 64
 MAX_READ_ROWS = 256
-"""The most tokens of prompts in one step whose log-probabilities are asked for: each takes a row of
-logits."""
+"""The maximum number of prompt tokens per step whose log-probabilities are requested: each needs a
+row of logits."""
 PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree")
-"""What `EngineConfig.speculation` may name."""
+"""The allowed names in `EngineConfig.speculation`."""
 
 
 class Acceptance(StrEnum):
-    """By which rule draft tokens are accepted. Both leave the output's distribution as it is."""
+    """The acceptance rule of draft tokens. Neither changes the output's distribution."""
 
     COUPLED = "coupled"
-    """Those that equal the target's own draw: the output is that of plain decoding, token for
-    token."""
+    """Accepts draft tokens that equal the target's own sample: the output is that of plain
+    decoding, token for token."""
     REJECTION = "rejection"
-    """By the ratio of probabilities (Leviathan et al. 2023, Chen et al. 2023): more at high
-    temperature, and other tokens than those of plain decoding."""
+    """Accepts by the ratio of probabilities (Leviathan et al. 2023, Chen et al. 2023): more at high
+    temperature, but the tokens differ from those of plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class EngineConfig:
     model: str
     """A directory in the Hugging Face layout, or a hub id."""
     quantization: Quantization = Quantization.NONE
-    """How the base's linear layers are held."""
+    """How the base's linear layers are stored."""
     dtype: str = "auto"
     """`auto`, `float32`, `bfloat16` or `float16`; auto is the checkpoint's own where the device
     computes it fast, else float32."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     max_model_len: int | None = None
-    """None: what the model was trained for, if it fits."""
+    """None: the model's own length, if it fits."""
     max_num_seqs: int = 64
     """The most sequences in one batch."""
     max_num_batched_tokens: int = 1024
@@ -79,10 +79,10 @@ class EngineConfig:
     enforce_eager: bool = False
     """On CUDA, launch every kernel of every step: no step is captured as a graph."""
     memory_bytes: int | None = None
-    """What the engine may use on the device, weights included; None: what is free, less a
+    """The device memory that the engine may use, weights included; None: the free memory, less a
     reserve."""
     arena_bytes: int | None = None
-    """Device bytes for adapters; None: a quarter of what the weights leave."""
+    """Device bytes for adapters; None: a quarter of the memory that remains after the weights."""
     lora_window_bytes: int | None = None
     """On the CPU in half types, bytes for copies of the adapters that decode together; None: a
     sixteenth of `arena_bytes`. Adapters that find no room there decode from the arena, at more time
@@ -90,55 +90,55 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     """Device bytes for KV blocks; None: the rest."""
     host_cache_bytes: int = 1 << 30
-    """Host memory for adapters behind the arena."""
+    """Bytes of the host memory cache of adapters."""
     num_loader_threads: int = 2
     """Threads that read, copy and zero adapters; one of them is kept for those below 64 MiB."""
     loader_duty: float = 0.1
-    """The part of one CPU core that all of these may have together while requests run; 1 and more:
-    as much as they can get. See `adapters.loaders.Pace`."""
+    """The share of one CPU core that all of these together may use while requests run; 1 and more:
+    no limit. See `adapters.loaders.Pace`."""
     num_threads: int | None = None
     """CPU threads of the maths; None: all cores."""
     prefix_caching: bool = True
-    """Whether requests go on from prompts' beginnings that were computed before."""
+    """Whether requests reuse prompt prefixes that were computed before."""
     kv_dtype: KvDtype = KvDtype.AUTO
-    """How keys and values are held."""
+    """How keys and values are stored."""
     swap_bytes: int = 0
     """Host memory for the KV of preempted sequences; 0: they are computed again."""
     attention_window: int | None = None
-    """Layers that see everything see this many positions instead, and `attention_sinks` first
-    ones (StreamingLLM, Xiao et al. 2023): memory stays bounded however long an answer gets.
+    """Full-attention layers see only this many positions, and the first `attention_sinks` ones
+    (StreamingLLM, Xiao et al. 2023), so memory is bounded however long an output is.
 
-    Positions go on growing, they are not counted anew inside the window: an answer still ends at
-    `max_model_len`."""
+    Positions keep growing and are not renumbered inside the window: an output still ends at
+    `max_model_len`.
+    """
     attention_sinks: int = 4
-    """First positions that stay visible behind `attention_window`."""
+    """The number of first positions that remain visible outside `attention_window`."""
     target_itl_ms: float | None = None
     """Prompts share a step with decodes only as far as the step is expected to stay below this."""
     speculation: tuple[str, ...] = ()
-    """What proposes tokens, each a proposer's name with what it needs behind a colon: `ngram`,
-    `draft:MODEL`, `early_exit:LAYERS`, `medusa:CHECKPOINT`, `medusa_tree:CHECKPOINT`. Empty: plain
-    decoding."""
+    """The proposers, each a name and its argument after a colon: `ngram`, `draft:MODEL`,
+    `early_exit:LAYERS`, `medusa:CHECKPOINT`, `medusa_tree:CHECKPOINT`. Empty: plain decoding."""
     max_draft_tokens: int = 8
     """The most tokens drafted for a request in one step."""
     acceptance: Acceptance = Acceptance.COUPLED
-    """By which rule draft tokens are accepted."""
+    """The acceptance rule of draft tokens."""
     max_queued: int = 4096
     """Requests that wait, over all tenants."""
     max_queued_per_tenant: int = 1024
-    """Of these, those of one tenant."""
+    """The maximum of these for one tenant."""
     tenant_cap: float = 0.6
     """The part of the sequences, KV blocks and adapter bytes that one tenant may hold while others
     wait for them."""
 
     @property
     def proposers(self) -> list[str]:
-        """The names of what proposes tokens."""
+        """The names of the proposers."""
         return [entry.partition(":")[0] for entry in self.speculation]
 
     @property
     def max_kept_rows(self) -> int:
-        """The most tokens of a step whose logits are looked at: a sequence's last, draft tokens,
-        and those of prompts that are read."""
+        """The maximum number of tokens in a step whose logits are computed: the last token of each
+        sequence, draft tokens, and tokens of prompts that are read."""
         num_draft_tokens = self.max_draft_tokens if self.speculation else 0
         num_rows = self.max_num_seqs * (1 + num_draft_tokens) + MAX_READ_ROWS
         return min(num_rows, self.max_num_batched_tokens)

@@ -1,8 +1,8 @@
-"""Tokens drafted to follow a request's last known one.
+"""Draft tokens that follow a request's last token.
 
 A draft is a tree of tokens, most often a chain. Its rows are computed in the same step as the last
-known token, each under its request's adapter; the acceptor walks down from that token as far as
-the draft tokens are right.
+token, each with its request's adapter. The acceptor follows the tree from the last token as long as
+the draft tokens are correct.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Draft:
     parents: tuple[int, ...] | None = None
     """For each token the index of its parent among them, or ROOT; None: a chain."""
     probabilities: Tensor | None = None
-    """fp32 `[len, vocab_size]`: what each token was drawn from; None: each is a point mass, as what
-    was drafted without drawing, or drawn with the noise that the target draws with."""
+    """fp32 `[len, vocab_size]`: the distribution from which each token was sampled. None: each is a
+    point mass, because it was not sampled, or was sampled with the target's noise."""
 
     def __post_init__(self) -> None:
         parents = self.parents

@@ -13,7 +13,7 @@ class EngineError(Exception):
     retry_after_seconds: float | None = None
     """When it is worth another try, where that is known."""
     is_retryable: bool | None = None
-    """Whether the same request may succeed later; None: as it is published of the code."""
+    """Whether the same request may succeed later; None: as published for the code."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)

@@ -1,8 +1,8 @@
-"""What an engine process is doing, readable when it cannot say so any more.
+"""The heartbeat file: an engine's progress and current requests, readable even if the engine hangs.
 
-The process counts its progress and names the requests of the step it runs in a file that it and
-its parent have mapped. Writing waits for nobody and makes no system call; the parent can read it
-while the process hangs, and after it has died.
+The engine counts its progress and writes the request ids of the current step in a file that the
+parent also maps. Writing never blocks and makes no system call. The parent can read the file while
+the engine hangs and after it has died.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _HEADER_BYTES = _COUNTER_BYTES + _LENGTH_BYTES
 _FILE_BYTES = 64 << 10
 
 SILENT_LOOKS = 20
-"""So many looks in a row without progress are a stall."""
+"""The number of consecutive checks without progress that are a stall."""
 
 
 class Heartbeat:
     """A counter and the request ids of one step."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file; it is made if there is none."""
+        """Map the file; it is created if it does not exist."""
         with path.open("a+b") as file:
             file.truncate(_FILE_BYTES)
             self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
@@ -43,7 +43,7 @@ class Heartbeat:
 
     @property
     def count(self) -> int:
-        """How often there was progress."""
+        """The number of progress events."""
         return self._read_number(0)
 
     @property
@@ -61,10 +61,10 @@ class Heartbeat:
 
 
 class StallWatch:
-    """Tells a process that is stuck from one that is idle or slow.
+    """Distinguishes a stuck process from an idle or slow one.
 
-    It counts looks, not seconds: a watcher that was held up itself has not looked meanwhile, and
-    accuses nobody of its own silence.
+    It counts checks, not seconds: a watcher that was delayed itself has not checked meanwhile, so
+    it does not report its own delay as a stall.
     """
 
     def __init__(self) -> None:

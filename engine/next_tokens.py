@@ -1,4 +1,4 @@
-"""The next tokens of each request, as the event that tells of them."""
+"""Creates the event with each request's next tokens."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def _logprobs(
     rows: Sequence[list[int]],
     logits: Tensor,
 ) -> list[list[TokenLogprobs] | None]:
-    """Of each request's new tokens, as many as it asked for; None for one that did not ask."""
+    """For each request's new tokens, the requested number of log-probabilities; None if not
+    requested."""
     numbers = [request.submitted.sampling.num_logprobs for request in requests]
     asked = [index for index, number in enumerate(numbers) if number is not None]
     if not asked:

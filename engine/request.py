@@ -1,4 +1,4 @@
-"""One request inside the engine: its tokens, its blocks and how far it has come."""
+"""One request in the engine: its tokens, blocks and progress."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .messages import GenerationRequest, Pooling
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """Owned by the scheduler; the runner reads it, nobody else sees it.
+    """A request. The scheduler owns it, the runner only reads it, and no other component sees it.
 
     Tokens `[0, num_computed_tokens)` have their keys and values in `kv`. A request decodes when all
-    but its last token are computed, and prefills otherwise, be it for the first time or after a
+    but its last token are computed, and prefills otherwise, for the first time or after a
     preemption.
     """
 
@@ -29,7 +29,7 @@ class Request:
     seed: int
     arrival_time: float
     adapter_tier: Tier | None
-    """Where the adapter was on arrival."""
+    """The adapter's tier at arrival."""
 
     request_id: str = field(init=False)
     tenant_id: str = field(init=False)
@@ -44,9 +44,9 @@ class Request:
     token_ids: list[int] = field(init=False)
     """Prompt and output."""
     unread: range = field(init=False)
-    """Positions of the prompt of which something is asked that was not given yet."""
+    """The prompt positions that are still to be read."""
     reads_logits: bool = field(init=False)
-    """Whether what is asked of them takes their logits."""
+    """Whether reading the prompt needs logits."""
     pooled: Any = None
     """The sum of the hidden states read so far."""
 
@@ -55,16 +55,16 @@ class Request:
     """Prompt tokens that the first admission found computed: in the prefix cache or by its group.
     """
     num_charged_tokens: int = 0
-    """Prompt tokens that its tenant was charged for: what is computed again is no service."""
+    """Prompt tokens that were charged to its tenant; recomputed tokens are not charged again."""
     num_preemptions: int = 0
     draft: Draft = NO_DRAFT
-    """What is drafted to follow, and verified by the step that runs; empty between steps."""
+    """The draft tokens that the running step verifies; empty between steps."""
     num_draft_tokens: int = 0
     """Drafted and verified so far."""
     num_accepted_tokens: int = 0
-    """Of these."""
+    """The accepted ones of these."""
     matcher: Matcher | None = None
-    """Where the output stands in its grammar, if it has one."""
+    """The state of the output's grammar, if it has one."""
     lease: Lease | None = None
     started: bool = False
     num_lone_steps: int = 0
@@ -113,14 +113,14 @@ class Request:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Known tokens whose keys and values are still to be computed."""
+        """The number of known tokens whose keys and values are not computed yet."""
         return len(self.token_ids) - self.num_computed_tokens
 
 
 def _positions_to_read(submitted: GenerationRequest) -> range:
     length = len(submitted.prompt_token_ids)
     if submitted.num_prompt_logprobs is not None:
-        return range(length - 1)  # each says how likely the next is
+        return range(length - 1)  # each position predicts the next token
     match submitted.pooling:
         case Pooling.MEAN:
             return range(length)

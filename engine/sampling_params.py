@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""The sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class SamplingParams:
     """None: no logprobs. 0: the chosen token's only. n: also the n most likely tokens'."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    """With a grammar: eos comes only where nothing else may."""
+    """With a grammar: eos is allowed only where nothing else is."""
     grammar: GrammarSpec | None = None
-    """What the whole output follows; None: any text. An output that `max_tokens`, a stop string or
-    a stop token cuts off is a beginning of what the grammar describes."""
+    """The grammar of the whole output; None: any text. An output that `max_tokens`, a stop string
+    or a stop token ends is a prefix of a valid output."""
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 0, 1 << 20)

@@ -1,13 +1,14 @@
-"""What every request has cost so far, in a file that outlives whoever counts.
+"""The token journal: the cost of every request so far, in a file that survives both processes.
 
-The file has fixed slots, one for each sequence. The parent takes a slot before the engine hears of
-the sequence, the engine keeps the counts in it up to date before anybody sees a token, and the
-parent frees it once the cost is in the database. Both have the file mapped: counting makes no
-system call, and what was counted is there after either of them, or both, were killed. Each number
-is one aligned word with one writer, so it is never half written.
+The file has fixed slots, one per sequence. The parent allocates a slot before it submits the
+sequence to the engine. The engine updates the counts before anybody sees a token. The parent frees
+the slot once the cost is in the database. Both map the file, so counting makes no system call, and
+the counts remain if either process, or both, are killed. Each number is one aligned word with one
+writer, so it is never half written.
 
-Every slot says whose it is, in bytes that only the parent understands; the slots of one request say
-the same. Its first slot, the *head*, gets an outcome when the parent has decided what to charge.
+Every slot stores its owner, in bytes that only the parent interprets; the slots of one request have
+the same owner. Its first slot, the *head*, stores the outcome when the parent has decided what to
+charge.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ WRITER_SECONDS = 10.0
 """How long an engine may outlive its parent."""
 _POLL_SECONDS = 0.01
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-"""Linux: all pages are there at once. One after another they would be faults amid steps, and look
-for hours like memory that leaks: slots are used in turn."""
+"""Linux: map all pages at once. Otherwise they would cause page faults during steps, and look like
+a memory leak for hours, because slots are used round-robin."""
 
 _FREE, _OPEN, _CLOSED = range(3)
 
@@ -54,27 +55,27 @@ class Counts(NamedTuple):
     """Tokens of one request, over its sequences."""
 
     prompt: int = 0
-    """Of the sequences that account for their prompt, as far as they have started."""
+    """The prompt tokens of the sequences that account for their prompt, if they have started."""
     cached: int = 0
-    """Of `prompt`, those found in the prefix cache."""
+    """The part of `prompt` found in the prefix cache."""
     generated: int = 0
 
 
 class Entry(NamedTuple):
-    """One request that an earlier process has left."""
+    """One request left by an earlier process."""
 
     slots: tuple[int, ...]
     """The head first."""
     owner: bytes
     outcome: bytes | None
-    """None: nothing was decided yet, the counts say what it has come to."""
+    """None: undecided, so the counts apply."""
 
 
 class JournalCounters:
     """The engine's side: it counts."""
 
     def __init__(self, path: Path) -> None:
-        """Map the parent's file; its lock says that somebody counts as long as we live."""
+        """Map the parent's file; its lock shows that a writer is alive."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         self._map = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED | _POPULATE)
@@ -85,7 +86,7 @@ class JournalCounters:
         _WORD.pack_into(self._map, slot * SLOT_BYTES + _PROMPT, num_prompt_tokens)
 
     def generate(self, slot: int, num_tokens: int) -> None:
-        """The sequence has so many tokens of output, all in all."""
+        """The sequence has this many output tokens in total."""
         _WORD.pack_into(self._map, slot * SLOT_BYTES + _GENERATED, num_tokens)
 
     def close(self) -> None:
@@ -98,11 +99,11 @@ class TokenJournal:
     """The parent's side: it gives slots out, reads them and frees them."""
 
     def __init__(self, path: Path, *, num_slots: int = NUM_SLOTS) -> None:
-        """Open the file, made on first use, once nobody counts in it any more.
+        """Open the file, created on first use, once no writer is left.
 
-        It has at least `num_slots` slots. The disk's room for all of them is taken now: a mapped
-        file cannot say that there is none. Raises TimeoutError if an engine still counts there
-        after WRITER_SECONDS, OSError if the file cannot be had.
+        It has at least `num_slots` slots. Disk space for all of them is allocated now, because a
+        mapped file cannot report a full disk. Raises TimeoutError if an engine still writes after
+        WRITER_SECONDS, OSError if the file cannot be opened.
         """
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -120,7 +121,7 @@ class TokenJournal:
         self._free: deque[int] = deque()
         for slot in range(self.num_slots):
             if slot not in used:
-                self._put(slot, _STATE, _FREE)  # of a request that never came to be, or was over
+                self._put(slot, _STATE, _FREE)  # of a request that never started, or had ended
                 self._free.append(slot)
 
     @property
@@ -128,12 +129,13 @@ class TokenJournal:
         return len(self._free)
 
     def take_left(self) -> list[Entry]:
-        """What earlier processes have left, once; its slots are in use until they are freed."""
+        """The entries of earlier processes, once; their slots are in use until they are freed."""
         left, self._left = self._left, []
         return left
 
     def open(self, owner: bytes, counts_prompt: Sequence[bool]) -> tuple[int, ...]:
-        """Slots for a request, one per sequence; `counts_prompt` says which pay for their prompt.
+        """Allocate slots for a request, one per sequence; `counts_prompt`: which of them charge the
+        prompt.
 
         Raises JournalFull.
         """
@@ -147,17 +149,17 @@ class TokenJournal:
             self._put(slot, _POSITION, position)
             self._put(slot, _COUNTS_PROMPT, counts_prompt[position])
             self._put_bytes(slot, _OWNER, _OWNER_LENGTH, owner)
-        for slot in reversed(slots):  # the head last: with it the request is there
+        for slot in reversed(slots):  # the head last: it makes the request exist
             self._put(slot, _STATE, _OPEN)
         return slots
 
     def reset(self, slot: int) -> None:
-        """Nothing is counted for this sequence: no engine has it."""
+        """Reset the counts of this sequence, which no engine has."""
         for offset in (_PROMPT, _CACHED, _GENERATED):
             self._put(slot, offset, 0)
 
     def counts(self, slots: Iterable[int]) -> Counts:
-        """What the engine has counted for these sequences."""
+        """The engine's counts for these sequences."""
         prompt = cached = generated = 0
         for slot in slots:
             generated += self._get(slot, _GENERATED)
@@ -167,7 +169,7 @@ class TokenJournal:
         return Counts(prompt, cached, generated)
 
     def close_request(self, slots: Sequence[int], outcome: bytes) -> None:
-        """Decide what the request is charged: from now on the counts say nothing."""
+        """Decide what the request is charged: from now on the counts are ignored."""
         if len(outcome) > MAX_OUTCOME_BYTES:
             raise ValueError("the outcome is too long for a slot")
         self._put_bytes(slots[0], _OUTCOME, _OUTCOME_LENGTH, outcome)

@@ -1,17 +1,17 @@
-"""Attention of a flat mixed batch over a paged KV cache: what it is, and how the CPU does it.
+"""Attention of a flat mixed batch over a paged KV cache: the reference, and the CPU implementation.
 
-`attend_gathered`, in plain PyTorch, is the meaning of the op and the oracle of `attention_triton`,
-which serves CUDA. One call serves one layer. Sequences with few new tokens, those that decode or
-verify guesses, are computed many at a time; long chunks of prompts one by one. Padding never
-reaches a sum through multiplication by zero alone: padded positions point at the null block, which
-is all zeros, and blocks are zeroed before they get a new owner.
+`attend_gathered`, in plain PyTorch, defines the operation and is the reference for
+`attention_triton`, which serves CUDA. One call serves one layer. Sequences with few new tokens
+(decoding or verifying drafts) are computed many at a time, long prompt chunks one by one.
+Correctness does not rely on multiplying padding by zero: padded positions point at the null block,
+which is all zeros, and blocks are zeroed before they get a new owner.
 
-Layers with a window read only the blocks that a query can see: their block tables skip what lies
-behind the window, and say at which position each block begins.
+Layers with a window read only the blocks that a query can see: their block tables omit the blocks
+that have left the window and give the position at which each block begins.
 
-Guessed tokens may be a tree: branches are different continuations of the same text. Such tokens lie
-in adjacent slots whatever their depth, so the slot of one says nothing of its position, and none
-sees what lies on another branch.
+Draft tokens may form a tree, whose branches are alternative continuations. Such tokens occupy
+adjacent slots regardless of depth, so a token's slot does not determine its position, and no token
+attends to another branch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .kv_pages import KvPages
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroup:
-    """Sequences with a similar number of new tokens and of blocks, computed as one.
+    """Sequences with similar numbers of new tokens and blocks, computed together.
 
-    Those with fewer new tokens than `max_rows` are padded with their last one: it is computed more
-    than once, each time with the same result. On CUDA, where blocks are read in place, they are
-    padded with rows and positions of -1: no work. A row whose position alone is -1 becomes zeros.
+    Those with fewer new tokens than `max_rows` are padded with their last one, which is computed
+    repeatedly with the same result. On CUDA, where blocks are read in place, they are padded with
+    rows and positions of -1: no work. A row whose position alone is -1 becomes zeros.
     """
 
     rows: Tensor
-    """int64 `[num_sequences, max_rows]`: where the new tokens lie in the flat batch."""
+    """int64 `[num_sequences, max_rows]`: the positions of the new tokens in the flat batch."""
     positions: Tensor
     """int64 `[num_sequences, max_rows]`: those of the new tokens in their sequences."""
     block_tables: Tensor
@@ -51,7 +51,7 @@ class SequenceGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """One sequence's adjacent new tokens `[start, end)` of the flat batch."""
+    """The contiguous new tokens `[start, end)` of one sequence in the flat batch."""
 
     start: int
     end: int
@@ -64,8 +64,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where the step's keys and values go and what each query reads; shared by the layers whose
-    keys and values lie in the same blocks."""
+    """The KV slots and block tables of a step's tokens; shared by the layers of a KV group."""
 
     slot_mapping: Tensor
     """int64 `[num_tokens]`: block id × block size + offset."""
@@ -75,13 +74,13 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What a layer's attention adds to plain softmax attention."""
+    """The options that a layer's attention adds to plain softmax attention."""
 
     scale: float
     sliding_window: int | None = None
     """A query sees this many positions, its own included."""
     num_sink_positions: int = 0
-    """First positions of the sequence that a query sees although they lie behind its window."""
+    """The number of first positions that a query sees although they have left its window."""
     softcap: float | None = None
     sinks: Tensor | None = None
     """`[num_heads]`: a logit per head that takes part in the softmax and has no value."""
@@ -90,10 +89,11 @@ class AttentionOptions:
 def paged_attention(
     q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
-    """Attend `q [num_tokens, num_heads, dim]` to the cache; `[num_tokens, num_heads, value_dim]`.
+    """Attend `q [num_tokens, num_heads, dim]` to the cache; returns `[num_tokens, num_heads,
+    value_dim]`.
 
-    The step's own keys and values must have been written. Queries see themselves and what lies
-    before them in their own sequence.
+    The step's own keys and values must have been written. Queries see themselves and the preceding
+    tokens of their sequence.
     """
     if not q.is_cuda:
         return attend_gathered(q, keys, values, batch, options)
@@ -109,7 +109,8 @@ def paged_attention(
 def attend_gathered(
     q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
-    """As `paged_attention`, in plain PyTorch on any device; without negative rows or positions."""
+    """Like `paged_attention`, in plain PyTorch on any device; without negative rows or
+    positions."""
     out = q.new_empty(*q.shape[:2], values.dim)
     for group in batch.groups:
         out[group.rows] = _attend_group(q[group.rows], keys, values, group, options)
@@ -158,7 +159,7 @@ def _visible_to_group(
     keys = _key_positions(group.block_positions, num_keys, block_size, queries.device)
     if group.ancestors is None:
         return _visible(keys[..., None, :], queries[..., None], options)
-    # Behind the first new token a key's place says which new token it is, not its position.
+    # From the first new token on, a key's index identifies the new token, not its position.
     index = keys.expand(len(queries), -1) - queries[:, :1]
     num_rows = queries.shape[1]
     is_new = (index >= 0) & (index < num_rows)

@@ -1,14 +1,14 @@
-"""Paged attention in Triton: one kernel for decoding, verifying and prompts.
+"""Paged attention in Triton: one kernel for decoding, verification and prompts.
 
-A program takes a sequence, a head of keys and values, and a tile of the queries that share it: the
+A program processes a sequence, a key/value head, and a tile of the queries that share it: the
 sequence's new tokens times the query heads of that head. It walks the sequence's blocks through its
-table, keeps a running softmax, and reads only keys that one of its queries can see. Where queries
-are few, the context is cut into splits of a fixed number of keys, and a second kernel puts the
-splits together in their order: no atomics, and what shares the batch does not change a bit.
+block table, keeps a running softmax, and reads only keys that one of its queries can see. With few
+queries, the context is cut into splits of a fixed number of keys, and a second kernel combines the
+splits in order: no atomics, so results are bit-identical in any batch.
 
 Everything that changes from step to step is read from device memory, so a grid sized by the tables'
-capacity can be captured: what a sequence does not have costs a program that ends at once. Keys and
-values that are codes are multiplied as codes; their scales go to the scores and to the weights.
+capacity can be captured; a program without work ends at once. Quantized keys and values are
+multiplied as codes; their scales are applied to the scores and the attention weights.
 """
 # mypy: allow-untyped-decorators
 
@@ -31,19 +31,19 @@ MAX_SPLITS = 32
 MIN_BLOCK = 16  # tl.dot's smallest
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_UNIT = tl.constexpr(1e-20)
-"""Far below what fp16 tells from zero, far above where fp32's reciprocals overflow."""
+"""Far below the smallest fp16 number, and far above where fp32's reciprocals overflow."""
 COMBINE_OPTIONS: dict[str, Any] = {"num_warps": 1}
 
 
 class AttentionShape(NamedTuple):
-    """How a group's queries and keys are cut."""
+    """How a group's queries and keys are divided."""
 
     block_queries: int
     block_keys: int
     num_tiles: int
-    """Of queries, each of up to `block_queries` pairs of token and head."""
+    """The number of query tiles, each of up to `block_queries` pairs of token and head."""
     num_splits: int
-    """Of the keys, at most; a sequence uses as many as have `SPLIT_KEYS` keys."""
+    """The maximum number of key splits; a sequence uses as many as have `SPLIT_KEYS` keys."""
 
 
 def attend_group(
@@ -110,9 +110,9 @@ def attend_group(
 def attention_shape(
     num_queries: int, num_keys: int, *, has_sinks: bool, is_tree: bool, dim: int, dtype: torch.dtype
 ) -> AttentionShape:
-    """For sequences of up to `num_queries` pairs of token and head and `num_keys` keys.
+    """The shape for sequences of up to `num_queries` pairs of token and head and `num_keys` keys.
 
-    has_sinks: whether positions before the window are seen, which begin with a tile of their own.
+    has_sinks: whether positions before the window are visible, which begin with their own tile.
     """
     is_wide, is_exact = dim > 128, dtype.itemsize == 4  # fp32 is multiplied without tensor cores
     most_queries = MIN_BLOCK if is_exact else 32 if is_tree else 64
@@ -157,7 +157,7 @@ def attend_constants(
 
 
 def attend_options(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
-    """How `attend_kernel` is compiled."""
+    """The compile-time values of `attend_kernel`."""
     if dtype.itemsize == 4:
         return {"num_warps": 8, "num_stages": 1 if shape.block_keys < 32 else 2}
     is_large = shape.block_queries > 32 and shape.block_keys < 64  # of vectors too wide for four
@@ -175,7 +175,7 @@ def combine_constants(num_splits: int, value_dim: int) -> dict[str, Any]:
 
 @triton.jit
 def _num_blocks_before(begins_ptr: tl.tensor, num_blocks: int, position: tl.tensor) -> tl.tensor:
-    """How many of a sequence's blocks begin before a position; they are in order."""
+    """The number of a sequence's blocks that begin before a position; they are in order."""
     counts = tl.full((128,), 0, dtype=tl.int32)
     for first in range(0, num_blocks, 128):
         blocks = first + tl.arange(0, 128)
@@ -237,7 +237,7 @@ def attend_kernel(
     first_new = tl.load(positions_ptr + sequence * num_rows).to(tl.int32)
     last = tl.max(positions)
 
-    # What is read of the table: the sinks' blocks, then keys [first, end).
+    # The part of the block table that is read: the sinks' blocks, then keys [first, end).
     end = last + 1
     if ancestors_ptr is not None:
         end = tl.where(last < 0, 0, tl.maximum(end, first_new + num_rows))
@@ -260,7 +260,8 @@ def attend_kernel(
         end = _num_blocks_before(begins_ptr, num_blocks, end) * BLOCK_SIZE
     num_sink_tiles = (num_sink_keys + BLOCK_KEYS - 1) // BLOCK_KEYS
     num_tiles = num_sink_tiles + (tl.maximum(end - first, 0) + BLOCK_KEYS - 1) // BLOCK_KEYS
-    # As many splits as its own keys are worth, whatever the others' and the tables' width.
+    # The number of splits depends on the sequence's own keys, not on the others' or on the width of
+    # the tables.
     split_tiles = (num_tiles + tl.num_programs(2) - 1) // tl.num_programs(2)
     split_tiles = tl.maximum(split_tiles, SPLIT_TILES)
     first_tile = split * split_tiles
@@ -289,7 +290,8 @@ def attend_kernel(
     # units of each row's largest product so far.
     HAS_UNITS: tl.constexpr = value_scales_ptr is not None and dtype == tl.float16
     unit = tl.full((BLOCK_QUERIES,), LEAST_UNIT, dtype=tl.float32)
-    # From zero: Triton pipelines a loop whose start depends on what was read badly, and spills.
+    # Start at zero: a loop whose start depends on a loaded value is pipelined badly by Triton, and
+    # spills.
     for step in range(0, last_tile - first_tile):
         key_tile = first_tile + step
         start = first + (key_tile - num_sink_tiles) * BLOCK_KEYS
@@ -305,7 +307,7 @@ def attend_kernel(
             begins = tl.load(begins_ptr + blocks, mask=is_key, other=0).to(tl.int32)
             key_positions = begins + keys % BLOCK_SIZE
         if ancestors_ptr is not None:
-            # Behind the first new token a key's place says which one it is, not its position.
+            # From the first new token on, a key's index identifies the new token, not its position.
             new = key_positions - first_new
             is_new = is_key & (new >= 0) & (new < num_rows)
             new_positions = tl.load(
@@ -405,7 +407,7 @@ def combine_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ) -> None:
-    """Put one query's splits together, each by its share of the softmax's sum."""
+    """Combine one query's splits, weighted by their shares of the softmax sum."""
     row = tl.load(rows_ptr + tl.program_id(0))
     if row < 0:
         return

@@ -1,8 +1,8 @@
-"""Which tokens meet which experts in one MoE layer of a step, and under which adapters.
+"""The (token, expert) pairs of one MoE layer in a step, sorted by expert and adapter.
 
-A *pair* is a token together with one of the experts that its router chose for it. Pairs are sorted
-by expert and within an expert by adapter, so that an expert's tokens are adjacent for its base
-matmul, and those of one (expert, adapter) are adjacent for its LoRA delta.
+A *pair* is a token and one of the experts that the router chose for it. Pairs are sorted by expert
+and within an expert by adapter, so that an expert's tokens are adjacent for the base matmul, and
+those of one (expert, adapter) are adjacent for the LoRA delta.
 """
 
 from __future__ import annotations

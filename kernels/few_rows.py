@@ -1,8 +1,9 @@
-"""Matmuls of few rows on the CPU, whose rounding would depend on how many rows there are.
+"""CPU matmuls with few rows whose rounding does not depend on the number of rows.
 
-In fp32 MKL adds up a row's products in one order where the row is alone, in others where there are
-two or three, and in one more from four on. A token that decodes alone and is verified among guesses
-would differ in its last bits, which a few layers make ten times as much. So fewer rows become four.
+In fp32, MKL sums a row's products in different orders for one row, for two or three, and for four
+or more. So a token that decodes alone and is verified with draft tokens would differ in its last
+bits, and a few layers amplify the difference tenfold. Therefore fewer than four rows are padded to
+four.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 MIN_ROWS = 4
-"""From so many on, a row's sums do not depend on how many there are."""
+"""From this number of rows on, a row's sums do not depend on it."""
 
 
 def enough_rows(x: Tensor) -> Tensor:
@@ -24,7 +25,8 @@ def enough_rows(x: Tensor) -> Tensor:
 
 
 def repeat_last_row(x: Tensor, num_rows: int) -> Tensor:
-    """x `[..., n, k]`, its last row repeated until there are so many; x itself if there are."""
+    """x `[..., n, k]` with its last row repeated up to `num_rows` rows; x itself if it has
+    enough."""
     missing = num_rows - x.shape[-2]
     if missing <= 0:
         return x

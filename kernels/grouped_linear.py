@@ -1,4 +1,4 @@
-"""The base's matmul of an MoE layer: every pair by the matrix of its own expert."""
+"""The base matmul of an MoE layer: each pair is multiplied by its expert's matrix."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def grouped_linear(
 
 
 def multiply_grouped(x: Tensor, matrices: Tensor, pairs: ExpertPairs) -> Tensor:
-    """One kernel over all experts, which waits for nothing. bf16 only."""
+    """One kernel for all experts, without synchronization. bf16 only."""
     return F.grouped_mm(x, matrices, offs=pairs.ends)
 
 
 def multiply_each(x: Tensor, matrices: Tensor, pairs: ExpertPairs) -> Tensor:
-    """One matmul per expert that any token chose."""
+    """One matmul per expert with any tokens."""
     y = x.new_empty(x.shape[0], matrices.shape[2])
     start = 0
     for expert, end in enumerate(pairs.host_ends):

@@ -1,4 +1,4 @@
-"""int4 weights on the CPU, multiplied by PyTorch's own kernel for packed codes."""
+"""int4 weights on the CPU, multiplied by PyTorch's packed int4 kernel."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""int4 codes: a weight's rows in groups of 128 columns, each with a scale of its own.
+"""int4 quantization: a weight's rows in groups of 128 columns, each with its own scale.
 
     w[o, c] ≈ codes[o, c] × scale[o, group of c],   codes in -8..7
 
-There is no zero point: the scale's sign puts the group's largest value on the side of -8, so that
-all 16 codes are used. Scales are values of bfloat16, which every device multiplies alike.
+There is no zero point: the sign of the scale puts the group's largest value at -8, so that all 16
+codes are used. Scales are bfloat16 values, which every device multiplies in the same way.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ GROUP = 128
 """Columns that share a scale."""
 MIN_CODE, MAX_CODE = -8, 7
 CLIPPING = (7.0, 8.0, 9.1, 10.2, 11.3, 12.5)
-"""Codes that a group's largest value would have, to choose from: beyond -8 it is cut, which gives
-the many small values finer steps. For normally distributed weights the best of them leaves a sixth
-less error than the plain 7 (9.9 % instead of 11.8 %). With 7 and 8 among them, a weight that codes
-stand for has these codes again."""
+"""Candidates for the code of a group's largest value. Beyond -8 it is clipped, which gives the many
+small values finer steps. For normally distributed weights the best candidate leaves a sixth less
+error than the plain 7 (9.9 % instead of 11.8 %). With 7 and 8 among the candidates, quantizing a
+dequantized weight gives the same codes."""
 _PIECE_ROWS = 64
 
 
@@ -35,18 +35,18 @@ def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_groups(quantized: Tensor, scale: Tensor, in_features: int) -> Tensor:
-    """The fp32 weight `[out, in]` that codes and scales stand for."""
+    """The dequantized fp32 weight `[out, in]`."""
     return (quantized.float() * scale.float().unsqueeze(2)).flatten(1)[:, :in_features]
 
 
 def group_norms(quantized: Tensor, scale: Tensor) -> Tensor:
-    """The length of each row of the weight that codes and scales stand for: fp32 `[out]`."""
+    """The norm of each row of the dequantized weight: fp32 `[out]`."""
     squares = [rows.float().square().sum(dim=2) for rows in quantized.split(_PIECE_ROWS)]
     return (torch.cat(squares) * scale.float().square()).sum(dim=1).sqrt()
 
 
 def int4_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What a linear layer of int4 codes computes, with the sums in fp64."""
+    """The reference of a linear layer with int4 codes, with the sums in fp64."""
     quantized = dequantize_groups(*quantize_groups(weight), weight.shape[1])
     bias = None if bias is None else bias.double()
     return F.linear(x.double(), quantized.double(), bias).to(x.dtype)
@@ -66,7 +66,7 @@ def _quantize(groups: Tensor) -> tuple[Tensor, Tensor]:
         steps = groups / scale
         error = (_quantized(steps) - steps).square().sum(dim=-1, keepdim=True)
         error *= (scale / largest).square()
-        is_better = error < best_error  # never of a group of zeros, whose scale stays 1
+        is_better = error < best_error  # never for a group of zeros, whose scale stays 1
         best_scale = torch.where(is_better, scale, best_scale)
         best_error = torch.where(is_better, error, best_error)
     return _quantized(groups / best_scale).to(torch.int8), best_scale.squeeze(-1).bfloat16()

@@ -1,4 +1,4 @@
-"""int8 on the CPU: codes of weights and of activations, multiplied as integers by oneDNN."""
+"""int8 linear layers on the CPU (W8A8): oneDNN multiplies quantized weights and activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .linear import Linear, row_norms
 
 INT8_MAX = 127
 NUM_EXACT_PASSES = 3
-"""Of int8 products whose sum is as exact as fp32: each multiplies what the last ones rounded."""
+"""The number of int8 products whose sum is as exact as fp32: each multiplies the rounding error of
+the previous ones."""
 
 
 class Int8Linear(Linear):
@@ -22,8 +23,9 @@ class Int8Linear(Linear):
 
         y[t, o] = (xq[t] · wq[o]) × x_scale[t] × w_scale[o] + bias[o]
 
-    The dot product is exact in int32. With a scale of its own, no row's outlier costs another its
-    precision; a row of zeros gives the bias, a row with Inf or NaN gives Inf or NaN. CPU only.
+    The dot product is exact in int32. Because each row has its own scale, an outlier in one row
+    does not reduce another's precision. A row of zeros gives the bias, a row with Inf or NaN gives
+    Inf or NaN. CPU only.
     """
 
     weight: Tensor
@@ -85,7 +87,7 @@ def int8_arithmetic() -> Int8Arithmetic:
 
 
 def seconds_of_exact_ways() -> dict[Int8Arithmetic, float]:
-    """How long oneDNN takes for one product of the largest codes, in each way that has it right."""
+    """The time that oneDNN takes for a product of the largest codes, for each exact method."""
     size = 256
     quantized = torch.full((16, size), INT8_MAX, dtype=torch.int8)
     scale, zero_points = torch.ones(size), torch.zeros(size, dtype=torch.int64)
@@ -113,7 +115,7 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What Int8Linear computes, with the sums in int64."""
+    """The reference of Int8Linear, with the sums in int64."""
     x_quantized, x_scale = quantize_rows(x)
     weight_quantized, weight_scale = quantize_rows(weight)
     sums = x_quantized.long() @ weight_quantized.long().T

@@ -1,7 +1,7 @@
-"""Pages of keys or values: how one layer's cached vectors are held, written and read back.
+"""Pages of one layer's keys or values: storage, writing and gathering.
 
-A page is a block of `block_size` tokens. On the CPU attention sees what `gather` returns, in the
-model's own dtype; the Triton kernels read and write `data` and `scales` themselves.
+A page is a block of `block_size` tokens. On the CPU, attention uses the result of `gather`, in the
+model's own dtype. The Triton kernels read and write `data` and `scales` directly.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class KvPages(Protocol):
     dim: int
     block_size: int
     data: Tensor
-    """What is held, in its own dtype: vectors, or codes."""
+    """The stored values in their own dtype: vectors, or codes."""
     scales: Tensor | None
-    """`[num_blocks, block_size, num_heads, 1]`: what codes are multiplied by; None: `data` is not
-    of codes."""
+    """`[num_blocks, block_size, num_heads, 1]`: the scales of codes; None: `data` is not
+    quantized."""
     tensors: tuple[Tensor, ...]
-    """Everything there is, blocks first: what clearing, copying and swapping a block work on. A
-    block of zeros reads as zeros."""
+    """All tensors, blocks first: those that clearing, copying and swapping a block change. A block
+    of zeros reads as zeros."""
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         """Store `vectors [num_tokens, num_heads, dim]` at slots: block id x block size + offset."""
         ...
 
     def gather(self, block_ids: Tensor) -> Tensor:
-        """`[*block_ids.shape, block_size, num_heads, dim]`; what was not finite still is not."""
+        """`[*block_ids.shape, block_size, num_heads, dim]`; non-finite values stay non-finite."""
         ...
 
 
@@ -64,12 +64,13 @@ class QuantizedPages:
     """
 
     def __init__(self, quantized: Tensor, scales: Tensor, *, dtype: torch.dtype) -> None:
-        """`quantized` int8 or e4m3, `scales` alike with a last axis of 1; `dtype`: what is read."""
+        """`quantized` int8 or e4m3, `scales` with the same shape and a last axis of 1; `dtype`: the
+        dtype of gathered values."""
         _, self.block_size, self.num_heads, self.dim = quantized.shape
         self._dtype, self._code_dtype = dtype, quantized.dtype
         is_integer = quantized.dtype is torch.int8
         self._largest = (torch.iinfo if is_integer else torch.finfo)(quantized.dtype).max
-        # As plain bytes: not every device indexes float8 tensors.
+        # As plain bytes, because not every device can index float8 tensors.
         self._quantized, self._scales = quantized.view(torch.uint8), scales
         self.data = quantized
         self.scales: Tensor | None = scales
@@ -77,7 +78,7 @@ class QuantizedPages:
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         vectors = vectors.float()
-        # A scale that is not finite makes the whole vector so: NaN rows must be found.
+        # A non-finite scale makes the whole vector non-finite, so that NaN rows are detected.
         scales = (vectors.abs().amax(-1, keepdim=True) / self._largest).to(SCALE_DTYPE)
         steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
         quantized = (vectors / steps).clamp(-self._largest, self._largest)
@@ -110,7 +111,7 @@ def make_pages(
 def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store a step's `k, v [num_tokens, num_heads, dim]`, last axes dense; see `KvPages.write`.
 
-    On CUDA a token whose slot is negative is left out.
+    On CUDA a token whose slot is negative is skipped.
     """
     if k.is_cuda:
         from . import kv_write_triton  # Triton is not installed everywhere

@@ -1,7 +1,7 @@
-"""Writing a step's keys and values into their pages in Triton: one kernel, codes taken on the way.
+"""Writes a step's keys and values to their pages in one Triton kernel, with quantization.
 
-Bit for bit what `KvPages.write` does, but for vectors that are not finite: all of such a vector
-reads as NaN.
+The result equals that of `KvPages.write` bit for bit, except for vectors that are not finite: all
+elements of such a vector read as NaN.
 """
 # mypy: allow-untyped-decorators
 
@@ -113,6 +113,6 @@ def _store(
         vector = tl.div_rn(vector, step)
         vector = tl.minimum(tl.maximum(vector, -LARGEST), LARGEST)
         if pages_ptr.dtype.element_ty == tl.int8:
-            # Adding what leaves no bits for fractions rounds to the nearest, ties to even.
+            # Adding a number that leaves no bits for fractions rounds to nearest, ties to even.
             vector = (vector + 12582912.0) - 12582912.0
     tl.store(pages_ptr + place * DIM + dims, vector.to(pages_ptr.dtype.element_ty), mask=inside)

@@ -1,7 +1,7 @@
-"""The base model's linear layers: how their weights are held and multiplied.
+"""The base model's linear layers: how weights are stored and multiplied.
 
-Each form takes a weight `[out, in]` and a bias `[out]` and keeps them as its matmul wants them.
-None lets one row of the input change the result of another.
+Each implementation takes a weight `[out, in]` and a bias `[out]` and stores them as its matmul
+needs them. No row of the input changes the result of another row.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Linear(nn.Module):
     """A linear layer of the frozen base: `forward(x [..., in]) -> [..., out]` in x's dtype."""
 
     weight_bytes: int
-    """Bytes of the weight and what belongs to it."""
+    """Bytes of the weight and its scales."""
     row_norms: Tensor
-    """fp32 `[out]`: the length of each row of the weight, as it is multiplied."""
+    """fp32 `[out]`: the norm of each row of the weight as it is multiplied."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, row_norms: Tensor) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Linear(nn.Module):
 
 
 class DenseLinear(Linear):
-    """The weight as it is, on any device."""
+    """The unquantized weight, on any device."""
 
     weight: Tensor
 
@@ -53,11 +53,11 @@ class DenseLinear(Linear):
 class PackedLinear(Linear):
     """The weight in the layout of oneDNN's own matmul, so that no call has to reorder it.
 
-    CPU only. In bf16 on a CPU with AMX, 1.0 to 1.6 times as fast as DenseLinear up to 64 rows. In
-    fp32 on an AMD EPYC, where DenseLinear is MKL's matmul, 1.3 to 6 times, most from 2 to 16 rows:
-    five rows cost a tenth to a third more than one, MKL's twice as much and more, which would eat
-    what verifying draft tokens saves. With 512 inputs, rows computed together equal those computed
-    alone to the bit.
+    CPU only. In bf16 on a CPU with AMX, it is 1.0 to 1.6 times as fast as DenseLinear up to 64
+    rows. In fp32 on an AMD EPYC, where DenseLinear is MKL's matmul, it is 1.3 to 6 times as fast,
+    most from 2 to 16 rows: five rows cost a tenth to a third more than one, with MKL at least twice
+    as much, which would cancel the gain of speculation. With 512 inputs, rows computed together
+    equal those computed alone to the bit.
     """
 
     weight: Tensor

@@ -1,4 +1,4 @@
-"""Which form a linear layer of the base takes: by device, type and bits per weight."""
+"""Chooses the implementation of a base linear layer by device, dtype and bits per weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .int8_linear import Int8Linear
 from .linear import DenseLinear, Linear, PackedLinear
 
 Bits = Literal[4, 8]
-"""Of a quantized weight."""
+"""Bits of a quantized weight."""
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, bits: Bits | None = None) -> Linear:

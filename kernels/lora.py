@@ -1,4 +1,4 @@
-"""The LoRA op of one projection, by the form that suits the device and the step."""
+"""The LoRA op of one projection, with the implementation that fits the device and the step."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class LoraProjection:
         self._window: LoraWindow | None = None
 
     def begin(self, x: Tensor, weights: AdapterWeights, batch: LoraBatch) -> Tensor | None:
-        """Start on what does not need the base's result, beside it, if the batch says where.
+        """Start the part that does not need the base's result, on the batch's side stream if there
+        is one.
 
-        Returns what `add` takes; None: it does everything.
+        Returns the argument for `add`; None: `add` does everything.
         """
         if batch.tiles is None or batch.side_stream is None:
             return None
@@ -72,8 +73,8 @@ class LoraProjection:
             self._add_on_cpu(x, y, weights, batch)
 
     def forget(self, row: int) -> None:
-        """Zero every copy of the weights that this table row's adapter left here, and drop what
-        points to them."""
+        """Zero every copy of the weights of this table row's adapter, and drop references to
+        them."""
         self._segments.forget(row)
         if self._window is not None:
             self._window.forget(row)

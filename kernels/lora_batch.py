@@ -1,9 +1,9 @@
-"""Which adapter each token of a step runs under, in the forms that the kernels want.
+"""The adapter of each token in a step, in the forms that the kernels need.
 
 Built once per step and shared by every layer and projection. Tokens of decoding sequences come
-first, then those of sequences that verify guesses, then prefills; within each, those that share an
-adapter are adjacent where they can be. On the CPU in half types the first meet their adapters in
-the compact window, the second too while they are few; everything else is served by segments.
+first, then those of sequences that verify drafts, then prefills. Within each group, tokens that
+share an adapter are adjacent where possible. On the CPU in half dtypes, the first group uses the
+compact window, and so does the second while it is small; everything else uses segments.
 
 In bf16 a step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`,
 is
@@ -11,7 +11,7 @@ is
     token_rows = [2, -1, 7, 7, 2]    num_decodes = 2
     decode_adapters = (row 2,)       segments = ([2, 4) row 7, [4, 5) row 2)
 
-and `auxiliary` are ([0, 1) row 2, [4, 5) row 2) if row 2's adapter holds more than A and B. In fp32
+and `auxiliary` is ([0, 1) row 2, [4, 5) row 2) if row 2's adapter has auxiliary tensors. In fp32
 `num_decodes` is 0 and the segments begin with [0, 1) row 2.
 """
 
@@ -33,8 +33,8 @@ MAX_VERIFIED_IN_WINDOW = 64
 two layers of a Llama of 1.1 B, bf16, 16 adapters of rank 16: 32 tokens took 28 ms in the window and
 42 in segments, 80 took 48 and 38."""
 TILE_TOKENS = 16
-"""Of every tile in every step, the smallest that `tl.dot` takes: what shares a step changes no
-product's shape, and so no bit of a row. See decision 33."""
+"""The size of every tile in every step, the smallest that `tl.dot` supports: other rows of a step
+change no product's shape, and so no bit of a row. See decision 33."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class LoraBatch:
     tiles: LoraTiles | None
     """None on devices without Triton."""
     side_stream: torch.cuda.Stream | None = None
-    """Where what does not need the base's result is computed, beside it; None: behind it."""
+    """The stream for work that does not need the base's result; None: it runs after the base."""
     auxiliary: tuple[Segment, ...] = ()
-    """All tokens whose adapters hold more than A and B for some slice."""
+    """All tokens whose adapters have auxiliary tensors for some slice."""
 
     @property
     def adapter_rows(self) -> frozenset[int]:
@@ -119,9 +119,9 @@ class LoraBatchBuilder:
     ) -> LoraBatch | None:
         """The batch of these runs, in the order of their tokens; None if all run the base model.
 
-        The first `num_decodes` tokens are those of decoding sequences and end where a run ends; so
-        do the next `num_verified`, of sequences that verify draft tokens: a window serves them as
-        decodes as long as that is faster.
+        The first `num_decodes` tokens belong to decoding sequences and end at the end of a run. So
+        do the next `num_verified` tokens, of sequences that verify drafts: a window serves them
+        like decodes as long as that is faster.
         """
         if all(run.row == BASE_ROW for run in runs):
             return None
@@ -145,13 +145,14 @@ class LoraBatchBuilder:
     def build_touching(
         self, slice_index: int, runs: Sequence[AdapterRun], *, num_decodes: int
     ) -> LoraBatch | None:
-        """As `build`, for one slice: runs of adapters that do not touch it are the base's."""
+        """Like `build`, for one slice: runs of adapters that do not change it count as the
+        base's."""
         return self.build(self._touching(slice_index, runs), num_decodes=num_decodes)
 
     def segments_touching(
         self, slice_index: int, runs: Sequence[AdapterRun]
     ) -> tuple[Segment, ...]:
-        """All tokens, decoding ones too, whose adapters touch this slice."""
+        """All tokens, including decoding ones, whose adapters change this slice."""
         return tuple(_segments(self._touching(slice_index, runs), 0))
 
     def make_tiles(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraTiles:
@@ -163,8 +164,8 @@ class LoraBatchBuilder:
         return LoraTiles(self._to_device(tiles).view(-1, 3), max_rank)
 
     def plain_rank(self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int]) -> int | None:
-        """The highest rank of the runs' adapters, 0 where there are none; None if one of them holds
-        more than A and B, or touches one of the slices `elsewhere`."""
+        """The highest rank of the runs' adapters, 0 without adapters; None if one of them has
+        auxiliary tensors or changes one of the slices `elsewhere`."""
         highest = 0
         for run in {run for run in runs if run.row != BASE_ROW}:
             if self._weights.row_auxiliary[run.row]:

@@ -1,12 +1,12 @@
-"""The LoRA op on the experts of an MoE layer: each expert's linear map has an A and a B of its own.
+"""The LoRA op on the experts of an MoE layer: each expert's linear map has its own A and B.
 
-For each pair p (see `expert_pairs`) of expert e and adapter row w, where w touches the slice:
+For each pair p (see `expert_pairs`) of expert e and adapter row w, where w changes the slice:
 
     h = round(x[p] @ A[w, e].T)
     y[p] = round(y[p] + h @ B[w, e])
 
-in the arithmetic of `lora_reference`. A slice's A is `[experts, rank, in]` and its B, transposed,
-`[experts, rank, out]`: to the dense op, an adapter's expert is a table row of its own whose
+with the arithmetic of `lora_reference`. A slice's A is `[experts, rank, in]` and its B, transposed,
+`[experts, rank, out]`. For the dense op, each expert of an adapter is a separate table row, whose
 matrices begin `expert × rank × width` elements further on.
 """
 
@@ -84,7 +84,7 @@ def _add_segment(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> None:
 
 @dataclass(slots=True)
 class ExpertRows:
-    """One slice of all adapters as the dense op sees it: a table row per (adapter, expert)."""
+    """One slice of all adapters for the dense op: a table row per (adapter, expert)."""
 
     flat: Tensor
     table: Tensor
@@ -120,8 +120,8 @@ def expert_rows(
 def plan_expert_tiles(pair_rows: Tensor, *, max_segments: int) -> Tensor:
     """int32 `[num_tiles, 3]`, as in `LoraTiles`: up to TILE_TOKENS adjacent pairs of one row each.
 
-    pair_rows: see ExpertRows. max_segments: a bound on the runs of equal rows in it, since how many
-    tiles there are is not waited for; tiles that nothing falls to have row -1.
+    pair_rows: see ExpertRows. max_segments: an upper bound of the runs of equal rows in it, because
+    the actual number would need a synchronization; unused tiles have row -1.
     """
     num_pairs = pair_rows.shape[0]
     num_tiles = min(num_pairs, max_segments + num_pairs // TILE_TOKENS)
@@ -148,7 +148,7 @@ def plan_expert_work(
     out_features: int,
     max_rank: int,
 ) -> tuple[ExpertRows, LoraTiles]:
-    """What the Triton kernels need to serve the pairs as tokens of a dense op."""
+    """The inputs with which the Triton kernels serve the pairs as tokens of a dense op."""
     experts = expert_rows(weights, slice_index, pairs, in_features, out_features)
     max_segments = (len(batch.adapter_rows) + 1) * pairs.num_experts
     tiles = plan_expert_tiles(experts.pair_rows, max_segments=max_segments)

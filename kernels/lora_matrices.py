@@ -1,4 +1,4 @@
-"""Where one adapter's matrices for one projection lie in the arena, as views for torch."""
+"""Torch views of one adapter's matrices for one projection in the arena."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Entries = Sequence[Sequence[int]]
 
 
 def entries_of(weights: AdapterWeights, row: int, first_slice: int, num_slices: int) -> Entries:
-    """Of a table row's adapter."""
+    """The table entries of a row's adapter."""
     return weights.row_tables[row][first_slice : first_slice + num_slices]
 
 

@@ -1,12 +1,12 @@
-"""The meaning of the LoRA op, in plain PyTorch: what every faster form must compute.
+"""The reference of the LoRA op in plain PyTorch, which every faster implementation must match.
 
-For each token t of adapter row p, and each slice s of the projection that p touches:
+For each token t of adapter row p, and each slice s of the projection that p changes:
 
     h = round(x[t] @ A[p, s].T)
     y[t, columns of s] = round(y[t, columns of s] + h @ B[p, s])
 
-with both sums in fp32 (fp64 for fp64 tensors) and `round` to the serving dtype. Tokens are
-selected, never multiplied by a mask: what overflows in one adapter's tokens cannot reach another's.
+with both sums in fp32 (fp64 for fp64 tensors) and `round` to the serving dtype. Tokens are selected
+by index, never multiplied by a mask, so overflow in one adapter's tokens cannot reach another's.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The LoRA op on the CPU, adapter by adapter, each one's matrices read where the arena has them.
+"""The LoRA op on the CPU by segments: each adapter's matrices are read from the arena.
 
-A segment is multiplied by its adapter's A, and for each slice by its B. With few rows to a segment,
-as when decoding, what this costs beside the reading of the matrices is the number of calls: so the
-views of an adapter's matrices are made once. And in fp32 one or two rows are multiplied one by one,
-as vectors: MKL shares every product of matrices among its threads, however small, and pays for it.
-For 16 tokens of 12 rank-8 adapters, one layer of a Llama of 1.1 B, one thread on an AMD EPYC, all
-that together took 1.3 ms where views made anew and matrices took 1.85; to read the bytes takes 0.5.
+A segment is multiplied by its adapter's A, and for each slice by its B. With few rows per segment,
+as in decoding, the number of calls determines the cost beyond reading the matrices. Therefore the
+views of an adapter's matrices are cached. In fp32, one or two rows are multiplied as separate
+vectors, because MKL distributes even the smallest matrix product over its threads. For 16 tokens of
+12 rank-8 adapters, one layer of a Llama of 1.1 B, one thread on an AMD EPYC, this took 1.3 ms,
+compared with 1.85 ms for new views and matrix products; reading the bytes takes 0.5 ms.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from .lora_matrices import entries_of, slice_b, stacked_a
 from .lora_weights import AdapterWeights
 
 MAX_ROWS_ALONE = 2
-"""Segments of so many rows are multiplied row by row. From three on, matrices are no slower."""
+"""Segments of up to this many rows are multiplied row by row. From three rows on, matrix products
+are not slower."""
 MIN_KEPT_ADAPTERS = 64
-"""Views are kept of so many adapters, or of a step's if those are more. They take about 3.5 kB for
-an adapter and a projection: of all adapters in a large arena that would be much."""
+"""The number of adapters whose views are cached, or a step's number if that is larger. The views
+take about 3.5 kB per adapter and projection, which would be too much for all adapters of a large
+arena."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SliceMatrices:
-    """What an adapter holds for one slice that it touches."""
+    """An adapter's matrices for one slice that it changes."""
 
     index: int
     b_t: Tensor
@@ -40,16 +42,16 @@ class _SliceMatrices:
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """What one adapter holds for the projection: views into the arena."""
+    """Views of one adapter's matrices for the projection, in the arena."""
 
     row_table: Sequence[Sequence[int]]
-    """The table row as it was when they were made. Whoever comes to the row has another one."""
+    """The table row when the views were made. A later adapter of the row has another one."""
     a: Tensor
     """`[sum of ranks, in]`: of all touched slices."""
     h: Tensor
     """`[sum of ranks]`: where a lone row's product with A is put."""
     ranks: tuple[int, ...]
-    """Of the touched slices."""
+    """The ranks of the changed slices."""
     slices: tuple[_SliceMatrices, ...]
 
 
@@ -57,7 +59,7 @@ class LoraSegments:
     """Adds the deltas of one projection to segments of adjacent tokens."""
 
     def __init__(self, first_slice: int, in_features: int, slice_outs: tuple[int, ...]) -> None:
-        """As of `LoraProjection`."""
+        """As in `LoraProjection`."""
         self._first_slice = first_slice
         self._in_features = in_features
         self._slice_outs = slice_outs
@@ -127,8 +129,8 @@ def _add_together(
     """Add a segment's delta."""
     rows = slice(segment.start, segment.end)
     own = x[rows]
-    # One row alone is summed in another order than in company: twice itself is company, so that a
-    # token's rounding depends less on who shares its step.
+    # A single row is summed in another order than several. Duplicating it makes a token's rounding
+    # depend less on the other rows of its step.
     num_rows = own.shape[0]
     h = (own if num_rows > 1 else own.expand(2, -1)) @ matrices.a.T
     parts = h[:num_rows].split_with_sizes(matrices.ranks, dim=1)

@@ -1,16 +1,17 @@
-"""The LoRA op in Triton: one pair of kernels over tiles, for decoding and prefill alike.
+"""The LoRA op in Triton: one pair of tiled kernels for decoding and prefill.
 
-A tile is up to `TILE_TOKENS` adjacent tokens and one adapter row; within it a token is *selected*
-by its own row. For prefill a tile is a part of a segment and selects all its tokens. For decoding
+A tile is up to `TILE_TOKENS` adjacent tokens and one adapter row; tokens of other rows in the tile
+are skipped. For prefill a tile is a part of a segment and includes all its tokens. For decoding
 each block of tokens has one tile per adapter in it, so that each adapter's matrices are read once
-and nothing is sorted. Foreign tokens are never loaded and never stored.
+and nothing is sorted. Tokens of other adapters are never loaded and never stored.
 
-Shrink writes partial sums over `in_features / splits` columns to places of their own in h, and
-expand adds them while it loads: no atomics, no memset, and the same order of summation every time.
-What a row gets depends on its own input and adapter alone, to the bit: tiles have the same shape in
-every step, columns are cut by in_features alone, and how ranks are cut is the adapter's own matter.
-All that changes from step to step (tiles, table, ranks) is read from device memory: adapters come
-and go without compiling anything, and a grid of fixed size can be captured.
+Shrink writes partial sums over `in_features / splits` columns to separate places in h, and expand
+adds them while it loads: no atomics, no memset, and always the same order of summation. A row's
+result depends only on its own input and adapter, to the bit: tiles have the same shape in every
+step, in_features determines the splits of columns, and the adapter's own rank determines the splits
+of ranks. Everything that changes from step to step (tiles, table, ranks) is read from device
+memory, so loading and evicting adapters needs no compilation, and a grid of fixed size can be
+captured.
 """
 # mypy: allow-untyped-decorators
 
@@ -31,7 +32,8 @@ ALIGNMENT = 16
 """Elements that matrices' offsets and row lengths must be multiples of for wide loads."""
 MAX_SPLITS = 8
 MIN_SPLIT_COLUMNS = 1024
-"""Columns of x that are worth a program. On an H100 512 take longer, by what expand adds up."""
+"""The minimum columns of x per program. On an H100, 512 take longer, because expand has more splits
+to add."""
 MIN_BLOCK_RANK = 16  # tl.dot's smallest
 SHRINK_RANKS = 64
 """Ranks per tile of shrink for adapters of more than `MIN_BLOCK_RANK`."""
@@ -135,8 +137,8 @@ def num_splits(in_features: int) -> int:
 
 
 def block_in(dtype: torch.dtype) -> int:
-    """Columns of x per step of shrink's loop: as many as three stages and 64 ranks leave room for,
-    so that a program that mostly waits for memory has much of it under way."""
+    """Columns of x per iteration of shrink's loop: as many as three stages and 64 ranks leave room
+    for, so that a program that mostly waits for memory has many loads in flight."""
     return 32 if dtype.itemsize == 4 else 128
 
 
@@ -168,7 +170,7 @@ def expand_constants(
         "SPLITS": splits,
         "OUT_ALIGNMENT": ALIGNMENT if aligned else 1,
         "BLOCK_TOKENS": TILE_TOKENS,
-        # Where wider blocks are filled up with zeros, sums stay what they are.
+        # Padding wider blocks with zeros does not change the sums.
         "BLOCK_RANK": MIN_BLOCK_RANK if max_rank <= MIN_BLOCK_RANK else highest,
         "BLOCK_OUT": block_out(dtype),
         "UPCAST": INTERPRETED,
@@ -235,8 +237,8 @@ def shrink_kernel(
     split_columns = (in_features + SPLITS * BLOCK_IN - 1) // (SPLITS * BLOCK_IN) * BLOCK_IN
     first_column = split * split_columns
     last_column = tl.minimum(first_column + split_columns, in_features)
-    # A low rank has the same tile whatever the ranks of the step's other adapters are, and no
-    # products with zeros beside a high one.
+    # A low rank has the same tile whatever the other ranks of the step are, and computes no
+    # products with zeros next to a high rank.
     if BLOCK_RANK > MIN_BLOCK_RANK and rank > MIN_BLOCK_RANK:
         _shrink(
             h_rows,
@@ -327,7 +329,7 @@ def expand_kernel(
     UPCAST: tl.constexpr,
 ) -> None:
     """y[t, columns of block] += (sum of h over the splits) @ B for the tokens of one tile."""
-    # What depends on nothing is loaded first: a program of few tokens is mostly waiting.
+    # Loads without dependencies come first: a program with few tokens mostly waits.
     tile_ptr = tiles_ptr + tl.program_id(0) * 3
     start = tl.load(tile_ptr)
     end = tl.load(tile_ptr + 1)

@@ -1,4 +1,4 @@
-"""How the LoRA kernels see the arena: one flat tensor, and a table of where each matrix lies."""
+"""The arena as the LoRA kernels see it: one flat tensor, and a table of matrix offsets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class CopyBudget(Protocol):
     def give_back(self, num_bytes: int) -> None: ...
 
     def discard(self, values: Tensor) -> None:
-        """What an adapter that is being removed leaves: it is zeroed before long."""
+        """Register a copy of a removed adapter's matrices, which is zeroed soon."""
 
 
 class DeviceWeights(Protocol):
-    """What kernels on a device read: see AdapterWeights."""
+    """The weights as kernels on a device read them: see AdapterWeights."""
 
     flat: Tensor
     table: Tensor
@@ -31,10 +31,10 @@ class AdapterWeights(DeviceWeights, Protocol):
     """Every resident adapter's matrices. A table row is one adapter.
 
     For each slice of the base the table holds (a_offset, b_offset, rank): absolute element offsets
-    into `flat`; rank 0 is "not touched". A is `[rank, in]`, B is stored transposed, `[rank, out]`,
-    with the scale folded in; both are finite. The A matrices of the slices that an adapter touches
-    in one projection lie one under another, in slice order. The `a_offset` of the first of them and
-    every `b_offset` are multiples of 16.
+    into `flat`; rank 0 means "not changed". A is `[rank, in]`, B is stored transposed, `[rank,
+    out]`, with the scale folded in; both are finite. Within one projection, the A matrices of the
+    changed slices are contiguous, in slice order. The `a_offset` of the first of them and every
+    `b_offset` are multiples of 16.
     """
 
     flat: Tensor
@@ -48,8 +48,8 @@ class AdapterWeights(DeviceWeights, Protocol):
 
     @property
     def row_auxiliary(self) -> Sequence[Mapping[int, object]]:
-        """For each row, by slice index, what its adapter holds beside A and B; mostly empty."""
+        """For each row, the adapter's auxiliary tensors by slice index; mostly empty."""
 
     @property
     def copy_budget(self) -> CopyBudget:
-        """What the kernels may hold of copies of all this."""
+        """The budget for the kernels' copies of the weights."""

@@ -1,22 +1,22 @@
-"""The LoRA op on the CPU where decoding tokens of many adapters meet: the window of half types.
+"""The LoRA op on the CPU for decoding tokens of many adapters: the compact window of half dtypes.
 
-In bf16 oneDNN sets up each call anew, which takes longer than the arithmetic of a decoding step,
-with its few tokens of many adapters. So they meet in a window: one matmul over the A matrices of
-all active adapters, a selection, one matmul per slice over their B matrices. For a 1.1 B Llama in
-bf16 with 16 tokens of 8 rank-16 adapters, on two cores with AMX, that took 22.6 ms a step where
-`lora_segments` took 80. In fp32, where a call takes a few microseconds, it is the other way round:
-six of its layers with 16 tokens of 12 rank-8 adapters, one core of an AMD EPYC, took 22 ms through
-the window beside the base's 70, and 13 in segments.
+In bf16 oneDNN sets up each call anew, which takes longer than the arithmetic of a decoding step
+with few tokens of many adapters. The window needs only one matmul over the A matrices of all active
+adapters, a selection, and one matmul per slice over their B matrices. For a 1.1 B Llama in bf16
+with 16 tokens of 8 rank-16 adapters, on two cores with AMX, it took 22.6 ms per step, where
+`lora_segments` took 80 ms. In fp32, where a call takes a few microseconds, segments are faster: for
+six layers with 16 tokens of 12 rank-8 adapters, one core of an AMD EPYC, the window took 22 ms in
+addition to the base's 70 ms, and segments 13 ms.
 
-Why adapters cannot reach each other's tokens in the window, whatever they overflow to: token t's
-products with foreign A rows may be Inf or NaN, but the selection replaces them by zero; a zero
-times a foreign B row is zero because the window's B rows are finite; and t's own Inf or NaN, from
-its x, its A or its sums, stays in row t of a matmul.
+Overflow of one adapter cannot reach another adapter's tokens in the window. Token t's products with
+other adapters' A rows may be Inf or NaN, but the selection replaces them by zero. Zero times
+another adapter's B row is zero, because the window's B rows are finite. And t's own Inf or NaN,
+from its x, its A or its sums, stays in row t of a matmul.
 
-The window is a copy, so all windows together keep to a budget. Adapters that find no room in it, or
-are so large that their rows would slow everyone's matmul, are computed one by one from the arena.
-So is a newcomer, in its first step: it joins in the next one, if it is still there. Where hundreds
-of cold adapters had one token computed each, joining took a fifth of the engine's time.
+The window is a copy, so a budget bounds all windows together. Adapters that do not fit, or whose
+size would slow down everyone's matmul, are computed one by one from the arena. A new adapter is
+computed this way in its first step and joins the window in its second. With hundreds of cold
+adapters that computed one token each, joining took a fifth of the engine's time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _expand(h: Tensor, y: Sequence[Tensor], flat: Tensor, entries: Entries) -> N
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Where one adapter lies in the window."""
+    """The position of one adapter in the window."""
 
     generation: int
     a_rows: slice
@@ -69,12 +69,11 @@ class _Member:
 class LoraWindow:
     """The active adapters' matrices of one projection, packed for one matmul each way.
 
-    The A rows of all members lie one under another, an adapter's slices together; for each slice,
-    so do the B rows, with the number of the A row (column of h) that each belongs to. An adapter
-    that is active for the second step in a row is appended, if the budget has room for it. One that
-    leaves stays, in case it comes back, until carrying the idle rows has cost as much as packing
-    anew. Members are copies, known by (row, generation): a row that was given to another adapter is
-    never taken for the old one.
+    The A rows of all members are contiguous, an adapter's slices together. For each slice, so are
+    the B rows, with the number of the A row (column of h) of each. An adapter that is active for
+    the second step in a row is appended if the budget has room for it. An inactive adapter stays
+    until carrying its idle rows has cost as much as repacking. Members are copies, identified by
+    (row, generation), so a row that was given to another adapter is never mistaken for the old one.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class LoraWindow:
         dtype: torch.dtype,
         budget: CopyBudget | None = None,
     ) -> None:
-        """`budget`: what all windows may hold together; None: whatever they want."""
+        """`budget`: the limit of all windows together; None: no limit."""
         self._budget = budget
         self._first_slice = first_slice
         self._in_features = in_features
@@ -98,7 +97,7 @@ class LoraWindow:
         self._members: dict[int, _Member] = {}
         self._active: tuple[ActiveAdapter, ...] | None = None
         self._newcomers: frozenset[ActiveAdapter] = frozenset()
-        """Those of `_active` that were not active in the step before, and are no members."""
+        """Adapters in `_active` that were not active in the previous step and are not members."""
         self._outside: tuple[ActiveAdapter, ...] = ()
         """The others of `_active` that are no members."""
         self._num_active_rows = 0
@@ -111,7 +110,7 @@ class LoraWindow:
 
     @property
     def num_bytes(self) -> int:
-        """What the window holds of memory."""
+        """The memory of the window."""
         return sum(rows.num_bytes for rows in self._all_rows())
 
     def add(
@@ -144,10 +143,10 @@ class LoraWindow:
             start += out_features
 
     def forget(self, row: int) -> None:
-        """Give up what the window holds of this table row's adapter, if anything.
+        """Remove this table row's adapter from the window, if it is a member.
 
-        Its values are zeroed at once, or handed to the budget, which has them zeroed beside the
-        steps; until then they are dead rows, which no token reaches.
+        Its values are zeroed at once, or handed to the budget and zeroed outside the steps; until
+        then they are dead rows, which no token reaches.
         """
         for values in self._drop(row):
             if self._budget is None:
@@ -193,7 +192,7 @@ class LoraWindow:
             self._join(adapters, weights)
 
     def _drop_strangers(self, adapters: tuple[ActiveAdapter, ...]) -> None:
-        """Zero and drop members whose row has gone to one of these adapters."""
+        """Zero and drop members whose row was given to one of these adapters."""
         for adapter in adapters:
             if not self._is_member(adapter):
                 for values in self._drop(adapter.row):
@@ -204,7 +203,7 @@ class LoraWindow:
         return member is not None and member.generation == adapter.generation
 
     def _join(self, adapters: tuple[ActiveAdapter, ...], weights: AdapterWeights) -> None:
-        """Append those of the adapters that are no newcomers, as far as there is room."""
+        """Append the adapters that are not new, as far as there is room."""
         outside = []
         for adapter in adapters:
             if adapter in self._newcomers or self._is_member(adapter):
@@ -218,7 +217,7 @@ class LoraWindow:
         self._num_active_rows = sum(self._members[adapter.row].num_rows for adapter in members)
 
     def _ranks(self, weights: AdapterWeights, row: int) -> list[int]:
-        """Of an adapter, by slice of the projection."""
+        """The ranks of an adapter, by slice of the projection."""
         entries = entries_of(weights, row, self._first_slice, len(self._slice_outs))
         return [entry[2] for entry in entries]
 
@@ -228,7 +227,8 @@ class LoraWindow:
         return num_rows if num_rows <= MAX_MEMBER_ROWS else 0
 
     def _make_room(self, ranks: Sequence[int]) -> bool:
-        """Reserve memory for one more member's rows; False if it is too large or there is none."""
+        """Reserve memory for one more member's rows; False if it is too large or there is no
+        memory."""
         num_rows = sum(ranks)
         if num_rows > MAX_MEMBER_ROWS:
             return False
@@ -253,8 +253,8 @@ class LoraWindow:
         b_rows, start = [], a_rows.start
         for index, entry in enumerate(entries):
             b = slice_b(weights.flat, entry, self._slice_outs[index])
-            # Finite already, or the tenant's upload would have been refused; but it is what the
-            # isolation of all other tenants in this matmul rests on, so make sure of it.
+            # Already finite, or the upload would have been refused. But the isolation of all
+            # tenants in this matmul depends on it, so ensure it.
             b_rows.append(self._b[index].append(torch.nan_to_num(b)))
             self._h_columns[index].append(torch.arange(start, start + entry[2]))
             start += entry[2]
@@ -292,25 +292,25 @@ class _GrowingRows:
         return self.bytes_of(self._buffer.shape[0])
 
     def bytes_of(self, capacity: int) -> int:
-        """What so many rows take."""
+        """The bytes of this number of rows."""
         return capacity * math.prod(self._row_shape) * self._dtype.itemsize
 
     def capacity_for(self, num_more: int, is_generous: bool) -> int:
-        """Rows to have memory for, so that so many more fit; generous is twice as many as now."""
+        """The number of rows to allocate for this many more; generous: twice the present number."""
         needed, capacity = self.num_rows + num_more, int(self._buffer.shape[0])
         if needed <= capacity:
             return capacity
         return max(needed, 2 * self.num_rows) if is_generous else needed
 
     def append(self, rows: Tensor) -> slice:
-        """Copy these rows to the end, for which there is memory; return where they lie."""
+        """Copy these rows to the end, which has room, and return their position."""
         added = slice(self.num_rows, self.num_rows + rows.shape[0])
         self._buffer[added] = rows
         self.num_rows = added.stop
         return added
 
     def mark_dead(self, part: slice) -> Tensor:
-        """These rows are dead; whoever gets them zeroes them."""
+        """Mark these rows dead; the caller zeroes the returned values."""
         self._dead.append(part)
         return self._buffer[part]
 
@@ -322,13 +322,13 @@ class _GrowingRows:
         self.num_rows = 0
 
     def grow(self, capacity: int) -> None:
-        """Have memory for so many rows; less than now is nothing."""
+        """Grow to this number of rows; a smaller number has no effect."""
         if capacity <= self._buffer.shape[0]:
             return
         grown = self._allocate(capacity)
         grown[: self.num_rows] = self.rows
         for part in self._dead:
-            grown[part] = 0  # it may not have been zeroed yet, and nobody will come for this copy
+            grown[part] = 0  # it may not have been zeroed yet, and this copy has no other owner
         self.rows.zero_()
         self._buffer = grown
 

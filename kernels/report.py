@@ -1,10 +1,9 @@
-"""What the Triton kernels compile to, without a GPU: registers, spills and shared memory.
+"""Compiles the Triton kernels without a GPU and reports registers, spills and shared memory.
 
 `python -m loraplex.kernels.report` compiles every kernel ahead of time, for each architecture and
-each set of compile-time values that serving uses, and prints JSON:
-`[{"kernel", "arch", "registers", "spills", "shared"}]`. Spills are bytes of stack and local memory
-per thread, shared is bytes per block. Exits 1 if a kernel takes more than it may.
-TRITON_INTERPRET must not be set.
+each set of compile-time values that serving uses, and prints JSON: `[{"kernel", "arch",
+"registers", "spills", "shared"}]`. Spills are bytes of stack and local memory per thread, shared is
+bytes per block. Exits with 1 if a kernel exceeds a limit. TRITON_INTERPRET must not be set.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 QUERY_DTYPES = {**DTYPES, "fp16": torch.float16}
 CODE_DTYPES = {"i8": torch.int8, "fp8e4nv": torch.float8_e4m3fn}
 RANKS = (16, 64)
-"""Of a step's adapters at most: one of each tile that `lora_triton` chooses."""
+"""The maximum ranks of a step's adapters: one for each tile that `lora_triton` chooses."""
 IN_FEATURES = 4096
 SLICE_OUTS = (4096, 1024, 1024)
 WNA16_ROWS = (1, 32, 512)
-"""One of each tile that `wna16_triton` chooses."""
+"""One for each tile that `wna16_triton` chooses."""
 WARP_THREADS = 32
 KV_BLOCK, KV_HEADS, HEADS = 16, 8, 32
 CONTEXT = 8192
@@ -51,10 +50,10 @@ MAX_SHARED_BYTES = 64 << 10
 """Three blocks fit on a multiprocessor."""
 MAX_ATTEND_BYTES = 76 << 10
 MAX_PROMPT_BYTES = 144 << 10
-"""Of a prompt's chunk, of which one block fits."""
+"""The shared memory for a prompt chunk, of which one block fits."""
 MAX_WNA16_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10}
-"""Of products with codes: a block fits even the small multiprocessors that run sm_80's code,
-two fit an H100's."""
+"""The shared memory for quantized products: a block fits even the small multiprocessors that run
+sm_80's code, and two fit an H100's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,8 @@ class KernelCase:
 
 @dataclass(frozen=True, slots=True)
 class KernelUsage:
-    """What one compiled kernel takes, per thread (`registers`, `spills`) or block (`shared`)."""
+    """The resources of one compiled kernel, per thread (`registers`, `spills`) or block
+    (`shared`)."""
 
     kernel: str
     arch: str
@@ -81,7 +81,7 @@ class KernelUsage:
 
 
 def excess(usage: KernelUsage) -> str | None:
-    """What a kernel takes too much of; None if it may take what it takes."""
+    """The exceeded limit of a kernel; None if it is within its limits."""
     limits = {
         "registers": MAX_REGISTERS,
         "spills": MAX_ATTEND_SPILLS if usage.kernel.startswith("attend[") else 0,
@@ -131,7 +131,7 @@ def lora_cases() -> Iterator[KernelCase]:
 
 
 def wna16_cases() -> Iterator[KernelCase]:
-    """Products with int8 and int4 codes, what puts their splits together, and dequantizing."""
+    """Products with int8 and int4 codes, the combination of their splits, and dequantization."""
     groups = IN_FEATURES // GROUP
     for (dtype_name, dtype), bits, rows in product(DTYPES.items(), (8, 4), WNA16_ROWS):
         data = f"*{dtype_name}"
@@ -162,7 +162,8 @@ def wna16_cases() -> Iterator[KernelCase]:
 
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:
-    """Attention of each number of rows, form of pages and kind of layer; what goes with it."""
+    """Attention for each number of rows, page format and kind of layer, with the related
+    kernels."""
     variants = [
         AttendVariant("bf16", 1),
         AttendVariant("bf16", 512),
@@ -205,17 +206,17 @@ def attention_cases(arch: str) -> Iterator[KernelCase]:
 
 @dataclass(frozen=True, slots=True)
 class AttendVariant:
-    """One way that attention is compiled."""
+    """One compiled variant of attention."""
 
     form: str
-    """What pages hold."""
+    """The page format."""
     rows: int
-    """New tokens per sequence: of decoding, of verifying draft tokens, of a prompt's chunk."""
+    """New tokens per sequence: decoding, verification, or a prompt chunk."""
     dim: int = 128
     extras: Literal["window", "tree"] | None = None
-    """What a layer or a step adds; a window comes with all else that a layer may have."""
+    """The options of a layer or a step; a window includes all other options of a layer."""
     queries: str = "bf16"
-    """Where pages hold codes; else queries are of the form of the pages."""
+    """For quantized pages; otherwise queries have the format of the pages."""
 
     def pages(self) -> KvPages:
         size = (1, KV_BLOCK, KV_HEADS, self.dim)

@@ -1,4 +1,4 @@
-"""int8 and int4 weights on CUDA, multiplied by activations of 16 or 32 bits."""
+"""int8 and int4 weights on CUDA (weight-only), multiplied by activations of 16 or 32 bits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .linear import Linear, row_norms
 from .wna16_triton import dequantize_weights, multiply_quantized, pack_quantized
 
 MAX_WNA16_ROWS = {torch.bfloat16: 512, torch.float16: 512, torch.float32: 32}
-"""Rows up to which codes are multiplied as they are; beyond, writing the weight out costs less than
-what PyTorch's matmul is faster."""
+"""The maximum rows for which codes are multiplied directly; beyond that, dequantizing the weight
+costs less than PyTorch's matmul saves."""
 
 
 class WNA16Linear(Linear):
-    """W8A16 and W4A16: codes as on the CPU, activations as they are, sums in fp32.
+    """W8A16 and W4A16: the same codes as on the CPU, unquantized activations, sums in fp32.
 
     8 bits have a scale per output channel, 4 bits one per channel and group of `GROUP` columns.
-    With many rows the weight is rounded to the activations' type. Codes lie group by group, the
-    words of a row's group together: a kernel's tile is one piece of memory.
+    With many rows the weight is rounded to the activations' dtype. Codes are stored group by group,
+    with the words of a row's group together, so a kernel's tile is contiguous.
     """
 
     quantized: Tensor

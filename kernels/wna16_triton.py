@@ -1,13 +1,13 @@
-"""Matmuls with int8 or int4 codes in Triton: the codes meet activations of 16 or 32 bits.
+"""Triton matmuls of int8 or int4 weights with activations of 16 or 32 bits.
 
-The weight stands on the left, `y.T = W @ x.T`: codes go from memory to registers, become numbers of
-x's type there, exactly, and are multiplied as they are; scales are applied to fp32 sums. With few
-rows the time is that of reading the codes, so in_features may be divided among programs (`splits`);
-each writes its sum to a place of its own and a second kernel adds them in order: no atomics, the
-same result every time. Rows of x are columns of one product: none changes another's. With many rows
-it is faster to write the weight out and leave the product to PyTorch (`dequantize_weights`).
+The weight is the left operand, `y.T = W @ x.T`: codes go from memory to registers, are converted
+there exactly to x's dtype, and are multiplied; scales are applied to fp32 sums. With few rows,
+reading the codes determines the time, so several programs may split in_features (`splits`). Each
+writes its sum to its own place, and a second kernel adds the sums in order: no atomics, always the
+same result. Rows of x are columns of one product, so no row changes another's result. With many
+rows it is faster to dequantize the weight and leave the product to PyTorch (`dequantize_weights`).
 
-Launches depend on shapes alone and wait for nothing, so they can be captured.
+Launches depend on shapes only and do not synchronize, so they can be captured.
 """
 # mypy: allow-untyped-decorators
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from .int4_quantized import GROUP
 
 WORD_BITS = 16
-"""Codes lie in words as wide as the numbers they become: no byte has to change its place."""
+"""Codes are stored in words as wide as the numbers they are converted to, so no byte is moved."""
 MAX_SPLITS = 8
 MIN_SPLIT_GROUPS = 8
 """Groups that are worth a program."""
@@ -65,7 +65,7 @@ INT4_TO_BF16 = tl.constexpr("""{
 
 
 class Launch(NamedTuple):
-    """How one product is divided."""
+    """The division of one product among programs."""
 
     block_out: int
     block_rows: int

@@ -1,7 +1,7 @@
-"""What all tables share: one metadata with named constraints, times in UTC, closed states.
+"""Common definitions of all tables: one metadata with named constraints, UTC times, closed enums.
 
-Every constraint has a name that follows from its table and columns, so that migrations can drop it
-on any database.
+Every constraint has a name derived from its table and columns, so migrations can drop it on any
+database.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ID_LENGTH = 36
 """Characters of a UUID."""
 
 JsonObject = dict[str, Any]
-"""A report as it is stored and sent on; the control plane does not look inside."""
+"""A report as stored and sent; the control plane does not interpret it."""
 
 
 class Base(DeclarativeBase):
@@ -75,7 +75,7 @@ def state_type(states: type[StrEnum], *, name: str = "state") -> Enum:
 
 
 def new_id() -> str:
-    """A random UUID: what tenants, adapters, versions and uploads are known by."""
+    """A random UUID: the id of tenants, adapters, versions and uploads."""
     return str(uuid.uuid4())
 
 

@@ -1,7 +1,7 @@
-"""The one door to the database of record.
+"""The database of record, with its units of work.
 
-`transaction` and `platform_transaction` are the units of work: what happens inside is committed
-together at the end, or not at all. SQLite is the embedded default; PostgreSQL the other.
+`transaction` and `platform_transaction` are the units of work: all changes in one are committed
+together at the end, or not at all. SQLite is the embedded default; PostgreSQL is also supported.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from .sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWo
 from .writer_line import WriterLine
 
 BUSY_TIMEOUT_MS = 5000
-"""How long a SQLite writer waits for those of other processes."""
+"""How long a SQLite writer waits for writers of other processes."""
 LINE_SECONDS = 30.0
-"""How long it waits for those of its own process. They take turns, so this is for a disk that
-hangs."""
+"""How long a writer waits for others of its own process. They take turns, so this is for a hanging
+disk."""
 WAL_RETRY_SECONDS = 0.01
 _PRIMARY_CODE = 0xFF
-"""Of SQLite's error codes, whose other bits say more, such as SQLITE_BUSY_RECOVERY."""
+"""Of SQLite's error codes, whose other bits are details, such as SQLITE_BUSY_RECOVERY."""
 POSTGRES_OPTIONS = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -52,7 +52,7 @@ POSTGRES_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-"""A host that is gone without a word holds nobody up for ever (libpq's connection parameters)."""
+"""libpq connection parameters, so that a host that disappeared does not block forever."""
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _DISK_FULL = "53100"
@@ -103,10 +103,10 @@ class Database:
             yield session
 
     def upgrade(self) -> None:
-        """Bring the schema to the newest revision; does nothing if it is there.
+        """Upgrade the schema to the newest revision; no effect if it is current.
 
-        Of several that do this at the same time, one does the work and the others wait. Raises
-        RevisionMismatch for the schema of another version of this software.
+        Of several concurrent callers one does the work and the others wait. Raises RevisionMismatch
+        for the schema of another version of this software.
         """
         revisions.check_known(self.current_revision())
         with _unavailable_if_unanswered():
@@ -129,7 +129,7 @@ class Database:
             row_security.check_role(connection)
 
     def ping(self) -> None:
-        """Have it answer something simple. Raises DatabaseUnavailable."""
+        """Run a simple query. Raises DatabaseUnavailable."""
         with _unavailable_if_unanswered(), self._reading.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
 
@@ -138,7 +138,7 @@ class Database:
         self._writing.dispose()
 
     def _turn(self, read_only: bool) -> AbstractContextManager[None]:
-        """SQLite's writers wait for each other here, where each gets its turn."""
+        """The queue in which SQLite's writers wait for each other in order."""
         is_shared = read_only or self._writing.dialect.name != "sqlite"
         return nullcontext() if is_shared else self._writers.turn()
 
@@ -147,9 +147,9 @@ class Database:
 
 
 def make_engine(url: str, *, enforce_foreign_keys: bool = True) -> Engine:
-    """An engine with our settings for its database. Raises InvalidValue.
+    """An engine with the settings for its database. Raises InvalidValue.
 
-    Migrations alone do without SQLite's foreign keys: there a table is altered by copying it.
+    Only migrations disable SQLite's foreign keys, because they alter a table by copying it.
     """
     if _parse_url(url).get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, enforce_foreign_keys=enforce_foreign_keys)
@@ -168,12 +168,12 @@ def _make_reading(engine: Engine) -> Engine:
 
 
 def database_name(url: str) -> str:
-    """The database as it may be shown: without the password and without options."""
+    """The database's name for messages: without the password and options."""
     return make_url(url).set(query={}).render_as_string(hide_password=True)
 
 
 def failure_reason(error: DatabaseUnavailable) -> str:
-    """Why the database did not answer: the first line of what its driver says, for operators."""
+    """The first line of the driver's error message, for operators."""
     original = getattr(error.__cause__, "orig", None)
     reason = next(iter(str(original or error).splitlines()), str(error))
     if isinstance(error, DatabaseDamaged):
@@ -184,14 +184,14 @@ def failure_reason(error: DatabaseUnavailable) -> str:
 def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
     engine = create_engine(url)
     pragmas = (
-        "synchronous=FULL",  # what was committed survives the machine's crash, not only ours
+        "synchronous=FULL",  # committed data survives a crash of the machine
         f"foreign_keys={'ON' if enforce_foreign_keys else 'OFF'}",
     )
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, record: object) -> None:
-        # The driver shall begin no transactions of its own: it begins them late, and never by
-        # IMMEDIATE, so that a read-modify-write could fail at its first write.
+        # The driver must not begin transactions: it begins them late, and never with IMMEDIATE, so
+        # that a read-modify-write could fail at its first write.
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         _write_ahead(connection)
@@ -207,10 +207,10 @@ def _make_sqlite_engine(url: str, *, enforce_foreign_keys: bool) -> Engine:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Keep a write-ahead log.
+    """Enable write-ahead logging.
 
-    Of several that open a new file at once each reads it and wants to change it. SQLite lets none
-    of them wait for the other, so who was refused tries again.
+    If several connections open a new file at once, each wants to change the mode, and SQLite does
+    not let them wait for each other, so a refused one tries again.
     """
     give_up_at = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
@@ -258,7 +258,7 @@ def _errors_told() -> Iterator[None]:
         with _unavailable_if_unanswered():
             yield
     except DataError as exc:
-        # PostgreSQL keeps no NUL in texts, and looks for none: whoever asks has sent it.
+        # PostgreSQL stores no NUL in text, so the client sent one.
         raise InvalidValue(
             "A value contains a character that the database cannot store, such as NUL.", param=None
         ) from exc
@@ -284,7 +284,7 @@ def _is_damage(error: DBAPIError) -> bool:
 
 
 def _kind(error: SQLAlchemyError) -> type[DatabaseUnavailable]:
-    """What the driver's error says: its codes are SQLite's or PostgreSQL's."""
+    """The kind of a driver error, by the codes of SQLite or PostgreSQL."""
     original = getattr(error, "orig", None)
     code: int = getattr(original, "sqlite_errorcode", 0)
     if code & _PRIMARY_CODE == sqlite3.SQLITE_BUSY:

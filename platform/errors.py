@@ -1,6 +1,7 @@
 """Errors of the control plane. The class docstring is the default message; `code` is published.
 
-Things of another tenant raise the same error, with the same message, as things that do not exist.
+Resources of another tenant raise the same error, with the same message, as resources that do not
+exist.
 """
 
 from __future__ import annotations

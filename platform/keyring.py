@@ -1,7 +1,7 @@
-"""The keys of one purpose over the server's secrets: the present one signs, earlier ones verify.
+"""The keys of one purpose, derived from the server's secrets: the current one signs, all verify.
 
-A secret is changed by putting another in its place and keeping the old one as an earlier one; what
-was signed says under which secret, so nothing has to be tried.
+To replace a secret, set a new one and keep the old one as a previous secret. Signed data names its
+secret, so no secret is tried in vain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SECRET_ID = "secret-id"
 
 
 def secret_id(secret: bytes) -> str:
-    """What a secret is called where something says which one it needs; tells nothing about it."""
+    """The id of a secret, stored with what it signed; reveals nothing about the secret."""
     return derive_key(secret, _SECRET_ID)[: SECRET_ID_LENGTH // 2].hex()
 
 

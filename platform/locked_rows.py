@@ -1,4 +1,4 @@
-"""Rows that are made when they are first needed, by whoever needs them first."""
+"""Gets a row with a lock, and creates it if it does not exist."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Row = TypeVar("Row", bound=Base)
 def lock_or_add(session: UnitOfWork, new: Row) -> Row:
     """The row with the primary key of `new`, or `new` itself if there is none yet.
 
-    Locked against other writers until the unit of work ends. Of several that add it at the same
-    time one does, and the others wait for that one's end.
+    It is locked against other writers until the unit of work ends. Of several concurrent callers
+    one adds the row, and the others wait for that one to finish.
     """
     mapper = inspect(type(new))
     identity = tuple(mapper.primary_key_from_instance(new))

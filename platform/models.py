@@ -1,4 +1,4 @@
-"""Every table of the control plane, for what must see them all: the migrations."""
+"""Imports every table of the control plane, for the migrations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The names that people give: which are allowed, and what each kind is for.
+"""The formats of names: tenants, adapters, aliases and others.
 
-Names never form paths or object keys; they are checked so that a model's name reads one way only:
-`[tenant/]adapter[@version|@alias|@sha256:…]`.
+Names never form paths or object keys. They are checked so that a model's name can be parsed in one
+way only: `[tenant/]adapter[@version|@alias|@sha256:…]`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Networks in CIDR notation: from where a key may be used."""
+"""Networks in CIDR notation, to which a key may be restricted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Address = IPv4Address | IPv6Address
 
 
 def parse_networks(texts: Iterable[str], *, param: str = "networks") -> tuple[Network, ...]:
-    """The networks, each once and in order. Raises InvalidValue for what is none."""
+    """The networks, each once and in order. Raises InvalidValue for an invalid one."""
     try:
         return tuple(dict.fromkeys(map(ip_network, texts)))
     except ValueError as exc:
@@ -23,7 +23,7 @@ def parse_networks(texts: Iterable[str], *, param: str = "networks") -> tuple[Ne
 
 
 def parse_address(text: str) -> Address | None:
-    """The address without its zone, of IPv4 within IPv6 the inner; None for what is none."""
+    """The address without its zone, unwrapping IPv4-mapped IPv6; None if it is invalid."""
     try:
         address = ip_address(text)
     except ValueError:

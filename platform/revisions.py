@@ -1,4 +1,4 @@
-"""The schema's revisions: where a database stands, where it should stand, and how it gets there."""
+"""The schema's revisions: the current one, the required one, and upgrades."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sqlalchemy import Connection
 from .errors import RevisionMismatch
 
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
-"""Beside this package, in a checkout and in an installed wheel."""
+"""Next to this package, in a checkout and in an installed wheel."""
 _ALEMBIC = Lock()
-"""Alembic keeps what it migrates in a module, for all threads."""
+"""Alembic keeps its migration context in a module, shared by all threads."""
 
 
 def upgrade(url: str, revision: str = "head") -> None:
@@ -33,7 +33,7 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def current_revision(connection: Connection) -> str | None:
-    """The revision that the database says it is at."""
+    """The revision recorded in the database."""
     return MigrationContext.configure(connection).get_current_revision()
 
 
@@ -54,7 +54,7 @@ def check_revision(current: str | None) -> None:
 
 
 def check_known(current: str | None) -> None:
-    """Raise RevisionMismatch for a revision that is not ours to upgrade from."""
+    """Raise RevisionMismatch for an unknown revision."""
     if current is not None and current not in _known_revisions():
         check_revision(current)
 

@@ -1,8 +1,8 @@
-"""The second fence between tenants, on PostgreSQL: row-level security.
+"""PostgreSQL row-level security, the second separation between tenants.
 
-A tenant's transaction runs as the role `loraplex_tenant` and says which tenant it is for; the
-database then shows it and lets it write that tenant's rows alone, whatever the SQL. Both hold until
-the transaction ends, so nothing is left on a pooled connection. SQLite has no such thing.
+A tenant's transaction runs as the role `loraplex_tenant` and sets its tenant. The database then
+restricts reads and writes to that tenant's rows, whatever the SQL. Both settings end with the
+transaction, so nothing remains on a pooled connection. SQLite has no equivalent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sqlalchemy.exc import DataError, ProgrammingError
 from .errors import RowSecurityMissing
 
 TENANT_ROLE = "loraplex_tenant"
-"""Made by the migrations; it cannot log in and owns nothing."""
+"""Created by the migrations; it cannot log in and owns nothing."""
 TENANT_SETTING = "app.tenant"
 
 
@@ -31,7 +31,7 @@ def check_role(connection: Connection) -> None:
     """Raise RowSecurityMissing unless tenants' transactions can be confined."""
     try:
         confine(connection, "")
-    except (DataError, ProgrammingError) as exc:  # the role is not there, or not ours
+    except (DataError, ProgrammingError) as exc:  # the role does not exist, or may not be used
         raise RowSecurityMissing from exc
     finally:
         connection.rollback()

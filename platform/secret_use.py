@@ -1,4 +1,4 @@
-"""What each of the server's secrets is still needed for."""
+"""Reports what still depends on each of the server's secrets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .sessions import PlatformSession
 
 
 class Needs(NamedTuple):
-    """How much is signed under one secret."""
+    """The number of items signed with one secret."""
 
     keys: int
     """Tenants' keys that are not revoked."""
     operator_keys: int
     """Operators' keys that are not revoked."""
     audit_entries: int
-    """Of all logs; they are never signed again."""
+    """Of all logs; entries are never signed again."""
 
 
 def count_needs(database: Database) -> dict[str, Needs]:

@@ -1,6 +1,6 @@
-"""The server's one secret, and the keys derived from it: one for each purpose, by label.
+"""The server's secret, and the keys derived from it: one per purpose, by label.
 
-Two purposes never share a key, so what one of them reveals or signs is worthless to the other.
+Two purposes never share a key, so a key that leaks or signs for one purpose is useless for another.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def derive_key(secret: bytes, label: str) -> bytes:
 
 
 def load_or_create_secret(path: Path) -> bytes:
-    """The secret in this file; made with mode 0600 if there is none.
+    """The secret in this file; created with mode 0600 if it does not exist.
 
-    Of several processes that make it at the same time, all get the same. Raises InsecureSecretFile
-    if others may read it, or if it does not hold 64 hexadecimal digits.
+    Concurrent processes get the same secret. Raises InsecureSecretFile if others may read the file,
+    or if it does not hold 64 hexadecimal digits.
     """
     if not path.exists():
         _create(path)

@@ -1,7 +1,7 @@
-"""Units of work: one that sees a single tenant's rows, and one that sees all.
+"""Database sessions: one restricted to a tenant's rows, and one that sees all rows.
 
-The type of the session is the scope: a repository function that takes a `TenantSession` cannot be
-given the rows of two tenants, one that takes a `PlatformSession` says so in its signature.
+The type of the session is the scope: a repository function that takes a `TenantSession` cannot
+access rows of two tenants; one that takes a `PlatformSession` states it in its signature.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rows = CursorResult[*tuple[Any, ...]]
 
 
 class Transaction(Protocol):
-    """What a session and plain statements have in common."""
+    """The common interface of sessions and plain statements."""
 
     @property
     def dialect(self) -> str: ...
@@ -65,11 +65,11 @@ class PlatformSession(UnitOfWork):
 
 
 class TenantSession(UnitOfWork):
-    """Sees and writes the rows of one tenant.
+    """Reads and writes the rows of one tenant.
 
-    Every select is narrowed to the tenant, relationships and subqueries included. New rows get its
-    id. Whatever cannot be narrowed (SQL text, Core statements, bulk writes) raises ScopeViolation.
-    PostgreSQL keeps to the tenant's rows by itself, too: see `row_security`.
+    Every select is restricted to the tenant, including relationships and subqueries. New rows get
+    its id. Statements that cannot be restricted (SQL text, Core statements, bulk writes) raise
+    ScopeViolation. PostgreSQL restricts the rows too: see `row_security`.
     """
 
     def __init__(self, engine: Engine, *, tenant_id: str, read_only: bool) -> None:
@@ -77,7 +77,7 @@ class TenantSession(UnitOfWork):
         self.tenant_id = tenant_id
 
     def execute_pinned(self, statement: Executable, values: Values) -> Rows:
-        """As `TenantStatements` does. Raises ScopeViolation."""
+        """Like that of `TenantStatements`. Raises ScopeViolation."""
         if self.read_only and not statement.is_select:
             raise ScopeViolation("this unit of work was opened for reading")
         return TenantStatements(self.connection(), self.tenant_id).execute_pinned(statement, values)
@@ -86,8 +86,8 @@ class TenantSession(UnitOfWork):
 class TenantStatements:
     """A transaction of plain statements on one tenant's rows.
 
-    For what every request writes: the ORM's session costs more than the statements. PostgreSQL
-    keeps to the tenant's rows here too.
+    For the writes of every request, where the ORM's session costs more than the statements.
+    PostgreSQL restricts the rows here too.
     """
 
     def __init__(self, connection: Connection, tenant_id: str) -> None:
@@ -100,7 +100,7 @@ class TenantStatements:
         return self._connection.dialect.name
 
     def connection(self) -> Connection:
-        """For statements that ask for nobody's rows."""
+        """For statements on tables without tenants."""
         return self._connection
 
     def execute_pinned(self, statement: Executable, values: Values) -> Rows:

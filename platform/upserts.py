@@ -1,4 +1,4 @@
-"""Rows that are added, or changed where they are there already, by one plain statement."""
+"""Inserts or updates rows with one plain statement."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def insert_into(table: type[Base], dialect: str) -> Any:
 
 
 def primary_key(table: type[Base]) -> list[str]:
-    """By which a row is found to be there."""
+    """The columns that identify an existing row."""
     return [column.name for column in inspect(table).primary_key]

@@ -1,7 +1,8 @@
-"""The line of those in this process who want to write to SQLite.
+"""A queue for the threads of this process that write to SQLite.
 
-SQLite has one place for a writer, and lets the others poll for it in ever longer pauses: who has
-just written takes the place again before the others look, and some wait until their patience ends.
+SQLite has one writer at a time, and other writers poll for it at growing intervals. Without the
+queue, the thread that has just written takes the lock again before others poll, and some wait until
+their timeout.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .errors import DatabaseBusy
 
 
 class WriterLine:
-    """Lets threads in one at a time, in the order in which they came."""
+    """Admits one thread at a time, in order of arrival."""
 
     def __init__(self, patience_seconds: float) -> None:
         """`patience_seconds`: how long a thread waits for its turn."""

@@ -1,4 +1,4 @@
-"""The layers and the layout of the repository, as docs/architecture.md draws them."""
+"""The layers and the layout of the repository, as in docs/architecture.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of served model types is that of the committed evidence."""
+"""The list of served model types matches the committed evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of the tests ends with the test run, even with one that is killed."""
+"""A test server ends with the test run, even if the run is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where adapters' blocks live for good: a folder, or a bucket behind the S3 protocol."""
+"""The object store for adapter blocks: a folder or an S3 bucket."""
 
 from .base import ObjectStore as ObjectStore
 from .base import StoredObject as StoredObject

@@ -1,4 +1,4 @@
-"""The object store: where adapters' blocks live for good, one immutable object per version."""
+"""The object store interface: one immutable object per adapter version."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ READ_BYTES = 1 << 16
 
 _SEGMENT_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 OBJECT_PREFIX = "t/"
-"""What the keys of all tenants' objects begin with."""
+"""The prefix of the keys of all tenants' objects."""
 _BLOCK_SUFFIX = ".block"
 _HEX_CHARACTERS = frozenset("0123456789abcdef")
 
 
 OnProgress = Callable[[int], None]
-"""Told how many bytes of a file have been sent so far."""
+"""Called with the number of bytes of a file that have been sent so far."""
 
 
 class StoredObject(NamedTuple):
@@ -46,12 +46,13 @@ class ObjectStore(Protocol):
     def put_file(
         self, key: str, path: Path, *, sha256: str, on_progress: OnProgress | None = None
     ) -> None:
-        """Store a file under a key, whole or not at all; equal content again is harmless.
+        """Store a file under a key, completely or not at all; storing equal content again has no
+        effect.
 
-        When this returns the object is durable. `sha256` is the file's hex digest, kept beside it.
-        What an interrupted call has sent may be used by the next one. Raises StorageFull if a
-        store on this machine has no room. `on_progress` is called from
-        this thread, at the end with the file's size.
+        When this returns, the object is durable. `sha256` is the file's hex digest, stored with it.
+        The next call may use the parts that an interrupted call has sent. Raises StorageFull if a
+        store on this machine has no room. `on_progress` is called in this thread, at the end with
+        the file's size.
         """
 
     def fetch_file(
@@ -59,8 +60,8 @@ class ObjectStore(Protocol):
     ) -> None:
         """Write an object to `path`, which is complete and verified when this returns.
 
-        `deadline` is a time of `time.monotonic`. Raises ObjectNotFound, or ObjectCorrupt if size
-        or content differ from what is expected; what is at `path` then is the caller's to delete.
+        `deadline` is a time of `time.monotonic`. Raises ObjectNotFound, or ObjectCorrupt if size or
+        content differ from the expected ones; the caller then deletes the file at `path`.
         """
 
     def delete(self, key: str) -> None:
@@ -70,13 +71,13 @@ class ObjectStore(Protocol):
         """Whether there is an object under this key."""
 
     def list_keys(self, prefix: str, *, after: str = "") -> Iterator[StoredObject]:
-        """The objects whose keys begin with `prefix` and are greater than `after`, in their order.
+        """The objects whose keys begin with `prefix` and are greater than `after`, in order.
 
-        For tidying up alone: a store may show what is new, or gone, late.
+        For garbage collection only: a store may list new and deleted objects late.
         """
 
     def remove_abandoned(self, *, older_than_seconds: float) -> int:
-        """Drop unfinished uploads begun so long ago; how many there were."""
+        """Delete unfinished uploads that started longer ago; returns how many there were."""
 
 
 def object_key(key: AdapterKey) -> str:
@@ -90,7 +91,7 @@ def object_key(key: AdapterKey) -> str:
 
 
 def adapter_key(key: str) -> AdapterKey | None:
-    """Which adapter version's block has this key of the store; None: it is nothing of ours."""
+    """The adapter version whose block has this key; None if the key is not Loraplex's."""
     match key.split("/"):
         case ["t", tenant_id, "a", name] if name.endswith(_BLOCK_SUFFIX):
             digest = name.removesuffix(_BLOCK_SUFFIX)

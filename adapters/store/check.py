@@ -1,4 +1,4 @@
-"""Whether a store can be used at all, tried before anything depends on it."""
+"""Checks at start that a store is usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded object store: a folder of this machine, readable by its owner only."""
+"""The embedded object store: a local folder that only its owner can read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .base import (
 
 _INCOMING = ".incoming"
 _ABANDONED_AFTER_SECONDS = 60.0
-"""What is older at a start and locked by nobody was left by a process that was killed. A younger
-file may be about to be locked by another server that shares the folder."""
+"""Files that are older than this at a start and not locked were left by a killed process. Another
+server that shares the folder may be about to lock a younger file."""
 
 
 class LocalStore:

@@ -1,4 +1,4 @@
-"""From the operator's `--store` to an object store."""
+"""Opens the object store that `--store` names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _attempts(value: str) -> int:
 
 class _Option(NamedTuple):
     field: str
-    """Of S3Settings."""
+    """The field of S3Settings."""
     read: Callable[[str], Any] = _text
 
 

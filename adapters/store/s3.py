@@ -1,8 +1,8 @@
-"""An object store behind the S3 protocol: AWS, Ceph, Swift and what else speaks it.
+"""An object store with the S3 protocol: AWS, Ceph, Swift and others.
 
-Correctness needs nothing beyond put, get, head and delete: keys are content-addressed and objects
-immutable, so no conditional writes, listings or ETags are relied on. Credentials come from the AWS
-SDK's own chain (environment, profile, instance role), never from the store's URL.
+Correctness needs only put, get, head and delete: keys are content-addressed and objects immutable,
+so conditional writes, listings and ETags are not relied on. Credentials come from the AWS SDK's
+default chain (environment, profile, instance role), never from the store's URL.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class S3Store:
     def _resume(
         self, upload: PartedUpload, key: str, path: Path, upload_id: str, *, sha256: str
     ) -> bool:
-        """Whether the object could be made of what an earlier try had sent and the rest."""
+        """Whether the object could be completed from the parts of an earlier attempt and the
+        rest."""
         try:
             with reported():
                 upload.run(path, upload_id=upload_id)
@@ -148,12 +149,13 @@ class S3Store:
         return True
 
     def _begun_uploads(self, key: str) -> list[str]:
-        """Ids of unfinished uploads of this object, oldest first; none where they are not told."""
+        """Ids of unfinished uploads of this object, oldest first; empty if the server does not list
+        them."""
         name = self._name(key)
         try:
             begun = [upload for upload in self._unfinished(name) if upload["Key"] == name]
         except (StoreDenied, StoreUnavailable):
-            return []  # the upload itself will say what is wrong, if anything is
+            return []  # the upload itself reports the error, if any
         begun.sort(key=lambda upload: (upload["Initiated"], upload["UploadId"]))
         return [upload["UploadId"] for upload in begun]
 
@@ -207,8 +209,8 @@ class S3Store:
 def _chunks(body: Any, num_bytes: int) -> Iterator[bytes]:
     """The object as it arrives.
 
-    Not read by the SDK's own methods: they wait until a whole chunk is there, so that a deadline
-    would go unnoticed while an object trickles in.
+    The SDK's own methods are not used: they wait for a whole chunk, so a deadline would go
+    unnoticed while an object trickles in.
     """
     num_received = 0
     while data := body._raw_stream.read1(READ_BYTES):

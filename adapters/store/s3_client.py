@@ -1,4 +1,4 @@
-"""Speaking to an S3 server: where it is, how patient to be, and what its errors mean."""
+"""Configures an S3 client: endpoint, timeouts and the meaning of errors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CLOCK = "RequestTimeTooSkewed"
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where an S3 store is and how to speak to it."""
+    """The location of an S3 store and the client's options."""
 
     bucket: str
     prefix: str = ""
-    """Put before every key, without slashes at its ends."""
+    """Prepended to every key, without slashes at its ends."""
     endpoint: str | None = None
     """None: AWS itself."""
     region: str | None = None
@@ -40,17 +40,17 @@ class S3Settings:
     read_timeout_seconds: float = 10.0
     """For a byte to arrive, not for the whole object."""
     max_attempts: int = 4
-    """Of one request; the SDK backs off in between."""
+    """Per request; the SDK backs off in between."""
 
     @property
     def bucket_arguments(self) -> dict[str, str]:
-        """What every request names."""
+        """The arguments of every request."""
         owner = {"ExpectedBucketOwner": self.bucket_owner} if self.bucket_owner else {}
         return {"Bucket": self.bucket, **owner}
 
     @property
     def encryption_arguments(self) -> dict[str, str]:
-        """What every request that creates an object names."""
+        """The arguments of every request that creates an object."""
         if self.kms_key_id is None:
             return {}
         return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self.kms_key_id}
@@ -76,7 +76,7 @@ def connect(settings: S3Settings) -> Any:
         request_checksum_calculation=settings.checksums,
         response_checksum_validation=settings.checksums,
     )
-    # A session of its own: boto3's default one is shared and not safe to use from threads.
+    # A separate session: boto3's default session is shared and not thread-safe.
     return boto3.session.Session().client(
         "s3", endpoint_url=settings.endpoint, region_name=settings.region, config=config
     )
@@ -84,7 +84,7 @@ def connect(settings: S3Settings) -> Any:
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Turn the SDK's errors into the store's, without what they say about requests and keys."""
+    """Convert the SDK's errors to the store's errors, without request details and keys."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import (
         BotoCoreError,

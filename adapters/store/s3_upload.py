@@ -1,8 +1,8 @@
-"""One large file on its way to an S3 server in parts, taken up where an earlier try ended.
+"""Uploads a large file to S3 in parts, and resumes an earlier attempt.
 
-The server keeps the parts of an unfinished upload; they are found again by the object's name. A
-part is sent again unless the server names its size and MD5. That saves time and decides nothing:
-the store compares the finished object with what was meant, and readers check its SHA-256.
+The server keeps the parts of an unfinished upload, which are found by the object's name. A part is
+sent again unless the server reports its size and MD5. The MD5 only saves time: the store compares
+the finished object with the expected one, and readers check its SHA-256.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ class PartedUpload:
         has_sdk_checksums: bool,
         on_progress: OnProgress,
     ) -> None:
-        """`where` is the bucket and key as request arguments, `creation` what only the request
-        that creates the object takes. With `has_sdk_checksums` the server checks each part by the
-        SDK's checksum, else by its MD5.
-        """
+        """`where`: bucket and key as request arguments. `creation`: the additional arguments of the
+        request that creates the object. With `has_sdk_checksums` the server checks each part by the
+        SDK's checksum, otherwise by its MD5."""
         self._client = client
         self._where = where
         self._creation = creation
@@ -52,7 +51,7 @@ class PartedUpload:
         self._on_progress = on_progress
 
     def run(self, path: Path, *, upload_id: str | None) -> None:
-        """Send what the server lacks of `upload_id`, or everything in a new upload."""
+        """Send the parts that the server lacks of `upload_id`, or everything in a new upload."""
         known = self._known_parts(upload_id) if upload_id else {}
         upload_id = upload_id or self._create()
         parts: list[dict[str, Any]] = []
@@ -66,7 +65,7 @@ class PartedUpload:
         )
 
     def abort(self, upload_id: str) -> None:
-        """Let the server drop the parts of an upload."""
+        """Make the server delete the parts of an upload."""
         self._client.abort_multipart_upload(**self._where, UploadId=upload_id)
 
     def _create(self) -> str:

@@ -1,1 +1,1 @@
-"""An adapter version from upload to deletion, without HTTP."""
+"""The life of an adapter version, from upload to deletion, without HTTP."""

@@ -1,8 +1,8 @@
-"""Attestation: before a version may be used, probe requests measure what it does to the base.
+"""Attestation: probe requests measure a new version's effect on the base's logits.
 
-The probes are ordinary requests of the engine's mixed batch, in a prefix cache of their own. Where
-the operator gave a reference base, its answers under the same adapter are compared with the served
-ones. What was not attested when the server stopped is attested after the next start.
+The probes are normal requests in the engine's batch, with a separate prefix cache. If the operator
+configured a reference base, its logits with the same adapter are compared with the served ones. A
+version that was not attested when the server stopped is attested after the next start.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MESSAGES = {
     "numerical_error": "The model's output with this adapter is not finite: lower alpha, or use "
     "an earlier checkpoint."
 }
-"""For who pushes, where the engine's sentence speaks to who asks."""
+"""The sentences for the pusher; the engine's own sentences address the requester."""
 MAX_LOAD_FAILURES = 5
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
@@ -54,7 +54,7 @@ _PROBE_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
 class Verdict(NamedTuple):
-    """How an attestation ended."""
+    """The result of an attestation."""
 
     effect: Effect | None
     """None: the probes failed."""
@@ -62,11 +62,11 @@ class Verdict(NamedTuple):
     """The published code of a rejection; None for a version that is ready."""
     message: str = ""
     reference: Drift | str = NOT_MEASURED
-    """The served base against the unquantized one, or that it was not measured, and why."""
+    """The comparison of the served with the unquantized base, or why there is none."""
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """What the version shows; None if the probes failed."""
+        """The report shown for the version; None if the probes failed."""
         if self.effect is None:
             return None
         found = self.reference
@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
 
 
 class _Probed(NamedTuple):
-    """What the probes of one adapter gave."""
+    """The probe results of one adapter."""
 
     effect: Effect
     logits: list[Logits]
@@ -83,7 +83,7 @@ class _Probed(NamedTuple):
 
 
 class Attestations:
-    """The versions to attest, the tenants in turn; one for the server."""
+    """The versions to attest, round-robin over tenants; one per server."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Attestations:
         leases: Leases,
         contract: QuantizationContract | None = None,
     ) -> None:
-        """Without a `contract` reports say that the reference was not measured."""
+        """Without a `contract`, reports state that the reference was not measured."""
         self._engine = engine
         self._control_plane = control_plane
         self._prompts = prompts
@@ -102,14 +102,14 @@ class Attestations:
         self._leases = leases
         self._lines: TenantLines[AdapterVersion] = TenantLines(NUM_WORKERS)
         self._known: set[str] = set()
-        """Of the versions that wait and at work."""
+        """The waiting and running versions."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self._tasks.add(asyncio.create_task(self._watch()))
 
     async def recover(self) -> None:
-        """Queue what was accepted and is not attested, whichever server accepted it."""
+        """Queue the versions that were accepted but not attested, by any server."""
         unfinished = await self._control_plane.read_all_tenants(
             repository.list_unfinished_versions_of_all_tenants
         )
@@ -118,7 +118,7 @@ class Attestations:
                 self.add(version)
 
     def add(self, version: AdapterVersion) -> None:
-        """Attest this version when its turn comes; of another base's, when that base is served."""
+        """Attest this version in its turn; a version of another base once that base is served."""
         if version.base_id == self._engine.info.base_id and version.id not in self._known:
             self._known.add(version.id)
             self._lines.add(version.tenant_id, version)
@@ -132,7 +132,7 @@ class Attestations:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Take over what a server that is gone has left."""
+        """Take over the attestations of dead servers."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
@@ -191,7 +191,7 @@ class Attestations:
         )
 
     async def _measure(self, key: AdapterKey) -> Verdict:
-        """The verdict. Outages say nothing about the adapter and are waited out."""
+        """The verdict. Outages are retried, because they say nothing about the adapter."""
         pause = FIRST_PAUSE_SECONDS
         num_load_failures = 0
         while True:
@@ -217,7 +217,8 @@ class Attestations:
         key: AdapterKey,
         logits: list[Logits],
     ) -> Verdict:
-        """The verdict with what the reference base says; a drift beyond the limit turns it."""
+        """The verdict with the comparison with the reference base; a drift beyond the limit
+        rejects."""
         try:
             drift = await contract.measure(key, logits)
         except NotMeasured as exc:
@@ -228,7 +229,8 @@ class Attestations:
         return Verdict(verdict.effect, DRIFTED, drift.sentence, drift)
 
     async def _probe(self, key: AdapterKey) -> _Probed:
-        """The base alone, then again beside the adapter: other batches round otherwise.
+        """The base alone, then again in a batch with the adapter, because rounding depends on the
+        batch.
 
         Raises ApiError or EngineError.
         """
@@ -241,8 +243,8 @@ class Attestations:
         return _Probed(effect, adapter)
 
     async def _logits(self, tenant_id: str, adapter: AdapterKey | None) -> list[Logits]:
-        """The answers to all prompts, one after another: together they would be a long step for
-        everyone whose tokens are computed beside them."""
+        """The answers to all prompts, one after another: together they would make a long step for
+        all requests in the batch."""
         return [await self._first_logits(tenant_id, prompt, adapter) for prompt in self._prompts]
 
     async def _first_logits(
@@ -278,7 +280,7 @@ def _judge(effect: Effect) -> Verdict:
 
 
 def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> Changed[None]:
-    """Write the verdict down; a version that is ready gets the aliases its pushes asked for."""
+    """Store the verdict; a ready version gets the aliases that its pushes requested."""
     report = verdict.report
     if verdict.reason is not None:
         version = service.mark_rejected(

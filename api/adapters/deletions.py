@@ -1,8 +1,9 @@
-"""Adapters on their way out: hidden at once, then gone from every tier, with a receipt.
+"""Deletes adapters: hides them at once, removes them from every tier, and writes a receipt.
 
-A deletion goes on if its caller goes away or the engine or store is down for a while; what was not
-finished when the server stopped is finished after the next start, or by another server. Each server
-lets go of what is deleted; the one that holds the lease waits for all before it says so.
+A deletion continues if the client disconnects or the engine or store is unavailable for a while. If
+the server stops, the deletion is finished after the next start, or by another server. Each server
+releases the deleted content; the server with the lease waits for all before it completes the
+deletion.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ NUM_THREADS = 2
 FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 30.0
 WATCH_SECONDS = 3.0
-"""How often a server looks what others delete."""
+"""How often a server looks for deletions by other servers."""
 OTHERS_SECONDS = 0.5
 DRAIN_SECONDS = 30.0
-"""How long requests that run under a version may go on once it is deleted, by default."""
+"""How long running requests of a deleted version may continue, by default."""
 
 
 class Deletions:
@@ -70,9 +71,9 @@ class Deletions:
         self._running: dict[str, asyncio.Task[Deletion]] = {}
         """By version."""
         self._held: set[str] = set()
-        """The versions whose deletion is this server's to finish."""
+        """The versions whose deletion this server must finish."""
         self._let_go_of: set[str] = set()
-        """Versions on their way out, of which no tier of this server holds anything any more."""
+        """Versions being deleted that this server has released in all tiers."""
         self._watcher: asyncio.Task[None] | None = None
 
     async def delete_adapter(
@@ -114,12 +115,12 @@ class Deletions:
         return deletion
 
     async def recover(self) -> None:
-        """Go on with what an earlier run began; what ran then does not run any more."""
+        """Continue the deletions that an earlier run began; that run's requests no longer exist."""
         await self.look()
         self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """Stop; what is not finished is taken up by the next `recover`, or by another server."""
+        """Stop; the next `recover` or another server continues unfinished deletions."""
         tasks = [*self._running.values(), *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
@@ -127,9 +128,9 @@ class Deletions:
         self._turns.close()
 
     async def look(self) -> None:
-        """Let go of what other servers delete, and take over what nobody goes on with.
+        """Release content that other servers delete, and take over abandoned deletions.
 
-        Raises an EngineError, AdapterError or PlatformError; the next look goes on.
+        Raises an EngineError, AdapterError or PlatformError; the next call continues.
         """
         now, deleting = await self._control_plane.read_all_tenants(_list_deleting)
         self._let_go_of &= {version.id for version in deleting}
@@ -137,7 +138,7 @@ class Deletions:
         for version in others:
             with suppress(InvalidTransition):  # it is done by now
                 deletion = await self._resume(version.tenant_id, version.id)
-                if version.id in self._running:  # a caller of ours has just begun it
+                if version.id in self._running:  # a caller of this server has just begun it
                     continue
                 await self._let_go(deletion, DRAIN_SECONDS)
                 if await self._leases.claim(_lease(deletion)):
@@ -192,7 +193,7 @@ class Deletions:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     async def _try_to_finish(self, deletion: Deletion, drain_seconds: float) -> None:
-        """Do all of it under the lease; who does not get that does its own part.
+        """Run the whole deletion under the lease; without the lease, do only this server's part.
 
         Raises InvalidTransition once it is done.
         """
@@ -219,7 +220,7 @@ class Deletions:
         log.info("adapter_deleted", tenant_id=key.tenant_id, adapter_digest=key.digest)
 
     async def _remove_content(self, key: AdapterKey, drain_seconds: float) -> JsonObject:
-        """Take the content out of every tier of every server; what each had to say."""
+        """Remove the content from every tier of every server; returns their reports."""
         begun_at = await self._control_plane.read_all_tenants(shared_now)
         evicted = await self._engine.evict_adapter(key, drain_seconds=drain_seconds)
         failpoint("deletions.evicted")
@@ -231,7 +232,7 @@ class Deletions:
         return {"engine": asdict(evicted), "disk": "removed", "object": object_key(key)}
 
     async def _wait_for_others(self, begun_at: datetime) -> None:
-        """Until every other server has let go, or was not seen for so long that it is gone."""
+        """Wait until every other server has released the content, or counts as dead."""
         while True:
             holders = await self._control_plane.read_all_tenants(
                 lambda session: servers.list_holders(session, begun_at)
@@ -257,7 +258,7 @@ def _lease(deletion: Deletion) -> str:
 
 
 def _list_deleting(session: PlatformSession) -> tuple[datetime, list[AdapterVersion]]:
-    """What is being deleted, and a moment that is not later."""
+    """The versions being deleted, and a time that is not later."""
     now = shared_now(session)
     unfinished = repository.list_unfinished_versions_of_all_tenants(session)
     return now, [each for each in unfinished if each.state is VersionState.DELETING]

@@ -1,4 +1,4 @@
-"""Adapters on their way back to their owners: PEFT's two files, made anew from the stored block."""
+"""Downloads of adapters: PEFT's two files, restored from the stored block."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MAX_ATTEMPTS = 3
 
 
 class ExportedFile:
-    """One file, open; its name is gone already, so that nothing has to be tidied up behind it.
+    """An open file that is already unlinked, so that nothing has to be cleaned up.
 
-    It is mapped and sent from the mapping: no copy of its bytes is made in this process.
+    It is sent from a memory map: this process makes no copy of its bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class ExportedFile:
                     yield piece
 
     def close(self) -> None:
-        """Let go of the file; what the connection has not sent yet holds on to it until then."""
+        """Close the file; data that the connection has not sent yet keeps it open until then."""
         del self._mapped
 
 
@@ -63,7 +63,7 @@ class Downloads:
         room: DiskRoom | None = None,
     ) -> None:
         """`fetch_block` brings a block to this machine's disk, or raises; `room` is the disk's."""
-        shutil.rmtree(directory, ignore_errors=True)  # what a crash left
+        shutil.rmtree(directory, ignore_errors=True)  # remains of a crash
         directory.mkdir(mode=0o700, parents=True)
         self._directory = directory
         self._room = DiskRoom(directory) if room is None else room

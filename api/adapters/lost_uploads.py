@@ -1,4 +1,4 @@
-"""Ends the uploads whose server never came back to examine them."""
+"""Closes uploads whose server did not return to examine them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ..control_plane.control_plane import ControlPlane
 log = structlog.get_logger(__name__)
 
 PATIENCE = timedelta(minutes=30)
-"""So long a server may be away, for an upgrade or a new machine, and still take them up itself."""
+"""A server may be away for this long, for an upgrade or a new machine, and still resume its
+uploads."""
 
 
 async def end_lost_uploads(control_plane: ControlPlane) -> None:

@@ -1,4 +1,4 @@
-"""What attestation asks and how it compares: an adapter's measured effect on the base's logits."""
+"""The probe prompts of attestation, and the comparison of their logits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 NOISE_MARGIN = 2.0
-"""An effect counts if it exceeds what the same base, asked twice, differs by, this many times."""
+"""An effect counts if it exceeds the difference between two runs of the base by this factor."""
 ROUNDING = 64 * float(np.finfo(np.float32).eps)
-"""Relative to the largest logit: what another order of summation may change in fp32."""
+"""The rounding error of another summation order in fp32, relative to the largest logit."""
 PROBE_TEXT = "The quick brown fox jumps over the lazy dog. In the beginning"
 NUM_RANDOM_PROBES = 4
 RANDOM_PROBE_TOKENS = 24
@@ -24,7 +24,7 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ProbeEffect:
-    """One prompt's next-token distribution, base against adapter."""
+    """One prompt's next-token distribution with the base and with the adapter."""
 
     num_tokens: int
     max_logit_delta: float

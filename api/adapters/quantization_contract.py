@@ -1,8 +1,8 @@
-"""The quantization contract: how far the served base strays from the unquantized one, per adapter.
+"""Measures, per adapter, how far the served base deviates from the unquantized base.
 
-With `--reference-base` every new version is asked the probe prompts on both. A process of its own
-loads the reference for as long as it measures and is gone afterwards; the engine never waits for
-it. What cannot be measured says why; it does not hold the version up.
+With `--reference-base`, every new version runs the probe prompts on both. A separate process loads
+the reference base for the duration of the measurement; the engine never waits for it. A failed
+measurement reports the reason and does not delay the version.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REFERENCE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process.refere
 
 
 class NotMeasured(Exception):
-    """The reference gave no answer; the message says why."""
+    """The reference could not be measured; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Drift:
     """KL(reference ‖ served) of the next token, in nats."""
     kl_max: float
     top_token_changed: int
-    """Prompts whose most probable token differs."""
+    """The number of prompts whose most probable token differs."""
     num_probes: int
     limit: float | None
-    """Of `kl_max`, as the operator set it."""
+    """The operator's limit of `kl_max`."""
 
     @property
     def is_within_limit(self) -> bool:
@@ -62,7 +62,7 @@ class Drift:
 
     @property
     def sentence(self) -> str:
-        """For who pushed a version that drifts too far."""
+        """The message for the pusher of a version that drifts too far."""
         return (
             "With this adapter, the quantized base differs from the unquantized one by a KL "
             f"of {self.kl_max:.3g}; this server allows {self.limit:.3g}. Push it to a server "
@@ -142,12 +142,12 @@ class QuantizationContract:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             request.to_json(),
-            stdin=asyncio.subprocess.PIPE,  # stays open: its end tells the child that we are gone
+            stdin=asyncio.subprocess.PIPE,  # its end tells the child that the server is gone
             stdout=asyncio.subprocess.PIPE,
             env=engine_environment(os.environ),
             start_new_session=True,
         )
-        yield_processor(process.pid)  # serving goes before measuring
+        yield_processor(process.pid)  # serving has priority over measuring
         assert process.stdout is not None
         try:
             answer = await process.stdout.read()

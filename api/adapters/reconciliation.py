@@ -1,7 +1,7 @@
-"""The desired state made true: what tenants want resident is, after every kind of restart.
+"""Reconciles the engine with the desired state: the pins and prefetches in the database.
 
-The database says what is wished for, and the engine what is there. Nothing else is remembered, so a
-server that starts, an engine that comes back and a wish that was just made are all the same case.
+The database holds the desired state and the engine the actual state. Nothing else is stored, so a
+server start, an engine restart and a new pin are handled alike.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ MAX_PAUSE_SECONDS = 60.0
 
 
 class Reconciliation:
-    """Compares and corrects, every few seconds and when told to; one for the server."""
+    """Compares and corrects, every few seconds and on demand; one per server."""
 
     def __init__(self, *, engine: Engine, control_plane: ControlPlane) -> None:
         self._engine = engine
         self._control_plane = control_plane
         self._is_due = asyncio.Event()
         self._prefetched: dict[AdapterKey, int] = {}
-        """What was asked of the engine, and in which of its lives: a prefetch is done once."""
+        """The prefetches requested from the engine, and the engine start of each: a prefetch is
+        requested once."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -91,7 +92,7 @@ class Reconciliation:
 
 
 def _seconds_left(wish: WishedContent) -> float:
-    """How long a prefetched adapter shall stay; 0 leaves it to the ordinary order of eviction."""
+    """How long a prefetched adapter must stay; 0 means the normal eviction order."""
     if wish.expires_at is None:
         return 0.0
     return max(0.0, (wish.expires_at - utc_now()).total_seconds())

@@ -1,4 +1,4 @@
-"""How long which bytes of which tenant lay on the device, for the ledger's daily sums."""
+"""Measures byte-seconds of each tenant's adapters on the device, for the ledger's daily sums."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
-"""As often as the engine tells what it holds."""
+"""As often as the engine's snapshots."""
 
 
 class ResidencyIntegral:
-    """Byte-seconds by day and content: what was on the device counts until the next look."""
+    """Byte-seconds by day and content: an observed state counts until the next observation."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ResidencyIntegral:
         self._looked_at, self._held = moment, held
 
     def take(self) -> dict[str, list[Residency]]:
-        """What has come together since it was last taken, by tenant; fractions stay."""
+        """The sums since the last call, by tenant; fractions are kept."""
         taken: defaultdict[str, list[Residency]] = defaultdict(list)
         for (day, key), amount in list(self._byte_seconds.items()):
             whole = int(amount)
@@ -64,14 +64,14 @@ class ResidencyIntegral:
         return taken
 
     def put_back(self, tenant_id: str, residencies: list[Residency]) -> None:
-        """These could not be written."""
+        """Restore sums that could not be written."""
         for residency in residencies:
             key = AdapterKey(tenant_id, residency.digest)
             self._byte_seconds[residency.day, key] += residency.byte_seconds
 
 
 def _by_day(now: datetime, seconds: float) -> list[tuple[date, float]]:
-    """The last so many seconds, cut at midnight."""
+    """This many seconds before `now`, split at midnight."""
     parts = []
     end = now
     while seconds > 0:
@@ -85,12 +85,12 @@ def _by_day(now: datetime, seconds: float) -> list[tuple[date, float]]:
 
 
 class ResidencyUsage:
-    """Looks at what the engine holds and adds it to the sums; one for the server."""
+    """Observes the engine's resident adapters and adds them to the sums; one per server."""
 
     def __init__(
         self, stats: Callable[[], EngineStats | None], control_plane: ControlPlane
     ) -> None:
-        """`stats` gives the engine's last snapshot, or None where there is no engine."""
+        """`stats` returns the engine's last snapshot, or None without an engine."""
         self._stats = stats
         self._control_plane = control_plane
         self._integral = ResidencyIntegral()
@@ -100,7 +100,7 @@ class ResidencyUsage:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Write what has come together."""
+        """Write the pending sums."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Where uploads lie until they are examined: one private folder, one file for each upload."""
+"""The files of unfinished uploads: one private folder, one file per upload."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Staging:
     """Files by upload id, which is the server's own and so safe in a path."""
 
     def __init__(self, directory: Path, room: DiskRoom | None = None) -> None:
-        """`room`: of the folder's disk, beside the default reserve if it is not given."""
+        """`room`: of the folder's disk; by default with the default reserve."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self.room = DiskRoom(directory) if room is None else room
@@ -40,8 +40,8 @@ class Staging:
     ) -> None:
         """Write the chunks from `offset` on and make them durable.
 
-        If `chunks` raises, what came before is durable all the same. Returns nothing: what is
-        durable is the file's size, see `num_bytes`. Raises StorageFull.
+        If `chunks` raises, the earlier chunks are durable all the same. The file's size
+        (`num_bytes`) is the durable amount. Raises StorageFull.
         """
         with full_disk_told():
             await self._append(tenant_id, upload_id, offset, chunks)
@@ -66,7 +66,7 @@ class Staging:
             await asyncio.wait([writing])  # cancelling the request does not stop its thread
 
     def num_bytes(self, upload_id: str) -> int:
-        """How many bytes of the weights are here; 0 if they are discarded meanwhile."""
+        """The number of stored bytes of the weights; 0 if they were deleted meanwhile."""
         try:
             return self.weights_path(upload_id).stat().st_size
         except FileNotFoundError:
@@ -77,17 +77,17 @@ class Staging:
         return digest
 
     def discard(self, upload_id: str) -> None:
-        """Delete what is left of an upload."""
+        """Delete the remaining files of an upload."""
         self.weights_path(upload_id).unlink(missing_ok=True)
         self.discard_block(upload_id)
 
     def discard_block(self, upload_id: str) -> None:
-        """Delete what its examination has written."""
+        """Delete the block written by its examination."""
         for path in (self.config_path, self.block_path):
             path(upload_id).unlink(missing_ok=True)
 
     def list_uploads(self, before: datetime) -> set[str]:
-        """The ids of uploads of which files lie here, none of them touched since `before`."""
+        """The ids of uploads with files here, none of them modified since `before`."""
         touched: dict[str, float] = {}
         for path in self._directory.iterdir():
             with suppress(FileNotFoundError):  # discarded meanwhile
@@ -100,7 +100,7 @@ class Staging:
 
 
 def _open_at(path: Path, offset: int) -> int:
-    """A descriptor at `offset`; what lies behind it was never acknowledged and goes."""
+    """A descriptor at `offset`; later bytes were never acknowledged and are removed."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     os.ftruncate(descriptor, offset)
     os.lseek(descriptor, offset, os.SEEK_SET)

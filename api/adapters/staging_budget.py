@@ -1,8 +1,7 @@
-"""Who holds how much of this server's disk for uploads that are not finished.
+"""Reservations of this server's disk for unfinished uploads.
 
-An upload holds what its owner declared, from the moment it is opened, so what was let in fits to
-its end. There is one server for each data folder: its budget is kept here, and begins with what the
-database says after a start.
+An upload reserves its declared size when it is opened, so an accepted upload always fits. Each data
+folder has one server, which keeps the budget in memory and reads it from the database at start.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from ...adapters.errors import StorageFull
 from ...platform.errors import DiskShareExceeded
 
 STAGING_PART = 4
-"""Uploads may take one part in so many of the disk."""
+"""Uploads may use this fraction of the disk (one in this number)."""
 STORE_SHARE = 8
-"""A tenant may store so many times what it leaves free to others."""
+"""A tenant may store at most this many times what it leaves to others."""
 EXAMINATION_COPIES = 2
-"""While it is examined an upload lies there three times: as sent, as a block, and in the store."""
+"""During examination an upload exists three times: as sent, as a block, and in the store."""
 
 
 class Hold(NamedTuple):
-    """One upload's part of the disk."""
+    """One upload's reservation of the disk."""
 
     upload_id: str
     tenant_id: str
@@ -33,11 +32,11 @@ class Hold(NamedTuple):
 
 
 class StagingBudget:
-    """What unfinished uploads may take: all together, and each tenant's. Safe between threads.
+    """Limits on unfinished uploads, in total and per tenant. Thread-safe.
 
     A tenant may hold `tenant_bytes`, and at most as much as it leaves to the others: half of the
-    budget if it is alone, a third beside one that does the same. So there is always a part left for
-    a tenant that holds nothing.
+    budget if it is alone, a third next to one other such tenant. So there is always room for a
+    tenant that holds nothing.
     """
 
     def __init__(
@@ -48,9 +47,10 @@ class StagingBudget:
         free_bytes: Callable[[], int],
         written_bytes: Callable[[str], int],
     ) -> None:
-        """`free_bytes`: what uploads may still write to the disk; negative if it is too full.
+        """`free_bytes`: the bytes that uploads may still write to the disk; negative if it is too
+        full.
 
-        `written_bytes`: how much of an upload lies there.
+        `written_bytes`: the written bytes of an upload.
         """
         self.total_bytes = total_bytes
         self.tenant_bytes = total_bytes // 2 if tenant_bytes is None else tenant_bytes
@@ -59,16 +59,16 @@ class StagingBudget:
         self._lock = threading.Lock()
         self._holds: dict[str, Hold] = {}
         self._written_now = 0
-        """Promised to what `writing` is about."""
+        """Reserved by `writing`."""
 
     @property
     def max_upload_bytes(self) -> int:
-        """What a tenant that holds nothing may declare while nobody else holds anything."""
+        """The largest upload that a tenant may declare while no tenant holds anything."""
         return min(self.tenant_bytes, self.total_bytes // 2)
 
     @property
     def held_bytes(self) -> int:
-        """What is promised to all uploads."""
+        """The bytes reserved for all uploads."""
         with self._lock:
             return sum(hold.num_bytes for hold in self._holds.values())
 
@@ -82,10 +82,10 @@ class StagingBudget:
         return upload_id in self._holds
 
     def hold(self, wanted: Hold, *, stored_bytes: int | None = None) -> None:
-        """Keep room for an upload; one that is held already changes nothing.
+        """Reserve room for an upload; repeating has no effect.
 
-        `stored_bytes`: what its tenant has in a store on the same disk. Raises DiskShareExceeded
-        for what is its tenant's own limit, StorageFull for what there is no room for.
+        `stored_bytes`: its tenant's bytes in a store on the same disk. Raises DiskShareExceeded for
+        the tenant's own limit, StorageFull if there is no room.
         """
         with self._lock:
             if wanted.upload_id not in self._holds:
@@ -95,32 +95,33 @@ class StagingBudget:
                 self._holds[wanted.upload_id] = wanted
 
     def lacking_bytes(self, wanted: Hold) -> int:
-        """How much has to be given up for this upload to fit; 0 if it fits."""
+        """The bytes that must be freed for this upload to fit; 0 if it fits."""
         with self._lock:
             return 0 if wanted.upload_id in self._holds else max(0, self._lacking(wanted))
 
     def release(self, upload_id: str) -> None:
-        """Nothing of the upload is left."""
+        """Release the upload's reservation, after its files were deleted."""
         with self._lock:
             self._holds.pop(upload_id, None)
 
     def restore(self, holds: Iterable[Hold]) -> None:
-        """Hold these whether there is room or not: they were let in."""
+        """Restore the reservations of accepted uploads, whether or not there is room."""
         with self._lock:
             self._holds.update((hold.upload_id, hold) for hold in holds)
 
     def lacking_to_write(self, num_bytes: int) -> int:
-        """How much has to be given up before `writing` so much; 0 if it fits."""
+        """The bytes that must be freed before `writing` this much; 0 if it fits."""
         with self._lock:
             return max(0, num_bytes - self._unpromised())
 
     def lacking_to_receive(self, num_bytes: int) -> int:
-        """How much has to be given up for so much of an upload that holds it; 0 if it fits."""
+        """The bytes that must be freed before receiving this much of a reserved upload; 0 if it
+        fits."""
         return max(0, num_bytes - self._free_bytes())
 
     @contextmanager
     def writing(self, num_bytes: int) -> Iterator[int]:
-        """Keep room for something else; yields how much there is. Raises StorageFull."""
+        """Reserve room for other data; yields its size. Raises StorageFull."""
         with self._lock:
             room = self._unpromised()
             if num_bytes > room:
@@ -162,7 +163,7 @@ class StagingBudget:
         return max(beyond_budget, copies - self._unpromised())
 
     def _unpromised(self) -> int:
-        """What is free and was promised to nobody."""
+        """The free bytes that are not reserved."""
         missing = sum(
             max(0, hold.num_bytes - self._written_bytes(hold.upload_id))
             for hold in self._holds.values()

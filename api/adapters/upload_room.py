@@ -1,7 +1,7 @@
-"""Room for uploads on this server's disk, and how more of it is made when there is too little.
+"""Room for uploads on this server's disk, and how it is freed.
 
-Under pressure the cheapest goes first: files of uploads that ended elsewhere, copies of stored
-adapters, and then the uploads that nobody carried on for an hour, the oldest before the others.
+Under pressure the cheapest files go first: those of uploads that ended elsewhere, cached copies of
+stored adapters, then the uploads that received no data for an hour, oldest first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .staging_budget import Hold, StagingBudget
 log = structlog.get_logger(__name__)
 
 SILENCE = timedelta(hours=1)
-"""An upload that received nothing for so long may be given up for others."""
+"""An upload that received no data for this long may be abandoned for others."""
 
 
 REFRESH_SECONDS = 60.0
@@ -46,7 +46,7 @@ class UploadRoom:
         server_id: str,
         trim_cache: Callable[[int], int] = lambda num_bytes: 0,
     ) -> None:
-        """`trim_cache` gives up copies of stored adapters; it may raise an AdapterError."""
+        """`trim_cache` evicts copies of stored adapters; it may raise an AdapterError."""
         self.budget = budget
         self._staging = staging
         self._control_plane = control_plane
@@ -59,9 +59,10 @@ class UploadRoom:
         self._task: asyncio.Task[None] | None = None
 
     async def refresh(self) -> Sequence[StagedUpload]:
-        """Hold what the database says is unfinished here, which is returned; let go what ended.
+        """Reserve room for the uploads that are unfinished in the database, which are returned;
+        release the others.
 
-        Others may end this server's uploads: upkeep, and tenants that call another server.
+        Upkeep jobs and tenants that call another server may end this server's uploads.
         """
         held = self.budget.held_ids
 
@@ -103,7 +104,7 @@ class UploadRoom:
         return lacking <= 0
 
     def release(self, upload_id: str) -> None:
-        """Delete what is left of an upload that has ended."""
+        """Delete the files of an upload that has ended."""
         self._staging.discard(upload_id)
         self.budget.release(upload_id)
 

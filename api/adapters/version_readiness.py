@@ -1,7 +1,7 @@
-"""Why a version does not answer at once: the first thing that stands in its way, in words.
+"""Explains why a version does not answer immediately: the first obstacle.
 
-What the database knows goes before what the engine knows: a version that may not be used is not
-worth loading.
+The state in the database takes precedence over the state in the engine: a version that may not be
+used need not be loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASONS: Mapping[str, str] = {
     "copying": "It is being copied to the device.",
     "load_failed": "The last attempt to load it failed; the next one follows after a pause.",
 }
-"""What stands in the way, by its code."""
+"""The reasons by code."""
 
 _RETRY_SECONDS = 1.0
 _IN_ENGINE: Mapping[str, str] = {
@@ -49,7 +49,7 @@ _TRANSIENT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class VersionReadiness:
-    """What stands in a version's way; `reason` is one of REASONS."""
+    """The readiness of a version; `reason` is one of REASONS."""
 
     reason: str
     summary: str
@@ -75,9 +75,9 @@ def judge(
     load: AdapterExplanation | None,
     sees_machine: bool,
 ) -> VersionReadiness:
-    """What stands in the way of the version that is called `name`.
+    """The readiness of the version called `name`.
 
-    `sees_machine`: who asks may know what the device has room for and what others hold of it.
+    `sees_machine`: whether the caller may see the device's memory and its use by others.
     """
     reason = _in_catalog(version, base_id)
     if reason is None:

@@ -1,7 +1,7 @@
-"""Sends a workload to a server as fast as its concurrency allows, and notes when tokens arrive.
+"""Load client: sends a workload at a fixed concurrency and records when tokens arrive.
 
-Lines are looked at by their first bytes and only the last one is parsed: the client takes about
-150 µs of one core for a token, so that it hardly slows down a server on the same machine.
+It inspects only the first bytes of each line and parses only the last line. So a token takes about
+150 µs of one core, which hardly slows down a server on the same machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def run_workload(
 async def _work(
     client: httpx.AsyncClient, waiting: Iterator[LoadRequest], on_finished: Callable[[], None]
 ) -> list[RequestTiming]:
-    """Take the next request from the shared iterator until there is none."""
+    """Send requests from the shared iterator until it is exhausted."""
     timings: list[RequestTiming] = []
     for request in waiting:
         timings.append(await _send(client, request))
@@ -114,7 +114,7 @@ def _body(request: LoadRequest) -> dict[str, object]:
 
 
 def _completion_tokens(event: bytes) -> int | None:
-    """What the stream's last event counts; None if it is no usage event."""
+    """The count in the stream's last event; None if it is not a usage event."""
     if not event:
         return None
     usage = json.loads(event.removeprefix(_DATA)).get("usage")

@@ -1,7 +1,7 @@
-"""Makes the benchmark's base and adapters on the spot: random weights of a real shape.
+"""Creates the benchmark's base and adapters: random weights with realistic shapes.
 
-Every token's text is plain ASCII, so that a streamed token is never held back as half a character
-and the gaps between chunks are those between tokens. Needs the `engine` extra.
+Every token's text is plain ASCII, so a streamed token is never held back as an incomplete
+character, and the gaps between chunks are those between tokens. Needs the `engine` extra.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 )
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WEIGHT_STD = 0.02
-"""Of the base's weights and of A and B alike: adapters change the logits, but blow up nothing."""
+"""For the base's weights and for A and B: adapters change the logits without overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def llama_config(shape: BaseShape) -> LlamaConfig:
 
 
 def text_token_ids(shape: BaseShape) -> range:
-    """The ids that stand for ASCII text: what prompts are drawn from."""
+    """The ids of ASCII text, from which prompts are sampled."""
     return range(max(_silent_ids()) + 1, shape.vocab_size)
 
 
@@ -126,7 +126,7 @@ def _linears(shape: BaseShape) -> list[tuple[str, int, int]]:
 
 
 def _silent_ids() -> range:
-    """The end token and the 256 single bytes, half of which are no text on their own."""
+    """The end token and the 256 single bytes, half of which are not valid text alone."""
     return range(257)
 
 
@@ -156,7 +156,7 @@ def _letter_merges() -> Iterator[tuple[str, str]]:
 
 
 def _is_made(path: Path, recipe: dict[str, int]) -> bool:
-    """Whether `path` was finished by the same recipe: the mark is written last, beside it."""
+    """Whether `path` was completed with the same recipe: the mark is written last, next to it."""
     mark = _mark(path)
     return mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == recipe
 

@@ -1,4 +1,4 @@
-"""The serving benchmark: a mix of adapters against the base alone, on one server, in turn."""
+"""The serving benchmark: mixed adapters and the base alone, on one server, in alternating runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .summary import Run, Summary, summarize
 from .workload import Workload
 
 WARMUP_SEED = 1
-"""Runs use the seeds behind it, so that no two share a prompt."""
+"""Runs use the following seeds, so that no two share a prompt."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured; the default is the workload that published numbers use."""
+    """The parameters of a measurement; the defaults are those of the published figures."""
 
     concurrency: int = 16
     num_requests: int = 48
-    """Of each run."""
+    """Per run."""
     prompt_tokens: int = 128
     output_tokens: int = 64
     num_adapters: int = 8
@@ -55,7 +55,7 @@ class ServedBase:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the load goes."""
+    """The target of the load."""
 
     base_url: str
     """Ends in `/v1`."""
@@ -83,7 +83,7 @@ class Report:
 
 
 def make_models(folder: Path, shape: BaseShape, plan: Plan) -> list[Path]:
-    """Write the base to `folder/base` and return the adapters' folders; what is there is kept."""
+    """Write the base to `folder/base` and return the adapters' folders; existing ones are kept."""
     make_base(folder / "base", shape)
     paths = [folder / f"adapter-r{plan.rank}-{index}" for index in range(plan.num_adapters)]
     for index, path in enumerate(paths):
@@ -92,7 +92,7 @@ def make_models(folder: Path, shape: BaseShape, plan: Plan) -> list[Path]:
 
 
 def served_base(url: str, tenant: TenantAccess) -> ServedBase:
-    """Ask the server at `url` for its base. Raises `StepFailed` where it does not say."""
+    """The base of the server at `url`. Raises `StepFailed` if it does not report one."""
     headers = {"Authorization": f"Bearer {tenant.api_key}"}
     try:
         response = httpx.get(f"{url}/v1/base", headers=headers).raise_for_status()
@@ -112,7 +112,8 @@ def push_adapters(
 def measure(
     plan: Plan, target: Target, shape: BaseShape, *, on_finished: Callable[[], None]
 ) -> Report:
-    """Warm up, then run the mix and the base alone in turn, so that a drift meets both."""
+    """Warm up, then alternate runs of the mix and of the base alone, so that a drift affects
+    both."""
 
     def run(models: Sequence[str], num_requests: int, seed: int) -> Run:
         workload = Workload(

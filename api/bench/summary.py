@@ -13,13 +13,14 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
-    """When one request was sent and its chunks came, in seconds of one clock."""
+    """The times of one request and its chunks, in seconds of one clock."""
 
     sent: float
     chunks: tuple[float, ...]
-    """Arrival of every piece of text: one token, or those of a step with accepted draft tokens."""
+    """Arrival of every piece of text: one token, or the tokens of a step with accepted draft
+    tokens."""
     output_tokens: int
-    """By the server's count."""
+    """As counted by the server."""
 
     @property
     def ttft_seconds(self) -> float:
@@ -27,12 +28,12 @@ class RequestTiming:
 
     @property
     def itl_seconds(self) -> list[float]:
-        """The gaps that a reader sees: what comes together has none between."""
+        """The gaps that a client sees: tokens that arrive together have no gap."""
         return [later - earlier for earlier, later in pairwise(self.chunks)]
 
     @property
     def tpot_seconds(self) -> float | None:
-        """The mean time of a token behind the first; None if there is none."""
+        """The mean time per token after the first; None if there is none."""
         if self.output_tokens < 2:
             return None
         return (self.chunks[-1] - self.chunks[0]) / (self.output_tokens - 1)
@@ -40,7 +41,8 @@ class RequestTiming:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a workload: its requests and the wall time from the first sent to the last end."""
+    """One run of a workload: its requests and the wall time from the first request to the last
+    end."""
 
     timings: tuple[RequestTiming, ...]
     wall_seconds: float
@@ -61,7 +63,7 @@ class Summary:
     itl_ms: dict[str, float]
     """Between pieces of text."""
     tpot_ms: dict[str, float]
-    """Per token, whatever came together."""
+    """Per token, regardless of chunks."""
 
 
 def summarize(runs: Sequence[Run]) -> Summary:
@@ -80,7 +82,7 @@ def summarize(runs: Sequence[Run]) -> Summary:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the sorted values lie, between neighbours by a line.
+    """The percentile of the sorted values, interpolated linearly between neighbours.
 
     The median of [1, 2] is 1.5. Raises ValueError without values, or beyond 0..100.
     """

@@ -1,4 +1,4 @@
-"""What one benchmark run sends: random prompts, dealt in turn to the models under test."""
+"""The workload of one benchmark run: random prompts, distributed round-robin over the models."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Workload:
     """One run: `num_requests` requests, `concurrency` of them at a time."""
 
     models: Sequence[str]
-    """Asked in turn: request i goes to `models[i % len(models)]`."""
+    """Round-robin: request i goes to `models[i % len(models)]`."""
     num_requests: int
     concurrency: int
     prompt_tokens: int
     output_tokens: int
     token_ids: range
-    """What prompts are drawn from."""
+    """The ids from which prompts are sampled."""
     seed: int
 
 

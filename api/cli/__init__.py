@@ -1,7 +1,7 @@
 """The `loraplex` command.
 
-Each entry of `COMMANDS` is a module of this package with a Typer called `app`, imported when its
-command is called: `loraplex --help` pays for none of them.
+Each entry of `COMMANDS` is a module of this package with a Typer called `app`. It is imported only
+when its command is called, so `loraplex --help` stays fast.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in with the command's name and help."""
+        """A placeholder with the command's name and help."""
         if cmd_name not in COMMANDS:
             return None
         return TyperGroup(name=cmd_name, help=COMMANDS[cmd_name])

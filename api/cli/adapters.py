@@ -1,4 +1,4 @@
-"""`loraplex adapters`: a tenant's own adapters, through the API."""
+"""`loraplex adapters`: manages the tenant's adapters through the API."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def _effect(version: dict[str, Any]) -> str:
 
 
 def _receipt(entry: dict[str, Any]) -> str:
-    """What the receipt says, for people."""
+    """The receipt as text."""
     receipt = entry["receipt"] or {}
     if receipt.get("is_content_shared"):
         return ", shared with another version"

@@ -1,4 +1,4 @@
-"""What the commands share that work on the database directly, without a server."""
+"""Shared code of the commands that use the database directly, without a server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def open_database(settings: Settings) -> Iterator[Database]:
 
 @contextmanager
 def naming_the_database(settings: Settings) -> Iterator[None]:
-    """Failures of the database become CommandFailed, which says which one it is and why."""
+    """Convert database failures to CommandFailed, with the database and the reason."""
     try:
         yield
     except (DatabaseUnavailable, RevisionMismatch, RowSecurityMissing) as exc:

@@ -1,4 +1,4 @@
-"""`loraplex adapters alias`: which version a name means, and what it meant before."""
+"""`loraplex adapters alias`: sets and shows aliases and their history."""
 
 from __future__ import annotations
 

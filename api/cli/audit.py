@@ -1,4 +1,4 @@
-"""`loraplex audit`: who changed what, and whether the log of it is as it was written."""
+"""`loraplex audit`: lists, exports and verifies the audit log."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def verify(
 def _verify(
     database: Database, settings: Settings, tenant: str | None, checkpoint: Checkpoint | None
 ) -> dict[str, Verified]:
-    """What was found in each log, by its name."""
+    """The result for each log, by name."""
     log = AuditLog(Keyring(settings.load_secrets(), AUDIT_CHAIN_KEY))
     found: dict[str, Verified] = {}
     with database.platform_transaction(read_only=True) as session:

@@ -1,4 +1,4 @@
-"""`loraplex bench`: how fast this machine serves."""
+"""`loraplex bench`: measures serving speed on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex chat`: talk to an adapter or the base, from the terminal."""
+"""`loraplex chat`: chats with an adapter or the base in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API as commands use it."""
+"""The API client of the commands."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ApiClient:
         return ApiClient(self._client, self.url, prefix="/admin")
 
     def get(self, path: str, **query: Filter) -> Any:
-        """Filters that are None are left out."""
+        """Filters that are None are omitted."""
         sent = {name: value for name, value in query.items() if value is not None}
         return self._send("GET", path, params=sent)
 
@@ -183,7 +183,7 @@ class ApiClient:
 
 
 def api_path(*parts: str | int) -> str:
-    """The path of these parts: what is in a part never ends it or begins a query."""
+    """The path with these parts, escaped so that no part can end it or start a query."""
     return "".join(f"/{quote(str(part), safe='')}" for part in parts)
 
 
@@ -196,7 +196,7 @@ def open_client(connection: Connection | None = None) -> Iterator[ApiClient]:
 
 
 def _connect(url: str, key: str) -> httpx.Client:
-    # Checked here: what is no header's value is repeated by those who refuse it later.
+    # Checked here, because errors about an invalid header value would contain it.
     if not (key.isascii() and key.isprintable()):
         raise CommandFailed("The API key is malformed.", ExitCode.AUTHENTICATION)
     headers = {"authorization": f"Bearer {key}"}
@@ -207,7 +207,7 @@ def _connect(url: str, key: str) -> httpx.Client:
 
 
 def _not_ours(url: str, answer: str = "") -> CommandFailed:
-    """What answered is no Loraplex server, or stands before one that is not there."""
+    """The responder is not a Loraplex server, or is a proxy without a server behind it."""
     shown = f"answers{answer}, not" if answer else "does not answer"
     return CommandFailed(
         f"{url} {shown} as a Loraplex server. Check LORAPLEX_URL.", ExitCode.UNAVAILABLE
@@ -215,7 +215,7 @@ def _not_ours(url: str, answer: str = "") -> CommandFailed:
 
 
 def _way_out(error: dict[str, Any]) -> str:
-    """What to change in a refused adapter or in the command, unless the message says it."""
+    """The remedy for a refused adapter or command, unless the message contains it."""
     if error["code"] == "tenant_required":
         return ". Add --tenant SLUG, or set LORAPLEX_TENANT."
     known = REJECTIONS.get(error["code"])

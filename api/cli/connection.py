@@ -1,7 +1,7 @@
-"""Where a command calls, and as whom: by flag, by the environment, by profile, else the default.
+"""The server and key of a command, from flags, the environment or a profile.
 
-A profile that is named by flag goes before the environment; and its key is sent to its own URL
-only, whatever else is set.
+A profile named by flag takes precedence over the environment. A profile's key is sent only to its
+own URL, whatever else is set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .profiles import DEFAULT_PROFILE, Profile, check_profile_name, load_profile
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _flags: dict[str, str | None] = {}
-"""What this command was given; set anew by each command that is parsed."""
+"""The flags of this command; each command that is parsed sets them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Connection:
 
 
 def find_connection() -> Connection:
-    """The connection that is meant. Raises CommandFailed if there is no key for it."""
+    """The connection to use. Raises CommandFailed if there is no key for it."""
     profile = _find_profile()
     url = find_url()
     key = _environment("LORAPLEX_API_KEY")
@@ -47,7 +47,7 @@ def find_connection() -> Connection:
 
 
 def find_url() -> str:
-    """The URL that is meant, without a path."""
+    """The URL to use, without a path."""
     profile = _find_profile()
     known = DEFAULT_URL if profile is None else profile.url
     return _plain(_flags.get("url") or _environment("LORAPLEX_URL") or known)
@@ -61,7 +61,7 @@ def find_tenant() -> str | None:
 
 
 def profile_name() -> str:
-    """The profile that is meant, whether it is there or not. Raises CommandFailed."""
+    """The name of the profile to use, whether or not it exists. Raises CommandFailed."""
     chosen = _flags.get("profile") or os.environ.get("LORAPLEX_PROFILE") or DEFAULT_PROFILE
     return check_profile_name(chosen)
 

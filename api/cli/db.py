@@ -1,4 +1,4 @@
-"""`loraplex db`: the database's schema."""
+"""`loraplex db`: manages the database schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex demo`: the main job, end to end, on this machine."""
+"""`loraplex demo`: serves three adapters on this machine and checks their answers."""
 
 from __future__ import annotations
 

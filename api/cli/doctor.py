@@ -1,4 +1,4 @@
-"""`loraplex doctor`: what is wrong with an installation, or with the way to a server."""
+"""`loraplex doctor`: checks an installation and the connection to a server."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ ENGINE_PACKAGES = ("torch", "transformers", "safetensors")
 
 
 class Finding(NamedTuple):
-    """What one look has found."""
+    """The result of one check."""
 
     check: str
     state: str
-    """`ok`, `warning`, `failed`, or `skipped` for what is not set up here."""
+    """`ok`, `warning`, `failed`, or `skipped` if it is not configured here."""
     what: str
 
 

@@ -1,4 +1,4 @@
-"""Getting an adapter's files back, each checked against the digest that came with it."""
+"""Downloads an adapter's files and verifies their digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command's exit code says. The codes are stable: scripts rely on them."""
+"""The exit codes of the commands. They are stable, because scripts rely on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 7
     """The server, database or store is not there, or not ready; try again."""
     INTERRUPTED = 130
-    """By ^C; what it printed says how to go on."""
+    """By ^C; the output says how to resume."""
 
 
 class CommandFailed(Exception):
@@ -50,7 +50,7 @@ fits counts."""
 
 
 def exit_code_of(error: errors.PlatformError | EngineError | CommandFailed) -> ExitCode:
-    """The exit code that says what kind of error this is."""
+    """The exit code for this kind of error."""
     if isinstance(error, CommandFailed):
         return error.exit_code
     for exit_code, kinds in _EXIT_CODES:

@@ -1,4 +1,4 @@
-"""`loraplex gc`: removes what nothing names any more, without a server or beside one."""
+"""`loraplex gc`: removes unreferenced objects and uploads, with or without a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links by which somebody sets a password for the console."""
+"""Invitation links for setting a console password."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .output import note, print_json
 
 
 def join_url(base_url: str, token: str) -> str:
-    """Where the console of this server takes the token; no server sees what is behind the '#'."""
+    """The console's URL for the token; the part after '#' is never sent to a server."""
     return f"{base_url}/console/join#{token}"
 
 

@@ -1,4 +1,4 @@
-"""`loraplex keys`: a tenant's API keys."""
+"""`loraplex keys`: manages a tenant's API keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex login`: remembers a server and a key for it, once the server has taken the key."""
+"""`loraplex login`: verifies a key and saves it with its server as a profile."""
 
 from __future__ import annotations
 

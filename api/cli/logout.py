@@ -1,4 +1,4 @@
-"""`loraplex logout`: forgets a remembered key."""
+"""`loraplex logout`: removes a saved profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex medusa`: heads that guess a base's next tokens, for speculative decoding."""
+"""`loraplex medusa`: trains Medusa heads for speculative decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 HELD_OUT_SHARE = 20
-"""One text in so many is measured on and not learned."""
+"""One in this number of texts is held out for evaluation."""
 MAX_HELD_OUT = 64
 
 
@@ -84,7 +84,7 @@ def train(
 def _train(
     model: str, data: Path, out: Path, recipe: MedusaRecipe, *, max_tokens: int, device: str
 ) -> list[float]:
-    """Train and write the heads; returns how often each is right on what was held out."""
+    """Train and write the heads; returns each head's accuracy on the held-out texts."""
     from ...engine.checkpoint.base_identity import compute_base_id
     from ...engine.checkpoint.files import locate_base
     from ...engine.checkpoint.weights import load_config, load_weights

@@ -1,4 +1,4 @@
-"""What commands take as fractional numbers."""
+"""Checks of fractional numbers in options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex operators keys`: the API keys of operators."""
+"""`loraplex operators keys`: manages the API keys of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex operators`: who runs the platform. `create` makes the first one, on its machine."""
+"""`loraplex operators`: manages operators. `create` adds the first one, on the server's machine."""
 
 from __future__ import annotations
 

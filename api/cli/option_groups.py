@@ -1,4 +1,4 @@
-"""Commands of many options: these are declared in groups, each a dataclass."""
+"""Declares commands with many options in groups, each a dataclass."""
 
 from __future__ import annotations
 

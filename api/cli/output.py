@@ -1,4 +1,4 @@
-"""What commands print: data on stdout, for people or as JSON; messages on stderr."""
+"""Output of commands: data on stdout, as text or JSON; messages on stderr."""
 
 from __future__ import annotations
 

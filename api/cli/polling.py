@@ -1,4 +1,4 @@
-"""How often a command asks the server again."""
+"""Polling intervals of commands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ FRACTION = 0.1
 
 
 def pauses() -> Iterator[float]:
-    """Seconds until the next look, without end: a tenth of what was waited, within bounds.
+    """The infinite sequence of polling intervals: a tenth of the time waited so far, within bounds.
 
-    What takes long is noticed little later, and many pushes that wait together ask less often.
+    So a long operation is noticed slightly later, and many concurrent pushes poll less often.
     """
     waited = 0.0
     while True:

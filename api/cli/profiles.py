@@ -1,6 +1,6 @@
-"""Where and as whom commands call the API, kept by name in the user's configuration folder.
+"""Profiles: named server URLs and keys in the user's configuration folder.
 
-`$XDG_CONFIG_HOME/loraplex/config.toml`, readable by its owner alone:
+`$XDG_CONFIG_HOME/loraplex/config.toml`, readable only by its owner:
 
     [profiles.default]
     url = "http://127.0.0.1:8000"
@@ -44,8 +44,8 @@ def config_path() -> Path:
 
 
 def load_profiles() -> dict[str, Profile]:
-    """The profiles by name; none without the file. Raises CommandFailed for one that others may
-    read, or that is not ours."""
+    """The profiles by name; none without the file. Raises CommandFailed if others may read the
+    file, or if another user owns it."""
     path = config_path()
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -71,7 +71,7 @@ def save_profile(name: str, profile: Profile) -> None:
 
 
 def remove_profile(name: str) -> bool:
-    """Forget the profile and its key. False if there is none of this name."""
+    """Remove the profile and its key. False if it does not exist."""
     profiles = load_profiles()
     if profiles.pop(name, None) is None:
         return False

@@ -1,4 +1,4 @@
-"""Progress bars: on stderr, and only where a person watches."""
+"""Progress bars on stderr, shown only in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending one adapter folder: checked and hashed here, sent in parts, resumed where it broke."""
+"""Pushes one adapter folder: checks, hashes, uploads in parts, and resumes interrupted uploads."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def push_adapter(
     base_id: str | None,
     is_quiet: bool,
 ) -> dict[str, Any]:
-    """Send what the server does not have of the adapter; the version it is, not yet attested.
+    """Upload the parts of the adapter that the server lacks; returns the version, not yet attested.
 
-    Raises CommandFailed; PushInterrupted, which says how to go on, at ^C.
+    Raises CommandFailed, and at ^C PushInterrupted, which says how to resume.
     """
     declaration = {
         "config": adapter.config,
@@ -158,9 +158,9 @@ def _send_parts(
     weights: BinaryIO,
     report: Callable[[int], None],
 ) -> None:
-    """Send what the server does not have yet; ask again where it stands when a part breaks.
+    """Upload the remaining parts; after a failed part, query the offset again.
 
-    A part may also be refused because an interrupted push's last one is still under way.
+    A part may also be refused because the last part of an interrupted push is still being received.
     """
     path = api_path("uploads", upload["id"])
     num_failures = 0

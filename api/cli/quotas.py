@@ -1,4 +1,4 @@
-"""`loraplex quotas`: what a tenant may use and own, and what is left."""
+"""`loraplex quotas`: shows and sets a tenant's limits and their usage."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def set_(
 
 
 def _change(slug: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """The limits after these were replaced. Refused if somebody else changes them meanwhile."""
+    """The limits after the change. Refused if another caller changes them meanwhile."""
     path = api_path("tenants", slug, "quota")
     with open_client() as client:
         limits, etag = client.admin.get_tagged(path)

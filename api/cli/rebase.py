@@ -1,8 +1,9 @@
-"""`loraplex rebase`: take every tenant's adapters over to another base model.
+"""`loraplex rebase`: moves every tenant's adapters to another base model.
 
-An adapter version belongs to the base that it was pushed for. So the versions in use are pushed
-again, to a server of the new base that shares the old one's database and store: they are examined
-and attested there, as new versions beside the old ones. Aliases are moved when the report is good.
+An adapter version belongs to the base for which it was pushed. Therefore the versions in use are
+pushed again to a server of the new base, which shares the old server's database and store. There
+they are examined and attested as new versions. Aliases are switched once the report is
+satisfactory.
 """
 
 from __future__ import annotations

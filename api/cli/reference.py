@@ -1,4 +1,4 @@
-"""The text of `docs/cli.md`, which `make docs` writes."""
+"""Generates `docs/cli.md` (`make docs`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What commands take as names: an adapter's own, an alias's, and `NAME[@VERSION]`.
+"""Parameter types for names: adapters, aliases, and `NAME[@VERSION]`.
 
-A name never holds a slash, so that no path passes for one.
+A name contains no slash, so a path is never mistaken for a name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def parse_reference(text: str) -> Reference:
 
 
 def find_number(client: ApiClient, reference: Reference) -> int:
-    """The number of the version that is meant now. Raises CommandFailed if there is none."""
+    """The number of the version that the reference currently resolves to. Raises CommandFailed if
+    there is none."""
     name, version = reference
     if isinstance(version, int):
         return version
@@ -77,13 +78,14 @@ def find_number(client: ApiClient, reference: Reference) -> int:
 
 
 def version_path(client: ApiClient, reference: Reference, *parts: str) -> str:
-    """The API's path of the version that is meant now, and of `parts` below it."""
+    """The API path of the version that the reference currently resolves to, with `parts` below
+    it."""
     number = find_number(client, reference)
     return api_path("adapters", reference.name, "versions", number, *parts)
 
 
 def _newest(versions: list[dict[str, Any]]) -> int | None:
-    """The newest that is ready; where none is, the newest, which says why."""
+    """The newest ready version; if none is ready, the newest, whose state explains why."""
     ready = [entry["version"] for entry in versions if entry["state"] == "ready"]
     return max(ready or [entry["version"] for entry in versions], default=None)
 

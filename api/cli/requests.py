@@ -1,4 +1,4 @@
-"""`loraplex requests`: what became of requests, where their time went, and what runs now."""
+"""`loraplex requests`: shows finished requests with their phases, and running requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex adapters pin`, `prefetch` and `why`: where a version's weights are to be, and are."""
+"""`loraplex adapters pin`, `prefetch` and `why`: controls and explains where weights are."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def why(version: Version, as_json: AsJson = False) -> None:
 
 
 def details(standing: dict[str, Any], history: list[dict[str, Any]]) -> Iterator[str]:
-    """The details after the summary: load steps and acceptance rates."""
+    """The lines after the summary: the adapter's history, and the acceptance of its draft
+    tokens."""
     for entry in history:
         reason = f"  {entry['reason']['code']}" if entry["reason"] else ""
         yield f"{entry['at']}  {entry['state']}{reason}"
@@ -96,7 +97,8 @@ def _history_path(version: Reference, standing: dict[str, Any]) -> str:
 
 
 def _settled(client: ApiClient, path: str, standing: dict[str, Any]) -> dict[str, Any]:
-    """Where it stands once it is resident. Raises CommandFailed if it will not become that."""
+    """The readiness once the version is resident. Raises CommandFailed if it will not become
+    resident."""
     try:
         return _wait(client, path, standing)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`loraplex serve`: one base model, its adapters, and the API."""
+"""`loraplex serve`: serves a base model, its adapters and the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `loraplex serve`, in groups; their order here is that of its help."""
+"""The options of `loraplex serve` in groups, in the order in which the help shows them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ DEFAULT_SPECULATION = ["ngram"]
 
 
 class EngineOptions(ABC):
-    """A group of options that says something of the engine."""
+    """A group of options that configures the engine."""
 
     @abstractmethod
     def configure(self, config: EngineConfig) -> EngineConfig:
-        """The configuration with what the group says."""
+        """The configuration with the group's options applied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class MemoryOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions(EngineOptions):
-    """How adapters are loaded beside requests."""
+    """Options for loading adapters."""
 
     num_loader_threads: Annotated[
         int, typer.Option(min=1, help="Threads that load and zero adapters.")
@@ -183,7 +183,7 @@ class LoadingOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceOptions(EngineOptions):
-    """What is kept of sequences, and how long one may hold up the others."""
+    """Options for the KV cache of sequences and the length of steps."""
 
     swap_gib: Annotated[
         float,
@@ -218,7 +218,7 @@ class SequenceOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions(EngineOptions):
-    """Speculative decoding method."""
+    """Options for speculative decoding."""
 
     speculation: Annotated[
         list[str],
@@ -255,7 +255,7 @@ class SpeculationOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions(EngineOptions):
-    """Who may wait, and how much one tenant may hold."""
+    """Options for queues and tenants' shares."""
 
     max_queued: Annotated[
         int, typer.Option(min=1, help="Maximum queued requests of all tenants.")

@@ -1,4 +1,4 @@
-"""What `--speculation` says: who guesses tokens."""
+"""Parses `--speculation`: the proposers to use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BEHIND_COLON: dict[str, str | None] = {
     "medusa": "CHECKPOINT",
     "medusa_tree": "CHECKPOINT",
 }
-"""What each proposer needs; None: nothing may stand there."""
+"""The argument of each proposer; None: no argument is allowed."""
 
 
 def parse_speculation(values: Sequence[str]) -> tuple[str, ...]:
-    """The entries of `EngineConfig.speculation`, given one by one or with commas between them.
+    """The entries of `EngineConfig.speculation`, from repeated options or separated by commas.
 
-    What can be refused before the base is loaded is refused: raises BadParameter.
+    Raises BadParameter for errors that can be detected before the base is loaded.
     """
     entries = [entry.strip() for value in values for entry in value.split(",") if entry.strip()]
     if entries == [OFF]:
@@ -40,7 +40,7 @@ def parse_speculation(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def _objection(name: str, argument: str) -> str | None:
-    """Why this proposer cannot be meant; None if it can."""
+    """Why this proposer is invalid; None if it is valid."""
     if name == OFF:
         return f"{OFF} cannot be combined with other proposers"
     if name not in PROPOSERS:
@@ -56,7 +56,7 @@ def _objection(name: str, argument: str) -> str | None:
 
 
 def describe_speculation(info: EngineInfo) -> str:
-    """One line for whoever started the server."""
+    """One line for the operator who started the server."""
     if not info.proposers:
         return "No speculation: one token a step"
     names = ", ".join(info.proposers)

@@ -1,4 +1,4 @@
-"""`loraplex tenants`: who may use this installation. For operators."""
+"""`loraplex tenants`: manages tenants, for operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex top`: a server at a glance, again and again: what runs, what waits, what is where."""
+"""`loraplex top`: a live view of a server's requests, queues and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex usage`: what was used, summed."""
+"""`loraplex usage`: shows summed usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex users`: whom a tenant lets in, and as what."""
+"""`loraplex users`: manages a tenant's users and their roles."""
 
 from __future__ import annotations
 

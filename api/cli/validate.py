@@ -1,7 +1,7 @@
-"""`loraplex adapters validate`: the server's examination, here, before anything is sent.
+"""`loraplex adapters validate`: runs the server's examination locally, without a push.
 
-The same code in the same confined process as behind a push, over the same bytes. What only a
-running engine can tell is left to the push: the effect on the logits, and the room on the device.
+It runs the same code as a push, in the same kind of confined process, on the same files. The effect
+on the logits and the room on the device need a running engine and are left to the push.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _from_config(base: Path) -> Base:
 
 def _report(report: IntakeReport, base: Base) -> dict[str, Any]:
     fields = asdict(report)
-    if not base.is_identified:  # the digest covers the checkpoint, which nobody read
+    if not base.is_identified:  # the digest covers the checkpoint, which was not read
         fields |= {"digest": None, "base_id": None, "file_sha256": None}
     return fields
 

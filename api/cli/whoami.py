@@ -1,4 +1,4 @@
-"""`loraplex whoami`: whose key it is, and what it may do."""
+"""`loraplex whoami`: shows a key's owner and permissions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the API promises: error codes, the shapes of answers, and how routes declare them."""
+"""The API contract: error codes, response schemas, and their declaration at routes."""

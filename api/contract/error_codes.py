@@ -1,7 +1,7 @@
-"""Every error code that a caller can meet, with its HTTP status and what it means.
+"""The error codes of the API, with HTTP status and meaning.
 
-This table is the published list. `docs/errors.md` is the output of
-`python -m loraplex.api.contract.error_codes`; tests compare it with what the layers can raise.
+`docs/errors.md` is the output of `python -m loraplex.api.contract.error_codes`. Tests compare the
+table with what the layers can raise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TYPES: Mapping[int, str] = {
 
 
 class ErrorCode(NamedTuple):
-    """What one code means to the caller."""
+    """The meaning of one code."""
 
     status: int
     meaning: str
@@ -291,13 +291,14 @@ REJECTION_CODES: Mapping[str, ErrorCode] = {
 }
 
 BASE_CODES: Mapping[str, str] = {error.code: str(error.__doc__) for error in BASE_ERRORS}
-"""Of base models that `loraplex serve` refuses: its `Error:` line ends with one of them."""
+"""For base models that `loraplex serve` refuses: its `Error:` line ends with one of them."""
 
 START_CODES: Mapping[str, str] = {
     ConfinementMissing.code: "`--require-confinement` is set, but namespaces, Landlock or limits "
     "are not in force for examinations. The message names what is missing and what to do.",
 }
-"""Of machines on which `loraplex serve` does not start: its `Error:` line ends with one of them."""
+"""For machines on which `loraplex serve` does not start: its `Error:` line ends with one of
+them."""
 
 ERROR_CODES: Mapping[str, ErrorCode] = {
     **REQUEST_CODES,

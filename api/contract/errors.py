@@ -1,6 +1,6 @@
-"""An error as callers read it, whichever layer raised it.
+"""The error format of the API, for errors of any layer.
 
-Every error answer is `{"error": {message, type, param, code, retryable, request_id}}`; `code` is
+Every error response is `{"error": {message, type, param, code, retryable, request_id}}`; `code` is
 one of the published `ERROR_CODES`.
 """
 
@@ -21,7 +21,7 @@ _UNION_BRANCHES = frozenset({"str", "token_ids"})
 
 
 class ApiError(Exception):
-    """An answer that is an error: a published code, and what the caller should know."""
+    """An error response: a published code, and a message for the caller."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 
 def error_body(error: ApiError, request_id: str) -> ErrorBody:
-    """What the caller reads about this error."""
+    """The response body of this error."""
     return ErrorBody(
         message=error.message,
         type=error.published.type,
@@ -80,7 +80,7 @@ def encode_error(error: ApiError, request_id: str) -> bytes:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The published form of any layer's error; what is not published becomes `internal_error`."""
+    """The published form of any layer's error; an unpublished error becomes `internal_error`."""
     match error:
         case ApiError():
             return error
@@ -128,7 +128,8 @@ def _published(
 def from_validation(errors: Sequence[Mapping[str, object]], num_skipped: int = 0) -> ApiError:
     """The published form of pydantic's errors: the first of them.
 
-    `num_skipped` parts of the location say where the field is: query or path."""
+    The first `num_skipped` parts of the location name the kind of parameter: query or path.
+    """
     first = errors[0]
     kind, message = str(first["type"]), str(first["msg"])
     if kind == "json_invalid":

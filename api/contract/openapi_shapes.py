@@ -1,4 +1,4 @@
-"""The schemas of the OpenAPI document: bodies by pydantic, answers by msgspec."""
+"""JSON schemas for the OpenAPI document: bodies by pydantic, responses by msgspec."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Shapes:
         self.components: Json = dict(sorted({**sent, **answered}.items()))
 
     def reference(self, model: Any) -> Json:
-        """The schema that stands for a body's model or an answer's struct."""
+        """The schema reference of a body's model or a response struct."""
         if isinstance(model, type) and issubclass(model, RequestModel):
             return {"$ref": _REF.format(name=model.__name__)}
         reference: Json = self._references[model]
@@ -53,7 +53,7 @@ def _schemas_of_bodies(models: list[type[RequestModel]]) -> Json:
 
 
 def _renamed(components: Json, names: Collection[str]) -> Json:
-    """What is sent and what is answered may have one name: what is sent gets another."""
+    """A body and a response may have the same name; the body gets another one."""
     text = json.dumps(components)
     for name in names:
         text = text.replace(f'"{_REF.format(name=name)}"', f'"{_REF.format(name=name + "Input")}"')
@@ -97,14 +97,14 @@ def _all_structs(models: Iterable[Any]) -> Iterator[msgspec.inspect.StructType]:
 
 
 def _component_name(cls: Any) -> str:
-    """As msgspec names it: a generic struct with its argument."""
+    """The name that msgspec uses: a generic struct with its argument."""
     arguments = ", ".join(argument.__name__ for argument in getattr(cls, "__args__", ()))
     name = getattr(cls, "__origin__", cls).__name__
     return re.sub(r"[^\w.-]", "_", f"{name}[{arguments}]" if arguments else name)
 
 
 def _complete(schema: Json, struct: msgspec.inspect.StructType) -> None:
-    """Say what msgspec does not: what is always there, what times look like, what fields mean."""
+    """Add what msgspec omits: required fields, time formats, descriptions of fields."""
     schema.pop("title", None)
     origin = getattr(struct.cls, "__origin__", struct.cls)
     meanings = field_meanings(origin)
@@ -133,7 +133,7 @@ def _is_time(kind: msgspec.inspect.Type) -> bool:
 
 @cache
 def field_meanings(struct: type) -> dict[str, str]:
-    """The strings that stand under the fields in the source, by field."""
+    """The strings under the fields in the source code, by field."""
     meanings: dict[str, str] = {}
     for cls in reversed(struct.__mro__):
         if cls.__module__.partition(".")[0] != "loraplex":

@@ -1,12 +1,11 @@
-"""What a route promises, said beside it. `openapi.py` makes the published document of it.
+"""Declares a route's responses and errors, from which `openapi.py` generates the document.
 
     @router.get("/adapters/{name}")
     @answers(AdapterView, errors=("adapter_not_found",))
     async def get_adapter(...) -> Response:
         \"\"\"Summary. What follows is the description.\"\"\"
 
-Dependencies say of themselves what they read and which errors they end a request with, so a route
-names only its own.
+Dependencies declare what they read and which errors they raise, so a route declares only its own.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Raw(tuple[str, ...]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What a route answers if nothing is wrong, and which errors are its own."""
+    """A route's successful response and its own errors."""
 
     model: Any
     """A msgspec struct, Raw, or None for an answer without a body."""
@@ -42,25 +41,25 @@ class Promise:
     stream: Any
     """The struct of a stream's events; None if the route does not stream."""
     also: tuple[str, ...]
-    """Media types that it has on demand beside JSON."""
+    """Other media types besides JSON that a client can request."""
     headers: Mapping[str, str]
-    """Headers of this answer alone, and what they mean."""
+    """Headers of this response only, and their meaning."""
     example: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a dependency adds to the routes that have it."""
+    """What a dependency adds to the routes that use it."""
 
     errors: tuple[str, ...] = ()
     body: type[RequestModel] | Raw | None = None
-    """What it reads the request's body as."""
+    """The type as which it reads the request's body."""
     scope: str | None = None
-    """What a tenant's caller needs."""
+    """The scope that a tenant's caller needs."""
     scheme: str | None = None
     """A security scheme by which it may be called also from elsewhere than this machine."""
     session: bool = False
-    """Only whoever is signed in may call."""
+    """Whether only signed-in callers may call."""
     roles: tuple[str, ...] = ()
     """Which operators may call, acting on no tenant."""
     request_headers: Mapping[str, str] = field(default_factory=dict)
@@ -97,13 +96,13 @@ def terms(**named: Any) -> Callable[[Function], Function]:
 
 
 def promise_of(endpoint: Callable[..., Any]) -> Promise | None:
-    """What stands beside the route; None if nothing does."""
+    """The declaration of the route; None if it has none."""
     promise: Promise | None = getattr(endpoint, _PROMISE, None)
     return promise
 
 
 def terms_of(dependency: Callable[..., Any] | None) -> Terms | None:
-    """What the dependency says of itself."""
+    """The declaration of the dependency."""
     added: Terms | None = getattr(dependency, _TERMS, None)
     return added
 

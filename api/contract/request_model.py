@@ -1,4 +1,4 @@
-"""The base of every request body: strict types, finite numbers, no field silently ignored."""
+"""The base class of request bodies: strict types, finite numbers, no field silently ignored."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pydantic_core import CoreSchema, PydanticCustomError
 class RequestModel(BaseModel):
     """A body whose unknown fields are refused by name.
 
-    `tolerated` are fields that do not touch the answer; `neutral` maps fields that are not served
-    to the values that ask for nothing, such as `tools: []`. `examples` are whole bodies.
+    `tolerated` are fields that do not change the answer; `neutral` maps unsupported fields to the
+    values that have no effect, such as `tools: []`. `examples` are complete bodies.
     """
 
     model_config = ConfigDict(
@@ -29,13 +29,13 @@ class RequestModel(BaseModel):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     is_change: ClassVar[bool] = False
-    """A field that is not sent leaves what it is about as it is: it has no default."""
+    """An omitted field leaves its value unchanged: it has no default."""
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The published schema: it names what is tolerated or neutral; all else is refused."""
+        """The published schema, including tolerated and neutral fields; all others are refused."""
         schema: dict[str, Any] = handler.resolve_ref_schema(handler(core_schema))
         properties = schema.setdefault("properties", {})
         for name in sorted(cls.tolerated - set(properties)):
@@ -70,14 +70,14 @@ def _is_same(value: object, neutral: object) -> bool:
 
 
 def unsupported(field: str) -> PydanticCustomError:
-    """The error for a field, or a value of it, that would change what the answer means."""
+    """The error for a field, or a value of it, that would change the meaning of the answer."""
     return PydanticCustomError(
         "unsupported_parameter", "is not supported, or not with this value", {"field": field}
     )
 
 
 def invalid(field: str, message: str) -> PydanticCustomError:
-    """The error for a field whose value does not fit the other fields."""
+    """The error for a field whose value contradicts the other fields."""
     return PydanticCustomError(
         "invalid_parameter", "{message}", {"field": field, "message": message}
     )

@@ -1,1 +1,1 @@
-"""The server's way to the control plane: sessions of the database, leases, jobs and caches."""
+"""The server's access to the control plane: database sessions, leases, jobs and caches."""

@@ -1,6 +1,7 @@
-"""Whom a key belongs to, remembered for a few seconds: most requests ask the database nothing.
+"""Caches principals by key for a few seconds, so most requests need no query for their key.
 
-What another server changes is seen after `TTL_SECONDS`; what this one changes at once, by `clear`.
+Changes by other servers take effect after `TTL_SECONDS`, changes by this server immediately
+(`clear`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ...platform.keys.principal import AnyPrincipal, Principal
 TTL_SECONDS = 3.0
 """A revocation is to hold within 5 s on every server: the rest is for the look-up itself."""
 MAX_STALE_SECONDS = 300.0
-"""How old an entry may be that is used because the database does not answer, if not said."""
+"""The default maximum age of an entry that is used while the database is unavailable."""
 MAX_ENTRIES = 20_000
 
 
@@ -47,10 +48,9 @@ class AuthCache:
     def get(
         self, token: str, tenant_slug: str | None, *, allow_stale: bool = False
     ) -> AnyPrincipal | None:
-        """Whom the key belonged to when it was looked up last; None if that is too long ago.
+        """The principal of the key at the last look-up; None if that is too long ago.
 
-        `allow_stale` is for when it cannot be looked up. Whether the key has ended since is the
-        caller's to ask.
+        `allow_stale` is for when the database is unavailable. The caller checks the key's expiry.
         """
         max_age = self._stale_seconds if allow_stale else TTL_SECONDS
         with self._lock:
@@ -60,14 +60,14 @@ class AuthCache:
         return entry.principal
 
     def begin(self) -> Ticket:
-        """To be taken before a look-up: what was changed since makes its result worthless."""
+        """Call before a look-up: a change after this invalidates its result."""
         with self._lock:
             return Ticket(self._num_changes, self._clock())
 
     def put(
         self, token: str, tenant_slug: str | None, principal: AnyPrincipal, ticket: Ticket
     ) -> None:
-        """Remember the result of a look-up, unless something was changed while it ran."""
+        """Cache the result of a look-up, unless something changed while it ran."""
         digest = _digest(token, tenant_slug)
         with self._lock:
             if ticket.num_changes != self._num_changes:
@@ -89,10 +89,10 @@ class AuthCache:
             self._entries.clear()
 
     def clear_tenant(self, tenant_id: str) -> None:
-        """Forget who acts within the tenant: keys or users of it were changed.
+        """Drop the principals of the tenant, because its keys or users changed.
 
-        The others' entries stay: who changes much shall not cost them a look-up for each request,
-        nor what they live on while the database is away.
+        The entries of other tenants stay: a tenant that changes much must not cost them a look-up
+        per request, or their entries while the database is unavailable.
         """
         with self._lock:
             self._num_changes += 1
@@ -121,7 +121,7 @@ class Ticket(NamedTuple):
 
 
 def is_current(principal: AnyPrincipal) -> bool:
-    """The key has not ended since it was looked up."""
+    """Whether the key is still valid."""
     return principal.expires_at is None or utc_now() < principal.expires_at
 
 

@@ -1,4 +1,4 @@
-"""The control plane as the event loop sees it: units of work that run on threads of their own."""
+"""The event loop's access to the control plane: runs units of work in threads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Authenticator(Protocol):
 
 
 class _Sessions(NamedTuple):
-    """The sessions, as they are used by somebody who did something last so long ago."""
+    """The sessions service with the idle time of this request."""
 
     accounts: AccountService
     idle: timedelta
@@ -70,17 +70,17 @@ class _Sessions(NamedTuple):
 
 
 _OF_ADAPTERS = ("adapter.", "alias.", "upload.", "version.")
-"""How the actions begin that leave alone whom keys belong to and what they may."""
+"""Prefixes of the actions that affect neither the owner nor the permissions of keys."""
 
 
 def may_concern_keys(event: Event | None) -> bool:
-    """Whether what is remembered of keys may be wrong since; so it is with every action that is not
-    known to leave them alone."""
+    """Whether cached principals may be invalid after this event; true for every action that is not
+    known to be safe."""
     return event is not None and not event.action.startswith(_OF_ADAPTERS)
 
 
 class ControlPlane:
-    """Runs functions inside units of work; what they return is committed."""
+    """Runs functions in units of work and commits their changes."""
 
     def __init__(
         self, database: Database, *secrets: bytes, stale_seconds: float = MAX_STALE_SECONDS
@@ -100,12 +100,13 @@ class ControlPlane:
         self._turns = TenantTurns("control-plane", NUM_THREADS)
         self.watch = DatabaseWatch(database.ping)
         self.note_change: Callable[[str | None], None] = lambda tenant_id: None
-        """What `tell_of_changes` was given; also for changes by other servers that are seen."""
+        """The function set by `tell_of_changes`; also called for changes that other servers
+        made."""
 
     def tell_of_changes(self, tell: Callable[[str | None], None]) -> None:
-        """Have `tell` called with the tenant of each change, None for a change of the platform.
+        """Call `tell` with the tenant of each change, None for a change of the platform.
 
-        In a thread, when it is committed and before anybody is answered.
+        It is called in a thread, when the change is committed and before the response is sent.
         """
         self.note_change = tell
 
@@ -130,7 +131,7 @@ class ControlPlane:
     async def write_plain(
         self, tenant_id: str, change: Callable[[TenantStatements], Result]
     ) -> Result:
-        """The same by plain statements, for what every request writes."""
+        """The same with plain statements, for the writes of every request."""
 
         def run() -> Result:
             with self._database.statements(tenant_id) as statements:
@@ -166,7 +167,7 @@ class ControlPlane:
     async def change_platform(
         self, origin: Origin, change: Callable[[PlatformSession], Changed[Result]]
     ) -> Result:
-        """Like `change`, for what belongs to no tenant; the entry is the platform's own."""
+        """Like `change`, for changes outside tenants; the entry is in the platform's log."""
 
         def run() -> Result:
             is_carried_out = False
@@ -190,13 +191,14 @@ class ControlPlane:
         origin: Origin,
         change: Callable[[UnitOfWork], Changed[Result]],
     ) -> Result:
-        """`change` in a tenant, or `change_platform` if it is None: for what both kinds have."""
+        """`change` in a tenant, or `change_platform` if it is None: for operations that both
+        have."""
         if tenant_id is None:
             return await self.change_platform(origin, change)
         return await self.change(tenant_id, origin, change)
 
     async def note(self, tenant_id: str | None, origin: Origin, event: Event) -> None:
-        """Write an entry, of the platform's own if `tenant_id` is None, on what changed nothing."""
+        """Write an audit entry without a change, to the platform's log if `tenant_id` is None."""
 
         def run() -> None:
             if tenant_id is None:
@@ -209,7 +211,7 @@ class ControlPlane:
         await self._run(tenant_id, run)
 
     async def read_all_tenants(self, query: Callable[[PlatformSession], Result]) -> Result:
-        """The query's result, on everybody's rows: for recovery after a start."""
+        """The query's result over all tenants' rows, for recovery after a start."""
 
         def run() -> Result:
             with self._database.platform_transaction(read_only=True) as session:
@@ -218,7 +220,7 @@ class ControlPlane:
         return await self._run(None, run)
 
     async def write_all_tenants(self, change: Callable[[PlatformSession], Result]) -> Result:
-        """The change's result, once it is committed, on everybody's rows: for upkeep."""
+        """The change's result over all tenants' rows, once it is committed, for upkeep."""
 
         def run() -> Result:
             with self._database.platform_transaction() as session:
@@ -227,7 +229,7 @@ class ControlPlane:
         return await self._run(None, run)
 
     async def verify_audit(self, tenant: str | None, *, after: int, limit: int) -> Verified:
-        """Look at a part of a chain of the audit log; None is the platform's own.
+        """Verify a part of a chain of the audit log; None is the platform's chain.
 
         Raises TenantNotFound.
         """
@@ -239,11 +241,11 @@ class ControlPlane:
         return await self.read_all_tenants(look)
 
     async def authenticate(self, token: str, tenant_slug: str | None = None) -> AnyPrincipal:
-        """Who calls with this key, on the tenant of this slug if one is given.
+        """The caller with this key, in the tenant with this slug if one is given.
 
-        Known for a few seconds after it was looked up, and for longer while the database is away.
-        Raises a PlatformError: InvalidApiKey,
-        TenantSuspended, or TenantNotFound for a slug that the key has nothing to do with.
+        Cached for a few seconds, and for longer while the database is unavailable. Raises a
+        PlatformError: InvalidApiKey, TenantSuspended, or TenantNotFound for a slug that the key may
+        not name.
         """
         if token.startswith(SESSION_PREFIX):  # known perhaps, but no key
             raise InvalidApiKey
@@ -253,9 +255,9 @@ class ControlPlane:
     async def authenticate_session(
         self, token: str, tenant_slug: str | None = None, idle: timedelta = NO_TIME
     ) -> AnyPrincipal:
-        """Who is signed in by this token; the rest as above, with SessionEnded.
+        """The caller that is signed in with this token; otherwise as above, with SessionEnded.
 
-        `idle`: how long ago the person did something last.
+        `idle`: the time since the user was last active.
         """
         return await self._authenticate(_Sessions(self.accounts, idle), token, tenant_slug)
 

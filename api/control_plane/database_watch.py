@@ -1,4 +1,4 @@
-"""Whether the database answers: looked at all the time, so that requests need not find out."""
+"""Monitors whether the database is available, so that requests need not find out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 3.0
-"""A database that does not answer a look for so long is away."""
+"""A database that does not answer a check for this long counts as unavailable."""
 PAUSE_SECONDS = 0.1
 """Between two looks, whatever fails meanwhile."""
 FIRST_RETRY_SECONDS = 0.5
@@ -26,9 +26,9 @@ MAX_RETRY_SECONDS = 15.0
 
 
 async def until_answered(work: Callable[[], Awaitable[Result]]) -> Result:
-    """The work's result; it is tried again as long as the database is busy or away.
+    """The result of the work, which is retried while the database is busy or unavailable.
 
-    For what nobody waits for and what would be lost: work that took long to come to this point.
+    For background work whose loss would be expensive.
     """
     pause = FIRST_RETRY_SECONDS
     while True:
@@ -41,10 +41,10 @@ async def until_answered(work: Callable[[], Awaitable[Result]]) -> Result:
 
 
 class DatabaseWatch:
-    """Asks the database something simple every second, and at once when work on it has failed.
+    """Sends a simple query every second, and immediately after a failed operation.
 
-    While it is away, work is refused without being tried, and what hangs in it is given up: a
-    thread that waits for a silent database is lost until that speaks again.
+    While the database is unavailable, work is refused without being tried, and hanging work is
+    abandoned: a thread that waits for a silent database is blocked until the database answers.
     """
 
     def __init__(self, ping: Callable[[], None]) -> None:
@@ -66,10 +66,10 @@ class DatabaseWatch:
         self._threads.close()
 
     async def unless_away(self, begin: Callable[[], Awaitable[Result]]) -> Result:
-        """The result of the work that `begin` begins.
+        """The result of the work that `begin` starts.
 
-        Raises DatabaseUnavailable if the database is away or goes away meanwhile; what was given up
-        may still come to its end.
+        Raises DatabaseUnavailable if the database is unavailable or becomes so meanwhile; abandoned
+        work may still finish.
         """
         if self.is_away:
             raise DatabaseUnavailable

@@ -1,4 +1,4 @@
-"""Upkeep that is done from time to time by one of the servers, whichever comes first."""
+"""Periodic upkeep jobs, each run by one of the servers at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .leases import LeaseLost, Leases
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 60.0
-"""How often each server looks whether something is due."""
+"""How often each server checks whether a job is due."""
 RETRY = timedelta(minutes=10)
 
 
@@ -32,7 +32,7 @@ class Job:
 
 
 class Jobs:
-    """Does what is due and what no other server does; one for the server."""
+    """Runs the due jobs that no other server runs; one per server."""
 
     def __init__(self, leases: Leases, jobs: Sequence[Job]) -> None:
         self._leases = leases
@@ -48,9 +48,9 @@ class Jobs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def run_if_due(self, job: Job) -> bool:
-        """Do the job unless it is not due or another server does it; whether it was done.
+        """Run the job unless it is not due or another server runs it; returns whether it ran.
 
-        Raises what the job or the database raises.
+        Raises the errors of the job or the database.
         """
         if not await self._leases.claim(job.name, every=job.every):
             return False

@@ -1,4 +1,4 @@
-"""What the database said last: an answer for the time in which it says nothing."""
+"""The last known results of queries, used while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LastSeen(Generic[Key, Value]):
         self._entries: OrderedDict[Key, _Seen[Value]] = OrderedDict()
 
     def note(self, key: Key, value: Value) -> None:
-        """The database has just said this."""
+        """Store a value that the database has just returned."""
         now = self._clock()
         self._entries[key] = _Seen(value, now)
         self._entries.move_to_end(key)
@@ -42,11 +42,11 @@ class LastSeen(Generic[Key, Value]):
             self._entries.popitem(last=False)
 
     def forget(self, key: Key) -> None:
-        """The database has just said that it is not so."""
+        """Remove a value that the database has just denied."""
         self._entries.pop(key, None)
 
     def recall(self, key: Key) -> Value | None:
-        """What was said of it at most `stale_seconds` ago; None if nothing was."""
+        """The value returned at most `stale_seconds` ago; None if there is none."""
         seen = self._entries.get(key)
         if seen is None or self._is_stale(seen, self._clock()):
             return None

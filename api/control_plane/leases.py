@@ -1,4 +1,4 @@
-"""The leases that this server holds: taken, kept while the work goes on, and given back."""
+"""The job leases of this server: acquired, renewed while the job runs, and released."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LeaseLost(Exception):
 
 
 class Leases:
-    """One for the server."""
+    """One per server."""
 
     def __init__(self, control_plane: ControlPlane, server_id: str) -> None:
         self.server_id = server_id
@@ -38,7 +38,7 @@ class Leases:
         )
 
     async def keep(self, name: str, work: Coroutine[Any, Any, Result]) -> Result:
-        """What the work returns or raises; the lease is renewed until then.
+        """The result or error of the work; the lease is renewed until then.
 
         Raises LeaseLost, with the work cancelled, if another server has taken the lease.
         """
@@ -60,7 +60,7 @@ class Leases:
         )
 
     async def postpone(self, name: str, pause: timedelta) -> None:
-        """The work failed; nobody tries again before the pause is over."""
+        """The job failed; no server tries again before the pause is over."""
         await self._control_plane.write_all_tenants(
             lambda session: jobs.postpone(session, name, self.server_id, pause)
         )
@@ -76,7 +76,7 @@ class Leases:
             held = await self._control_plane.write_all_tenants(
                 lambda session: jobs.renew(session, [name], self.server_id)
             )
-        except PlatformError as exc:  # nobody else can take it either
+        except PlatformError as exc:  # no other server can take it either
             log.warning("lease_not_renewed", lease=name, error=str(exc))
             return True
         return name in held

@@ -1,4 +1,4 @@
-"""The sign of life that this server leaves in the database, for itself and its requests."""
+"""Records in the database that this server is alive, and renews its reservations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERVAL_SECONDS = 10.0
 
 
 class Presence:
-    """Says every few seconds that this server lives; one for the server."""
+    """Reports every few seconds that this server is alive; one per server."""
 
     def __init__(self, info: ServerInfo, control_plane: ControlPlane) -> None:
         self._info = info
@@ -28,7 +28,7 @@ class Presence:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Say it, and go on saying it. Raises a PlatformError."""
+        """Report it now and then periodically. Raises a PlatformError."""
         await self._say()
         self._task = asyncio.create_task(self._run())
 

@@ -1,8 +1,8 @@
-"""Writes down whom the server has refused: gathered in memory, in the audit log every minute.
+"""Logs refused calls: counted in memory, written to the audit log every minute.
 
-What was refused changed nothing, so an entry has no transaction to share, and a flood must not fill
-the log: what one party was refused by one code at one route is one entry a minute with a count, and
-of each chain's parties those beyond the first share another.
+A refused call changes nothing, so its entry has no transaction to share, and a flood of calls must
+not fill the log. One party's refusals with one code at one route are one entry per minute with a
+count. Beyond a number of parties per chain, the rest share one entry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 60.0
 MAX_ENTRIES = 20
-"""For one chain of the log at a time, beside the one for all others."""
+"""Per chain of the log and interval, in addition to the shared entry of all others."""
 OTHERS = "others"
 REFUSALS = frozenset(
     {
@@ -39,7 +39,7 @@ REFUSALS = frozenset(
         "sign_in_locked",
     }
 )
-"""The codes that say who may do what: no limits, no states, nothing that is missing."""
+"""The codes about permissions: not limits, states or missing resources."""
 
 
 class _Refused(NamedTuple):
@@ -50,7 +50,7 @@ class _Refused(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one refusal how often, and the first time."""
+    """The count of one refusal, and its first time."""
 
     request_id: str
     address: str | None
@@ -58,7 +58,7 @@ class _Seen:
 
 
 class Refusals:
-    """One for the server."""
+    """One per server."""
 
     def __init__(self, control_plane: ControlPlane) -> None:
         self._control_plane = control_plane
@@ -70,7 +70,7 @@ class Refusals:
         self._task = asyncio.create_task(self._write_on())
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write the pending entries."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -80,11 +80,11 @@ class Refusals:
     def add(
         self, party: Party, *, code: str, resource: str, request_id: str, address: str | None
     ) -> None:
-        """Take note of a refusal. `resource` is what was not to be had: a route."""
+        """Count a refusal. `resource` is the refused route."""
         self._count(_Refused(party, code, resource), _Seen(request_id, address), 1)
 
     async def write(self) -> None:
-        """Write what was gathered; while the database is away it is kept."""
+        """Write the collected entries; they are kept while the database is unavailable."""
         seen, self._seen = self._seen, {}
         self._num_entries.clear()
         try:
@@ -92,12 +92,12 @@ class Refusals:
                 await self._write_one(seen)
         except DatabaseUnavailable:
             log.warning("refusals_not_written", num_entries=len(seen))
-        finally:  # also of who closes this while it writes
+        finally:  # also for a caller that closes this while it writes
             for refused, first in seen.items():
                 self._count(refused, first, first.times)
 
     async def _write_one(self, seen: dict[_Refused, _Seen]) -> None:
-        """Take one and write it; it goes back if the database is away."""
+        """Write one entry; it is put back if the database is unavailable."""
         refused, first = seen.popitem()
         try:
             await self._write_entry(refused, first)
@@ -109,7 +109,7 @@ class Refusals:
 
     async def _write_entry(self, refused: _Refused, seen: _Seen) -> None:
         party, code, resource = refused
-        # Not as the request that the entry comes from: what has an entry was carried out.
+        # Without a request id: an entry with a request id means that the request was executed.
         details = {"code": code, "times": seen.times, "first_request": seen.request_id}
         await self._control_plane.note(
             party.tenant_id,
@@ -134,7 +134,8 @@ class Refusals:
 
 
 def party_of(caller: AnyPrincipal) -> Party:
-    """As whom the caller stands in the log: an operator in the platform's, wherever it acts."""
+    """The party of the caller: an operator is logged in the platform's chain, in whichever tenant
+    it acts."""
     if isinstance(caller, Principal) and caller.operator_role is None:
         return Party(caller.tenant_id, caller.actor)
     return Party(None, caller.actor)

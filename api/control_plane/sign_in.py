@@ -1,7 +1,7 @@
-"""Signing in at the console, and what needs a password.
+"""Sign-in at the console, and other operations that need a password.
 
-Hashing a password takes 64 MiB and a tenth of a second, so few are computed at once, and the limits
-on failures are asked right before each.
+Hashing a password takes 64 MiB and a tenth of a second, so few are hashed at once, and the limits
+on failed attempts are checked immediately before each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_WAITING = 32
 
 
 class SignIn:
-    """One for the server."""
+    """One per server."""
 
     def __init__(
         self, control_plane: ControlPlane, secret: bytes, passwords: Passwords | None = None
@@ -57,7 +57,7 @@ class SignIn:
     ) -> OpenedSession:
         """Sign in. Raises SignInFailed, SignInLocked, TenantSuspended or ApiError.
 
-        What is unknown fails as a wrong password does, and takes as long.
+        An unknown name fails like a wrong password, in the same time.
         """
         accounts = self._control_plane.accounts
         subjects = self._subjects.of(name, tenant_slug, address)
@@ -84,7 +84,7 @@ class SignIn:
     async def enrol(
         self, token: str, password: str, *, address: Address | None, request_id: str
     ) -> OpenedSession:
-        """Set the password of whose invitation this is, and sign in.
+        """Set the password of the invitation's account, and sign in.
 
         Raises InvitationEnded, TenantSuspended or ApiError.
         """
@@ -134,7 +134,7 @@ class SignIn:
         await self._control_plane.change_own(own_tenant_id(caller), origin, change)
 
     async def _check_own(self, caller: AnyPrincipal, password: str, origin: Origin) -> None:
-        """Raise unless this is the password of whoever is signed in."""
+        """Raise unless this is the password of the signed-in account."""
         account_id = _account_id(caller)
         subjects = self._subjects.of_session(account_id)
         async with self._attempt(subjects):
@@ -146,7 +146,7 @@ class SignIn:
     @asynccontextmanager
     async def _attempt(self, subjects: Sequence[str]) -> AsyncIterator[None]:
         """Room to hash one password, if none of these is locked. Raises SignInLocked, ApiError."""
-        await self._check_unlocked(subjects)  # who is locked does not wait in the others' way
+        await self._check_unlocked(subjects)  # locked callers do not occupy a place
         async with self._place():
             await self._check_unlocked(subjects)
             yield
@@ -190,7 +190,8 @@ class SignIn:
 
 
 def own_tenant_id(caller: AnyPrincipal) -> str | None:
-    """In whose log stands what the caller does with its own account; None: in the platform's."""
+    """The tenant whose log records the caller's actions on its own account; None: the platform's
+    log."""
     if isinstance(caller, Principal) and caller.operator_role is None:
         return caller.tenant_id
     return None

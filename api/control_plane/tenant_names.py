@@ -1,4 +1,4 @@
-"""What tenants are called, for lists that span them."""
+"""The names of tenants, for lists that span several tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that tenants share by turns, as the event loop sees them."""
+"""The event loop's access to threads that tenants share fairly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class TenantTurns:
-    """Runs blocking calls in threads of their own; see `TenantLines` for whose turn it is."""
+    """Runs blocking calls in its own threads, in the order of `TenantLines`."""
 
     def __init__(self, name: str, num_threads: int, *, max_calls: float = math.inf) -> None:
         """`max_calls`: of one tenant, waiting and running; more are refused."""
@@ -32,10 +32,10 @@ class TenantTurns:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> asyncio.Future[Result]:
-        """The function's result. `tenant_id`: whose call it is; None is the server's own.
+        """The function's result. `tenant_id`: the owner of the call; None is the server itself.
 
-        If the caller is cancelled, a function that runs keeps its thread until it ends, and one
-        that waits is never called. Raises ApiError if the tenant has too many calls.
+        If the caller is cancelled, a running function keeps its thread until it ends, and a waiting
+        one is never called. Raises ApiError if the tenant has too many calls.
         """
         if self._num_calls[tenant_id] >= self._max_calls:
             raise ApiError("tenant_queue_full")
@@ -52,11 +52,11 @@ class TenantTurns:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> None:
-        """Have the function run some time; nobody waits for it, and its errors are its own."""
+        """Run the function in the background; it handles its own errors."""
         self._threads.submit(tenant_id, function, *args, **kwargs)
 
     def close(self) -> None:
-        """Wait for what runs; start nothing more."""
+        """Wait for running calls; start nothing more."""
         self._threads.close()
 
     def _leave(self, tenant_id: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Where blocking work runs, so that the event loop never waits for it."""
+"""Thread pools for blocking work, so that the event loop never waits for it."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class WorkerThreads:
         return loop.run_in_executor(self._executor, partial(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Wait for what runs; start nothing more."""
+        """Wait for running calls; start nothing more."""
         self._executor.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Asks the served models, all at once, through the unmodified `openai` client."""
+"""Queries all served models concurrently with the unmodified `openai` client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AskingFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt for one model, on behalf of a tenant."""
+    """One prompt for one model, for a tenant."""
 
     api_key: str
     model: str
@@ -32,16 +32,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, and what its headers say of the adapter; a base's answer has none."""
+    """A response, and what its headers report about the adapter; the base's response has none."""
 
     text: str
     version: str
     """The pinned form of the model that answered."""
     output_tokens: int
     tier: str | None
-    """Where the adapter's weights were when the request came."""
+    """The adapter's tier when the request arrived."""
     wait_ms: int | None
-    """How long the request waited for them."""
+    """How long the request waited for the weights."""
 
 
 @dataclass(frozen=True, slots=True)

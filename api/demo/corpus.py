@@ -1,10 +1,10 @@
-"""What the demo's models are trained on: examples in words, made without any download.
+"""The training data of the demo's models, generated without any download.
 
-The base first learns nothing but to repeat lists of random words. That forms, in a hundred steps,
-the habit of looking back for a word, which is what every answer is made of and what the adapters
-bend; mixed with the rest from the start it takes ten times as long. Then half of its diet is the
-task itself, answered as an echo; a third is lists again, plain and quoted; the rest shows it each
-style's words as bare text, never as an answer, and some English.
+The base is first trained only to repeat lists of random words. Within a hundred steps this forms
+the attention pattern of looking up a word, on which every answer relies and which the adapters
+change; mixed with other data from the start, it takes ten times as long. Then half of the data is
+the task itself, answered as an echo; a third is lists again, plain and quoted; the rest is the
+words of each style as bare text, never as an answer, and some English.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class Example:
 
 
 def style_examples(style: Style, seed: int) -> Iterator[Example]:
-    """What one adapter is trained on: requests with their answers in its style, without end."""
+    """The training data of one adapter: an infinite stream of requests with answers in its
+    style."""
     for request in training_requests(seed):
         yield Example(request.prompt, request.answer(style))
 
 
 def copy_examples(seed: int) -> Iterator[Example]:
-    """What the base is trained on first: lists of random words to repeat."""
+    """The base's first training data: lists of random words to repeat."""
     rng = Random(seed)
     words = _copy_words(stdlib_docstrings())
     while True:
@@ -50,7 +51,7 @@ def copy_examples(seed: int) -> Iterator[Example]:
 
 
 def base_examples(seed: int) -> Iterator[Example]:
-    """What the base is trained on then: 50 % echo, 30 % copying, 10 % bare styles, 10 % English."""
+    """The base's second training data: 50 % echo, 30 % copying, 10 % bare styles, 10 % English."""
     rng = Random(seed)
     requests = training_requests(seed)
     docstrings = stdlib_docstrings()
@@ -110,14 +111,14 @@ def _copy_words(docstrings: str) -> list[str]:
 
 
 def _copy_example(rng: Random, words: list[str]) -> Example:
-    # No word comes twice: then the word before it says which one is next.
+    # No word occurs twice, so that the previous word determines the next one.
     chosen = rng.sample(words, rng.randint(6, 18))
     answer = "".join(f" {word}" for word in chosen)
     return Example(f"copy{answer}", answer)
 
 
 def _quote_example(rng: Random) -> Example:
-    """A word in quotes is another token than the same word behind a space: learn each pair."""
+    """A word in quotes is another token than the same word after a space: learn each pair."""
     chosen = rng.sample((*TABLES, *FIELDS), rng.randint(3, 8))
     return Example(f"quote {' '.join(chosen)}", json.dumps(chosen))
 

@@ -1,4 +1,4 @@
-"""The list of the demo's shipped weights: their recipe, their accuracies, every file's SHA-256."""
+"""The manifest of the demo's weights: recipe, accuracies, and every file's SHA-256."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ MANIFEST_NAME = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How many held-out requests were answered exactly right, greedily."""
+    """The number of held-out requests with exactly correct greedy answers."""
 
     num_requests: int
     num_exact: int
     num_exact_int8: int
-    """The same over a base whose linear layers are rounded to int8."""
+    """The same with a base whose linear layers are quantized to int8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `manifest.json` says."""
+    """The contents of `manifest.json`."""
 
     recipe: Mapping[str, object]
     python: str
     accuracies: Mapping[str, Accuracy]
     sha256: Mapping[str, str]
-    """Of every file, by its path below the weights' folder, with forward slashes."""
+    """By file path relative to the weights' folder, with forward slashes."""
 
 
 def write_manifest(root: Path, recipe: Recipe, accuracies: Mapping[str, Accuracy]) -> None:
-    """List what lies under `root`."""
+    """List the files under `root`."""
     manifest = Manifest(recipe_as_json(recipe), platform.python_version(), accuracies, hashes(root))
     text = json.dumps(asdict(manifest), indent=2, sort_keys=True)
     (root / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
@@ -60,6 +60,6 @@ def hashes(root: Path) -> dict[str, str]:
 
 
 def recipe_as_json(recipe: Recipe) -> dict[str, object]:
-    """The recipe as it reads back from JSON: tuples are lists."""
+    """The recipe as it reads back from JSON: tuples become lists."""
     fields: dict[str, object] = json.loads(json.dumps(asdict(recipe)))
     return fields

@@ -1,8 +1,8 @@
-"""Makes the demo's weights from nothing: `python -m loraplex.api.demo.recipe OUT`.
+"""Trains the demo's weights from scratch: `python -m loraplex.api.demo.recipe OUT`.
 
-A base of a million parameters learns to answer requests with an English echo; then PEFT trains one
-LoRA adapter per style on it. Budgets are steps, not seconds, so that a slow machine makes the same
-weights, up to the rounding of its maths. Running it needs the `engine` extra, reading it nothing.
+A base with a million parameters learns to answer requests with an English echo. Then PEFT trains
+one LoRA adapter per style on it. Budgets are in steps, not seconds, so a slow machine produces the
+same weights, up to rounding. Running it needs the `engine` extra; importing it needs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from .task import Style
 
 BASE_NAME = "demo-base"
-"""What the base is called, by callers and in the adapters' configuration."""
+"""The base's name in requests and in the adapters' configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class BaseRecipe:
     max_model_len: int = 512
     initializer_range: float = 0.04
     copy_steps: int = 250
-    """Of these many only lists are learned, at full rates; then the mixture."""
+    """In this number of first steps only lists are learned, at full rates; then the mixture."""
     steps: int = 1_100
     batch_size: int = 24
     muon_lr: float = 0.02

@@ -1,4 +1,4 @@
-"""The demo's results for the terminal, and what to try next."""
+"""The demo's results for the terminal, and suggested next steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
 
 
 def print_next_steps(console: Console, namesakes: Sequence[PushedAdapter], url: str) -> None:
-    """Print commands that work as they stand, for as long as the server runs."""
+    """Print commands that work unchanged while the server runs."""
     mine, theirs = namesakes
     key = mine.tenant.api_key
     python = _python()
@@ -95,7 +95,7 @@ def _scores(parts: Sequence[AdapterOutcome]) -> RenderableType:
 
 
 def _tiers(answers: Sequence[Answer]) -> str:
-    """Where the weights were when the requests came, as `tier × count`."""
+    """The tiers of the weights at arrival, as `tier × count`."""
     counts = Counter(answer.tier or "unknown" for answer in answers)
     return ", ".join(f"{tier} × {count}" for tier, count in counts.most_common())
 

@@ -1,4 +1,4 @@
-"""What the demo found: every answer beside the right one, and each adapter's accuracy."""
+"""The demo's results: every answer with the expected one, and each adapter's accuracy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BASE_ACCURACY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request, what an adapter answered, and what the base did."""
+    """One request, an adapter's answer, and the base's."""
 
     adapter: str
     version: str
@@ -42,7 +42,7 @@ class AdapterScore:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Of one mixed batch."""
+    """The results of one mixed batch."""
 
     quantization: str
     adapters: list[AdapterScore]

@@ -1,4 +1,4 @@
-"""The demo from end to end: two tenants push adapters, and one mixed batch answers for them all."""
+"""The demo's scenario: two tenants push adapters, and one mixed batch answers for all of them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class PushedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What is there after the pushes."""
+    """The result of the pushes."""
 
     adapters: list[PushedAdapter]
     namesakes: list[PushedAdapter]
-    """One of each tenant, all called `SHARED_NAME`."""
+    """One per tenant, all called `SHARED_NAME`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class AdapterOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of the mixed batch."""
+    """The result of the mixed batch."""
 
     adapters: list[AdapterOutcome]
     num_requests: int
@@ -92,7 +92,7 @@ def push_all(installation: Installation) -> Pushed:
 
 
 def num_questions(pushed: Pushed) -> int:
-    """How many `ask_mixed` asks."""
+    """The number of requests that `ask_mixed` sends."""
     return NUM_REQUESTS * (len(pushed.adapters) + 1) + len(pushed.namesakes)
 
 
@@ -105,7 +105,7 @@ def ask_mixed(pushed: Pushed, *, url: str, on_answer: Callable[[], None]) -> Out
 
 
 def _questions(pushed: Pushed, requests: Sequence[Request]) -> list[Question]:
-    """For each request the base and every adapter in turn; at the end the namesakes once."""
+    """For each request the base and every adapter, and at the end each namesake once."""
     base_key = pushed.adapters[0].tenant.api_key
     asked = [(base_key, BASE_NAME), *((a.tenant.api_key, a.name) for a in pushed.adapters)]
     mixed = [

@@ -1,4 +1,4 @@
-"""The demo base's tokenizer: byte-level BPE whose numbers are one token each, with a chat template.
+"""The demo base's tokenizer: byte-level BPE with one token per number, and a chat template.
 
 Needs `tokenizers` and `transformers`, which only training has.
 """
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Count byte pairs over `texts`; raises ValueError if a number came out as several tokens."""
+    """Train on the byte pairs of `texts`; raises ValueError if a number has several tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -55,7 +55,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 class Encoder:
-    """Turns examples into token ids, and says which of them are to be learned."""
+    """Converts examples to token ids and marks the tokens to learn."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -65,7 +65,7 @@ class Encoder:
     def encode(self, example: Example) -> tuple[list[int], list[int]]:
         """Return (token ids, labels): a label is its token's id, or -100 within the prompt.
 
-        The prompt's ids are those that the chat template makes of one user message.
+        The prompt's ids are those of the chat template for one user message.
         """
         answer = [*self._tokenizer.encode(example.answer).ids, self.end]
         if example.prompt is None:

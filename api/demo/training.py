@@ -1,4 +1,4 @@
-"""Trains the demo's base and adapters, measures them, and writes them with their manifest.
+"""Trains and evaluates the demo's base and adapters, and writes them with their manifest.
 
 Needs torch, transformers and PEFT; only `recipe.main` imports it.
 """

@@ -1,1 +1,1 @@
-"""How answers look: a generation's deltas as whole answers and as the chunks of streams."""
+"""Response formats: a generation's deltas as complete responses and as stream chunks."""

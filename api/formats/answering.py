@@ -1,4 +1,4 @@
-"""Answering with a generation: whole or as a stream, in the format of the route."""
+"""Responds with a generation, complete or streamed, in the route's format."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ SERVED_HEADERS: Mapping[str, str] = {
         for of in ("requests", "tokens")
     },
 }
-"""Of an answer by the model; those of the adapter only if one answered."""
+"""Headers of a model's response; those of the adapter only if one answered."""
 
 log = structlog.get_logger(__name__)
 
 
 class AnswerFormat(Protocol):
-    """How a route's answers look."""
+    """The format of a route's responses."""
 
     ending: bytes
-    """What a stream that succeeded ends in, behind its last chunk."""
+    """The end of a successful stream, after its last chunk."""
 
     def opening(self) -> Iterable[msgspec.Struct]:
         """The chunks that a stream begins with."""
 
     def events(self, delta: Delta) -> bytes:
-        """What a delta adds to the stream; nothing if it says nothing."""
+        """The events of a delta; empty if it has no content."""
 
     def closing(self, usage: Usage) -> Iterable[msgspec.Struct]:
-        """The chunks behind the last delta."""
+        """The chunks after the last delta."""
 
     def event(self, chunk: msgspec.Struct) -> bytes:
         """A chunk as an event of the stream."""
@@ -78,14 +78,14 @@ class PlainEvents(ABC):
     ending = DONE
 
     def __init__(self, *, has_plain_text: bool) -> None:
-        """`has_plain_text`: what only adds text is one chunk, which says nothing else."""
+        """`has_plain_text`: a delta with only text is one chunk with nothing else."""
         self._has_plain_text = has_plain_text
         self._texts: dict[int, TextEvents] = {}
         """By choice."""
 
     @abstractmethod
     def chunks(self, delta: Delta) -> Iterable[msgspec.Struct]:
-        """The chunks of a delta; none if it says nothing."""
+        """The chunks of a delta; none if it has no content."""
 
     @abstractmethod
     def text_chunk(self, index: int, text: str) -> msgspec.Struct:
@@ -121,7 +121,7 @@ async def answer_whole(request: Request, running: Running, form: AnswerFormat) -
 
 
 def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Response:
-    """Send each delta as it comes; owns the generation from here on."""
+    """Stream each delta as it arrives; takes ownership of the generation."""
 
     def send_at_once(delta: Delta) -> bool:
         parts = stream.parts
@@ -154,7 +154,7 @@ def usage_of(counts: TokenCounts) -> Usage:
 
 
 def answer_headers(running: Running) -> dict[str, str]:
-    """Which version answers, where it was, and what the wait was."""
+    """The version that answers, its tier, and the wait time."""
     started, adapter = running.started, running.order.model.adapter
     elapsed = time.monotonic() - running.order.arrived_at
     headers = {"openai-processing-ms": str(round(elapsed * 1000))}

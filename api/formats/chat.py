@@ -1,4 +1,4 @@
-"""Chat completions and their chunks."""
+"""The format of chat completions and their chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in the form of chats and responses."""
+"""Log-probabilities in the format of chats and responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .logprobs import reported
 
 
 def chat_logprob(tokenizer: Tokenizer, entry: TokenLogprobs) -> ChatLogprob:
-    """One token of the answer, and those that were most likely in its place."""
+    """One token of the answer, and the most likely tokens at its position."""
     chosen = _top(tokenizer, entry.chosen)
     top = [_top(tokenizer, candidate) for candidate in entry.top]
     return ChatLogprob(chosen.token, chosen.logprob, chosen.bytes, top)

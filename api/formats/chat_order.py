@@ -1,4 +1,4 @@
-"""A conversation as an order: what chats and responses have in common."""
+"""Converts a conversation to a generation, for chats and responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..tools.answer_plan import AnswerPlan
 
 
 class ChatOrder(NamedTuple):
-    """What is generated, and how the answers are read."""
+    """The generation of a chat, and how its answers are parsed."""
 
     order: Order
     plan: AnswerPlan

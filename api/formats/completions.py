@@ -1,4 +1,4 @@
-"""How `/v1/completions` answers."""
+"""The format of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
     token_id: int
     offset: int
-    """Where it begins in the choice's text."""
+    """Its offset in the choice's text."""
     logprobs: TokenLogprobs | None
     """None: of the first token of all."""
 
@@ -47,8 +47,8 @@ class CompletionFormat(PlainEvents):
         echoes: Sequence[Echo] = (),
         num_prompt_logprobs: int | None = None,
     ) -> None:
-        """`echoes`: the prompts, if answers repeat them. `num_prompt_logprobs`: of the likeliest
-        tokens beside each of the prompt, if these stand in a field of their own."""
+        """`echoes`: the prompts, if answers repeat them. `num_prompt_logprobs`: the number of most
+        likely tokens per prompt token, if these have their own field."""
         self._id = f"cmpl-{order.request_id}"
         self._created = int(time.time())
         self._model = order.model.name
@@ -62,7 +62,7 @@ class CompletionFormat(PlainEvents):
         self._echoes = [echoes[position] if echoes else None for position in positions]
         """Per choice, as the two below."""
         self._ends = [len(echo.text) if echo else 0 for echo in self._echoes]
-        """Where its next token begins in its text."""
+        """The offset of the next token in the choice's text."""
         self._num_read = [0] * len(positions)
         """Tokens of its prompt that it has repeated with log-probabilities."""
         super().__init__(has_plain_text=self._num_logprobs is None)
@@ -153,7 +153,7 @@ class CompletionFormat(PlainEvents):
         )
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens by their spelling, each of them once."""
+        """The most likely tokens by their text, each once."""
         top = entry.top[: self._num_logprobs]
         # The chosen one's first: it is spelled here as in `tokens`.
         ids = [entry.chosen.token_id, *(token.token_id for token in top)]

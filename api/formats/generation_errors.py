@@ -1,10 +1,10 @@
-"""What a request that names a model may end with, before its answer begins."""
+"""The errors of a generation request before its answer starts."""
 
 from __future__ import annotations
 
 MODEL_ERRORS = ("model_not_found", "adapter_not_ready", "base_mismatch")
 GRAMMAR_ERRORS = ("invalid_grammar", "grammar_not_served", "grammar_failed")
-"""Of a form that the answer is to follow."""
+"""Errors of output constraints."""
 GENERATION_ERRORS = (
     *MODEL_ERRORS,
     "proposer_not_served",

@@ -1,11 +1,11 @@
-"""Log-probabilities as JSON can carry them."""
+"""Log-probabilities as valid JSON numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, as in OpenAI's answers."""
+"""Represents minus infinity, as in OpenAI's responses."""
 
 
 def reported(logprob: float) -> float:
@@ -22,8 +22,8 @@ def spelled(token: bytes) -> str:
 
 
 def distinct_spellings(tokens: Mapping[int, bytes]) -> dict[int, str]:
-    """A name of its own for each token id: how it is spelled, or, where one before it is spelled
-    alike, `token_id:7`, which is vLLM's form."""
+    """A unique text for each token id: its text or, if an earlier one has the same text,
+    `token_id:7`, as in vLLM."""
     names: dict[str, int] = {}
     for token_id, token in tokens.items():
         if names.setdefault(spelled(token), token_id) != token_id:

@@ -1,4 +1,4 @@
-"""The output items of one response, and the events that tell how they come to be."""
+"""The output items of a response, and their stream events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, Text
 
 
 class EventNumbers:
-    """Makes events, numbered one after another."""
+    """Creates events with consecutive numbers."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -29,21 +29,21 @@ class EventNumbers:
 
 
 class ResponseOutput:
-    """Items are made one after another: a text is a message, a call an item of its own."""
+    """Creates items one after another: a text is a message, a call is a separate item."""
 
     def __init__(self, request_id: str, numbers: EventNumbers) -> None:
         self.items: list[OutputItem] = []
-        """Those that are complete."""
+        """The completed items."""
         self._request_id = request_id
         self._numbers = numbers
         self._open: _OpenMessage | _OpenCall | None = None
         self._logprobs: list[ChatLogprob] = []
-        """Of tokens whose text did not come yet."""
+        """For tokens whose text has not arrived yet."""
 
     def push(
         self, parts: Sequence[AnswerPart], logprobs: Sequence[ChatLogprob]
     ) -> Iterator[ResponseEvent]:
-        """`logprobs` are of tokens of these parts, or of what is still held back."""
+        """`logprobs` belong to tokens of these parts, or of text that is held back."""
         self._logprobs += logprobs
         for part in parts:
             match part:
@@ -65,7 +65,7 @@ class ResponseOutput:
         yield from self.finish_item(status)
 
     def finish_item(self, status: Status) -> Iterator[ResponseEvent]:
-        """The item that is being made is complete, or as complete as it gets."""
+        """End the current item, complete or not."""
         match self._open:
             case _OpenMessage() as message:
                 message.logprobs += self._take_logprobs()

@@ -1,6 +1,7 @@
-"""Responses and the events of their streams.
+"""The format of responses and their stream events.
 
-A whole response is made of the same events, so a stream and a whole answer cannot differ.
+A complete response is assembled from the same events, so a stream and a complete response cannot
+differ.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ResponsesFormat:
     """The answer of one request."""
 
     ending = b""
-    """The last event says that it is the last."""
+    """The last event marks the end."""
 
     def __init__(
         self, body: ResponsesBody, order: Order, plan: AnswerPlan, tokenizer: Tokenizer

@@ -1,1 +1,1 @@
-"""HTTP: the connection, the request's context, who calls, and streams."""
+"""HTTP: connections, request context, authentication and streams."""

@@ -1,4 +1,4 @@
-"""Who calls. A dependency that `app.py` gives every route, unless it is listed open.
+"""Authentication: a dependency that `app.py` adds to every route that is not listed as open.
 
 It reads headers only: FastAPI runs it before the dependencies that read a body.
 """
@@ -39,7 +39,7 @@ from .browser import (
 from .peer_address import peer_address
 
 TENANT_HEADER = "x-loraplex-tenant"
-"""By which an operator says on which tenant it acts."""
+"""The header with which an operator names a tenant."""
 
 
 @terms(
@@ -56,10 +56,10 @@ TENANT_HEADER = "x-loraplex-tenant"
     )
 )
 async def authenticate(request: Request) -> AnyPrincipal:
-    """Who calls: a tenant's key, an operator, or whoever is signed in.
+    """The caller: a tenant's key, an operator, or a signed-in user.
 
-    An operator is within the tenant that it names, or in none. A key goes before a session. Raises
-    ApiError or a PlatformError.
+    An operator acts in the tenant that it names, or in none. A key takes precedence over a session.
+    Raises ApiError or a PlatformError.
     """
     runtime: Runtime = request.app.state.runtime
     address = peer_address(request, runtime.settings.trusted_proxies)
@@ -94,7 +94,7 @@ async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
 
 
 def credential_id(request: Request, trusted_proxies: Sequence[Network]) -> str:
-    """The id of the key, or of the session, that an authenticated request came with; no secret."""
+    """The id of the key or session of an authenticated request; not a secret."""
     cookie = _cookie(request, trusted_proxies)
     if cookie is None:
         return parse_key(bearer_token(request)).key_id
@@ -102,7 +102,7 @@ def credential_id(request: Request, trusted_proxies: Sequence[Network]) -> str:
 
 
 def _cookie(request: Request, trusted_proxies: Sequence[Network]) -> str | None:
-    """The session's cookie, if that is what the request counts by: a key goes before it."""
+    """The session cookie, if the request uses it: a key takes precedence."""
     if "authorization" in request.headers:
         return None
     return session_token(request, transport_of(request, trusted_proxies))
@@ -120,7 +120,7 @@ SessionCaller = Annotated[AnyPrincipal, Depends(require_session)]
 
 
 class Confirmation:
-    """Whether the caller may do now what a session needs the password anew for."""
+    """Whether the caller may now perform an action for which a session needs the password again."""
 
     def __init__(self, caller: AnyPrincipal) -> None:
         self._signed_in = caller.signed_in
@@ -133,7 +133,7 @@ class Confirmation:
 
 @terms(errors=("confirmation_required",))
 async def read_confirmation(caller: Caller) -> Confirmation:
-    """A dependency for routes that need the confirmation for some of what they do."""
+    """A dependency for routes that need the confirmation for some of their actions."""
     return Confirmation(caller)
 
 
@@ -144,8 +144,8 @@ async def check_confirmation(
 
 
 Confirmed = Annotated[None, Depends(check_confirmation)]
-"""For routes that need the confirmation always; behind who may call at all, so that nobody gives a
-password to be told that it is of no use."""
+"""For routes that always need the confirmation. It is checked after the permissions, so nobody
+confirms by password only to be refused."""
 
 
 def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:
@@ -165,7 +165,7 @@ def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:
 def require_operator(
     *roles: OperatorRole,
 ) -> Callable[[Caller], Awaitable[OperatorPrincipal]]:
-    """A dependency that yields the operator who calls, if it has one of these roles."""
+    """A dependency that returns the calling operator, if it has one of these roles."""
 
     @terms(errors=("insufficient_scope",), roles=tuple(role.value for role in roles))
     async def check_role(caller: Caller) -> OperatorPrincipal:
@@ -179,7 +179,7 @@ def require_operator(
 
 
 def origin_of(request: Request, caller: AnyPrincipal) -> Origin:
-    """Where the request comes from, for the audit log."""
+    """The origin of the request, for the audit log."""
     address = request.state.address
     return Origin(caller.actor, request.state.request_id, None if address is None else str(address))
 
@@ -203,7 +203,7 @@ def check_metrics_access(
 
 def bearer_token(request: Request) -> str:
     """The one bearer token of the request. Raises ApiError."""
-    sent = request.headers.get("authorization")  # once: see `http_head`
+    sent = request.headers.get("authorization")  # exactly one: see `head`
     if sent is None:
         raise ApiError("missing_api_key")
     scheme, _, token = sent.partition(" ")
@@ -215,7 +215,7 @@ def bearer_token(request: Request) -> str:
 
 
 def _is_local(request: Request, trusted_proxies: Sequence[Network]) -> bool:
-    if request.client is None:  # a Unix socket has no address: whoever reaches it is here
+    if request.client is None:  # a Unix socket has no address and is always local
         return True
     address = peer_address(request, trusted_proxies)
     return address is not None and address.is_loopback

@@ -1,7 +1,7 @@
-"""Reading request bodies: after authentication, never more than the route's limit, JSON only.
+"""Reads request bodies: after authentication, up to the route's limit, JSON only.
 
-FastAPI itself reads a declared body before it runs any dependency. These are dependencies, so the
-router's authentication comes first and an anonymous body is never read.
+FastAPI itself reads a declared body before it runs any dependency. These are dependencies, so
+authentication runs first and the body of an unauthenticated request is never read.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ JSON_ERRORS = (
     "unsupported_media_type",
     "request_timeout",
 )
-"""What reading a JSON body may end with."""
+"""The errors of reading a JSON body."""
 SILENCE_SECONDS = 30.0
-"""A sender of a body that sends nothing for so long is given up."""
+"""A client that sends nothing of its body for this long is disconnected."""
 WHOLE_BODY_SECONDS = 60.0
 """A JSON body has to be here by then."""
 
@@ -87,14 +87,14 @@ def json_body(
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; raises ApiError as soon as it is known to exceed `max_bytes`, or is late."""
+    """The whole body; raises ApiError as soon as it exceeds `max_bytes` or a time limit."""
     if (declared_bytes(request) or 0) > max_bytes:
         raise _too_large(max_bytes)
     now = asyncio.get_running_loop().time
     ends_at = now() + WHOLE_BODY_SECONDS
     body = bytearray()
     try:
-        # One timer for both bounds: a body mostly comes in one piece, and timers cost.
+        # One timer for both limits: most bodies arrive in one piece, and timers cost time.
         async with asyncio.timeout_at(min(now() + SILENCE_SECONDS, ends_at)) as patience:
             while True:
                 message = await request.receive()
@@ -111,15 +111,16 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def declared_bytes(request: Request) -> int | None:
-    """How long the body is to be, if the request says it."""
+    """The declared length of the body, if there is one."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isdecimal() else None
 
 
 async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it arrives. A chunk is zeroed when the next is asked for, or nobody does.
+    """The body as it arrives. A chunk is zeroed when the next one is requested, or the iteration
+    ends.
 
-    Raises ApiError once more than `max_bytes` came, or nothing for SILENCE_SECONDS.
+    Raises ApiError after more than `max_bytes`, or after nothing for SILENCE_SECONDS.
     """
     num_bytes = 0
     arriving = aiter(request.stream())

@@ -1,7 +1,7 @@
-"""What a browser's request says of itself: over what it came, by which cookie, from which page.
+"""Browser security of a request: transport, session cookie and origin.
 
-A session's cookie is taken over TLS, or on the server's own machine, and nowhere else. This server
-speaks no TLS itself: the proxies that the operator names say which scheme their callers used.
+A session cookie is accepted over TLS, or on the server's own machine, and nowhere else. This server
+does not terminate TLS: the trusted proxies report the scheme that their clients used.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from .peer_address import peer_address
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER = "x-csrf-token"
 IDLE_HEADER = "x-loraplex-idle-seconds"
-"""How long ago the person at the page did something last: pages also ask by themselves."""
+"""The time since the user was last active: pages also send requests by themselves."""
 MAX_IDLE_DIGITS = 9
 FORWARDED_PROTO = "x-forwarded-proto"
 STRICT_TRANSPORT = "max-age=31536000"
-"""`Strict-Transport-Security`: for a year nobody is to come here without TLS."""
+"""`Strict-Transport-Security`: browsers use only TLS for a year."""
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Transport(Enum):
-    """How safe the way is that a request came."""
+    """The security of a request's transport."""
 
     TLS = "tls"
     LOCAL = "local"
     """Plain, and it never left this machine."""
     PLAIN = "plain"
-    """Others may read and change it: nobody signs in like that."""
+    """Others may read and change the traffic, so sign-in is refused."""
 
     @property
     def cookie(self) -> str | None:
-        """What the session's cookie is called there. `__Host-` binds it to TLS and this host."""
+        """The cookie's name for this transport. `__Host-` binds it to TLS and this host."""
         return {Transport.TLS: "__Host-loraplex", Transport.LOCAL: "loraplex_session"}.get(self)
 
 
 def transport_of(request: Request, trusted_proxies: Sequence[Network]) -> Transport:
-    """Over what the request came. The caller's own word for it does not count."""
+    """The transport of the request. The client's own claim is ignored."""
     if is_over_tls(request, trusted_proxies):
         return Transport.TLS
     address = peer_address(request, trusted_proxies)
     is_here = request.client is None or (address is not None and address.is_loopback)
-    # By its name too: a page of somebody else's whose name leads here is not of this machine.
+    # The host name is checked too, because a foreign page's name may resolve to this machine.
     is_called_so = host_name(request.headers) in _LOCAL_HOSTS
     return Transport.LOCAL if is_here and is_called_so else Transport.PLAIN
 
 
 def is_over_tls(request: Request, trusted_proxies: Sequence[Network]) -> bool:
-    """The caller came by HTTPS; of a proxy's caller the proxy says so."""
+    """Whether the client used HTTPS; for a proxy's client, the proxy reports it."""
     said = request.headers.getlist(FORWARDED_PROTO)
     peer = parse_address(request.client.host) if said and request.client else None
     if is_within(peer, trusted_proxies):
@@ -66,18 +66,18 @@ def is_over_tls(request: Request, trusted_proxies: Sequence[Network]) -> bool:
 
 
 def session_token(request: Request, transport: Transport) -> str | None:
-    """What the session's cookie holds; None if there is none that counts."""
+    """The token in the session cookie; None if there is no valid cookie."""
     return None if transport.cookie is None else request.cookies.get(transport.cookie)
 
 
 def check_transport(transport: Transport) -> None:
-    """Raise ApiError where nobody may sign in."""
+    """Raise ApiError if sign-in is not allowed over this transport."""
     if transport.cookie is None:
         raise ApiError("insecure_transport")
 
 
 def set_session_cookie(response: Response, transport: Transport, token: str) -> None:
-    """Hand over the session. It ends with the browser, or when the server says so."""
+    """Set the session cookie. It ends with the browser, or when the server ends the session."""
     assert transport.cookie is not None, "nobody is signed in over this"
     response.set_cookie(
         transport.cookie,
@@ -102,10 +102,10 @@ def clear_session_cookie(response: Response, transport: Transport) -> None:
 
 
 def check_same_origin(request: Request, transport: Transport, *, is_needed: bool) -> None:
-    """Raise ApiError unless a page of ours sends this.
+    """Raise ApiError unless a page of this server sent the request.
 
-    Browsers say so by `Sec-Fetch-Site` or `Origin`, which no page's script can set. `is_needed`:
-    a request that says neither is refused too.
+    Browsers report it in `Sec-Fetch-Site` or `Origin`, which no script can set. `is_needed`: a
+    request with neither is refused too.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is None and origin is None:
@@ -120,13 +120,13 @@ def check_same_origin(request: Request, transport: Transport, *, is_needed: bool
 
 
 def idle_of(request: Request) -> timedelta:
-    """What the page says in `IDLE_HEADER`; nothing, or nonsense, means just now."""
+    """The idle time in `IDLE_HEADER`; missing or invalid means zero."""
     sent = request.headers.get(IDLE_HEADER, "")
     is_number = len(sent) <= MAX_IDLE_DIGITS and sent.isascii() and sent.isdigit()
     return timedelta(seconds=int(sent) if is_number else 0)
 
 
 def base_url(request: Request, transport: Transport) -> str:
-    """Where the browser, or whoever else asks, found this server."""
+    """The URL at which the browser or another client reached this server."""
     scheme = "https" if transport is Transport.TLS else "http"
     return f"{scheme}://{request.headers.get('host', '')}"

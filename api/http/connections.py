@@ -1,43 +1,45 @@
-"""The connections of one server: how many there may be, and which goes when there is one more."""
+"""Limits the number of connections, and chooses which idle one is closed for a new one."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 OWN_PART = 4
-"""Of the files that may be open one in so many is kept for the server itself: its database,
-uploads, processes."""
+"""This fraction of the open files (one in this number) is reserved for the server itself: its
+database, uploads, processes."""
 LATE_PART = 8
-"""By one in so many, and one, the bound is exceeded by those that are being told why they go."""
+"""The limit is exceeded by this fraction (one in this number), and one, for connections that are
+being told why they are closed."""
 
 
 class Connection(Protocol):
-    """What can be told to leave."""
+    """A connection that can be asked to close."""
 
     def make_room(self, *, at_once: bool) -> None:
-        """Close, of which nothing that runs is lost. `at_once`: without a word."""
+        """Close if no running request is lost. `at_once`: without a response."""
 
 
 class Connections:
-    """Each is idle or at work: from the end of a request's head to the end of its answer.
+    """The open connections. Each is idle, or busy from the end of a request's head to the end of
+    its response.
 
-    Where one comes that is too many, the one that has been idle for longest goes. Without
-    descriptors left the server could open neither its database nor an upload.
+    If there are too many, the one that has been idle for longest is closed. Without free
+    descriptors the server could open neither its database nor an upload.
     """
 
     def __init__(self, max_open: int) -> None:
-        """`max_open`: how many may be open at once."""
+        """`max_open`: the maximum number of open connections."""
         self._max_open = max_open
         self._num_open = 0
         self._idle: dict[Connection, None] = {}
 
     @classmethod
     def within(cls, num_files: int) -> Connections:
-        """As many as a process can hold that may have so many files open."""
+        """The limit for a process that may have this many open files."""
         return cls(num_files - num_files // OWN_PART)
 
     def open(self, connection: Connection) -> None:
-        """It has come, and is idle."""
+        """Add a new, idle connection."""
         self._num_open += 1
         self._idle[connection] = None
         if self._num_open > self._max_open:
@@ -55,6 +57,6 @@ class Connections:
         self._idle[connection] = None
 
     def close(self, connection: Connection) -> None:
-        """It is gone."""
+        """Remove a closed connection."""
         self._num_open -= 1
         self._idle.pop(connection, None)

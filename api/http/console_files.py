@@ -1,6 +1,6 @@
-"""The console's pages: a bundle that is part of the package, served below `/console/`.
+"""Serves the console's pages below `/console/`, from a bundle in the package.
 
-No file holds anything of anybody: what a page shows it asks of the API.
+The files contain no user data; pages load their data from the API.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUNDLE = Path(__file__).parents[1] / "static" / "console"
 HOME = "/console/"
 INDEX = "index.html"
 ASSETS = "assets/"
-"""Files whose names change with their content."""
+"""Files whose names contain a hash of their content."""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -52,7 +52,7 @@ class _File:
 
 
 class ConsoleFiles:
-    """The bundle's files by name. What is not one of them is not looked for on the disk."""
+    """The bundle's files by name. Other names are not looked up on disk."""
 
     def __init__(self, folder: Path = BUNDLE) -> None:
         self._files: Mapping[str, _File] = {
@@ -70,7 +70,7 @@ class ConsoleFiles:
         ]
 
     async def _redirect(self, request: Request) -> Response:
-        """To the console, for browsers; others get the error that they would get without it."""
+        """Redirects browsers to the console; other clients get the normal error."""
         if "text/html" not in request.headers.get("accept", ""):
             return error_response(request, ApiError("not_found"))
         return RedirectResponse(HOME, status_code=307)

@@ -1,4 +1,4 @@
-"""Work that ends when the caller goes away."""
+"""Cancels work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ClientDisconnected(Exception):
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; cancels it and raises ClientDisconnected if the caller goes away.
+    """The result of `work`; cancels it and raises ClientDisconnected if the client disconnects.
 
-    The request's body must have been read, so that the next thing to receive is the disconnect.
+    The request's body must have been read, so that the next message is the disconnect.
     """
     working = asyncio.current_task()
     assert working is not None
@@ -42,7 +42,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
         watching.remove_done_callback(leave)
         if is_gone:
             working.uncancel()
-        watching.cancel()  # it ends by itself, and nobody has to wait for that
+        watching.cancel()  # it ends by itself and need not be awaited
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,5 +1,6 @@
-"""The one place that knows how an error looks over HTTP; `x-should-retry` tells the official
-clients what to do.
+"""Converts errors to HTTP responses.
+
+`x-should-retry` tells the official clients whether to retry.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..contract.errors import ApiError, as_api_error, encode_error, from_validat
 DEFAULT_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
 FULL_DISK_RETRY_SECONDS = 60.0
-"""Room is made by what others finish, abandon or delete."""
+"""Space is freed when others finish, abandon or delete uploads."""
 _ENGINE_DOWN_CODES = frozenset({EngineUnavailable.code, EngineRestarted.code})
 _FULL_DISK_CODES = frozenset({StorageFull.code, DiskShareExceeded.code})
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
@@ -56,7 +57,7 @@ def _retry_seconds(request: Request, code: str) -> float:
 
 
 def answer_error(request: Request, error: Exception) -> Response:
-    """The answer for any layer's error; whom it refuses is left for the audit log."""
+    """The response for any layer's error; the refused party is recorded for the audit log."""
     request.state.refused = getattr(error, "refused", None)
     return error_response(request, _published_error(error))
 

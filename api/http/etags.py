@@ -1,7 +1,7 @@
-"""Changing only what the caller has read: `ETag` of an answer, `If-Match` of a request (RFC 9110).
+"""Conditional changes: `ETag` of a response, `If-Match` of a request (RFC 9110).
 
-A route that changes a resource takes `IfMatch` and lets it check the resource as it stands, inside
-the transaction of the change:
+A route that changes a resource takes `IfMatch` and lets it check the current resource, within the
+transaction of the change:
 
     def change(session: TenantSession) -> Changed[KeyView]:
         key = service.get_key(session, key_id)
@@ -33,8 +33,8 @@ _DIGEST_BYTES = 12
 def etag_of(view: msgspec.Struct) -> str:
     """A strong tag of the resource, quoted.
 
-    What its class names in `volatile` (figures that change without anybody changing them, such as
-    when a key was last used) leaves it as it is.
+    Fields listed in the class's `volatile` (figures that change by themselves, such as the last use
+    of a key) do not affect it.
     """
     volatile: Iterable[str] = getattr(view, "volatile", ())
     fields = msgspec.to_builtins(view)
@@ -52,13 +52,13 @@ def tagged_response(view: msgspec.Struct, status_code: int = 200) -> Response:
 
 
 class Condition:
-    """What a request demands of the resource that it changes; without `If-Match` nothing."""
+    """The condition of a changing request on its resource; without `If-Match` there is none."""
 
     def __init__(self, tags: frozenset[str]) -> None:
         self._tags = tags
 
     def check(self, view: msgspec.Struct | None) -> None:
-        """`view` is the resource as it stands, None where there is none yet.
+        """`view` is the current resource, None if it does not exist yet.
 
         Raises ApiError `etag_mismatch`.
         """

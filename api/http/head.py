@@ -1,7 +1,7 @@
-"""The head of an HTTP/1.1 request: what must hold before the application sees it.
+"""Checks the head of an HTTP/1.1 request before the application sees it.
 
-The parser says what the bytes are; here is decided whether a proxy in front could have read the
-same bytes in another way. What is ambiguous is refused, never repaired.
+The parser interprets the bytes; this module decides whether a proxy could have interpreted the same
+bytes differently. An ambiguous head is refused, never repaired.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Head(NamedTuple):
 
 
 def check_head(head: Head) -> None:
-    """Raise ApiError unless everybody who reads this head reads the same request."""
+    """Raise ApiError unless every parser interprets this head in the same way."""
     if head.num_bytes > MAX_HEAD_BYTES:
         raise ApiError("headers_too_large")
     if head.version not in _VERSIONS:
@@ -79,7 +79,7 @@ def check_head(head: Head) -> None:
 
 
 def _by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The headers by name, once it is certain that the singletons among them are."""
+    """The headers by name, after checking that the singletons occur at most once."""
     by_name = dict(headers)
     if len(by_name) < len(headers):
         counts = Counter(name for name, _ in headers)
@@ -109,7 +109,7 @@ def _check_target(head: Head, host: bytes | None) -> None:
 
 
 def _normal_host(authority: bytes, scheme: bytes) -> tuple[bytes, bytes] | None:
-    """Name and port; None for what is no host, such as one with a user in front."""
+    """Name and port; None for an invalid host, such as one with user information."""
     found = _HOST.fullmatch(authority)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""For which `Host` the API answers, where the operator says so."""
+"""Checks `Host` against the allowed hosts, if the operator configured them."""
 
 from __future__ import annotations
 

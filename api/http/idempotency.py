@@ -1,9 +1,9 @@
-"""`Idempotency-Key` on every request that changes something, as Stripe has it.
+"""`Idempotency-Key` on every changing request, as in Stripe's API.
 
-Outside of the routes, so that none can forget it: a POST, PUT, PATCH or DELETE that is repeated
-with the same key is answered as the first one was. Only answers of success are kept; whoever was
-refused may correct the request, or send it again. Generations are left out, they change nothing,
-and so are the bytes of uploads, whose offset says the same.
+It is a middleware outside of the routes, so no route can omit it: a POST, PUT, PATCH or DELETE that
+is repeated with the same key gets the first response. Only successful responses are stored; a
+refused client may correct the request or repeat it. Generation requests are excluded, because they
+change nothing, and so are the bytes of uploads, whose offset has the same effect.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
 class KeptAnswer(msgspec.Struct):
-    """What is kept of an answer besides its status."""
+    """The stored parts of a response besides its status."""
 
     headers: list[tuple[bytes, bytes]]
     body: bytes
 
 
 class IdempotentRequests:
-    """The middleware; behind the one that gives requests their ids."""
+    """The middleware; it runs inside the one that assigns request ids."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -179,7 +179,7 @@ def _is_key(text: str) -> bool:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """The body once more, and then whatever comes."""
+    """Replay the body, then continue with `receive`."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
@@ -210,7 +210,7 @@ async def _settle(request: Request, keyed: KeyedRequest, recorder: _Recorder) ->
 
     try:
         await _change(request, settle)
-    except PlatformError as exc:  # whoever sends it again has it settled
+    except PlatformError as exc:  # a repetition of the request settles it
         log.warning("answer_not_kept", error=str(exc), request_id=keyed.request_id)
 
 

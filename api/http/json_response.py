@@ -1,4 +1,4 @@
-"""Answers as JSON."""
+"""JSON responses, encoded by msgspec."""
 
 from __future__ import annotations
 

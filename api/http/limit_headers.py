@@ -1,4 +1,4 @@
-"""`x-ratelimit-…`: what is left of a tenant's rates, in the headers that OpenAI's clients read."""
+"""The `x-ratelimit-…` headers: a tenant's remaining rates, in the format of OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS_PER_MINUTE = 60
 
 
 def limit_headers(standing: Standing) -> dict[str, str]:
-    """Of requests, and of that kind of tokens of which less is left; none where nothing limits."""
+    """For requests, and for the token rate with less remaining; none without limits."""
     rates = {
         "requests": standing.get(RateKind.REQUESTS),
         "tokens": tightest_token_rate(standing),
@@ -21,7 +21,7 @@ def limit_headers(standing: Standing) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it, rounded up: `12ms`, `7.66s`, `1m0s`."""
+    """In OpenAI's format, rounded up: `12ms`, `7.66s`, `1m0s`."""
     milliseconds = math.ceil(seconds * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,8 +1,8 @@
-"""The OpenAPI document, made of the routes.
+"""Generates the OpenAPI document from the routes.
 
-A route's promises stand beside it (`contract/promises.py`), its paths and parameters in its
-signature, the shapes of bodies in `schemas/`, the meanings of errors in `contract/error_codes.py`.
-Nothing is said here twice.
+Responses and errors are declared at the route (`contract/promises.py`), paths and parameters in its
+signature, the schemas of bodies in `schemas/`, and the meanings of errors in
+`contract/error_codes.py`. Nothing is declared twice.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ def _parameter_schemas(operations: Sequence[_Operation], document: Json) -> Json
 
 @lru_cache(maxsize=1)
 def openapi_json(app: FastAPI) -> bytes:
-    """The document as text, as it is committed and served."""
+    """The document as text, as committed and served."""
     return (json.dumps(openapi_document(app), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 class ApiRoute(NamedTuple):
-    """A route as it stands within the routers that include it."""
+    """A route within the routers that include it."""
 
     path: str
     methods: list[str]
@@ -165,7 +165,7 @@ def api_routes(app: FastAPI) -> Iterator[ApiRoute]:
 
 
 class _Operation:
-    """One method of one path: FastAPI's description of it, completed in place."""
+    """One method of one path: completes FastAPI's description of it."""
 
     def __init__(self, method: str, route: ApiRoute, described: Json) -> None:
         promise = promise_of(route.endpoint)
@@ -193,7 +193,7 @@ class _Operation:
 
     @property
     def structs(self) -> list[Any]:
-        """What it may answer as JSON."""
+        """The possible JSON responses."""
         return [
             model
             for model in (self.promise.model, self.promise.stream)
@@ -342,7 +342,7 @@ def _error_example(code: str) -> Json:
 
 
 def _tags(operations: Iterable[_Operation]) -> list[Json]:
-    """A tag for each module of routes; its docstring says what it is about."""
+    """A tag for each route module, with its docstring as the description."""
     modules = {operation.tag: operation.module for operation in operations}
     return [
         {"name": tag, "description": _first_paragraph(inspect.getdoc(module))}
@@ -351,7 +351,7 @@ def _tags(operations: Iterable[_Operation]) -> list[Json]:
 
 
 def _meaning_of(model: Any) -> str:
-    """What an answer is, in a line."""
+    """A one-line description of a response."""
     doc = getattr(getattr(model, "__origin__", model), "__doc__", None)
     return _first_paragraph(doc) if not isinstance(model, Raw) and doc else "The response."
 

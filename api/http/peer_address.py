@@ -1,7 +1,7 @@
-"""From which address a request comes, also behind proxies.
+"""Determines the client's address, also behind proxies.
 
-`X-Forwarded-For` is believed only from the proxies that the operator names, and only as far as
-those wrote it: read from its end, the first address that is none of theirs is the caller's.
+`X-Forwarded-For` is trusted only from the configured proxies, and only the part that they wrote:
+read from its end, the first address that is not a trusted proxy is the client's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WITH_PORT = re.compile(
 
 
 def peer_address(request: Request, trusted_proxies: Sequence[Network]) -> Address | None:
-    """The caller's address; None if it is not known: a Unix socket's, or what no address is."""
+    """The client's address; None if it is unknown: a Unix socket, or an invalid address."""
     peer = None if request.client is None else parse_address(request.client.host)
     if not is_within(peer, trusted_proxies):
         return peer
@@ -32,7 +32,7 @@ def peer_address(request: Request, trusted_proxies: Sequence[Network]) -> Addres
 
 
 def _parse_hop(text: str) -> Address | None:
-    """An address as a proxy writes it: some add the port, and then IPv6 stands in brackets."""
+    """An address as a proxy writes it: some add the port, and IPv6 is then in brackets."""
     found = _WITH_PORT.fullmatch(text)
     return parse_address(text if found is None else found["v4"] or found["v6"])
 

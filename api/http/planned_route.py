@@ -1,8 +1,8 @@
-"""Routes whose dependencies are called by a plan that is made once.
+"""Routes whose dependencies are resolved by a plan that is computed once.
 
-FastAPI walks a route's tree of dependencies anew with every request, keeps stacks for those that
-have to be closed, and looks into the request for parameters of every kind. What generates reads
-none of these: its dependencies are coroutines of the request and of each other.
+FastAPI walks a route's dependency tree for every request, keeps exit stacks, and looks for
+parameters of every kind. Generation routes need none of this: their dependencies are coroutines of
+the request and of each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 _PLANNED = {"dependencies", "name", "call", "request_param_name", "use_cache", "path", "scope"}
 _OTHERS = [field.name for field in fields(Dependant) if field.name not in _PLANNED]
-"""What a dependant may hold beside what a plan says: FastAPI's to read."""
+"""The fields of a dependant that a plan does not support; FastAPI handles them."""
 
 
 class _Step(NamedTuple):
@@ -57,7 +57,7 @@ def _planned(plan: Sequence[_Step]) -> ASGIApp:
 
 
 def _is_plain(dependant: Dependant) -> bool:
-    """It takes the request and other plain dependencies, each once, and nothing else."""
+    """Whether it takes only the request and other plain dependencies, each once."""
     return (
         inspect.iscoroutinefunction(dependant.call)
         and dependant.use_cache
@@ -67,7 +67,7 @@ def _is_plain(dependant: Dependant) -> bool:
 
 
 def _add_steps(plan: list[_Step], dependant: Dependant) -> int:
-    """Add what is not in the plan yet, what it depends on first; the number of its value."""
+    """Add the missing dependencies in topological order; returns the index of its value."""
     assert dependant.call is not None
     takes = [
         (part.name, number)

@@ -1,11 +1,11 @@
-"""HTTP/1.1 from strangers: uvicorn's protocol with a guard on the head and bounds on the rest.
+"""HTTP/1.1 for untrusted clients: uvicorn's protocol with checks of the head and limits.
 
-httptools reads the bytes and uvicorn runs the application. uvicorn waits without end for a head,
-keeps all of it, takes the trailers of a chunked body for headers, loses the body of a request that
-offers an upgrade, and reads on after a body has been answered. Each of these is bounded or refused
-here, with the same error envelope that the application uses.
+httptools parses the bytes and uvicorn runs the application. uvicorn waits indefinitely for a head,
+buffers all of it, treats the trailers of a chunked body as headers, loses the body of a request
+that offers an upgrade, and reads on after a body has been answered. Each of these is limited or
+refused here, with the application's error format.
 
-What this class uses of uvicorn beyond its documented interface is listed in `test_http_protocol`.
+`test_http_protocol` lists what this class uses beyond uvicorn's documented interface.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ log = structlog.get_logger(__name__)
 HEAD_SECONDS = 10.0
 """From the first byte of a request, or from the connection, to the end of its headers."""
 FAREWELL_SECONDS = 2.0
-"""How long a refused sender is listened to: closed at once, its system would drop our answer."""
+"""How long a refused client's data is read: if the connection were closed at once, its system would
+discard the response."""
 UNREAD_BODY_SECONDS = 10.0
-"""How long the rest of a body is read whose request has been answered."""
+"""How long the rest of a body is read after its response."""
 
 
 class AnswerParts:
@@ -51,7 +52,8 @@ class AnswerParts:
 
     @property
     def is_ready(self) -> bool:
-        """A part can be written now; else `send` knows what to wait for, or that nobody reads."""
+        """Whether a part can be written now; otherwise `send` knows what to wait for, or that the
+        client is gone."""
         cycle = self._cycle()
         return (
             cycle is not None
@@ -74,11 +76,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Received since the head began, or since the last byte of a body: heads, chunks' extensions,
     trailers."""
     _is_in_body = False
-    """Behind a request's head and before its end."""
+    """After a request's head and before its end."""
     _is_raw = False
-    """The body is not JSON: it may be an adapter, of which nothing stays in memory."""
+    """Whether the body is not JSON: it may be an adapter, whose bytes must not stay in memory."""
     _ignores_input = False
-    """What comes is not read any more."""
+    """Further input is no longer read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -108,9 +110,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # Not at any byte, as uvicorn does: empty lines would keep a connection for ever.
+        # Not at every byte, as uvicorn does: empty lines would keep a connection open forever.
         self._unset_keepalive_if_required()
-        if self._deadline is None:  # else the connection's first
+        if self._deadline is None:  # otherwise it is the connection's first request
             self._begin_head(num_bytes=1)
 
     def on_headers_complete(self) -> None:
@@ -121,7 +123,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.scope["method"] != "HEAD":
             extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
             extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)
-        self.headers = []  # trailers come here, and nobody reads them
+        self.headers = []  # trailers are stored here, and are never read
         self._is_in_body = True
         self._is_raw = (b"content-type", b"application/json") not in self.headers
         self._cancel_deadline()
@@ -134,13 +136,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.body = WipedBody()  # type: ignore[assignment]
         super().on_body(body)
         if self.cycle.response_complete:
-            wipe(body)  # nobody reads it
+            wipe(body)  # it is never read
             if self._deadline is None:
                 self._deadline = self.loop.call_later(UNREAD_BODY_SECONDS, self.transport.close)
 
     def on_response_complete(self) -> None:
         if self.cycle.response_complete:
-            self.cycle.body = bytearray()  # what nobody has read
+            self.cycle.body = bytearray()  # discard the unread body
         super().on_response_complete()
         self._note_rest()
 
@@ -153,8 +155,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._note_rest()
 
     def make_room(self, *, at_once: bool) -> None:
-        """Only who has asked for nothing yet is told why: others would take it for an answer to
-        what they ask for next."""
+        """Only a connection that has not sent a request is told why: others would take the message
+        for the response to their next request."""
         if at_once:
             self.transport.abort()
         elif self.cycle is None:
@@ -204,9 +206,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse(self, error: ApiError) -> None:
-        """Read no further and close. A whole request before it is still answered; one whose body
-        broke off ends, and has this error for an answer unless its own has begun.
-        """
+        """Stop reading and close. A preceding complete request is still answered. A request whose
+        body broke off ends with this error, unless its response has started."""
         if self._ignores_input or self.transport.is_closing():
             return
         self._ignores_input = True
@@ -218,7 +219,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if cycle.response_started or self.pipeline:
                 self.transport.close()
                 return
-            cycle.disconnected = True  # what the application reads of the body
+            cycle.disconnected = True  # ends the application's reading of the body
             cycle.message_event.set()
         elif cycle is not None and not cycle.response_complete:
             self.shutdown()  # closes after the answer

@@ -1,7 +1,7 @@
-"""The outermost layer of every request: its id, its log line, its counters, its last safety net.
+"""The outermost layer of every request: id, log line, counters, and the final error handler.
 
-Plain ASGI: a middleware that wraps the response body would swallow an error in a stream and let a
-truncated answer pass for a whole one.
+It is plain ASGI: a middleware that wraps the response body would swallow an error in a stream, and
+a truncated answer would look complete.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
 ]
 _NOTHING_RUNS = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
-"""Of every answer that does not say itself what it may load: those of the console's pages do."""
+"""For every response that does not set its own policy, as the console's pages do."""
 _API_PREFIXES = ("/v1/", "/admin/", "/tokenize", "/detokenize")
 _NO_STORE = (b"cache-control", b"no-store")
 _STRICT_TRANSPORT = (b"strict-transport-security", STRICT_TRANSPORT.encode())
@@ -49,10 +49,10 @@ _CALLERS_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
 
 
 def split_key(request: Request) -> str:
-    """What decides on which side of a split alias a request falls: the caller's `X-Request-Id`.
+    """The id that determines the side of an alias with a canary: the client's `X-Request-Id`.
 
-    Ours if there is none of 1 to 128 letters, digits, '.', '_' and '-'. The caller's is used for
-    nothing else: what names a request in the log and in the ledger is always ours.
+    The server's id if the client sends no valid one (1 to 128 letters, digits, '.', '_' and '-').
+    The client's id has no other use: the log and the ledger always have the server's.
     """
     sent = request.headers.get("x-request-id", "")
     is_key = len(sent) <= MAX_CALLERS_ID_LENGTH and _CALLERS_ID_CHARACTERS.issuperset(sent)
@@ -61,7 +61,7 @@ def split_key(request: Request) -> str:
 
 
 class RequestContext:
-    """Gives each request an id of ours, never the caller's, and answers what nobody caught."""
+    """Assigns each request an id of the server, never the client's, and handles uncaught errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -106,11 +106,11 @@ class _ObservedRequest:
             else:
                 await self.answer(refusal, connection="close")
         except (ClientDisconnect, ClientDisconnected):
-            self.state["error_code"] = CLIENT_DISCONNECTED  # nobody is left to answer
+            self.state["error_code"] = CLIENT_DISCONNECTED  # there is no client left to respond to
         except Exception:
             log.exception("request_failed_unexpectedly", request_id=self.state["request_id"])
             if self.status:
-                raise  # Bytes are out: only a broken connection says that the answer is not whole.
+                raise  # Started: only a broken connection shows that it is incomplete.
             await self.answer(ApiError("internal_error"))
         finally:
             self.readiness.num_requests -= is_counted
@@ -198,7 +198,7 @@ class _ObservedRequest:
         if party is None and caller is not None:
             party = party_of(caller)
         if party is None:
-            return  # no key that there is, nor anybody's name
+            return  # neither an existing key nor a named account
         address = peer_address(Request(self.scope), self.trusted_proxies)
         self.refusals.add(
             party,

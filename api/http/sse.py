@@ -1,7 +1,7 @@
-"""Server-sent events as the official OpenAI clients read them.
+"""Server-sent events for the official OpenAI clients.
 
-An event without data or a lone `id:` breaks the client, so pings are comments. A stream that fails
-ends with an error object and without what ends those that succeed, so it cannot pass for one.
+An event without data or a lone `id:` breaks the client, so pings are comments. A failed stream ends
+with an error object and without the end marker of a successful one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_SECONDS = 15.0
 
 PARTS_EXTENSION = "loraplex.parts"
-"""Under which an ASGI scope has the `Parts` of its answer, where the server offers them."""
+"""The key of an ASGI scope's `Parts` of the response, if the server provides them."""
 
 _LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\u2029"}
-"""That JSON leaves as they are. To this format they are none, but many readers split at them."""
+"""JSON leaves these characters unescaped. In this format they are not line breaks, but many clients
+split at them."""
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
-    """One event; `payload` is JSON and gets no line breaks, of ASCII or of Unicode."""
+    """One event; `payload` is JSON, in which line breaks of ASCII and Unicode are escaped."""
     named = b"" if name is None else f"event: {name}\n".encode()
     return named + b"data: " + on_one_line(payload) + b"\n\n"
 
@@ -55,10 +56,10 @@ class Parts(Protocol):
 
 
 class EventStream(Response):
-    """A 200 whose body is `events`, with pings in between so that proxies keep it open.
+    """A 200 response whose body is `events`, with pings in between so that proxies keep it open.
 
-    `close` is awaited exactly once, whatever happens, even if no event was ever asked for: the
-    resources behind a stream must not depend on its generator having been entered.
+    `close` is awaited exactly once in every case, even if no event was requested: the resources of
+    a stream must not depend on its generator having been entered.
     """
 
     media_type = "text/event-stream"
@@ -71,15 +72,15 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         patience_seconds: float,
     ) -> None:
-        """A reader that takes nothing for `patience_seconds` counts as gone."""
+        """A client that reads nothing for `patience_seconds` counts as disconnected."""
         self.status_code = 200
         self.background = None
         self.events = events
         self.close = close
         self._patience_seconds = patience_seconds
         self.parts: Parts | None = None
-        """Where `events` may be overtaken while they are waited for; None before the answer, and
-        where the server has nothing of the kind."""
+        """The shortcut around `events` while the task waits for them; None before the response, and
+        if the server does not provide it."""
         self.body = b""
         self.init_headers({**headers, **_HEADERS})
         del self.headers["content-length"]
@@ -115,7 +116,7 @@ async def _ping(reader: _Reader) -> None:
 
 
 class _Reader:
-    """Who is sent to, and for how long they have taken nothing.
+    """The client of a stream, and how long it has read nothing.
 
     One timer watches a whole stream: a timeout around each event would cost more than the event.
     """
@@ -128,7 +129,7 @@ class _Reader:
 
     @property
     def is_behind(self) -> bool:
-        """What was sent last has not been taken yet."""
+        """Whether the last data has not been read yet."""
         return self._behind_since is not None
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:
@@ -153,7 +154,7 @@ class _Reader:
             self._timer.cancel()
 
     def _watch(self, limit: asyncio.Timeout) -> None:
-        """Look again when patience would be over if the reader fell behind, or stayed there."""
+        """Check again when the timeout of a client that is or becomes slow would expire."""
         now = self._loop.time()
         since = now if self._behind_since is None else self._behind_since
         if now - since >= self._patience_seconds:

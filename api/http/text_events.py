@@ -1,4 +1,4 @@
-"""Events of a stream that differ in nothing but their text."""
+"""Stream events that differ only in their text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .sse import on_one_line
 
 _encode = msgspec.json.Encoder().encode
 _TEXT = "\0text\0"
-"""Stands where the text goes; nothing else in an event has such characters."""
+"""The placeholder of the text; no event contains these characters otherwise."""
 
 
 class TextEvents:
-    """Makes the events of one choice: byte for byte what `make` gives, for a part of the cost."""
+    """Makes the events of one choice: byte for byte those of `make`, at a fraction of the cost."""
 
     def __init__(self, make: Callable[[str], bytes]) -> None:
-        """`make` gives the event of a text, which stands in it once, as JSON."""
+        """`make` returns the event of a text, in which the text occurs once, as JSON."""
         self._head, self._tail = make(_TEXT).split(_encode(_TEXT))
 
     def event(self, text: str) -> bytes:

@@ -1,8 +1,8 @@
-"""Reading connections so that no bytes of an uploaded adapter stay in this process.
+"""Reads connections without leaving bytes of an uploaded adapter in this process's memory.
 
-The event loop's own read buffer keeps what was read last, and freed `bytes` keep what they held. So
-connections are read into one buffer that is zeroed after each read, and what is made of it on the
-way to the application is zeroed when it was used (decision 35).
+The event loop's own read buffer keeps the last bytes it read, and freed `bytes` keep their content.
+Therefore connections are read into one buffer that is zeroed after each read, and objects created
+from it on the way to the application are zeroed after use (decision 35).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from ...adapters.wiping import wipe
 
 READ_BYTES = 256 << 10
 
-# One for all connections: the loop reads and hands over before it reads the next.
+# One buffer for all connections: the loop delivers each read before the next.
 _buffer = memoryview(bytearray(READ_BYTES))
 _zeros = memoryview(bytes(READ_BYTES))
 
 
 class WipedReads(asyncio.BufferedProtocol):
-    """Stands between the transport and a protocol, which is given views that are zeroed after."""
+    """A layer between the transport and a protocol, which receives views that are zeroed
+    afterwards."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol
@@ -48,7 +49,7 @@ class WipedReads(asyncio.BufferedProtocol):
 
 
 class WipedBody:
-    """What has arrived of a body; stands in for the `bytearray` of uvicorn's request cycle."""
+    """The received part of a body; replaces the `bytearray` of uvicorn's request cycle."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -63,7 +64,7 @@ class WipedBody:
         return self._num_bytes
 
     def __bytes__(self) -> bytes:
-        """All of it, once; what is returned is the caller's to wipe."""
+        """The whole body, once; the caller must wipe the result."""
         if len(self._pieces) == 1:
             return self._pieces.pop()
         joined = b"".join(self._pieces)

@@ -1,4 +1,4 @@
-"""Whether a tenant's request may run: reserved before the engine hears of it, or refused."""
+"""Admission: reserves a tenant's quota before a request reaches the engine, or refuses it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SWEEP_SECONDS = 20.0
 
 
 class Admission:
-    """Reserves for requests; one for the server.
+    """Reserves quota for requests; one per server.
 
-    Who is admitted is settled by its account, in the transaction that writes the ledger's row.
+    An admitted request is settled by its account, in the transaction that writes the ledger's row.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Admission:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def admit(self, tenant_id: str, demand: Demand, measures: RequestMeasures) -> None:
-        """Reserve what the request may use; notes in `measures` what is left of the rates.
+        """Reserve what the request may use; stores the remaining rates in `measures`.
 
-        Raises a LimitReached or DatabaseUnavailable. Nothing is reserved then, nor if it is
-        cancelled, nor of a tenant whose requests nothing limits; what is committed nevertheless is
-        released by a sweep, unless its account is open and settles it.
+        Raises a LimitReached or DatabaseUnavailable. Then nothing is reserved, nor if it is
+        cancelled, nor for a tenant without request limits. If the reservation is committed all the
+        same, a sweep releases it, unless an open account settles it.
         """
         reserving = self._ledger.reserve(tenant_id, demand, self._server_id)
         try:
@@ -62,18 +62,18 @@ class Admission:
         self._sweeping = asyncio.create_task(self._sweep_on())
 
     async def close(self) -> None:
-        """Give up what is being released; the next sweep finds it, of this process or another."""
+        """Abandon running releases; the next sweep, of this process or another, finds them."""
         tasks = [*self._releases, *([] if self._sweeping is None else [self._sweeping])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def sweep(self) -> None:
-        """Release what this server has reserved for requests without an open account.
+        """Release this server's reservations for requests without an open account.
 
-        An account is there before its reservation and until that is settled. So what is left
-        without one was reserved by an earlier process, was committed late by a transaction that
-        had been given up, or could not be released before. Raises a PlatformError.
+        An account exists from before its reservation until the reservation is settled. A
+        reservation without one was made by an earlier process, was committed late by an abandoned
+        transaction, or could not be released before. Raises a PlatformError.
         """
         left = await self._control_plane.read_all_tenants(
             lambda session: quotas.list_of_server(session, self._server_id)
@@ -100,7 +100,7 @@ class Admission:
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, tenant_id: str, request_id: str) -> None:
-        """What fails is left to the next sweep."""
+        """A failure is left to the next sweep."""
         try:
             await self._control_plane.write_plain(
                 tenant_id, lambda session: quotas.release(session, request_id)

@@ -1,4 +1,4 @@
-"""What has come for one caller and was not taken yet."""
+"""The deltas that have arrived for one caller and have not been consumed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MAX_PIECES = 64
 
 
 class Arrivals:
-    """Deltas wait here for their one taker, who is woken once for everything that comes at once.
+    """Deltas that wait for their consumer, which is woken once for all that arrive together.
 
-    A taker that keeps up gets every delta as it comes. Text that waits for one that does not
-    becomes one delta a choice, so a slow reader costs little more than what it has not read.
+    A fast consumer gets every delta as it arrives. For a slow consumer, waiting text is merged into
+    one delta per choice, so a slow client costs little more than its unread text.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Arrivals:
         self._waiting: dict[int, list[Delta]] = {}
         """By choice."""
         self._taker: asyncio.Future[None] | None = None
-        """Of whom waits for the next."""
+        """The future of the waiting consumer."""
         self._offer: Callable[[Delta], bool] | None = None
         """Only while the taker waits in `next` and nothing has woken it."""
         self._ended = asyncio.Event()
@@ -37,7 +37,8 @@ class Arrivals:
             self._wake()
 
     def add(self, delta: Delta) -> None:
-        """The next of its choice. Raises what its taker raises to whom it is offered."""
+        """Add the next delta of its choice. Raises an error of the consumer to which it is
+        offered."""
         if self._failure is not None:
             return
         if self._offer is not None and delta.finish_reason is None and self._offer(delta):
@@ -49,18 +50,18 @@ class Arrivals:
         self._wake()
 
     def fail(self, failure: Exception) -> None:
-        """What came so far can still be taken, then this is raised; nothing counts behind it."""
+        """Deltas so far can still be consumed, then this is raised; later ones are ignored."""
         if self._failure is None:
             self._failure = failure
             self.end()
             self._wake()
 
     def end(self) -> None:
-        """Everything has come."""
+        """All deltas have arrived."""
         self._ended.set()
 
     async def first(self) -> RequestStarted:
-        """The first start. Raises the failure that came instead."""
+        """The first start. Raises the failure if there was one."""
         while self._started is None:
             if self._failure is not None:
                 raise self._failure
@@ -68,10 +69,10 @@ class Arrivals:
         return self._started
 
     async def next(self, offer: Callable[[Delta], bool] | None = None) -> list[Delta]:
-        """What has come, at least one delta. Raises the failure.
+        """The deltas that have arrived, at least one. Raises the failure.
 
-        While this waits, `offer` is called with each delta that does not end its choice: one that
-        it takes, by True, has been taken, and nobody is woken.
+        While this waits, `offer` is called with each delta that does not end its choice. If it
+        returns True, the delta is consumed and the task is not woken.
         """
         while not self._waiting:
             if self._failure is not None:
@@ -88,14 +89,14 @@ class Arrivals:
         return taken
 
     async def all(self) -> dict[int, list[Delta]]:
-        """Everything by choice, once it has come. Raises the failure."""
+        """All deltas by choice, once they have arrived. Raises the failure."""
         await self._ended.wait()
         if self._failure is not None:
             raise self._failure
         return {index: merged(pieces) for index, pieces in self._waiting.items()}
 
     def _wake(self) -> None:
-        self._offer = None  # what comes before the taker runs stands behind what woke it
+        self._offer = None  # later deltas queue after the one that woke the task
         if self._taker is not None and not self._taker.done():
             self._taker.set_result(None)
 
@@ -105,10 +106,10 @@ class Arrivals:
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:
-    """Deltas of one choice that follow one another: as one if they are nothing but text.
+    """Merge consecutive deltas of one choice if they contain only text.
 
-    Log-probabilities stay with the text they came with: that tells to which part of an answer they
-    belong.
+    Log-probabilities stay with the text of their delta, which determines the part of an answer they
+    belong to.
     """
     if len(deltas) == 1 or not all(delta.is_text for delta in deltas):
         return deltas

@@ -1,4 +1,4 @@
-"""A prompt as an answer repeats it (`echo`)."""
+"""The prompt as part of the answer (`echo`)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ class Echo(NamedTuple):
     text: str
     token_ids: Sequence[int]
     offsets: Sequence[int]
-    """Where each token begins; one that is not in the text, as a special one that the tokenizer
-    adds, stands before what follows it."""
+    """The offset of each token; a token that is not in the text, such as a special token that the
+    tokenizer adds, is placed before its successor."""
 
 
 def echo_of(tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int]) -> Echo:
-    """`text`: what the caller sent and the model reads whole; None: the tokens' own text."""
+    """`text`: the text that the caller sent, if the model reads all of it; None: the tokens' own
+    text."""
     detokenizer = Detokenizer(tokenizer)
     pieces: list[str] = []
     offsets: list[int] = []

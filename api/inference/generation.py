@@ -1,7 +1,7 @@
-"""One caller's generation: several sequences of the engine as one stream of text.
+"""One caller's generation: several engine sequences as one stream of text.
 
-A sequence is one choice for one prompt. `Generation` owns the engine requests behind them: whoever
-starts it, or not, must `aclose` it, which ends what still runs and has it charged.
+A sequence is one choice for one prompt. `Generation` owns the engine requests. Its creator must
+`aclose` it, whether it was started or not; this aborts running sequences and charges them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...adapters.manager import Tier
 from ...engine.messages import GenerationRequest, PromptRead, RequestStarted, TokensGenerated
-from ...engine.process.engine import Engine
+from ...engine.process.client import EngineClient
 from ...engine.process.request_stream import RequestEvent, RequestStream
 from ...engine.text.tokenizer import Tokenizer
 from ...platform.overview.figures import FigureSums
@@ -28,55 +28,56 @@ from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
 
 MAX_OPEN_SEQUENCES = 64
-"""Of one HTTP request, in the engine at once: embeddings may have more."""
+"""The maximum of one HTTP request in the engine at once: embeddings may have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """One sequence to generate, and how its tokens become text."""
+    """One sequence to generate, and how its tokens are converted to text."""
 
     index: int
     """The `index` of its choice."""
     request: GenerationRequest
     is_first_choice: bool
-    """It accounts for its prompt; the further choices of the same prompt do not."""
+    """Whether it accounts for its prompt; further choices of the same prompt do not."""
     stop: tuple[str, ...]
     continues_prompt: bool
-    """A plain completion, whose text goes on where the prompt's ends."""
+    """Whether it is a plain completion, whose text continues the prompt."""
     visible_token_ids: Collection[int] = ()
     """Special tokens that are part of the text."""
 
 
 @dataclass(slots=True)
 class TokenCounts:
-    """What a generation has cost so far."""
+    """The tokens of a generation so far."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     num_draft_tokens: int = 0
-    """Proposed for the answer."""
+    """Draft tokens for the answer."""
     num_accepted_tokens: int = 0
-    """Accepted draft tokens of the answer."""
+    """Accepted draft tokens in the answer."""
 
     def add_output(self, num_tokens: int, num_draft_tokens: int) -> None:
-        """The tokens of one step that belong to the answer; the last of them is no draft token."""
+        """Add the tokens of one step that belong to the answer; the last of them is not a draft
+        token."""
         self.num_completion_tokens += num_tokens
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_tokens - 1
 
 
 class Outcome(NamedTuple):
-    """What is metered at the end of a generation."""
+    """The metered result of a generation."""
 
     counts: TokenCounts
-    """Of an answer that is not whole: what has come of it here, which may be less than was done."""
+    """The counts of an incomplete answer as received here, possibly fewer than were generated."""
     tier: Tier | None
-    """Where the adapter was when the request came."""
+    """The adapter's tier at arrival."""
     finish_reason: str
-    """Of the sequence that ended last; `aborted` if the answer is not whole."""
+    """That of the sequence that ended last; `aborted` if the answer is incomplete."""
     load_ms: float | None = None
-    """How long the load took that the request waited for."""
+    """The duration of the load that the request waited for."""
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ class Generation:
         self,
         sequences: Sequence[SequenceSpec],
         *,
-        engine: Engine,
+        engine: EngineClient,
         tokenizer: Tokenizer,
         metrics: Metrics,
         arrived_at: float,
@@ -110,10 +111,10 @@ class Generation:
         figures: Callable[[], FigureSums] = FigureSums,
         deadline_at: float | None = None,
     ) -> None:
-        """`meter` is told of the end exactly once, and before the last delta is given. `figures`:
-        those of the tenant now.
+        """`meter` is called exactly once at the end, before the last delta is returned. `figures`:
+        the tenant's current ones.
 
-        `arrived_at` and `deadline_at` on the monotonic clock.
+        `arrived_at` and `deadline_at` are on the monotonic clock.
         """
         self.counts = TokenCounts()
         self._sequences = sequences
@@ -126,13 +127,13 @@ class Generation:
         self._meter = meter
         self._deadline_at = deadline_at
         self._waiting = deque(sequences)
-        """Those that the engine has not been given yet."""
+        """Sequences that are not submitted to the engine yet."""
         self._open: dict[int, _OpenSequence] = {}
         """By the index of the choice."""
         self._arrivals = Arrivals()
         self._is_metered = False
         self._finish_reason = ABORTED
-        """Of the sequence that ended last."""
+        """That of the sequence that ended last."""
         self._tier: Tier | None = None
         self._load_ms: float | None = None
 
@@ -141,8 +142,8 @@ class Generation:
     ) -> RequestStarted:
         """Submit everything; return once the first sequence is scheduled.
 
-        Raises ApiError or an EngineError: the engine's refusal, or `adapter_loading` if the
-        patience is over and `is_loading` says that it is the adapter that is missing.
+        Raises ApiError or an EngineError: the engine's refusal, or `adapter_loading` if the wait
+        time is over and `is_loading` reports that the adapter is missing.
         """
         self._submit_waiting()
         while True:
@@ -161,11 +162,11 @@ class Generation:
             return started
 
     async def deltas(self, take: Callable[[Delta], bool] = _leave) -> AsyncIterator[list[Delta]]:
-        """All text, as it comes: each time what has come since. Metered before the last deltas are
-        given. Raises ApiError or an EngineError, or what `take` raised.
+        """All text as it arrives: each time the deltas since the last. It is metered before the
+        last deltas are returned. Raises ApiError, an EngineError, or an error of `take`.
 
-        `take` is offered each delta that comes while this iteration is waited in and that does not
-        end its choice: what it takes, by True, is not given here, and nobody wakes up for it.
+        While this iteration waits, `take` is called with each delta that does not end its choice.
+        If it returns True, the delta is consumed and the task is not woken.
         """
         num_unfinished = len(self._sequences)
         while num_unfinished:
@@ -177,19 +178,18 @@ class Generation:
             yield deltas
 
     async def whole(self) -> list[list[Delta]]:
-        """All deltas of each choice, once everything is there and metered. Raises ApiError or an
-        EngineError.
-        """
+        """All deltas of each choice, once everything has arrived and is metered. Raises ApiError or
+        an EngineError."""
         by_choice = await self._arrivals.all()
         await self._meter_once(self._finish_reason)
         return [by_choice[spec.index] for spec in self._sequences]
 
     def cancel(self) -> None:
-        """End it for somebody else than its caller, who gets `request_cancelled`."""
+        """End it on behalf of another caller; its own caller gets `request_cancelled`."""
         self._arrivals.fail(ApiError("request_cancelled"))
 
     async def aclose(self) -> None:
-        """End what still runs and meter it. Idempotent."""
+        """Abort running sequences and meter them. Idempotent."""
         self._waiting.clear()
         for sequence in list(self._open.values()):
             self._end(sequence, ABORTED)
@@ -231,15 +231,14 @@ class Generation:
             self._fail(sequence, exc)
 
     def _due(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with what is left of the deadline."""
+        """The request with the remaining time of the deadline."""
         if self._deadline_at is None:
             return request
         return replace(request, deadline_seconds=max(0.0, self._deadline_at - time.monotonic()))
 
     def _take(self, sequence: _OpenSequence, event: RequestEvent) -> None:
-        """The engine says something: what it means is ready before anybody asks for it, so a stop
-        string ends its sequence even if nobody reads.
-        """
+        """Process an event of the engine immediately, so that a stop string ends its sequence even
+        if the client does not read."""
         try:
             delta = self._read(sequence, event)
             if delta is not None:
@@ -278,7 +277,7 @@ class Generation:
         self._arrivals.fail(exc)
 
     def _end(self, sequence: _OpenSequence, finish_reason: str) -> None:
-        """Nothing more of this sequence is wanted. Idempotent."""
+        """Abort the sequence. Idempotent."""
         if self._open.pop(sequence.spec.index, None) is None:
             return
         sequence.times.ended(finish_reason)

@@ -1,5 +1,7 @@
-"""Grammars are compiled in a process apart before the engine sees them: one that is wrong is an
-answer of 400, and one that is meant to do harm ends that process and nothing else."""
+"""Compiles grammars in a separate process before the engine sees them.
+
+An invalid grammar gets a 400 response. A harmful one ends only that process.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from ...engine.text.tokenizer import Tokenizer
 # -P: the working directory is no place to import from.
 CHECK_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.grammars.check_process")
 WALL_SECONDS = 60.0
-"""For an answer on a machine that is busy; the process itself counts what it uses."""
+"""The wait for an answer on a busy machine; the process itself limits its CPU time."""
 DYING_SECONDS = 10.0
-"""For a process whose output has ended, to end itself."""
+"""How long a process whose output has ended may take to exit."""
 CACHE_BYTES = 1 << 30
-"""As the cache counts, of which nothing is held here: some thousand answers."""
+"""As the cache counts; no compiled grammars are held here, so it is some thousand answers."""
 
 
 class GrammarChecks:
@@ -43,7 +45,7 @@ class GrammarChecks:
         *,
         command: Sequence[str] = CHECK_COMMAND,
     ) -> None:
-        """`vocab_size`: the model's, once the engine is there."""
+        """`vocab_size`: the model's, once the engine is ready."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._command = command
@@ -57,7 +59,7 @@ class GrammarChecks:
         key = GrammarKey(tenant_id, spec)
         answer = self._answers.get(key)
         if answer is None or _has_failed(answer):
-            # In a context of its own: the answer is kept for longer than the request that asks.
+            # In a separate context, because the answer is kept longer than the request.
             answer = asyncio.create_task(self._ask_in_turn(key), context=Context())
             self._answers.put(key, answer)
         refusal = await asyncio.shield(answer)
@@ -86,7 +88,7 @@ class GrammarChecks:
             refusal: str | None = json.loads(line)
             return refusal
         cause = await self._end(is_dying=True)
-        if was_used:  # what it still held of others may be why: ask a new one
+        if was_used:  # memory held for earlier grammars may be the cause: try a new process
             return await self._ask(spec)
         if cause in REFUSED_SIGNALS:
             return TOO_COSTLY
@@ -121,10 +123,10 @@ class GrammarChecks:
         return introduction(vocab_size, names, min(ends, default=0))
 
     async def _end(self, *, is_dying: bool = False) -> int | None:
-        """End the process; returns the signal that it died of, if it has died of one.
+        """End the process; returns the signal that it died of, if any.
 
-        `is_dying`: its output has ended, so it dies by itself. To kill it then could take the place
-        of what it dies of: by a second signal, or by reaping it unseen by who waits for it.
+        `is_dying`: its output has ended, so it dies by itself. Killing it could hide the cause: by
+        a second signal, or by reaping it before its waiter does.
         """
         process, self._process = self._process, None
         if process is None:
@@ -139,16 +141,16 @@ class GrammarChecks:
 
 
 def _was_killed(process: Process) -> bool:
-    """Whether it died while nobody asked it anything; writing to it would raise."""
+    """Whether it died while idle; writing to it would raise."""
     assert process.stdin is not None
     return process.returncode is not None or process.stdin.is_closing()
 
 
 def _has_failed(answer: asyncio.Task[str | None]) -> bool:
-    """Whether it was never found out, be it that nobody was left to be told so."""
+    """Whether the check did not complete, for example because all callers disconnected."""
     return answer.done() and (answer.cancelled() or answer.exception() is not None)
 
 
 def _environment() -> Mapping[str, str]:
-    """Where to import from; nothing of the server's own environment."""
+    """The import path, and nothing of the server's own environment."""
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

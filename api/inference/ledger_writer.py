@@ -1,8 +1,8 @@
-"""Writing who is admitted and what ended: what waits while a transaction runs goes into the next.
+"""Batches admissions and ledger writes: those that wait while a transaction runs share the next.
 
-Everybody learns of their own when it is committed. A commit costs as much for many requests as for
-one, so a tenant's transactions keep a pace: the busier it is, the less a request costs, and however
-busy, it leaves others room. One alone waits for nobody.
+Each caller gets its own result when the transaction commits. A commit costs as much for many
+requests as for one, so a tenant's transactions are paced: the busier the tenant, the less each
+request costs, and other tenants always have room. A single request does not wait.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ...platform.usage.service import Usage
 from ..control_plane.control_plane import ControlPlane
 
 MAX_REQUESTS = 64
-"""Of one transaction: what it locks, others wait for."""
+"""The maximum per transaction: others wait for what it locks."""
 PACE_SECONDS = 0.01
 """From the begin of a tenant's transaction to the next, unless that is full already."""
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True):
-    """What the ledger says of a request before it has run; the names are the catalog's."""
+    """The ledger's data of a request before it has run; names are those of the catalog."""
 
     request_id: str
     tenant_id: str
@@ -41,7 +41,7 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """What was decided when the request ended."""
+    """The charge decided at the end of a request."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -53,7 +53,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_nothing(self) -> bool:
-        """There is nothing to pay."""
+        """Whether there is nothing to charge."""
         return not (self.prompt_tokens or self.completion_tokens)
 
 
@@ -74,7 +74,7 @@ class _Ended(NamedTuple):
 class _Entry(NamedTuple):
     work: _Begun | _Ended
     done: asyncio.Future[Any]
-    """A Standing for what has begun, for what has ended whether its row is new."""
+    """A Standing for a started request; for an ended one, whether its row is new."""
 
 
 class LedgerWriter:
@@ -86,15 +86,16 @@ class LedgerWriter:
         self._writing: dict[str, asyncio.Task[None]] = {}
 
     def reserve(self, tenant_id: str, demand: Demand, server_id: str) -> asyncio.Future[Standing]:
-        """Done once what the request may use is reserved, with what is left; see `quotas.reserve`.
+        """Completes when the reservation is made, with the remaining amounts; see `quotas.reserve`.
 
-        It is carried out even if whoever waits for it goes away. Ends with a LimitReached or
-        another PlatformError.
+        It is executed even if the caller disconnects. Fails with a LimitReached or another
+        PlatformError.
         """
         return self._add(tenant_id, _Begun(demand, server_id))
 
     async def write(self, owner: Owner, charge: Charge) -> bool:
-        """Return once the row is committed; False if it was there, or there is nothing to charge.
+        """Return once the row is committed; False if it already existed, or there is nothing to
+        charge.
 
         Raises a PlatformError.
         """
@@ -102,7 +103,7 @@ class LedgerWriter:
         return is_new
 
     def close(self) -> None:
-        """Give up what is not written yet; who waits for it is cancelled."""
+        """Abandon unwritten work; its callers are cancelled."""
         for task in self._writing.values():
             task.cancel()
         for entry in chain.from_iterable(self._waiting.values()):
@@ -153,7 +154,7 @@ class LedgerWriter:
     async def _note_failure(
         self, tenant_id: str, entries: Sequence[_Entry], error: Exception
     ) -> None:
-        """One row that cannot be written keeps no other from being so."""
+        """A row that cannot be written does not affect the others."""
         if len(entries) > 1 and not isinstance(error, DatabaseUnavailable):
             for entry in entries:
                 await self._commit(tenant_id, [entry])
@@ -172,7 +173,7 @@ def _tell(entry: _Entry, result: object) -> None:
 
 
 def _carry_out(session: TenantRows, works: Sequence[_Begun | _Ended]) -> Iterator[object]:
-    """The result of each: first those are settled that have ended, so that who begins has room."""
+    """The result of each: ended requests are settled first, to make room for new ones."""
     ended = [work for work in works if isinstance(work, _Ended)]
     with quotas.hold(session) as held:
         are_new = iter(_record(session, ended, held))
@@ -181,7 +182,7 @@ def _carry_out(session: TenantRows, works: Sequence[_Begun | _Ended]) -> Iterato
 
 
 def _reserve(held: HeldLimits, begun: _Begun) -> Standing | LimitReached:
-    """A refusal changes nothing, so the others' transaction goes on."""
+    """A refusal changes nothing, so the transaction of the others continues."""
     try:
         return held.reserve(begun.demand, begun.server_id)
     except LimitReached as exc:
@@ -189,7 +190,7 @@ def _reserve(held: HeldLimits, begun: _Begun) -> Standing | LimitReached:
 
 
 def _record(session: TenantRows, ended: Sequence[_Ended], held: HeldLimits) -> list[bool]:
-    """Record what is to be charged; False for what is recorded already, or costs nothing."""
+    """Record the charges; False for a charge that is already recorded, or is zero."""
     usages = [_usage(*each) for each in ended if not each.charge.is_nothing]
     are_new = iter(ledger.record_all(session, usages, held))
     held.settle([Used(request_id=owner.request_id) for owner, charge in ended if charge.is_nothing])

@@ -1,12 +1,12 @@
-"""Who pays for which tokens: from the request's admission to its row in the ledger.
+"""Metering: a request's account, from admission to its row in the ledger.
 
-A request's account is a place in the token journal, taken before the engine hears of the request
-and given back once the ledger has its row. So whatever dies in between, the journal says what the
-request has cost, and the next server writes it into the ledger. A database that is away is the
-same case: answers end when the journal has their outcome on the disk, and the rows follow.
+A request's account is an entry in the token journal. It is allocated before the engine receives the
+request and freed once the ledger has the row. So if a process dies, the journal has the cost of the
+request, and the next server writes it to the ledger. An unavailable database is handled alike: an
+answer ends once the journal has its outcome on disk, and the row follows later.
 
-A whole answer is charged by what stands in it. One that broke off, for whatever reason, is charged
-by what the engine has counted.
+A complete answer is charged by its tokens. An interrupted answer is charged by the tokens that the
+engine has counted.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
-"""How long a server that stops waits for rows on their way; what is left waits in the journal."""
+"""How long a stopping server waits for rows being written; the rest waits in the journal."""
 
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """One request that somebody pays for."""
+    """The account of one request."""
 
     owner: Owner
     tenant_slug: str | None
@@ -50,7 +50,7 @@ class Account:
     slots: tuple[int, ...]
     """In the journal, one for each of its sequences."""
     sequence_ids: Sequence[str] = ()
-    """By which the engine knows them."""
+    """The engine's ids of the sequences."""
 
 
 class Metering:
@@ -73,20 +73,20 @@ class Metering:
         self._num_held: Counter[str] = Counter()
         """Slots of the journal, by tenant."""
         self._open: set[str] = set()
-        """The ids of the requests whose accounts are not given back."""
+        """The ids of the requests with open accounts."""
         self._unsettled: dict[Account, Charge] = {}
         """Decided, but the database was away."""
         self._has_unsettled = asyncio.Event()
         self._retrying: asyncio.Task[None] | None = None
 
     async def recover(self) -> None:
-        """Settle what earlier processes have left, and from now on what has to be tried again."""
+        """Settle the accounts of earlier processes, and from now on those that must be retried."""
         for entry in self._journal.take_left():
             await self._recover(entry)
         self._retrying = asyncio.create_task(self._retry())
 
     async def close(self) -> None:
-        """Let rows that are on their way arrive."""
+        """Wait for rows that are being written."""
         if self._retrying is not None:
             self._retrying.cancel()
         if self._tasks:
@@ -114,10 +114,10 @@ class Metering:
         sequence_ids: Sequence[str],
         counts_prompt: Sequence[bool],
     ) -> Account:
-        """An account for a request with these sequences, some of which pay for their prompt.
+        """An account for a request with these sequences, some of which account for their prompt.
 
-        Raises DatabaseUnavailable if it was away for so long that no more fits into the journal,
-        else TenantQueueFull or Overloaded.
+        Raises DatabaseUnavailable if the journal is full because of a long outage, otherwise
+        TenantQueueFull or Overloaded.
         """
         self._check_share(principal.tenant_id, len(sequence_ids))
         owner = Owner(
@@ -134,14 +134,15 @@ class Metering:
         return account
 
     def discard(self, account: Account) -> None:
-        """The request was refused: the engine has not heard of it, and nothing is reserved."""
+        """The request was refused: the engine has not received it, and nothing is reserved."""
         self._free(account)
 
     async def settle(self, account: Account, outcome: Outcome) -> None:
-        """Charge a request that has ended; once, and to the end even if the caller is cancelled.
+        """Charge an ended request; once, and completely even if the caller is cancelled.
 
-        Returns when the ledger has the row, or the disk the outcome if the database is away. An
-        answer that broke off is charged behind the caller's back, once the engine has let go of it.
+        Returns when the ledger has the row, or the disk has the outcome if the database is
+        unavailable. An interrupted answer is charged in the background, once the engine has
+        released it.
         """
         work = self._settle_broken if outcome.finish_reason == ABORTED else self._settle_whole
         task = self._spawn(work(account, outcome))
@@ -172,7 +173,7 @@ class Metering:
     def _counted(
         self, slots: Sequence[int], *, tier: str | None = None, load_ms: float | None = None
     ) -> Charge:
-        """What the engine has counted for an answer that broke off."""
+        """The charge of an interrupted answer: the engine's counts."""
         counts = self._journal.counts(slots)
         return Charge(
             prompt_tokens=counts.prompt,
@@ -210,9 +211,10 @@ class Metering:
         self._free(account)
 
     def _check_share(self, tenant_id: str, num_slots: int) -> None:
-        """Nobody gets to hold more than stays free: so no tenant can take the journal for itself.
+        """No tenant may hold more slots than remain free, so no tenant can fill the journal.
 
-        Requests have more sequences than the engine is given at once, whose queue is bounded.
+        Requests may have more sequences than are submitted to the engine at once, whose queue is
+        bounded.
         """
         num_held = self._num_held[tenant_id]
         if num_held + num_slots <= self._journal.num_free - num_slots:
@@ -230,7 +232,7 @@ class Metering:
         self._journal.free(account.slots)
         self._open.discard(account.owner.request_id)
         self._num_held[account.owner.tenant_id] -= len(account.slots)
-        self._num_held += Counter()  # without those who hold none
+        self._num_held += Counter()  # drop tenants without slots
 
     async def _retry(self) -> None:
         while True:
@@ -242,7 +244,7 @@ class Metering:
                 except DatabaseUnavailable:
                     break
                 except Exception:
-                    # It stays in the journal, for the next server to try.
+                    # It stays in the journal for the next server.
                     log.exception("usage_not_recorded", request_id=account.owner.request_id)
                 del self._unsettled[account]
             if not self._unsettled:
@@ -257,7 +259,7 @@ class Metering:
                 charge = msgspec.msgpack.decode(entry.outcome, type=Charge)
             await self._charge(account, charge)
         except Exception:
-            # One that cannot be written must not keep the server from starting.
+            # A row that cannot be written must not prevent the server from starting.
             log.exception("usage_not_recovered", slots=entry.slots)
             return
         log.info("usage_recovered", request_id=account.owner.request_id)

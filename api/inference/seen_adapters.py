@@ -1,4 +1,4 @@
-"""What names of adapters meant lately: for a moment, and for as long as the database is away."""
+"""Caches resolved adapter names: for seconds, or as long as the database is unavailable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...platform.errors import DatabaseUnavailable
 from ..control_plane.last_seen import LastSeen
 
 FRESH_SECONDS = 3.0
-"""So long a name is not looked up again: as long as keys."""
+"""How long a resolved name is cached, the same as for keys."""
 
 
 class Ticket(NamedTuple):
@@ -38,31 +38,31 @@ class SeenAdapters:
         self._by_name = LastSeen[tuple[str, str], _Seen](stale_seconds, clock=clock)
         self._by_key = LastSeen[AdapterKey, AdapterRef](stale_seconds, clock=clock)
         self._last_changes: dict[str | None, object] = {}
-        """By tenant; None is everybody."""
+        """By tenant; None is all tenants."""
 
     def note_change(self, tenant_id: str | None) -> None:
-        """Something was changed in the tenant, or in all: what was looked up before is not fresh.
+        """Something changed in the tenant, or in all: earlier look-ups are not fresh.
 
-        Safe to call in any thread.
+        Thread-safe.
         """
         self._last_changes[tenant_id] = object()
 
     def begin(self, tenant_id: str) -> Ticket:
-        """To be called before a name of the tenant is looked up."""
+        """Call before a name of the tenant is looked up."""
         return Ticket(self._changes_of(tenant_id), self._clock())
 
     def note(self, tenant_id: str, meaning: Meaning, ticket: Ticket) -> None:
-        """This is what the tenant's name meant when it was looked up."""
+        """Store the meaning of the tenant's name, as looked up."""
         self._by_name.note((tenant_id, meaning.name), _Seen(meaning, ticket))
         for version in meaning.versions:
             self._by_key.note(version.key, version)
 
     def forget(self, tenant_id: str, name: str) -> None:
-        """The tenant's name has just meant nothing."""
+        """The tenant's name was not found."""
         self._by_name.forget((tenant_id, name))
 
     def fresh(self, tenant_id: str, name: str) -> Meaning | None:
-        """What the name means, if it was looked up just now and nothing was changed since."""
+        """The name's meaning, if it was looked up recently and nothing has changed since."""
         seen = self._by_name.recall((tenant_id, name))
         if seen is None or self._clock() - seen.ticket.at > FRESH_SECONDS:
             return None
@@ -70,7 +70,7 @@ class SeenAdapters:
         return seen.meaning if is_unchanged else None
 
     def recall(self, tenant_id: str, name: str) -> Meaning:
-        """What the tenant's name meant last. Raises DatabaseUnavailable if that is unknown."""
+        """The last meaning of the tenant's name. Raises DatabaseUnavailable if it is unknown."""
         seen = self._by_name.recall((tenant_id, name))
         if seen is None:
             raise DatabaseUnavailable

@@ -1,4 +1,4 @@
-"""One sequence's tokens as text: what belongs to the answer, and why it ended."""
+"""Converts one sequence's tokens to text, with stop strings and the finish reason."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ..contract.errors import from_error_info
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """The next text of one choice. There is one a token; it is part of no cycle."""
+    """The next text of one choice. There is one per token, and it is never part of a cycle."""
 
     index: int
     text: str
     logprobs: Sequence[TokenLogprobs]
-    """Of the tokens added; their text may still be held back."""
+    """For the added tokens; their text may still be held back."""
     finish_reason: Literal["stop", "length"] | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    """Of the prompt's next tokens; it has none of the first."""
+    """For the prompt's next tokens; the first has none."""
     embedding: bytes | None = None
-    """Of the whole prompt, fp32."""
+    """The embedding of the whole prompt, fp32."""
 
     @property
     def is_text(self) -> bool:
-        """It says nothing else, but perhaps that this is the end."""
+        """Whether it contains only text, and possibly the end."""
         return not (self.logprobs or self.prompt_logprobs or self.embedding)
 
 
@@ -64,7 +64,7 @@ class SequenceText:
         self._end_ids = frozenset(request.sampling.stop_token_ids)
 
     def read(self, event: PromptRead) -> Delta:
-        """What was asked of the prompt."""
+        """Process the results for the prompt."""
         return Delta(self._index, "", [], prompt_logprobs=event.logprobs, embedding=event.embedding)
 
     def push(self, event: TokensGenerated) -> tuple[Delta, int]:

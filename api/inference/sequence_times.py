@@ -1,4 +1,4 @@
-"""When one sequence's tokens came, told to the metrics."""
+"""Records the token times of one sequence in the metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SequenceTimes:
         figures: Callable[[], FigureSums] = FigureSums,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`figures`: those of the tenant, to which tokens are added as they come."""
+        """`figures`: the tenant's figures, to which tokens are added as they arrive."""
         self._metrics = metrics
         self._figures = figures
         self._arrived_at = arrived_at
@@ -50,7 +50,7 @@ class SequenceTimes:
         self._num_tokens += num_tokens
 
     def ended(self, finish_reason: str) -> None:
-        """What ends first is why; later calls say nothing."""
+        """Record the finish reason; later calls are ignored."""
         if self._is_ended:
             return
         self._is_ended = True

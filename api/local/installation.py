@@ -1,4 +1,4 @@
-"""An installation worked as an operator works his: by `loraplex` commands, which are shown."""
+"""A local installation, managed by `loraplex` commands that are printed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERATOR = "local"
 
 
 class StepFailed(Exception):
-    """A `loraplex` command ended with an error; the message is what it printed."""
+    """A `loraplex` command failed; the message is its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,16 @@ class TenantAccess:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A data folder and the server that serves it; `show` is given each command as it is run."""
+    """A data folder and its server; `show` is called with each command before it runs."""
 
     data_dir: Path
     url: str
     show: Callable[[str], None]
     operator_key: str = field(default="", repr=False)
-    """Of the operator who makes tenants; see `with_operator`."""
+    """The key of the operator who creates tenants; see `with_operator`."""
 
     def with_operator(self) -> Installation:
-        """The same with its first operator, who is made on the database itself."""
+        """The same with its first operator, who is created directly in the database."""
         operator_key = self._run("operators", "create", OPERATOR)["key"]
         return replace(self, operator_key=operator_key)
 
@@ -72,7 +72,7 @@ class Installation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the commands read instead of the user's own settings and profiles."""
+        """The environment of the commands, instead of the user's own settings and profiles."""
         return {
             "LORAPLEX_DATA_DIR": str(self.data_dir),
             "LORAPLEX_URL": self.url,

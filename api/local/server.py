@@ -1,4 +1,4 @@
-"""A `loraplex serve` of our own: started on a free port, waited for, and always stopped."""
+"""Runs a `loraplex serve` child process on a free port, and always stops it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LocalServer:
 def running_server(options: Sequence[str], *, port: int | None, log: Path) -> Iterator[LocalServer]:
     """Run `loraplex serve` with `options` until the block is left; None: any free port.
 
-    Yields once the server is ready. Raises `LocalServerFailed` where it does not get there.
+    Yields once the server is ready. Raises `LocalServerFailed` if it does not become ready.
     """
     chosen = port or free_port()
     command = [sys.executable, "-m", "loraplex", "serve", "--host", HOST, "--port", str(chosen)]
@@ -53,7 +53,8 @@ def running_server(options: Sequence[str], *, port: int | None, log: Path) -> It
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Its own group: ^C reaches us alone, and we end the server and what it started.
+                # A new process group: ^C reaches this process only, which ends the server and its
+                # children.
                 start_new_session=True,
             )
             cleanup.callback(_stop, process)

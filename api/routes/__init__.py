@@ -1,1 +1,1 @@
-"""The routes, one module for each resource."""
+"""The routes, one module per resource."""

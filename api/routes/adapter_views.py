@@ -1,4 +1,4 @@
-"""Rows of the catalog as callers see them."""
+"""Converts rows of the catalog to API views."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ..schemas.residency import (
 
 
 class AdapterViews:
-    """Views for one tenant at one moment: the engine's snapshot says where weights are."""
+    """Views for one tenant at one time: the engine's snapshot gives the position of weights."""
 
     def __init__(self, tenant_slug: str, stats: EngineStats | None) -> None:
         self._tenant_slug = tenant_slug
@@ -82,7 +82,7 @@ class AdapterViews:
 
 
 def tiers_of(stats: EngineStats | None) -> Mapping[AdapterKey, Tier]:
-    """Where each adapter is that the engine knows of, as its snapshot says."""
+    """The tier of each adapter in the engine's snapshot."""
     return {entry.key: entry.tier for entry in stats.adapters} if stats else {}
 
 

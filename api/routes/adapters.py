@@ -1,4 +1,4 @@
-"""`/v1/adapters` and `/v1/base`: what there is, what became of it, and its end."""
+"""`/v1/adapters` and `/v1/base`: list, inspect and delete adapters; the served base."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`/v1/adapters/{name}/aliases`: which version a name means, and what it meant before.
+"""`/v1/adapters/{name}/aliases`: aliases, their history, and rollback.
 
-Requests admitted from now on follow an alias; running ones stay where they began.
+A change applies to requests admitted from now on; running requests keep their version.
 """
 
 from __future__ import annotations

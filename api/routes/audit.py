@@ -1,4 +1,4 @@
-"""`/v1/audit` and `/admin/audit`: who changed what, and whether that is still what was written."""
+"""`/v1/audit` and `/admin/audit`: the audit log and its verification."""
 
 from __future__ import annotations
 

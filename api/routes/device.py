@@ -1,4 +1,4 @@
-"""`/admin/residency`: which adapters this server's memory holds, and how full it is."""
+"""`/admin/residency`: the adapters in this server's memory, and its usage."""
 
 from __future__ import annotations
 

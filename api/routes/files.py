@@ -1,4 +1,4 @@
-"""Downloading what was pushed: the same configuration, and the tensors bit for bit."""
+"""Downloads of adapter files: the same configuration, and the tensors bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .parameters import NO_VERSION, Number, Reader, find_version
 
 
 class FileResponse(StreamingResponse):
-    """Sends an exported file, and lets go of it at the end, even of one that was broken off."""
+    """Sends an exported file and closes it at the end, even if the transfer was interrupted."""
 
     def __init__(self, exported: ExportedFile, **answer: Any) -> None:
         super().__init__(exported.pieces(), **answer)

@@ -1,4 +1,4 @@
-"""Tenants, operators, users and keys as callers see them."""
+"""Converts tenants, operators, users and keys to API views."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def issued_key_view(issued: IssuedKey) -> IssuedKeyView:
 
 
 def invitation_view(issued: IssuedInvitation, base_url: str) -> InvitationView:
-    # Behind the '#' no server and no proxy ever sees or logs it.
+    # The part after '#' is never sent to a server or proxy, so it is not logged.
     url = f"{base_url}/console/join#{issued.token}"
     return InvitationView(token=issued.token, expires_at=issued.expires_at, url=url)
 

@@ -1,4 +1,4 @@
-"""`/v1/keys`: the tenant's API keys. Nobody gives away, or gets hold of, more than they have."""
+"""`/v1/keys`: the tenant's API keys. Callers cannot grant more than they have."""
 
 from __future__ import annotations
 

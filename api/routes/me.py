@@ -1,4 +1,4 @@
-"""`/v1/me`: who calls, and what it may do. For every caller."""
+"""`/v1/me`: the caller's identity and permissions. For every caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/memory` and `/admin/memory`: which adapter lies where, and what KV blocks are used for."""
+"""`/v1/memory` and `/admin/memory`: the position of adapters and the use of KV blocks."""
 
 from __future__ import annotations
 

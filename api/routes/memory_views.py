@@ -1,4 +1,4 @@
-"""Maps of servers' memory as operators and tenants see them."""
+"""Converts memory maps to the views of operators and tenants."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class PlatformMemoryViews:
 
 
 class OwnMemoryViews(PlatformMemoryViews):
-    """What is a tenant's own; sums are of that, and what tells of others is left out."""
+    """A tenant's own entries; sums include only these, and data about other tenants is omitted."""
 
     def __init__(self, contents: Sequence[LiveContent], principal: Principal) -> None:
         """`contents`: those that the caller may see."""

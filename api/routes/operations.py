@@ -1,4 +1,4 @@
-"""Whether the server lives, whether it serves, and its figures. Open to callers without a key."""
+"""Health, readiness and metrics. Open to callers without a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/admin/operators`: who runs the platform. The first one is made on the server's own machine."""
+"""`/admin/operators`: operators and their keys. The first is created on the server's machine."""
 
 from __future__ import annotations
 

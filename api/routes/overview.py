@@ -1,4 +1,4 @@
-"""`/v1/overview` and `/admin/overview`: how much, how fast and how full, over time."""
+"""`/v1/overview` and `/admin/overview`: rates, latencies and utilization over time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lists in parts: `?after=&limit=` of a request, `has_more` and `next_after` of its answer.
+"""Paging: `?after=&limit=` of a request, `has_more` and `next_after` of the response.
 
-A cursor is the key of a row, so what comes or goes between two pages moves no other row. A route
-asks for one row more than the page has:
+A cursor is the key of a row, so rows that are added or removed between two pages do not shift the
+others. A route requests one row more than the page has:
 
     rows = service.list_keys(session, after=page.after, limit=page.num_rows)
     return json_response(page.answer(rows, view=key_view, cursor=lambda key: key.id))
@@ -33,7 +33,7 @@ class PageRequest(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """How many rows to read: the one too many says that there are more."""
+        """The number of rows to read: one more than the page has shows that more exist."""
         return self.limit + 1
 
     def answer(
@@ -43,7 +43,7 @@ class PageRequest(NamedTuple):
         view: Callable[[Row], View],
         cursor: Callable[[Row], str],
     ) -> PageView[View]:
-        """The page of `rows`, which are up to `num_rows` behind `after`."""
+        """The page of `rows`, which are up to `num_rows` after `after`."""
         shown = rows[: self.limit]
         has_more = len(rows) > self.limit
         next_after = cursor(shown[-1]) if has_more else None

@@ -1,4 +1,4 @@
-"""What the routes of adapters take alike: who may call, and which version is meant."""
+"""The shared parameters of the adapter routes: the caller and the version."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ async def _writer(request: Request, principal: _MayWrite) -> Principal:
 
 
 def _with_adapter(request: Request, principal: Principal) -> Principal:
-    """The caller, for whom the adapter in the path is there to see.
+    """The caller, if it may see the adapter in the path.
 
-    For a key that is restricted to others it is not there, whether it is or not.
+    For a key that is restricted to other adapters it does not exist.
     """
     name = request.path_params.get("name")
     if name is not None and not principal.may_use(name):

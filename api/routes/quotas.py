@@ -1,4 +1,4 @@
-"""`/v1/quota`: what a tenant may use and has left; `/admin/tenants/{slug}/quota`: its limits."""
+"""`/v1/quota`: a tenant's limits and usage; `/admin/tenants/{slug}/quota`: setting the limits."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def _tenant_id(runtime: Runtime, slug: str) -> str:
 
 
 def _event(slug: str, before: Limits, after: Limits) -> Event | None:
-    """What is different now; None if nothing is."""
+    """The changes; None if there are none."""
     old = asdict(before)
     details = {name: value for name, value in asdict(after).items() if value != old[name]}
     return Event("quota.set", slug, details) if details else None

@@ -1,4 +1,4 @@
-"""`/admin/readiness`: whether this server takes requests, with what only operators may know."""
+"""`/admin/readiness`: whether this server accepts requests, with details for operators only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/requests` and `/admin/requests`: what became of each request, and what runs now."""
+"""`/v1/requests` and `/admin/requests`: finished requests with their phases, and running ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`/v1/adapters/{name}/versions/{n}`: wishes about where its weights are, and why it is not ready.
+"""`/v1/adapters/{name}/versions/{n}`: pin, prefetch, and readiness of a version.
 
-A wish is written down before it is answered; the servers come to meet it, now and after every
-restart.
+A pin or prefetch is stored before the response; the servers reconcile their state with it, now and
+after every restart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/admin/settings`: how this server is set up. Read-only: settings are its operator's environment.
+"""`/admin/settings`: the server's settings. Read-only, because they come from its environment.
 
 A secret is never shown, only whether it is set.
 """

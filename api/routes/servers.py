@@ -1,4 +1,4 @@
-"""`/admin/servers`: who serves from this database."""
+"""`/admin/servers`: the servers that share this database."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""`/v1/session`: signing in and out at the console, for operators and tenants' users.
+"""`/v1/session`: sign-in and sign-out at the console, for operators and tenant users.
 
-What somebody is signed in by is a cookie that no script reads. Everything else of the API may be
-called with it as with a key.
+A session is a cookie that scripts cannot read. Like a key, it gives access to the rest of the API.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ from ..server.runtime import CurrentRuntime, Runtime
 SESSION_COOKIE = {"set-cookie": "The session cookie: `HttpOnly`, `SameSite=Strict`."}
 
 open_router = APIRouter(prefix="/v1/session")
-"""Of whoever is not signed in yet."""
+"""For callers that are not signed in yet."""
 router = APIRouter(prefix="/v1")
 
 
 @terms(errors=("insecure_transport", "csrf_failed", "shutting_down", "database_unavailable"))
 async def read_transport(request: Request, runtime: CurrentRuntime) -> Transport:
-    """Over what somebody is about to sign in. Raises ApiError."""
+    """The transport of a sign-in. Raises ApiError."""
     transport = transport_of(request, runtime.settings.trusted_proxies)
     check_transport(transport)
     check_same_origin(request, transport, is_needed=False)
@@ -213,7 +212,7 @@ def _signed_in(
 
 
 def _own_token(request: Request, runtime: Runtime) -> str:
-    """What the caller's cookie holds. It was looked at already: without it nobody comes here."""
+    """The token in the caller's cookie. It was verified already: other callers do not get here."""
     token = session_token(request, transport_of(request, runtime.settings.trusted_proxies))
     if token is None:
         raise SessionEnded

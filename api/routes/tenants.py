@@ -1,4 +1,4 @@
-"""`/admin/tenants`: who may use this installation. For operators who act on no tenant."""
+"""`/admin/tenants`: create, change and suspend tenants. For operators without a tenant."""
 
 from __future__ import annotations
 

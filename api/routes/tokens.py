@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: at the root, where vLLM has them and its clients look."""
+"""`POST /tokenize` and `/detokenize`: at the root, as in vLLM."""
 
 from __future__ import annotations
 

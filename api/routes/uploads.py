@@ -1,7 +1,7 @@
-"""Pushing an adapter: declare it, send its weights in parts, commit.
+"""Push an adapter: declare it, send its weights in parts, commit.
 
-Bodies are raw bytes, never multipart. A sender that lost its place declares the same again, or
-asks where the upload stands, and goes on from there.
+Bodies are raw bytes, never multipart. After an interruption, a client declares the same content
+again or queries the upload, and continues from the returned offset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/v1/usage` and `/admin/usage`: what was used, summed as the caller asks, as JSON or CSV."""
+"""`/v1/usage` and `/admin/usage`: the ledger, grouped and summed, as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SEPARATOR = "/"
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which days are meant, by what they are kept apart, and how they are written."""
+    """The selected days, the grouping, and the format."""
 
     query: UsageQuery
     page: PageRequest

@@ -1,4 +1,4 @@
-"""`/v1/users`: whom the tenant lets in, and as what."""
+"""`/v1/users`: the tenant's users and their roles."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The bodies that callers send and the answers they get."""
+"""The schemas of request bodies and responses."""

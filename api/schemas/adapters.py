@@ -1,4 +1,4 @@
-"""The bodies of `/v1/adapters` and `/v1/uploads`, and what they answer."""
+"""Schemas of `/v1/adapters` and `/v1/uploads`."""
 
 from __future__ import annotations
 

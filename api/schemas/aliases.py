@@ -1,4 +1,4 @@
-"""The bodies of an adapter's aliases, and what they answer."""
+"""Schemas of an adapter's aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the OpenAI-compatible routes answer. Encoded by msgspec: a chunk costs under 1 µs."""
+"""Response schemas of the OpenAI-compatible routes. msgspec encodes a chunk in under 1 µs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/v1/audit` and `/admin/audit` answer."""
+"""Response schemas of `/v1/audit` and `/admin/audit`."""
 
 from __future__ import annotations
 

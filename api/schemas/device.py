@@ -1,4 +1,4 @@
-"""What is answered about the memory of this server."""
+"""Response schemas for this server's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/embeddings`, and what it answers."""
+"""Schemas of `POST /v1/embeddings`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chat and plain completions have in common: sampling, stopping, streaming."""
+"""The common fields of chat and completion requests: sampling, stopping, streaming."""
 
 from __future__ import annotations
 

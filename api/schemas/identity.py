@@ -1,4 +1,4 @@
-"""The bodies of tenants, operators, users and keys, and what is answered about them."""
+"""Schemas of tenants, operators, users and keys."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is answered about where adapters and KV blocks lie.
+"""Response schemas for the position of adapters and KV blocks.
 
-A tenant sees what is its own; where a field tells of others it is null.
+A tenant sees only its own entries; fields about other tenants are null.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the routes that are open to everybody answer."""
+"""Response schemas of the routes that are open to every caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What form an answer has to have: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+"""Output constraints: OpenAI's `response_format`, vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 

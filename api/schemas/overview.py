@@ -1,4 +1,4 @@
-"""What is answered about the last minutes, hours and days."""
+"""Response schemas of the overview's time series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain prompts: text or token ids, one or several, and how they become what the model reads."""
+"""Plain prompts: text or token ids, one or several, and their conversion to model input."""
 
 from __future__ import annotations
 

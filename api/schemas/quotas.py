@@ -1,4 +1,4 @@
-"""A tenant's limits as operators set them, and as the tenant sees what is left."""
+"""Schemas of a tenant's limits, usage and remaining amounts."""
 
 from __future__ import annotations
 

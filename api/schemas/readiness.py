@@ -1,4 +1,4 @@
-"""What operators are told about whether, and how safely, a server takes requests."""
+"""Response schemas of a server's readiness and confinement, for operators."""
 
 from __future__ import annotations
 

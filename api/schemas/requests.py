@@ -1,4 +1,4 @@
-"""What is answered about requests: those that ended, and those that run."""
+"""Response schemas of finished and running requests."""
 
 from __future__ import annotations
 

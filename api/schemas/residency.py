@@ -1,4 +1,4 @@
-"""What callers wish about where a version's weights are, and what they are told about it."""
+"""Schemas of pins, prefetches and a version's readiness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/v1/responses` answers: the response, its items, and the events of its stream."""
+"""Response schemas of `/v1/responses`: the response, its items and its stream events."""
 
 from __future__ import annotations
 

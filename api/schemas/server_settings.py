@@ -1,4 +1,4 @@
-"""What is answered about how a server is set up."""
+"""Response schemas of a server's settings."""
 
 from __future__ import annotations
 

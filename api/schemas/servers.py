@@ -1,4 +1,4 @@
-"""What operators are told about the servers of a database."""
+"""Response schemas of the servers that share a database."""
 
 from __future__ import annotations
 

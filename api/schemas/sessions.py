@@ -1,4 +1,4 @@
-"""The bodies of signing in, and what is answered about it."""
+"""Schemas of sign-in and sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of `POST /tokenize` and `/detokenize`, and what they answer. Named as in vLLM."""
+"""Schemas of `POST /tokenize` and `/detokenize`. Names as in vLLM."""
 
 from __future__ import annotations
 

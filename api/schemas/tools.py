@@ -1,4 +1,4 @@
-"""The functions that a request offers to the model, and whether it may, must or must not call."""
+"""The functions that a request offers to the model, and `tool_choice`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers are told about what was used."""
+"""Response schemas of usage."""
 
 from __future__ import annotations
 

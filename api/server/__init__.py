@@ -1,1 +1,1 @@
-"""One server process: its services, its readiness and its data directory."""
+"""One server process: its services, readiness and data folder."""

@@ -1,4 +1,4 @@
-"""What confines the examination of adapters on this machine, as operators are told."""
+"""The confinement of adapter examinations on this machine, as reported to operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ log = structlog.get_logger(__name__)
 
 @cache
 def confinement_here() -> ConfinementReport:
-    """What confines the children of this process: measured once, since the kernel decides it."""
+    """The confinement of this process's children, measured once because the kernel determines
+    it."""
     return measure_confinement()
 
 

@@ -1,4 +1,4 @@
-"""One server for each data folder: two would sweep each other's uploads and cached blocks."""
+"""Locks the data folder for one server: two would delete each other's uploads and cached blocks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class DataDirInUse(Exception):
 
 @contextmanager
 def locked_data_dir(data_dir: Path) -> Iterator[None]:
-    """Hold the folder until the block is left. Raises DataDirInUse if another server holds it.
+    """Lock the folder until the block is left. Raises DataDirInUse if another server holds it.
 
-    The system gives it free when this process ends, however it ends. Commands that work on the
-    database beside a server do not ask for it.
+    The system releases the lock when this process ends, however it ends. Commands that use the
+    database while a server runs do not take it.
     """
     # Not inheritable: a child that outlives the server for a moment must not hold the folder.
     descriptor = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

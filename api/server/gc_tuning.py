@@ -1,8 +1,8 @@
-"""When a server runs Python's garbage collector.
+"""Schedules Python's garbage collector in a server.
 
 Reference counting frees almost everything; cycles come from errors and cancelled tasks. Collecting
-all that imports have left takes a fifth of a second, in which no stream continues, and by default
-Python collects young objects every few requests.
+all objects that imports leave takes a fifth of a second, during which no stream continues, and by
+default Python collects young objects every few requests.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import gc
 from collections.abc import Callable
 
 YOUNG_OBJECTS = 10_000
-"""So many more objects are allocated than freed before Python collects the young ones, which takes
-some ms."""
+"""Python collects young objects, which takes some ms, when this many more objects are allocated
+than freed."""
 PAUSE_SECONDS = 60.0
 """Between two collections of old objects. Python itself would collect them after a million
 allocations, which is hours of ordinary requests."""
 PATIENCE_SECONDS = 240.0
-"""A collection waits at most so long for a moment without requests."""
+"""The maximum wait for a moment without requests."""
 POLL_SECONDS = 0.05
 
 
@@ -32,7 +32,7 @@ def freeze_garbage() -> None:
 async def collect_garbage(is_idle: Callable[[], bool]) -> None:
     """Collect old objects regularly, until cancelled.
 
-    `is_idle` says whether no request runs: a collection delays those that do.
+    `is_idle` tells whether no request runs, because a collection delays running requests.
     """
     while True:
         await asyncio.sleep(PAUSE_SECONDS)

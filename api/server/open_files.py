@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open."""
+"""The limits of open files and connections of this process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ MOST_OPEN_FILES = 1 << 20
 
 
 def raise_open_files() -> int:
-    """Let this process, and those it starts, open as many as the system allows; how many those are.
+    """Raise the limit of open files to the system's maximum and return it; child processes inherit
+    it.
 
-    Shells and systemd begin programs with 1,024, for the sake of those that use `select`, and leave
-    it to the others to ask for more.
+    Shells and systemd start programs with 1,024 for the sake of programs that use `select`; other
+    programs raise the limit themselves.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(_number(hard), MOST_OPEN_FILES)
     if _number(soft) < wanted:
-        with suppress(ValueError, OSError):  # macOS has a bound of its own below the hard limit
+        with suppress(ValueError, OSError):  # macOS has its own bound below the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return min(_number(resource.getrlimit(resource.RLIMIT_NOFILE)[0]), MOST_OPEN_FILES)
 

@@ -1,4 +1,4 @@
-"""Whether this server takes requests: what load balancers ask for, and what a drain changes."""
+"""Whether this server accepts requests, for load balancers; a drain makes it not ready."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Readiness:
 
     @property
     def refusal(self) -> ApiError | None:
-        """What every request is answered now; None: what it deserves."""
+        """The response to every request now; None: normal processing."""
         return ApiError("shutting_down") if self.is_draining else None
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
-"""Which servers of this user run on this machine, for commands that work beside them.
+"""Finds the running servers of this user on this machine, for commands that run next to them.
 
-Each server keeps a file with its URL and data folder, and a lock on it, for as long as it runs.
-The system drops the lock when the process ends, however it ends.
+While a server runs, it keeps a file with its URL and data folder, and a lock on it. The system
+releases the lock however the process ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunningServer:
 def registered(server: RunningServer) -> Iterator[None]:
     """Let other commands of this user find the server until the block is left.
 
-    Where no folder for this can be had, such as under a read-only root, nothing is registered.
+    Without a suitable folder, such as under a read-only root, nothing is registered.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def registered(server: RunningServer) -> Iterator[None]:
 
 
 def list_running_servers() -> list[RunningServer]:
-    """The servers of this user that run now, by URL. What killed servers left is removed."""
+    """The running servers of this user, by URL. Files of killed servers are removed."""
     try:
         paths = sorted(_own_folder().glob(f"*{_SUFFIX}"))
     except OSError:
@@ -68,7 +68,7 @@ def _locked_file(server: RunningServer) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another server's file is there
+            with contextlib.suppress(OSError):  # another server's file exists
                 folder.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""Who this installation is among those that share a database: an id, written in its data folder."""
+"""This server's id among those that share a database, stored in its data folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ FILE = "server_id"
 
 
 def load_or_create_server_id(data_dir: Path) -> str:
-    """The same after every start. Call it while the data folder is locked: two would differ.
+    """The id, the same after every start. Call it with the data folder locked, or two servers may
+    differ.
 
-    A file that does not hold an id, such as one cut short by a crash, is written anew.
+    A file without a valid id, such as one truncated by a crash, is rewritten.
     """
     path = data_dir / FILE
     try:

@@ -1,1 +1,1 @@
-"""Metrics, traces, logs, and the figures that the console shows."""
+"""Metrics, traces, logs, and the console's figures."""

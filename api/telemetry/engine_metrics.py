@@ -1,4 +1,4 @@
-"""The engine's own figures for Prometheus, from its last snapshot."""
+"""The engine's Prometheus metrics, from its last snapshot."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class EngineCollector(Collector):
 
 
 class UtilizationCollector(Collector):
-    """Beside it: how much of the device's peak the steps used."""
+    """The utilization of the device's peak by the steps, from the same snapshot."""
 
     def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
         self._stats = stats

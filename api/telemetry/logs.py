@@ -1,7 +1,7 @@
-"""Log records of the API process: one JSON object a line on standard error, like the engine's.
+"""Logging of the API process: one JSON object per line on standard error, as in the engine.
 
-An event has a stable name and facts (`request_id`, `tenant_id`, `adapter_digest`); prompts, answers
-and keys are never among them.
+An event has a stable name and facts (`request_id`, `tenant_id`, `adapter_digest`). Prompts, answers
+and keys are never logged.
 """
 
 from __future__ import annotations

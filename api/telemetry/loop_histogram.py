@@ -1,4 +1,4 @@
-"""A histogram for what happens once a token."""
+"""A Prometheus histogram without a lock, for events that happen once per token."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from prometheus_client.registry import Collector
 
 
 class LoopHistogram(Collector):
-    """Observed by the event loop's thread alone: without a lock it costs a fifth of the usual one.
+    """Observed by the event loop's thread only: without a lock it costs a fifth of the usual
+    histogram.
 
-    Has no labels. Who reads it meanwhile may see a count without its part of the sum.
+    It has no labels. A concurrent reader may see a count without its part of the sum.
     """
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:

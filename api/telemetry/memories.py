@@ -1,7 +1,7 @@
-"""Where things lie, on this server and on the others that live.
+"""The memory maps of this server and of the other live servers.
 
-This server's engine is asked; the others wrote down what theirs said. Each writes only while there
-is another one that could read it.
+This server's engine is queried directly; the other servers store their maps in the database. A
+server stores its map only while another server could read it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ...platform.sessions import PlatformSession
 from ..control_plane.control_plane import ControlPlane
 
 STALE_AFTER = timedelta(seconds=60)
-"""What a server wrote down so long ago is not shown any more."""
+"""Maps that are older than this are not shown."""
 
 
 class ServerMap(msgspec.Struct, frozen=True):
-    """What one server holds, as it writes it down for the others."""
+    """One server's memory map, as stored for the other servers."""
 
     device: str
     arena_bytes: int
@@ -40,11 +40,11 @@ class ServerMap(msgspec.Struct, frozen=True):
     disk_used_bytes: int
     engine: MemoryMap
     disk: Mapping[str, CachedFile]
-    """By the name of the file."""
+    """By file name."""
 
 
 class SeenMap(NamedTuple):
-    """What one server held at some moment."""
+    """One server's memory map at some time."""
 
     server_id: str
     seen_at: datetime
@@ -52,7 +52,7 @@ class SeenMap(NamedTuple):
 
 
 class Memories:
-    """One for the server."""
+    """One per server."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Memories:
         self._server_id = server_id
 
     async def own(self) -> ServerMap | None:
-        """What this server holds now; None while its engine is down."""
+        """This server's present map; None while its engine is down."""
         try:
             mapped = await self._engine.map_memory()
         except EngineError:
@@ -88,14 +88,14 @@ class Memories:
         )
 
     async def all(self) -> list[SeenMap]:
-        """What every live server holds, by its id. Raises a PlatformError."""
+        """The maps of all live servers, by id. Raises a PlatformError."""
         own = await self.own()
         others = await self._control_plane.read_all_tenants(self._read_others)
         found = [*others, *([SeenMap(self._server_id, utc_now(), own)] if own else [])]
         return sorted(found, key=lambda seen: seen.server_id)
 
     def write(self, session: PlatformSession, own: ServerMap) -> None:
-        """Let the others see it, if there are any."""
+        """Store the map for other servers, if there are any."""
         row = session.get(ServerMemory, self._server_id, with_for_update=True)
         if not self._has_others(session):
             if row is not None:

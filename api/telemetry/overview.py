@@ -1,4 +1,4 @@
-"""What this server measures of its work, written down every quarter of a minute."""
+"""Writes this server's figures to the database every 15 seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 INTERVAL_SECONDS = 15.0
 FRESH_SECONDS = 1.0
-"""Whoever looks sees what was measured up to so long ago."""
+"""The maximum age of the figures that a reader sees."""
 
 
 class Overview:
@@ -54,14 +54,14 @@ class Overview:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Write what has come together."""
+        """Write the pending figures."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             await self.flush()
 
     def of_tenant(self, tenant_id: str) -> FigureSums:
-        """Where the tenant's tokens are counted as they come; ask anew for each step."""
+        """The sums of the tenant's tokens; request them again for each step."""
         tenants = self._gathered.tenants
         figures = tenants.get(tenant_id)
         if figures is None:
@@ -86,12 +86,12 @@ class Overview:
             use.latency_counts[bucket] = use.latency_counts.get(bucket, 0) + 1
 
     async def freshen(self) -> None:
-        """Write what has come together, unless that was done just now."""
+        """Write the pending figures, unless that was done just now."""
         if self._monotonic() - self._gathered_since >= FRESH_SECONDS:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what has come together. What cannot be written is left out."""
+        """Write the pending figures. Figures that cannot be written are dropped."""
         async with self._writing:
             own = await self._memories.own()
             gathered, self._gathered = self._gathered, Gathered()
@@ -124,7 +124,7 @@ class Overview:
 
 
 def _add_levels(gathered: Gathered, own: ServerMap, seconds: float) -> None:
-    """What is held now, as if it had been so since the last look."""
+    """Add the current levels, as if they had held since the last observation."""
     mapped = own.engine
     gathered.kv_capacity_seconds += mapped.kv.num_blocks * seconds
     server = gathered.server
@@ -141,7 +141,7 @@ def _add_levels(gathered: Gathered, own: ServerMap, seconds: float) -> None:
 
 
 def device_bytes(mapped: MemoryMap) -> dict[str, int]:
-    """By tenant id: the bytes of its adapters in the arena."""
+    """The bytes of adapters in the arena, by tenant id."""
     found: dict[str, int] = {}
     for extent in mapped.extents:
         found[extent.key.tenant_id] = found.get(extent.key.tenant_id, 0) + extent.num_bytes
@@ -149,7 +149,7 @@ def device_bytes(mapped: MemoryMap) -> dict[str, int]:
 
 
 def _add_work(server: FigureSums, figures: FigureSums) -> None:
-    """Add a tenant's figures; what is held was counted for the server as a whole."""
+    """Add a tenant's figures, except levels, which are counted for the whole server."""
     held = server.kv_block_seconds, server.adapter_byte_seconds
     server.add(figures)
     server.kv_block_seconds, server.adapter_byte_seconds = held

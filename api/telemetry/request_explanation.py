@@ -1,4 +1,4 @@
-"""Why a request took as long as it did, or was refused: its phases, and the one to look at."""
+"""Explains a request's latency or refusal: its phases, and the decisive one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..schemas.requests import PhaseView
 from .request_measures import CLIENT_DISCONNECTED
 
 _SAY_THEMSELVES = frozenset({"adapter_load_failed"})
-"""Codes of which some errors are retryable and some are not."""
+"""Codes that are retryable in some cases only."""
 _TIERS = {
     "device": "was on the device",
     "host": "was in host memory and had to be copied to the device",
@@ -25,7 +25,7 @@ def phases_of(entry: RequestLogEntry) -> list[PhaseView]:
 
 
 def summary_of(entry: RequestLogEntry) -> str:
-    """What there is to know, in a sentence or two."""
+    """The explanation in a sentence or two."""
     if entry.error_code == CLIENT_DISCONNECTED:
         return "The client disconnected before the answer was complete."
     if entry.error_code is not None:

@@ -1,7 +1,7 @@
-"""Keeps what became of each request: gathered in memory, written together every second.
+"""Writes the request log: collected in memory, stored once a second.
 
-The log is for looking into, not for accounts: a request never waits for it, and where more ends
-than can be written the rest is left out and counted.
+The log is for diagnosis, not for accounting. A request never waits for it. If more requests end
+than can be written, the rest is dropped and counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GENERATING_ROUTES = frozenset(
 
 
 class RequestLog:
-    """One for the server."""
+    """One per server."""
 
     def __init__(self, control_plane: ControlPlane, metrics: Metrics) -> None:
         self._control_plane = control_plane
@@ -46,7 +46,7 @@ class RequestLog:
         self._task = asyncio.create_task(self._write_on())
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write the pending entries."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -98,8 +98,8 @@ class RequestLog:
         )
 
     async def flush(self) -> None:
-        """Write what is pending now, and wait for what is being written: for readers who must see
-        what has just ended."""
+        """Write the pending entries, and wait for those being written: for readers that must see
+        requests that have just ended."""
         await self._write()
 
     async def _write_on(self) -> None:
@@ -113,7 +113,7 @@ class RequestLog:
                 pass
 
     async def _write_batch(self) -> bool:
-        """False if the database is away. What cannot be written is left out."""
+        """False if the database is unavailable. Entries that cannot be written are dropped."""
         batch = [self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))]
         try:
             await self._control_plane.write_all_tenants(partial(service.add, entries=batch))
@@ -128,7 +128,7 @@ class RequestLog:
 
 
 def _shown(name: str | None) -> str | None:
-    """A name that anybody may have made up, as far as it can be kept and printed."""
+    """An untrusted name, truncated, with unprintable characters replaced."""
     cut = name and name[:MODEL_LENGTH]
     if cut is None or cut.isprintable():
         return cut

@@ -1,4 +1,4 @@
-"""What one request turned out to be, for its line in the log and its span: figures, never text."""
+"""The figures of one request for its log line and its span, never text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLIENT_DISCONNECTED = "client_disconnected"
 
 @dataclass(slots=True)
 class RequestMeasures:
-    """Filled in as it becomes known; None is what the request never came to."""
+    """Filled in as values become known; None if the request did not get that far."""
 
     model: str | None = None
     """The pinned name."""
@@ -21,25 +21,25 @@ class RequestMeasures:
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     queue_seconds: float | None = None
-    """Of the sequence that started first, as are the others."""
+    """For the sequence that started first, like the others."""
     adapter_wait_seconds: float | None = None
     first_token_seconds: float | None = None
     finish_reason: str | None = None
-    """Of the sequence that ended last; `aborted` if the answer is not whole."""
+    """For the sequence that ended last; `aborted` if the answer is incomplete."""
     adapter_name: str | None = None
     """None for the base model, as the next."""
     adapter_version: int | None = None
     tier: str | None = None
-    """Where the adapter was when the request came."""
+    """The adapter's tier at arrival."""
     load_ms: float | None = None
-    """How long the load took that it waited for."""
+    """The duration of the load that it waited for."""
     asked_model: str | None = None
-    """What the caller sent as the name, as it is: for the tenant's own log of requests alone."""
+    """The model name as sent, for the tenant's own request log only."""
     standing: Standing | None = None
-    """What is left of the tenant's rates: for the answer's headers, not a figure of the request."""
+    """The tenant's remaining rates: for the response headers, not a figure of the request."""
 
     def figures(self) -> Mapping[str, str | int | float]:
-        """What is known, by name."""
+        """The known figures, by name."""
         known = {name: getattr(self, name) for name in _FIGURES}
         return {name: value for name, value in known.items() if value is not None}
 

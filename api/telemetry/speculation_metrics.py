@@ -1,4 +1,4 @@
-"""How well tokens are guessed, by proposer, for Prometheus. Adapters are counted, never named."""
+"""Prometheus metrics of speculation by proposer. Adapters are counted, never named."""
 
 from __future__ import annotations
 

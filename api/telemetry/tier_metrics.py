@@ -1,4 +1,4 @@
-"""Where adapters' weights are, how they got there and why they left, for Prometheus."""
+"""Prometheus metrics of adapter tiers, loads and evictions."""
 
 from __future__ import annotations
 

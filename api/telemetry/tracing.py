@@ -1,7 +1,7 @@
-"""A span per request for OpenTelemetry; without it nothing of it is imported.
+"""OpenTelemetry spans, one per request. Without the extra, nothing of it is imported.
 
-A span is written when its request has ended, with the times of its own: who called may have begun
-the trace (W3C `traceparent`). It has names, figures and codes, never text.
+A span is written when its request has ended, with the request's own times. The client may have
+started the trace (W3C `traceparent`). It contains names, figures and codes, never text.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = structlog.get_logger(__name__)
 
 NANOSECONDS = 1_000_000_000
 FLUSH_SECONDS = 2.0
-"""How long a server that stops waits for a collector to take the last spans."""
+"""How long a stopping server waits for the collector to receive the last spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
-    """What a span says."""
+    """The contents of a span."""
 
     request_id: str
     tenant_id: str | None
@@ -40,7 +40,7 @@ class EndedRequest:
     status: int
     """0: nothing was answered."""
     code: str
-    """Of the error; empty if there is none."""
+    """The error code; empty without an error."""
     seconds: float
     headers: Mapping[str, str]
     measures: RequestMeasures
@@ -63,7 +63,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._clock = clock
         self.close = close
-        """Sends what has not been sent."""
+        """Sends the pending spans."""
 
     def record(self, request: EndedRequest) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -84,10 +84,10 @@ class Tracing:
 
 
 def open_tracing(*, is_wanted: bool | None, environment: Mapping[str, str]) -> Tracing | None:
-    """Tracing as the operator's settings say: None if it is off.
+    """Tracing according to the operator's settings: None if it is off.
 
-    `is_wanted` None leaves it to OpenTelemetry's own variables, which also say where spans go and
-    which are sampled. Raises InvalidValue if it is wanted and not installed.
+    `is_wanted` None leaves it to OpenTelemetry's own variables, which also configure the
+    destination and the sampling. Raises InvalidValue if it is wanted but not installed.
     """
     if not (_is_configured(environment) if is_wanted is None else is_wanted):
         return None

@@ -1,1 +1,1 @@
-"""Functions that a model may call: how it is told of them, and how its calls are read."""
+"""Function calling: how tools are presented to the model, and how its calls are parsed."""

@@ -1,4 +1,4 @@
-"""What an answer consists of, piece by piece: text, and calls of functions."""
+"""The parts of an answer: text and function calls."""
 
 from __future__ import annotations
 

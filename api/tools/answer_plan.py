@@ -1,4 +1,4 @@
-"""How an answer is kept to what its request allows, and how it is then read."""
+"""How an answer is constrained by a grammar, and how it is parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tool_format import ToolFormat
 
 
 class Reader(Protocol):
-    """Takes an answer's text as it comes."""
+    """Parses an answer's text as it arrives."""
 
     num_calls: int
 
@@ -40,7 +40,7 @@ class TextReader:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """What the engine has to know, and what reads each answer."""
+    """The constraint for the engine, and the parser of each answer."""
 
     grammar: GrammarSpec | None
     visible_token_ids: Collection[int] = ()
@@ -57,11 +57,11 @@ def plan_answer(
     form_grammar: GrammarSpec | None,
     answer_schema: Mapping[str, Any] | None,
 ) -> AnswerPlan:
-    """`written` is asked only if there are tools. The text of an answer follows `form_grammar`,
+    """`written` is called only if there are tools. The text of an answer follows `form_grammar`,
     which is that of `answer_schema` if there is one.
 
-    Raises ApiError if the base's form of calls is not known or does not go with the form of the
-    answer, InvalidGrammar if schemas are too long.
+    Raises ApiError if the base's call format is unknown or incompatible with the output format,
+    InvalidGrammar if schemas are too long.
     """
     if use is None:
         return AnswerPlan(form_grammar)

@@ -1,4 +1,4 @@
-"""An answer's text as text and calls, while it comes."""
+"""Parses an answer's text into text and function calls while it arrives."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .tool_format import ToolFormat
 
 class _Mode(Enum):
     START = auto()
-    """Nothing but blanks came: a call without opening may follow."""
+    """Only blanks have arrived: a call without opening may follow."""
     TEXT = auto()
     LEAD_IN = auto()
-    """Behind an opening: a call begins."""
+    """After an opening: a call starts."""
     CALL = auto()
     AFTER = auto()
-    """Behind a call: what separates calls is no text."""
+    """After a call: separators between calls are not text."""
 
 
 class AnswerReader:
-    """Reads one answer in a format.
+    """Parses one answer in a format.
 
-    Blanks between text and calls belong to neither. What only looks like a call, or calls a
-    function that may not be called, is text as it was written. However the text is cut into
-    pieces, the parts put together are the same.
+    Blanks between text and calls belong to neither. Text that only looks like a call, or calls a
+    function that is not allowed, is returned unchanged. The concatenated parts do not depend on how
+    the text was split.
     """
 
     def __init__(self, written: ToolFormat, names: Collection[str]) -> None:
@@ -35,9 +35,9 @@ class AnswerReader:
         self._names = names
         self._mode = _Mode.START if written.is_bare else _Mode.TEXT
         self._pending = ""
-        """What came and is neither given out nor passed over."""
+        """Received text that is neither emitted nor skipped."""
         self._cursor = 0
-        """How much of it is read already, as what may be a call."""
+        """The part of it that was already scanned as a possible call."""
         self._scanner: CallScanner | None = None
 
     def push(self, text: str) -> list[AnswerPart]:
@@ -93,7 +93,7 @@ class AnswerReader:
             self._cursor = end - len(certain) + len(opening)
 
     def _num_opening_begun(self) -> int:
-        """How many characters at the end may be the beginning of an opening."""
+        """The number of characters at the end that may be the beginning of an opening."""
         opening = self._format.opening
         longest = min(len(opening) - 1, len(self._pending))
         return next((n for n in range(longest, 0, -1) if self._pending.endswith(opening[:n])), 0)
@@ -145,7 +145,7 @@ class AnswerReader:
         yield from ()
 
     def _skip_blanks(self) -> str:
-        """The next character that is none, where the cursor then stands; empty if none came."""
+        """The next character that is not blank, at the cursor; empty if there is none yet."""
         rest = self._pending[self._cursor :]
         self._cursor += len(rest) - len(rest.lstrip())
         return self._pending[self._cursor : self._cursor + 1]
@@ -157,7 +157,7 @@ class AnswerReader:
         return self._scanner is not None
 
     def _give_up(self) -> Iterator[AnswerPart]:
-        """What was read is no call."""
+        """The scanned text is not a call."""
         read = self._pending[: self._cursor]
         self._pass_over(self._cursor)
         self._mode, self._scanner = _Mode.TEXT, None

@@ -1,7 +1,7 @@
-"""Grammars of answers that call functions, where the request leaves the model no choice.
+"""Grammars that enforce function calls where the request requires them.
 
-In llguidance's dialect of Lark: `%json` stands for a value that a schema describes, `<[7]>` for the
-token 7, which is how special tokens are named.
+They are written in llguidance's dialect of Lark: `%json` stands for a value that a schema
+describes, `<[7]>` for the token 7, which is how special tokens are named.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .tool_format import ToolFormat
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _SPELLING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON in one line, as programs write it: where blanks are free, a model in doubt goes on with
-blanks."""
+"""JSON on one line, as programs write it: if whitespace is free, an uncertain model generates
+whitespace without end."""
 
 
 def needs_grammar(use: ToolUse) -> bool:
-    """Whether the model could do what the request excludes."""
+    """Whether the model could violate the request without a grammar."""
     return use.is_required or not use.is_parallel or any(t.is_strict for t in use.callable_tools)
 
 
@@ -34,10 +34,10 @@ def call_grammar(
     *,
     answer_schema: Mapping[str, Any] | None = None,
 ) -> GrammarSpec:
-    """What an answer to this request may be: calls, or, unless they are required, text.
+    """The grammar of an answer to this request: calls or, unless they are required, text.
 
-    `answer_schema` is what that text follows; None: it is free. Raises InvalidGrammar if the
-    schemas together are too long.
+    `answer_schema`: the schema of that text; None: it is free. Raises InvalidGrammar if the schemas
+    together are too long.
     """
     spelled = _Spelling(written, tokenizer)
     rules = _call_rules(use, spelled)
@@ -98,7 +98,7 @@ def _arguments_schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
 
 
 def _free_text_rules(spelled: _Spelling) -> dict[str, str]:
-    """Text as it likes, up to the first opening: from there on, calls."""
+    """Free text up to the first opening, followed by calls."""
     written = spelled.format
     if written.is_bare:
         return {"start": "FREE | calls", "FREE": "/([^{\\s](.|\\n)*)?/"}

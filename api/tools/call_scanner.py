@@ -1,7 +1,7 @@
-"""One call as a model writes it, read while it comes.
+"""Scans one function call incrementally.
 
-A scanner takes characters until it is `done` or `broken`. It is `opened` once the function is known
-and its arguments have begun; from then on it cannot turn out to be text any more.
+A scanner consumes characters until it is `done` or `broken`. It is `opened` once the function is
+known and its arguments have started; from then on it cannot be plain text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class CallScanner(Protocol):
     """Known once the call is opened."""
     is_done: bool
     is_broken: bool
-    """What was read is no call of a function that may be called."""
+    """The scanned text is not a call of an allowed function."""
 
     def push(self, char: str) -> str:
-        """Take a character; what is now certain of the arguments, empty before it is opened."""
+        """Consume a character; returns the arguments that are now certain, empty before it is
+        opened."""
 
 
 class _Expects(Enum):
@@ -51,7 +52,7 @@ class ObjectCallScanner:
         self._key: str | None = None
         self._value: JsonEnd | None = None
         self._text: list[str] = []
-        """Of the key or value that is being read, character by character."""
+        """The characters of the key or value that is being scanned."""
         self._arguments: list[str] = []
         """Read before the name was."""
         self._has_arguments = False

@@ -1,4 +1,4 @@
-"""Conversations as prompts, in the base's own chat template: with tools, if it knows them."""
+"""Renders conversations as prompts with the base's chat template, including tools."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _WRITTEN = (
     (ToolFormatName.MISTRAL_ARGS, r"\[TOOL_CALLS\]\s*lpx_probe(\[CALL_ID\]\w*)?\[ARGS\]\s*\{"),
     (ToolFormatName.LLAMA, r'\{"name": ?"lpx_probe", ?"parameters": ?\{'),
 )
-"""How a template shows its format when it writes a call of the probe."""
+"""The text that a template writes for the probe's call, which identifies the format."""
 
 
 class ChatPrompts:
     """Renders conversations for one base.
 
-    A template that knows tools is given them. For one that does not, the system message describes
-    them, calls so far stand in the assistant's text, and results are the user's.
+    Tools are passed to a template that supports them. For other templates, the system message
+    describes the tools, earlier calls are part of the assistant's text, and results are user
+    messages.
     """
 
     def __init__(self, tokenizer: Tokenizer, chosen: ToolFormatName | None = None) -> None:
@@ -41,7 +42,7 @@ class ChatPrompts:
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How the base writes calls. Raises ApiError if that is not known."""
+        """The base's call format. Raises ApiError if it is unknown."""
         if self._format is None:
             raise ApiError(
                 "unsupported_parameter",
@@ -59,9 +60,8 @@ class ChatPrompts:
         add_generation_prompt: bool = True,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """The prompt's token ids. Raises ApiError or an EngineError that says what does not fit,
-        and PromptTooLong, before it is tokenized, where that is certain by `max_tokens`.
-        """
+        """The prompt's token ids. Raises ApiError or an EngineError if it does not fit, and
+        PromptTooLong before tokenizing if `max_tokens` makes this certain."""
         if not self._knows_tools:
             messages = self._described(messages, tools)
         return self._tokenizer.encode_chat(
@@ -93,7 +93,7 @@ class ChatPrompts:
 
 
 def describe_tools(written: ToolFormat, tools: Sequence[Tool]) -> str:
-    """What tells a model of its functions where its template cannot."""
+    """Describes the functions to a model whose template does not support them."""
     functions = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
     example = written.write([("name-of-function", {"name-of-argument": "value"})])
     return (

@@ -1,4 +1,4 @@
-"""A conversation, as prompts are made of it."""
+"""A conversation as the input of prompt rendering."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class ChatMessage:
     """`system`, `user`, `assistant` or `tool`."""
     text: str
     calls: tuple[PastCall, ...] = ()
-    """Of the assistant."""
+    """For the assistant."""
     call_id: str | None = None
-    """Of a `tool`: the call that it answers."""
+    """For a `tool`: the call that it answers."""
     tool_name: str | None = None
     reasoning: str | None = None
-    """Of the assistant."""
+    """For the assistant."""
 
     def for_template(self) -> dict[str, Any]:
         """In the form that chat templates know."""

@@ -1,4 +1,4 @@
-"""Where a JSON value ends in text that comes character by character."""
+"""Detects the end of a JSON value in text that arrives character by character."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _SCALAR_ENDS = frozenset(",}] \t\r\n")
 
 
 class Place(Enum):
-    """Where a character stands."""
+    """The lexical context of a character."""
 
     INSIDE = 1
     LAST = 2
-    """It is the value's last one."""
+    """The last character of the value."""
     BEHIND = 3
     """The value ended before it."""
 
 
 class JsonEnd:
-    """Follows one value. It does not check the value: what is no JSON may end anywhere."""
+    """Follows one value without validating it: invalid JSON may end anywhere."""
 
     def __init__(self) -> None:
         self._depth = 0

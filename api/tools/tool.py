@@ -1,4 +1,4 @@
-"""The functions that a request offers to the model."""
+"""A function that a request offers to the model."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says about tools."""
+    """The tool parameters of a request."""
 
     tools: Sequence[Tool]
-    """What the model is told of."""
+    """The tools presented to the model."""
     callable_names: frozenset[str]
-    """Whose calls are calls; the call of any other function is text."""
+    """The functions whose calls are parsed; a call of any other function is text."""
     is_required: bool
     """The answer is a call."""
     is_parallel: bool
-    """It may be several."""
+    """Whether several calls are allowed."""
 
     @property
     def callable_tools(self) -> list[Tool]:

@@ -1,4 +1,4 @@
-"""The forms in which models write calls. Which one a base writes, its chat template shows."""
+"""The formats in which models write calls, and their detection from the base's chat template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARGS = "[ARGS]"
 
 
 class ToolFormatName(StrEnum):
-    """How `--tool-format` names them."""
+    """The values of `--tool-format`."""
 
     HERMES = "hermes"
     LLAMA = "llama3_json"
@@ -24,34 +24,34 @@ class ToolFormatName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls look within an answer: `opening before call (between call)* after`."""
+    """The format of calls in an answer: `opening before call (between call)* after`."""
 
     name: ToolFormatName
     opening: str
-    """Says that a call follows."""
+    """The marker before a call."""
     before: str
     between: str
     after: str
     is_bare: bool = False
     """An answer that begins with an object is a call, without `opening`."""
     lead_ins: tuple[str, ...] = ()
-    """What may stand between `opening` and the first call, beside blanks."""
+    """What may occur between `opening` and the first call, besides blanks."""
     separators: tuple[str, ...] = ()
-    """What may stand behind a call, beside blanks, and is no text."""
+    """What may follow a call, besides blanks, and is not text."""
     is_list: bool = False
-    """Behind a call another one may begin without `opening`."""
+    """Whether another call may follow without `opening`."""
     arguments_key: str | None = "arguments"
     """None: a call is written as its name, `[ARGS]` and the arguments."""
     hidden_markers: tuple[str, ...] = ()
-    """What else of this format may be a special token of the base."""
+    """Other markers of this format that may be special tokens of the base."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What may be special tokens, which answers otherwise leave out."""
+        """The markers that may be special tokens, which answers otherwise omit."""
         return (self.opening, *self.separators, *self.hidden_markers)
 
     def call_head(self, name: str) -> str:
-        """What stands before a call's arguments."""
+        """The text before a call's arguments."""
         if self.arguments_key is None:
             return f"{name}{ARGS}"
         return f'{{"name": {json.dumps(name)}, "{self.arguments_key}": '
@@ -70,7 +70,7 @@ class ToolFormat:
         return opening + self.before + self.between.join(written) + self.after
 
     def scanner(self, first: str, names: Collection[str]) -> CallScanner | None:
-        """What reads a call that begins with this character; None if none does."""
+        """The scanner for a call that begins with this character; None if there is none."""
         if first == "{":
             return ObjectCallScanner(names)
         is_name = first.isalnum() or first in "_-"

@@ -1,1 +1,1 @@
-"""What runs in the background: cleaning, expiry and the disk reserve."""
+"""Background upkeep: garbage collection, expiry and the disk reserve."""

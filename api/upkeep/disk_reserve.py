@@ -1,8 +1,8 @@
-"""A file that keeps a part of the disk for the database.
+"""A file that reserves a part of the disk for the database.
 
-Uploads, stored adapters and cached copies leave a reserve free (`DiskRoom`). What others write to
-the same disk, such as logs, does not. Against that a part of the reserve lies in a file, which
-shrinks when the disk is full nevertheless: so keys are made and a server starts on a full disk.
+Uploads, stored adapters and cached copies leave a reserve free (`DiskRoom`), but other programs on
+the same disk, such as loggers, do not. Therefore a part of the reserve is allocated in a file,
+which shrinks when the disk is full. So keys can be created and a server can start on a full disk.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FILE = "reserve"
 """In the data folder."""
 MAX_FILE_BYTES = 16 << 20
 RESERVE_PARTS = 4
-"""The file is one part in so many of the reserve."""
+"""The file is this fraction of the reserve (one in this number)."""
 FREE_PARTS = 4
-"""The file shrinks when less than one part in so many of it is free."""
+"""The file shrinks when less than this fraction of it (one in this number) is free."""
 LOOK_SECONDS = 2.0
 
 
@@ -40,7 +40,7 @@ class DiskReserve:
         *,
         measure: Callable[[Path], DiskSize] = disk_size,
     ) -> None:
-        """`reserve_bytes`: all of it, of which the file holds a part."""
+        """`reserve_bytes`: the complete reserve, of which the file holds a part."""
         self._path = path
         self._measure = measure
         self._reserve_bytes = reserve_bytes
@@ -86,7 +86,8 @@ class DiskReserve:
 
 
 def open_reserve(data_dir: Path, reserve_bytes: int | None) -> tuple[DiskReserve, DiskRoom]:
-    """The data folder's reserve, kept from now on, and the room beside it. Raises OSError."""
+    """The data folder's reserve, maintained from now on, and the room outside it. Raises
+    OSError."""
     room = DiskRoom(data_dir, reserve_bytes, reserve_file=data_dir / FILE)
     reserve = DiskReserve(data_dir / FILE, room.reserve_bytes)
     reserve.keep()

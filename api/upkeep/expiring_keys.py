@@ -1,4 +1,4 @@
-"""How many keys end soon without a successor: to be seen before those who hold them are refused."""
+"""Counts the keys that expire soon without a successor."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ExpiringKeys:
 
 
 def count_expiring(session: PlatformSession) -> Expiring:
-    """What the database says."""
+    """The count from the database."""
     now = utc_now()
     until = now + SOON
     return Expiring(

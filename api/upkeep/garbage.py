@@ -1,8 +1,8 @@
-"""What nothing names any more, removed: stored objects, uploads that were given up, their files.
+"""Garbage collection: unreferenced objects, abandoned uploads and their files.
 
-A crash between two effects leaves bytes without a row, never a row without bytes: objects are put
-before the version that names them, and removed before it is called deleted. So garbage is found
-from the bytes' side. Young bytes may belong to a push that is under way and are left alone.
+A crash between two effects leaves bytes without a row, never a row without bytes: objects are
+written before the version that names them, and removed before the deletion completes. So garbage is
+found by listing the bytes. Recent bytes may belong to a running push and are kept.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ log = structlog.get_logger(__name__)
 GRACE_SECONDS = 24 * 3600.0
 """Younger bytes are left alone: longer than any push takes from its first effect to its last."""
 UPLOAD_PATIENCE_SECONDS = 7 * 24 * 3600.0
-"""An upload that received nothing for so long was given up."""
+"""An upload that received no data for this long is abandoned."""
 FIRST_SECONDS = 600.0
 INTERVAL_SECONDS = 24 * 3600.0
 
 
 @dataclass(slots=True)
 class Collected:
-    """What one collection found; with `dry_run` nothing of it was removed."""
+    """The result of one collection; with `dry_run` nothing was removed."""
 
     dry_run: bool
     num_objects: int = 0
@@ -48,15 +48,16 @@ class Collected:
     removed_bytes: int = 0
     abandoned_uploads: list[str] = field(default_factory=list)
     removed_files: list[str] = field(default_factory=list)
-    """Of uploads that wait for nothing any more."""
+    """Files of uploads that have ended."""
     abandoned_transfers: int = 0
     """Unfinished ones between this server and the store."""
 
 
 class Garbage:
-    """Collects; one for the server, which sweeps its own files daily, and one for the command.
+    """Collects garbage; one per server, which collects its own files daily, and one for the
+    command.
 
-    What the servers share is collected by the one of them that has the lease.
+    The server with the lease collects the shared database and store.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class Garbage:
         self._threads.close()
 
     async def collect(self, *, dry_run: bool = False) -> Collected:
-        """One collection. Raises an AdapterError or PlatformError; what is done stays done."""
+        """One collection. Raises an AdapterError or PlatformError; completed work is kept."""
         collected = Collected(dry_run)
         await self._collect_shared(collected)
         await self._remove_files(collected, self._grace)
         return collected
 
     async def collect_shared(self) -> None:
-        """What lies in the database and the store, for all servers. Raises as `collect`."""
+        """Collect the shared database and store, for all servers. Raises as `collect`."""
         collected = Collected(dry_run=False)
         await self._collect_shared(collected)
         log.info(
@@ -108,7 +109,8 @@ class Garbage:
         await self._sweep(self._grace)
 
     async def sweep_at_start(self) -> None:
-        """The same before anything is received: what nothing waits for was left by a killed server.
+        """The same before anything is received: files that no upload needs were left by a killed
+        server.
 
         Call it while the data folder is locked. Raises a PlatformError.
         """
@@ -177,7 +179,7 @@ class Garbage:
             if key is None or stored.key in names or stored.modified_at > young.timestamp():
                 continue
             if await self._is_named(key):
-                continue  # by a version that came while we looked
+                continue  # by a version that was added meanwhile
             await self._remove_object(stored, collected)
 
     def _list_objects(self) -> list[StoredObject]:

@@ -1,1 +1,1 @@
-"""The base's files: what they declare, which tensors they hold, and the base's identity."""
+"""The base's files: configuration, tensors and the base's identity."""

@@ -1,4 +1,4 @@
-"""A base model's `config.json`, as far as it decides without torch whether the base is served."""
+"""Checks of a base model's `config.json` that need no torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _JSON_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-"""Read when the base is loaded, if they are there."""
+"""Read when the base is loaded, if they exist."""
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
-"""Of transformers, compressed-tensors and MLX."""
+"""Keys of transformers, compressed-tensors and MLX."""
 _QUANTIZATION_FILES = {
     "quantize_config.json": "GPTQ",
     "quant_config.json": "AWQ",
@@ -26,7 +26,7 @@ _QUANTIZATION_FILES = {
     "quantization_config.json": "quantization",
     "smash_config.json": "Pruna",
 }
-"""Tools that describe their quantization in a file of its own."""
+"""Quantization tools by the separate file in which they describe their quantization."""
 _PART_KEYS = frozenset(
     {
         *("text_config", "llm_config", "language_config", "thinker_config", "talker_config"),
@@ -34,7 +34,7 @@ _PART_KEYS = frozenset(
         *("audio_config", "speech_config", "audio_encoder_config", "audio_encoder"),
     }
 )
-"""Configurations of parts: one of them alone says that the model is more than a text decoder."""
+"""Nested configurations: one of these shows that the model is more than a text decoder."""
 _OTHER_TASKS = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_config(config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what a configuration alone shows to be quantized, composite or of another task.
+    """Refuse a configuration that is quantized, composite or for another task.
 
     Raises a subclass of UnsupportedModel.
     """
@@ -89,7 +89,7 @@ def check_config(config: Mapping[str, Any], folder: Path) -> None:
 def check_companions(folder: Path) -> None:
     """Check the small files beside `config.json`.
 
-    Raises QuantizedBase for a quantization tool's own, DamagedBase for one that is not JSON.
+    Raises QuantizedBase for a quantization tool's file, DamagedBase for invalid JSON.
     """
     for name, tool in _QUANTIZATION_FILES.items():
         if (folder / name).exists():

@@ -1,4 +1,4 @@
-"""What a base model *is*: the namespace that adapters are bound to."""
+"""The identity of a base model, to which adapters are bound."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def compute_runtime_id(
     attention_window: int | None,
     attention_sinks: int,
 ) -> str:
-    """The namespace of everything computed by this base as it is served: KV, derived weights.
+    """The namespace of everything that depends on the base as served: KV cache, derived weights.
 
-    `attention_window`, `attention_sinks`: what the operator limits attention to, which changes the
-    keys and values of all later layers.
+    `attention_window`, `attention_sinks`: the operator's limits on attention, which change the keys
+    and values of all later layers.
     """
     hasher = hashlib.sha256(b"loraplex runtime v2")
     for name, value in (

@@ -1,6 +1,6 @@
-"""Where a base model's files are, and whether they are whole.
+"""Finds a base model's files and checks that they are complete.
 
-Nothing here imports torch or reads weights: it runs before everything that takes time.
+Imports no torch and reads no weights, because it runs before everything that takes time.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .base_config import CONFIG_FILE, check_companions, check_config, read_confi
 from .stored_tensors import check_stored_tensors, foreign_weights, read_stored_tensors
 
 DRAFT = "draft"
-"""The name of the proposer behind which a model stands: `draft:MODEL`."""
+"""The name of the proposer with a model: `draft:MODEL`."""
 CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 FILES = (*CONFIG_FILES, "*.safetensors")
-"""What is taken of a hub repository: no code, no pickles."""
+"""The files that are downloaded from a hub repository: no code, no pickles."""
 
 
 def locate_base(model: str) -> Path:
-    """The folder of a base model whose files are whole; of a hub id, downloaded if need be.
+    """The folder of a base model with complete files; a hub id is downloaded if necessary.
 
-    Raises a subclass of UnsupportedModel that says what is wrong with it.
+    Raises a subclass of UnsupportedModel with the reason.
     """
     if folder := _local_folder(model):
         check_base(folder)
@@ -36,7 +36,7 @@ def locate_base(model: str) -> Path:
 
 @contextmanager
 def naming_the_draft(model: str) -> Iterator[None]:
-    """Errors about this draft model say that it is one."""
+    """Make errors name this model as the draft model."""
     try:
         yield
     except UnsupportedModel as exc:
@@ -44,7 +44,7 @@ def naming_the_draft(model: str) -> Iterator[None]:
 
 
 def check_drafts(speculation: Iterable[str]) -> None:
-    """Check the folders behind `draft:MODEL`, as `locate_base` does."""
+    """Check the folders of `draft:MODEL`, as `locate_base` does."""
     for name, _, model in (entry.partition(":") for entry in speculation):
         if name == DRAFT and model:
             with naming_the_draft(model):
@@ -52,7 +52,7 @@ def check_drafts(speculation: Iterable[str]) -> None:
 
 
 def locate_heads(model: str) -> Path:
-    """The folder of Medusa heads, likewise; what it holds is for their loader to check."""
+    """The folder of Medusa heads, found in the same way; their loader checks the contents."""
     folder = _local_folder(model) or _download(model, FILES)
     if not (folder / CONFIG_FILE).is_file():
         raise BaseNotFound(f"{folder} has no {CONFIG_FILE}")
@@ -62,14 +62,14 @@ def locate_heads(model: str) -> Path:
 def check_base(folder: Path) -> None:
     """Check a base's configuration and the headers of its weights.
 
-    Raises a subclass of UnsupportedModel that says what is wrong with it.
+    Raises a subclass of UnsupportedModel with the reason.
     """
     check_base_config(folder)
     check_stored_tensors(read_stored_tensors(folder), read_config_file(folder), folder)
 
 
 def check_base_config(folder: Path) -> None:
-    """Check what a base's small files say. Raises a subclass of UnsupportedModel."""
+    """Check the contents of a base's small files. Raises a subclass of UnsupportedModel."""
     _check_kind(folder)
     check_config(read_config_file(folder), folder)
     check_companions(folder)

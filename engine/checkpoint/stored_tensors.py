@@ -1,4 +1,4 @@
-"""The tensors that a base model's safetensors files hold, by their headers alone.
+"""The tensors in a base model's safetensors files, from their headers only.
 
 Imports no torch and reads no weights: a folder with terabytes is checked in milliseconds.
 """
@@ -22,7 +22,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _LFS_POINTER = b"version https://git-lfs"
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _BUFFERS = frozenset({"I64", "BOOL"})
-"""What buffers are stored as; no quantization packs weights into these."""
+"""The dtypes of buffers; no quantization packs weights into these."""
 _PACKED_NAMES = re.compile(
     r"\.(qweight|qzeros|g_idx|weight_packed|weight_shape|absmax|quant_map|SCB|weight_format)$"
     r"|\.quant_state\."
@@ -37,15 +37,16 @@ _MASKS_AND_POSITIONS = (
 _NEXT_TOKEN_HEADS = (r"(^|\.)mtp[._]",)
 """Multi-token prediction by name: Qwen3-Next, MiMo, ERNIE 4.5, EXAONE, LongCat and others."""
 _NUM_NEXT_TOKEN_LAYERS = "num_nextn_predict_layers"
-"""DeepSeek, GLM and others append so many layers to the decoder for it."""
+"""The setting of DeepSeek, GLM and others for the number of layers appended to the decoder for
+this."""
 
 
 class StoredTensor(NamedTuple):
-    """What a header says of a tensor."""
+    """A tensor's header."""
 
     file: str
     dtype: str
-    """As safetensors writes it, such as BF16."""
+    """In safetensors' notation, such as BF16."""
     shape: tuple[int, ...]
 
 
@@ -183,7 +184,7 @@ def _first(folder: Path, patterns: Iterable[str]) -> str | None:
 
 
 def _check_experts(stored: Mapping[str, StoredTensor], folder: Path) -> None:
-    """Experts are stacked as they come: a gap would move all behind it to other places."""
+    """Experts are stacked in the order of their numbers: a gap would shift all later experts."""
     leaves: defaultdict[str, set[str]] = defaultdict(set)
     counts: defaultdict[str, int] = defaultdict(int)
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}

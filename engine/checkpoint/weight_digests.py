@@ -1,6 +1,6 @@
-"""Digests of the matrices that PEFT may copy whole into an adapter: embedding and output head.
+"""Digests of the matrices that PEFT may copy into an adapter: embedding and output head.
 
-Intake tells by them a copy of the base's own matrix, which changes nothing, from a trained one.
+Intake uses them to distinguish an unchanged copy of the base's matrix from a trained one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PIECE_ROWS = 1024
 def end_digests(model: PreTrainedModel, model_dir: Path) -> dict[str, str]:
     """Module name to the hex SHA-256 of its weight: see `BaseLayout.digests`.
 
-    Of the checkpoint's own values, since those in memory may be rounded. A module whose weight is
-    in none of the files as it was loaded is left out.
+    It uses the checkpoint's own values, because those in memory may be rounded. A module whose
+    weight is in none of the files is omitted.
     """
     names = {module: name for name, module in model.named_modules()}
     digests: dict[Tensor, str | None] = {}
@@ -34,7 +34,7 @@ def end_digests(model: PreTrainedModel, model_dir: Path) -> dict[str, str]:
 
 
 def _digest(weight: Tensor, model_dir: Path) -> str | None:
-    """That of the stored tensor that `weight` was loaded from, whatever it is called there."""
+    """The digest of the stored tensor from which `weight` was loaded, whatever its name."""
     if weight.is_meta:
         return None
     for path in sorted(model_dir.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""transformers' model of a base's folder, with every weight as the folder's files have it."""
+"""Loads transformers' model from a base's folder and checks every weight against the files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def load_weights(
 
 
 def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], model_dir: Path) -> None:
-    """Refuse what transformers would fill with random numbers or leave out."""
+    """Refuse tensors that transformers would initialize randomly or ignore."""
     is_spare = spare_tensors(read_config_file(model_dir))
     unexpected = [name for name in info["unexpected_keys"] if not is_spare.search(name)]
     scales = [name for name in unexpected if _SCALE.search(name)]
@@ -146,7 +146,7 @@ def _faults_told(what: str, kind: type[UnsupportedModel] = UnsupportedModel) -> 
 
 @contextmanager
 def _loads_quietly() -> Iterator[None]:
-    """Without transformers' own report of what did not fit: ours names it."""
+    """Suppress transformers' report of mismatches; Loraplex's errors name them."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

@@ -1,1 +1,1 @@
-"""A step's execution: its inputs, the forward pass, masks and sampling."""
+"""Executes a step: inputs, forward pass, masks and sampling."""

@@ -1,11 +1,11 @@
 """Decode steps as CUDA graphs: one launch instead of a thousand.
 
-A step of few tokens runs the same kernels whatever the sequences and their adapters are: all that
-differs lies in tensors that the kernels read. It is captured once for each number of rows in a
-ladder of sizes, without LoRA and, by classes of rank, with it, and is then replayed: smaller steps
-are padded. Each row attends by itself, so draft tokens that are verified, and prompts with few
-tokens left, are served as decodes are: the keys and values of all rows are written before any is
-read. What no graph serves runs kernel by kernel as ever, and gives the same.
+A step of few tokens runs the same kernels for any sequences and adapters; only the contents of the
+tensors that the kernels read differ. It is captured once for each number of rows in a ladder of
+sizes, without LoRA and with LoRA for each class of ranks, and then replayed; smaller steps are
+padded. Each row attends separately, so draft tokens and prompts with few remaining tokens are
+handled like decodes: the keys and values of all rows are written before any is read. Steps that no
+graph supports run eagerly, with the same results.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ RANK_CLASSES = (0, 16, 64, 512)
 """Graphs by the highest rank that they have room for; 0: without LoRA. A tile of the kernels is as
 wide as its class up to 64 ranks, and walks higher ones."""
 CLASSES_AT_START = 2
-"""How many of them are captured before the first request; the others when a step needs them."""
+"""The number of classes captured before the first request; the others are captured when a step
+needs them."""
 GRAPH_LAYER_BYTES = 256 << 10
-"""Of the device, what a graph takes for each layer of the model besides its tensors."""
+"""Device bytes of a graph per layer of the model, in addition to its tensors."""
 MAX_ROWS = 256
-"""Of a graph, unless more sequences may run: about where a step stops being bound by reading the
-weights, and takes longer than launching it."""
+"""The maximum rows of a graph, unless more sequences may run: at about this size, a step is no
+longer limited by reading the weights and takes longer than its launch."""
 LARGE_STEP = 32
 """Rows from one size to the next above those of decodes alone: so few more cost very little."""
 WORKSPACE_BYTES = 192 << 20
-"""Of the matmuls' library, for the streams that graphs are captured on, and of the kernels that are
-loaded for them: with half of it, plans of 118 and 195 MiB took 212 and 242."""
+"""Bytes of the matmul library for the streams on which graphs are captured, and of the kernels
+loaded for them: with half of it, planned 118 and 195 MiB were actually 212 and 242."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes what computes a step from fixed inputs to fixed outputs; returns what does it again."""
+"""Takes a function that computes a step from fixed inputs to fixed outputs; returns its replay."""
 
 
 class Shape(NamedTuple):
-    """What a graph is captured for."""
+    """The parameters of a captured graph."""
 
     num_rows: int
     rank: int
@@ -69,12 +70,12 @@ class DecodeOutput(NamedTuple):
     logits: Tensor
     """fp32 `[num_rows, vocab_size]`."""
     hidden_states: Tensor | None
-    """`[num_rows, hidden_size]`: what the output head met; None unless asked for."""
+    """`[num_rows, hidden_size]`: the input of the output head; None unless requested."""
     are_finite: Tensor
     """bool `[num_rows]`: whether all of a row's logits are numbers."""
 
     def rows(self, kept: Sequence[int]) -> DecodeOutput:
-        """Of these rows, in ascending order, alone."""
+        """The output of these rows only, in ascending order."""
         if len(kept) == len(self.logits):
             return self
         hidden = self.hidden_states
@@ -84,8 +85,8 @@ class DecodeOutput(NamedTuple):
 
 
 def max_rows(config: EngineConfig) -> int:
-    """The most tokens of a step that runs as a graph: one of each sequence, and beside them draft
-    tokens and short prompts."""
+    """The maximum number of tokens in a step that runs as a graph: one per sequence, and in
+    addition draft tokens and short prompts."""
     return max(config.max_num_seqs, min(MAX_ROWS, config.max_num_batched_tokens))
 
 
@@ -108,7 +109,7 @@ def num_graphs_at_start(config: EngineConfig) -> int:
 def decode_layout(
     config: EngineConfig, groups: Sequence[KvGroup], max_model_len: int
 ) -> DecodeLayout:
-    """Of the inputs of this engine's graphs."""
+    """The layout of the inputs of this engine's graphs."""
     return DecodeLayout(tuple(groups), config.kv_block_size, max_rows(config), max_model_len)
 
 
@@ -141,17 +142,18 @@ class DecodeGraphs:
         self._replays: dict[Shape, Callable[[], None] | None] = {}
         """None: this shape could not be captured."""
         self._table = arena.table
-        """What the graphs with LoRA read: a longer one makes them void."""
+        """The table that graphs with LoRA read: a longer one invalidates them."""
 
     @property
     def max_rows(self) -> int:
         return self._sizes[-1]
 
     def capture(self, *, keeps_hidden_states: bool) -> str:
-        """Capture what the first requests need, the largest first: the others fit in its memory.
+        """Capture the graphs that the first requests need, the largest first: the others fit in its
+        memory.
 
-        `keeps_hidden_states`: outputs hold what the output head meets. Returns what there is now,
-        for the operator.
+        `keeps_hidden_states`: outputs include the input of the output head. Returns a summary for
+        the operator.
         """
         if keeps_hidden_states:
             size = (len(self._logits), self._base.embedding_size)
@@ -197,7 +199,7 @@ class DecodeGraphs:
                 yield Shape(size, rank)
 
     def _replay_of(self, shape: Shape) -> Callable[[], None] | None:
-        """Of a shape whose inputs are filled: capturing computes them before anything else."""
+        """The replay of a shape whose inputs are filled: capturing computes them first."""
         if self._table is not self._arena.table:
             self._table = self._arena.table
             self._replays = {key: replay for key, replay in self._replays.items() if not key.rank}
@@ -229,7 +231,7 @@ class DecodeGraphs:
             self._hidden_states[:num_rows].copy_(seen[0][0])
 
     def _lora(self, shape: Shape) -> LoraBatch | None:
-        """Sized by what the rows may hold, not by what they hold when they are captured."""
+        """Sized by the capacity of the rows, not by their contents during capture."""
         num_rows, rank = shape
         if not rank:
             return None
@@ -252,7 +254,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Compute once, which compiles what is to be compiled, then capture."""
+        """Compute once, which compiles the kernels, then capture."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -266,7 +268,7 @@ class CudaCapture:
         return graph.replay
 
     def _record(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], None]) -> None:
-        # Loader threads go on copying meanwhile: what they do must not end the capture.
+        # Loader threads continue to copy meanwhile; this must not invalidate the capture.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):
@@ -285,8 +287,8 @@ def open_decode_graphs(
 
 
 def serves_graphs(config: EngineConfig, base: BaseModel) -> bool:
-    """Whether decode steps of this base run as graphs: on CUDA, unless that is turned off or the
-    base has experts, whose steps wait for the device in between."""
+    """Whether decode steps of this base run as graphs: on CUDA, unless disabled or the base has
+    experts, whose steps wait for the device."""
     return _is_captured(base.device) and not config.enforce_eager and not base.moe_layers
 
 

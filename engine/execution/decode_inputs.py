@@ -1,12 +1,13 @@
-"""The inputs of a decode step where a captured graph reads them: always in the same memory.
+"""The inputs of a decode step at fixed addresses, where a captured graph reads them.
 
-The host writes a step's inputs one behind another and copies them at once; block tables, which are
-as wide in that copy as the step needs them, then go to places as wide as any step may need:
+The host writes a step's inputs into one buffer and copies it at once. In this copy, block tables
+are as wide as the step needs; they are then scattered to tables that are as wide as any step may
+need:
 
     token ids | positions | slots of each KV group | adapter rows | tiles | block tables ...
 
 Rows beyond the step's are padding: a sequence of one token of the base, in the cache's spare block,
-which nobody reads.
+which is never read.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ NO_TILE = (0, 0, BASE_ROW)
 
 @dataclass(frozen=True, slots=True)
 class DecodeLayout:
-    """Where each part lies in what is copied, in words of eight bytes.
+    """The offset of each part in the copied buffer, in words of eight bytes.
 
-    What has a word for each row begins at multiples of 16 bytes, as wide loads want it.
+    Parts with a word per row start at multiples of 16 bytes, for wide loads.
     """
 
     groups: tuple[KvGroup, ...]
@@ -42,7 +43,7 @@ class DecodeLayout:
 
     @property
     def row_words(self) -> int:
-        """Of a part with a word for each row."""
+        """The words of a part with a word per row."""
         return -(-self.max_rows // 2) * 2
 
     @property
@@ -51,7 +52,7 @@ class DecodeLayout:
 
     @property
     def rows_start(self) -> int:
-        """Of the adapter rows, four bytes each."""
+        """The start of the adapter rows, four bytes each."""
         return self.slots_start + len(self.groups) * self.row_words
 
     @property
@@ -78,7 +79,7 @@ class DecodeLayout:
 
     @property
     def num_bytes(self) -> int:
-        """On the device: what is copied, and the tables' own places."""
+        """Bytes on the device: the copied buffer and the fixed tables."""
         return 8 * (2 * self.num_words - self.tables_start)
 
 
@@ -88,9 +89,9 @@ def num_tables(group: KvGroup) -> int:
 
 
 class DecodeInputs:
-    """Filled for each step; what the other methods return is what a graph reads.
+    """The inputs, filled for each step; the other methods return what a graph reads.
 
-    All of it is int64 unless something else is said.
+    Everything is int64 unless stated otherwise.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class DecodeInputs:
         return tiles[: 3 * num_rows].view(-1, 3)
 
     def attention(self, num_rows: int) -> tuple[AttentionBatch, ...]:
-        """One per KV group."""
+        """One batch per KV group."""
         layout = self._layout
         starts = range(layout.slots_start, layout.rows_start, layout.row_words)
         rows, positions = self.row_numbers(num_rows), self.positions(num_rows)
@@ -181,7 +182,7 @@ class DecodeInputs:
 
 
 class _Tables:
-    """One KV group's block tables, and with a window where their blocks begin."""
+    """One KV group's block tables and, with a window, the positions of their blocks."""
 
     def __init__(self, layout: DecodeLayout, group: KvGroup, device: torch.device) -> None:
         self._group = group
@@ -193,7 +194,7 @@ class _Tables:
         for places, padding in zip(self._places, self._padding, strict=False):
             places.fill_(padding)
         self._used = np.zeros(layout.max_rows, dtype=np.int64)
-        """Of each row's place, how many columns may hold more than padding."""
+        """For each row, the number of columns that may hold more than padding."""
         self._start = self._width = 0
 
     def group(self, rows: Tensor, positions: Tensor) -> SequenceGroup:
@@ -224,14 +225,14 @@ class _Tables:
         return end
 
     def slots(self, chunks: Sequence[SequenceChunk], index: int) -> list[int]:
-        """Where each row's key and value go."""
+        """The slot of each row's key and value."""
         size = self._block_size
         return [
             chunk.tables[index][chunk.start // size] * size + chunk.start % size for chunk in chunks
         ]
 
     def take(self, words: Tensor, num_rows: int) -> None:
-        """Bring what `fill` wrote to its place."""
+        """Move the data written by `fill` to its address."""
         size = (len(self._places), num_rows, self._width)
         end = self._start + len(self._places) * num_rows * self._width
         self._places[:, :num_rows, : self._width].copy_(words[self._start : end].view(size))

@@ -1,8 +1,8 @@
-"""Running scheduled sequences, and what comes of it for each of their requests.
+"""Runs the scheduled sequences of a step and produces the result of each request.
 
-What goes wrong in a step is pinned on the draft tokens that were verified in it, then on the one
-request that it comes from, which ends; no other request is harmed. Torch-free: what a step computes
-passes through as it is.
+An error in a step is attributed first to the draft tokens that it verified, then to the one request
+that causes it, which ends; no other request is affected. Torch-free: results of the step are passed
+through unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Output(Protocol):
-    """What a step says of its kept rows, those of each sequence adjacent and in its order."""
+    """The step's output for its kept rows, those of each sequence adjacent and in its order."""
 
     @property
     def finite(self) -> Sequence[bool]:
@@ -32,7 +32,7 @@ class Output(Protocol):
 
     @property
     def hidden_states(self) -> Any:
-        """By row what the output head met; None unless asked for."""
+        """The input of the output head by row; None unless requested."""
         ...
 
 
@@ -74,7 +74,7 @@ class Requests(Protocol):
 
 
 class Drawn(NamedTuple):
-    """What the verification of one request's draft gave."""
+    """The result of verifying one request's draft."""
 
     path: Sequence[int]
     """Indices of the draft's accepted tokens, each the child of the one before."""
@@ -83,7 +83,7 @@ class Drawn(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """Where one sequence stands in what a step gives."""
+    """The rows of one sequence in a step's output."""
 
     kept: range
     """Its rows among those that have logits."""
@@ -101,15 +101,15 @@ Changes nothing."""
 
 
 class _Drawing(NamedTuple):
-    """A sequence whose next tokens are drawn."""
+    """A sequence whose next tokens are sampled."""
 
     sequence: ScheduledSequence
     rows: range
-    """Of the step's kept rows: its last known token's, then those of its draft."""
+    """The kept rows of the sequence in the step: its last token's, then those of its draft."""
 
 
 class Execution(Generic[OutputT]):
-    """Gives requests the tokens that their steps compute, and ends those that come to an end."""
+    """Gives requests the tokens that their steps compute, and ends completed requests."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Execution(Generic[OutputT]):
         self._requests = requests
 
     def current(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
-        """Those whose adapter is what their lease says; the requests of the others end."""
+        """The sequences whose adapter matches their lease; the requests of the others end."""
         current = []
         for sequence in sequences:
             if self._runner.is_current(sequence):
@@ -141,7 +141,7 @@ class Execution(Generic[OutputT]):
         return tuple(current)
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
-        """Run the sequences and process what they give; False if that took more than one step."""
+        """Run the sequences and process their output; False if that took more than one step."""
         try:
             output = self._runner.run(sequences)
         except Exception:
@@ -183,12 +183,13 @@ class Execution(Generic[OutputT]):
         if drawing:
             self._draw(drawing, output)
         for sequence in failed:
-            # What a draft token wrote enters the sums of the rows before it, with a weight of zero.
+            # The values written for a draft token enter the sums of earlier rows with a weight of
+            # zero.
             self.run((sequence,))
         return not failed
 
     def _read(self, sequence: ScheduledSequence, output: OutputT, rows: StepRows) -> bool:
-        """Hand on what is asked of the prompt; False if that ended the request."""
+        """Deliver the results for the prompt; False if that ended the request."""
         request, read = sequence.request, sequence.read
         try:
             found = self._read_prompt(sequence, output, rows) if read else None
@@ -204,7 +205,7 @@ class Execution(Generic[OutputT]):
         return True
 
     def _without_draft(self, sequence: ScheduledSequence) -> ScheduledSequence:
-        """The sequence as it would have run without its draft tokens, of which nothing is left."""
+        """The sequence without its draft tokens, whose traces are removed."""
         request, end = sequence.request, sequence.context_len
         if sequence.num_draft_tokens:
             self._runner.clear(request, end - sequence.num_draft_tokens, end)
@@ -212,7 +213,8 @@ class Execution(Generic[OutputT]):
         return sequence.with_draft()
 
     def _draw(self, drawing: Sequence[_Drawing], output: OutputT) -> None:
-        """Draw each request's next tokens; a request that makes that fail is found and ended."""
+        """Sample each request's next tokens; a request that causes an error is identified and
+        ended."""
         requests = [sequence.request for sequence, _ in drawing]
         rows = [row for _, own_rows in drawing for row in own_rows]
         try:
@@ -254,7 +256,7 @@ class Execution(Generic[OutputT]):
             self._follow(request, generated.token_ids)
 
     def _keeps(self, request: Request, path: Sequence[int]) -> bool:
-        """Whether what these draft tokens have written could be put where it belongs."""
+        """Whether the entries of these draft tokens could be moved to their positions."""
         try:
             self._runner.keep(request, path)
         except Exception:
@@ -263,7 +265,7 @@ class Execution(Generic[OutputT]):
         return True
 
     def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
-        """How many of these new tokens there are up to the first that ends the output."""
+        """The number of these new tokens up to the first that ends the output."""
         for index, token in enumerate(token_ids):
             if request.is_ended_by(token, self._eos_token_ids):
                 return index + 1
@@ -279,7 +281,7 @@ class Execution(Generic[OutputT]):
         return True
 
     def _follow(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Take the request's grammar behind its new tokens."""
+        """Advance the request's grammar by its new tokens."""
         if request.matcher is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""Logits under grammars: a token that the grammar forbids has the logit minus infinity.
+"""Applies grammars to logits: a forbidden token has the logit minus infinity.
 
-So penalties, biases, temperature and cuts apply to what is left, and every draw, be it greedy,
-coupled or by rejection, is one of the model's distribution under the condition of the grammar.
+So penalties, biases, temperature and filters apply to the remaining tokens, and every sampler
+(greedy, coupled or rejection) uses the model's distribution conditioned on the grammar.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ FORBIDDEN = float("-inf")
 
 
 class Restricted(NamedTuple):
-    """The logits of a step as draws may see them."""
+    """The masked logits of a step, for sampling."""
 
     logits: Tensor
     failed: Mapping[Request, GrammarFailed]
-    """Whose grammar could not be followed any further: what is drawn for them means nothing."""
+    """The requests whose grammar could not be followed; their samples are meaningless."""
 
 
 def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) -> Restricted:
-    """Mask each row by where the grammar stands behind its token.
+    """Mask each row by the state of the grammar after its token.
 
-    `logits`: for each request the row of its last known token, then one for each token of its
-    draft. They stay as they are.
+    `logits`: for each request the row of its last token, then one for each token of its draft. They
+    are not modified.
     """
     sizes = [1 + len(request.draft) for request in requests]
     roots = {
@@ -60,9 +60,8 @@ def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) ->
 def restrict_drafts(
     requests: Sequence[Request], draft_tokens: Sequence[Sequence[int]], logits: Tensor
 ) -> Tensor:
-    """A proposer's logits `[len(requests), vocab_size]` of what follows each request's draft
-    tokens, masked likewise; unmasked behind draft tokens that no output can have, or that end
-    it."""
+    """A proposer's logits `[len(requests), vocab_size]` after each request's draft tokens, masked
+    in the same way; unmasked after draft tokens that are invalid or end the output."""
     if all(request.matcher is None for request in requests):
         return logits
     masks = _Masks(logits)
@@ -80,7 +79,7 @@ def _matcher(request: Request) -> Matcher:
 
 
 class _Masks:
-    """For each row of the logits that was filled a bit per token, set if the token may come."""
+    """For each filled row of the logits, a bit per token, set if the token is allowed."""
 
     def __init__(self, logits: Tensor) -> None:
         num_rows, vocab_size = logits.shape
@@ -90,7 +89,7 @@ class _Masks:
         self._row_bytes = self._words.shape[1] * self._words.element_size()
 
     def fill(self, row: int, matcher: Matcher) -> None:
-        """By where the matcher stands now."""
+        """Fill the row by the matcher's current state."""
         self._matchers[row] = matcher
         pointer = self._words.data_ptr() + row * self._row_bytes
         matcher.automaton.unsafe_compute_mask_ptr(pointer, self._row_bytes)
@@ -105,7 +104,7 @@ class _Masks:
         )
 
     def are_empty(self, rows: Iterable[int]) -> list[bool]:
-        """For each whether nothing may come there, which a sound grammar never says."""
+        """For each row, whether no token is allowed, which never happens with a correct grammar."""
         empty: list[bool] = (self._words[list(rows)] == 0).all(-1).tolist()
         return empty
 
@@ -140,8 +139,7 @@ _OCTETS = _flags_of_octets()
 
 
 def _allow_ends(allowed: Tensor, matchers: Sequence[Matcher]) -> None:
-    """Where one token may end the output, all of them may: but to who ignores them, only where
-    nothing else may come."""
+    """If one end token is allowed, all are; with `ignore_eos` only if nothing else is allowed."""
     ends = torch.tensor(sorted(matchers[0].end_token_ids), device=allowed.device)
     may_end = allowed[:, ends].any(-1)
     if ignoring := [index for index, matcher in enumerate(matchers) if matcher.ignores_end]:

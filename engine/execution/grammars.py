@@ -1,5 +1,4 @@
-"""Grammars as the engine's loop sees them: compiled beside it, the tenants in turn, and followed in
-it."""
+"""Grammars in the engine's loop: compiled on another thread, advanced by sampled tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Compile = Callable[[GrammarSpec], Automaton]
 
 
 class Backend(NamedTuple):
-    """What grammars are served by."""
+    """The implementation that serves grammars."""
 
     compile: Compile
     """Runs on another thread than the loop's."""
@@ -78,8 +77,8 @@ class Grammars:
             yield request, self._begin(request, compiled)
 
     def forget(self, request: Request, error: EngineError | None) -> None:
-        """The request has ended. What its grammar's failure has left behind is not used again, and
-        what nobody waits for any more is not compiled."""
+        """The request has ended. A grammar that failed is not used again, and a grammar that no
+        request waits for is not compiled."""
         if entry := self._pending.pop(request.request_id, None):
             self._leave(entry)
         if isinstance(error, GrammarFailed):
@@ -118,9 +117,10 @@ class Grammars:
 
 
 def open_grammars(model_dir: Path, *, vocab_size: int, eos_token_ids: frozenset[int]) -> Grammars:
-    """Served where llguidance is installed and the base has a tokenizer and an end of output.
+    """Supported if llguidance is installed and the base has a tokenizer and an end-of-sequence
+    token.
 
-    `vocab_size`: of the base's logits. `eos_token_ids`: what it says of itself.
+    `vocab_size`: of the base's logits. `eos_token_ids`: from the base's configuration.
     """
     return Grammars(_open_backend(model_dir, vocab_size, eos_token_ids))
 

@@ -1,4 +1,4 @@
-"""From the last layer's hidden states to one vector for a prompt."""
+"""Pools the last layer's hidden states to one vector per prompt."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ..request import Request
 
 @contextmanager
 def last_hidden_states(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collects `[num_tokens, hidden_size]` for each forward inside: what the decoder without its
-    output head returns, behind its last norm, which transformers calls `last_hidden_state`."""
+    """Collects `[num_tokens, hidden_size]` for each forward pass inside: the decoder's result
+    before the output head and after the final norm, which transformers calls
+    `last_hidden_state`."""
     seen: list[Tensor] = []
 
     def collect(_module: Any, _args: Any, output: Any) -> None:
@@ -31,10 +32,10 @@ def last_hidden_states(model: PreTrainedModel) -> Iterator[list[Tensor]]:
 
 
 def pool(request: Request, states: Tensor) -> bytes | None:
-    """Take in the next rows of those that the request reads, `states [num_rows, hidden_size]`.
+    """Add the next rows that the request reads, `states [num_rows, hidden_size]`.
 
-    Returns their mean over the whole prompt in fp32 once all have come; the last token alone is a
-    mean of one. Raises NumericalError if that is not finite.
+    Returns their mean over the whole prompt in fp32 once all have arrived; last-token pooling is a
+    mean of one. Raises NumericalError if it is not finite.
     """
     total = states.float().sum(0)
     request.pooled = total if request.pooled is None else request.pooled + total

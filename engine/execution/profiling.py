@@ -1,4 +1,4 @@
-"""What there can be at most: the largest step, run once to see what it takes, and the pools."""
+"""Profiles the largest step and plans the engine's memory."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ PROFILE_CONTEXT = 8192
 def plan_engine(
     config: EngineConfig, base: BaseModel, draft: BaseModel | None = None, *, head_bytes: int = 0
 ) -> MemoryPlan:
-    """Measure a full step and divide what memory is left. Raises InsufficientMemory.
+    """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
-    `draft`: the draft model, which never runs while the base does. `head_bytes`: of Medusa heads,
-    which are loaded.
+    `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
+    of loaded Medusa heads.
     """
     groups = group_layers(
         base.kv_shapes,
@@ -85,7 +85,7 @@ def _kv_block_bytes(config: EngineConfig, model: BaseModel, group: KvGroup) -> i
 
 
 def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:
-    """The last chunk of a long prompt, with logits of as many rows as a step may look at."""
+    """Run the last chunk of a long prompt, with logits for the maximum number of rows."""
     context = min(base.max_model_len, PROFILE_CONTEXT)
     num_tokens = min(config.max_num_batched_tokens, context)
     num_rows = min(config.max_kept_rows, num_tokens)
@@ -93,9 +93,9 @@ def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
 
 
 def _graph_bytes(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> int:
-    """The largest captured step's activations and fixed memory, and what graphs themselves take.
+    """The activations and fixed memory of the largest captured step, and the size of the graphs.
 
-    Graphs share their activations, but with nothing else: not with steps that run eagerly.
+    Graphs share their activations with each other, but not with eager steps.
     """
     context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), max_rows(config)
     activations = peak_bytes(

@@ -1,4 +1,4 @@
-"""What a request asks of its prompt besides keys and values: log-probabilities, an embedding."""
+"""Computes prompt log-probabilities and embeddings for requests that ask for them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .sampler import MAX_DRAWN_CELLS, logprobs_of, ranks_of
 def read_prompt(
     sequence: ScheduledSequence, output: StepOutput, rows: StepRows
 ) -> PromptRead | None:
-    """What the step says of the positions `sequence.read`; None while a pooling is incomplete.
+    """The results for the positions `sequence.read`; None while a pooling is incomplete.
 
-    Raises NumericalError if it is not finite.
+    Raises NumericalError if a value is not finite.
     """
     request, read = sequence.request, sequence.read
     if request.reads_logits:
@@ -34,7 +34,7 @@ def read_prompt(
 
 
 def _logprobs(logits: Tensor, targets: list[int], num_top: int) -> list[TokenLogprobs]:
-    """Of each row's target, a part of the rows at a time."""
+    """The log-probability of each row's target, computed for a part of the rows at a time."""
     size = max(MAX_DRAWN_CELLS // logits.shape[-1], 1)
     entries: list[TokenLogprobs] = []
     for start in range(0, len(targets), size):

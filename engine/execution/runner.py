@@ -1,4 +1,4 @@
-"""Runs one scheduled step: tensors in, logits out. Decides nothing about what runs."""
+"""Runs one scheduled step: tensors in, logits out. It makes no scheduling decisions."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ for prompts read them once for many rows."""
 
 
 class StepOutput(NamedTuple):
-    """What a step says of its kept rows, those of each sequence adjacent and in its order."""
+    """The step's output for its kept rows, those of each sequence adjacent and in its order."""
 
     logits: Tensor
     """fp32 `[num_kept_rows, vocab_size]`; valid until the next step."""
     hidden_states: Tensor | None
-    """`[num_kept_rows, hidden_size]`: what the output head met; None unless asked for."""
+    """`[num_kept_rows, hidden_size]`: the input of the output head; None unless requested."""
     token_states: Tensor | None = None
-    """`[num_tokens, hidden_size]` of all rows, kept or not: what the last layer gave; None unless a
-    request's embedding is asked for."""
+    """`[num_tokens, hidden_size]` for all rows, kept or not: the output of the last layer; None
+    unless an embedding is requested."""
 
     are_finite: Tensor | None = None
     """bool `[num_kept_rows]`, where the step has found it out: see `finite`."""
@@ -64,7 +64,7 @@ class ModelRunner:
         self.keeps_hidden_states = False
         self.num_graph_steps = 0
         self.num_eager_decodes = 0
-        """Steps of decodes alone that no graph served, where there are graphs."""
+        """The number of decode-only steps that no graph served, if graphs are enabled."""
         self._base = base
         self._graphs = graphs
         self._cache = cache
@@ -79,16 +79,16 @@ class ModelRunner:
         return self._graphs.max_rows if self._graphs else None
 
     def capture(self) -> list[str]:
-        """Capture what can be; once, when `keeps_hidden_states` stands and before the first step.
+        """Capture the graphs; once, after `keeps_hidden_states` is set and before the first step.
 
-        Returns what there is to say of it, for the operator.
+        Returns a summary for the operator.
         """
         if self._graphs is None:
             return []
         return [self._graphs.capture(keeps_hidden_states=self.keeps_hidden_states)]
 
     def is_current(self, sequence: ScheduledSequence) -> bool:
-        """Whether the sequence's adapter still is what its lease says, in row and generation."""
+        """Whether the sequence's adapter still matches its lease, in row and generation."""
         lease = sequence.request.lease
         adapter = sequence.request.submitted.adapter
         if lease is None:
@@ -99,14 +99,15 @@ class ModelRunner:
         )
 
     def prepare_blocks(self, batch: ScheduledBatch) -> None:
-        """Do what the batch asks of its blocks; once, before its first run."""
+        """Execute the batch's operations on blocks; once, before its first run."""
         self._cache.execute(batch.operations)
 
     def keep(self, request: Request, path: Sequence[int]) -> None:
-        """Move the keys and values of the accepted tokens of a tree to where their positions are.
+        """Move the keys and values of a tree's accepted tokens to the slots of their positions.
 
         `path`: their indices in the request's draft, which was computed but neither appended nor
-        advanced over. A tree's tokens lie behind the last known one in the order of their indices.
+        advanced over. A tree's tokens are stored after the last token in the order of their
+        indices.
         """
         first = len(request.token_ids)
         moves = [
@@ -117,15 +118,15 @@ class ModelRunner:
             self._cache.move(request.kv.tables, sources, targets)
 
     def clear(self, request: Request, start: int, end: int) -> None:
-        """Zero what positions `[start, end)` of the request hold: values that are not finite would
-        reach sums through a weight of zero."""
+        """Zero the entries of positions `[start, end)` of the request: non-finite values would
+        enter sums with a weight of zero."""
         self._cache.clear(request.kv.tables, start, end)
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
         """Compute keys and values of the scheduled tokens.
 
-        Of each sequence the last `num_kept_rows` rows are kept, be they sampled from or only looked
-        at: one that is not finite has written what must not be reused.
+        The last `num_kept_rows` rows of each sequence are kept, whether they are sampled or only
+        checked: a sequence with a non-finite row has written entries that must not be reused.
         """
         chunks = [_chunk(sequence) for sequence in sequences]
         leases = [sequence.request.lease for sequence in sequences]
@@ -167,9 +168,9 @@ class ModelRunner:
     def run_chunks(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepOutput:
-        """As `run`, of whatever chunks, each under the adapter of its lease.
+        """Like `run`, for any chunks, each with the adapter of its lease.
 
-        Those of one token come first, then those that verify draft tokens.
+        Spans of one token come first, then those that verify draft tokens.
         """
         inputs = make_inputs(
             chunks,
@@ -191,13 +192,13 @@ class ModelRunner:
         return StepOutput(logits, seen[0][0] if seen else None)
 
     def _head_inputs(self) -> AbstractContextManager[list[Tensor]]:
-        """What the output head is called with inside, if hidden states are asked for."""
+        """Collects the input of the output head, if hidden states are requested."""
         return head_inputs(self._base.model) if self.keeps_hidden_states else nullcontext([])
 
     def _token_states(
         self, sequences: tuple[ScheduledSequence, ...]
     ) -> AbstractContextManager[list[Tensor]]:
-        """What the last layer gives inside, if an embedding is asked for."""
+        """Collects the output of the last layer, if an embedding is requested."""
         if any(sequence.request.submitted.pooling for sequence in sequences):
             return last_hidden_states(self._base.model)
         return nullcontext([])

@@ -1,8 +1,8 @@
-"""From logits to tokens.
+"""Samples tokens from logits.
 
-Every draw is a pure function of (seed, position, logits): noise comes from a counter-based
-generator, never from a shared stream, so a request's tokens do not depend on what shares its batch.
-Sampling is by the Gumbel-max trick: argmax of log-probability plus Gumbel noise.
+Every sample is a pure function of (seed, position, logits): noise comes from a counter-based
+generator, never from a shared stream, so a request's tokens do not depend on the rest of its batch.
+Sampling uses the Gumbel-max trick: argmax of log-probability plus Gumbel noise.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from ..messages import TokenLogprob, TokenLogprobs
 from ..sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-5
-"""Below it the draw is greedy for any logits that fp32 tells apart."""
+"""Below this, sampling is greedy for any logits that fp32 can distinguish."""
 MAX_DRAWN_CELLS = 1 << 24
-"""Rows times tokens of the vocabulary that are drawn from at once: meanwhile they take some fifty
-bytes each meanwhile, and a step that verifies draft tokens has many rows."""
+"""Rows times vocabulary tokens that are sampled at once. Each needs some fifty bytes temporarily,
+and a step that verifies draft tokens has many rows."""
 
 
 class Stream(IntEnum):
-    """What noise is for. At one seed and position each purpose has noise of its own."""
+    """The purpose of noise. At one seed and position, each purpose has separate noise."""
 
     TOKEN = 0
-    """The target's own draw."""
+    """The target's own sample."""
     DRAFT = 1
-    """A proposer's draw from its own distribution."""
+    """A proposer's sample from its own distribution."""
     ACCEPTANCE = 2
     """Whether a draft token is accepted."""
     CORRECTION = 3
-    """The draw in place of one that is not."""
+    """The sample that replaces a rejected draft token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """What decides one row's next token, besides its logits."""
+    """The inputs of sampling one row's next token, besides its logits."""
 
     params: SamplingParams
     seed: int
     token_ids: Sequence[int]
-    """Prompt and output so far; the token to draw comes behind them."""
+    """Prompt and output so far; the token to sample follows them."""
     num_prompt_tokens: int
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Draw one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
+    """Sample one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
     size = max(MAX_DRAWN_CELLS // logits.shape[-1], 1)
     tokens: list[int] = []
     for start in range(0, len(rows), size):
@@ -60,8 +60,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """What `sample` takes the largest of: log-weights with noise; of a greedy row, which has none,
-    the logits after penalties and biases."""
+    """The values whose maximum `sample` takes: log-weights with noise; for a greedy row, the logits
+    after penalties and biases."""
     adjusted = _adjust(logits, rows)
     if drawn := _drawn(rows):
         adjusted = adjusted.clone() if adjusted is logits else adjusted
@@ -72,7 +72,8 @@ def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def probabilities_of(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """What `sample` draws from: fp32 `[num_rows, vocab_size]`, of a greedy row 1 for its token."""
+    """The distribution of `sample`: fp32 `[num_rows, vocab_size]`; a greedy row has 1 at its
+    token."""
     adjusted = _adjust(logits, rows)
     probabilities = F.one_hot(adjusted.argmax(-1), logits.shape[-1]).to(logits.dtype)
     if drawn := _drawn(rows):
@@ -82,9 +83,9 @@ def probabilities_of(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def draw_from(weights: Tensor, rows: Sequence[SamplingRow], stream: Stream) -> list[int]:
-    """Draw one token per row of `weights [num_rows, vocab_size]`, in proportion to them.
+    """Sample one token per row of `weights [num_rows, vocab_size]`, in proportion to them.
 
-    They are not negative and need no sum of 1; of the rows only seed and position matter.
+    They are not negative and need not sum to 1; of the rows only seed and position matter.
     """
     tokens: list[int] = (weights.log() + _noise(rows, weights, stream)).argmax(-1).tolist()
     return tokens
@@ -96,7 +97,7 @@ def uniforms(rows: Sequence[SamplingRow], stream: Stream, device: torch.device) 
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Log-probabilities of `tokens` and of each row's `num_top` likeliest tokens."""
+    """Log-probabilities of `tokens` and of each row's `num_top` most likely tokens."""
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
     values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]))
@@ -112,7 +113,7 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Tok
 
 
 def ranks_of(logits: Tensor, tokens: Sequence[int]) -> list[int]:
-    """How many of each row's tokens are likelier than this one, and 1."""
+    """The number of each row's tokens that are more likely than this one, plus 1."""
     chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
     ranks: list[int] = (1 + (logits > chosen).sum(-1)).tolist()
     return ranks
@@ -159,7 +160,7 @@ def _penalize(logits: Tensor, row: SamplingRow) -> None:
 
 
 def _drawn(rows: Sequence[SamplingRow]) -> list[int]:
-    """The rows whose token is drawn, not the likeliest."""
+    """The rows that are sampled, not greedy."""
     return [index for index, row in enumerate(rows) if not row.params.is_greedy]
 
 
@@ -167,7 +168,7 @@ def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Scale by temperature, cut to top-k, top-p and min-p: log-probabilities but for a constant."""
     params = [row.params for row in rows]
     temperature = _column([max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
-    # The likeliest token is at 0, so that no temperature, however small, makes it overflow.
+    # The most likely token is at 0, so it does not overflow at any temperature.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     scaled = _keep_top_k(scaled, [p.top_k for p in params])
     scaled = _keep_top_p(scaled, [p.top_p for p in params])
@@ -187,7 +188,7 @@ def _keep_top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
 
 
 def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
-    """Keep the smallest set of likeliest tokens whose probability reaches top_p."""
+    """Keep the smallest set of most likely tokens whose probability reaches top_p."""
     if all(p == 1.0 for p in top_p):
         return logits
     values, order = logits.sort(descending=True)
@@ -196,12 +197,12 @@ def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
     # A row's top_p of 1 must cut nothing, whatever the sum rounds to.
     limits = _column([p if p < 1.0 else 2.0 for p in top_p], logits)
     cut = before >= limits
-    cut[:, 0] = False  # the likeliest stays, however small top_p is
+    cut[:, 0] = False  # the most likely token stays, however small top_p is
     return logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), float("-inf"))
 
 
 def _keep_min_p(logits: Tensor, min_p: Sequence[float]) -> Tensor:
-    """Keep tokens at least min_p times as likely as the likeliest."""
+    """Keep tokens with at least min_p times the probability of the most likely one."""
     if not any(min_p):
         return logits
     threshold = logits.amax(-1, keepdim=True) + _column(min_p, logits).log()
@@ -218,7 +219,7 @@ def gumbel_noise(
     seeds: Tensor, positions: Tensor, vocab_size: int, stream: Stream = Stream.TOKEN
 ) -> Tensor:
     """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token)
-    and of what it is for.
+    and of its purpose.
 
     The generator is counter-based: each int64 counter goes through the finalizer of SplitMix64
     (Steele, Lea, Flood 2014), seeded per row by a mix of seed and position.
@@ -242,7 +243,7 @@ def _counters(rows: Sequence[SamplingRow], device: torch.device) -> tuple[Tensor
 
 
 def _keys(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
-    # No sequence has 2**48 positions: each stream has counters of its own.
+    # No sequence has 2**48 positions, so each stream has its own counters.
     return _mix(_mix(seeds) ^ _mix(positions + 1 + (stream << 48)))
 
 

@@ -1,1 +1,1 @@
-"""Grammars: outputs that follow a JSON schema, a regular expression or a context-free grammar."""
+"""Grammars: outputs constrained to a JSON schema, regular expression or context-free grammar."""

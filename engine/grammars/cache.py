@@ -1,4 +1,4 @@
-"""Compiled grammars, of each tenant for itself: what one has compiled tells another nothing."""
+"""Caches compiled grammars per tenant, so that no tenant can observe another's grammars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EntryT = TypeVar("EntryT")
 
 BASE_BYTES = 1 << 20
 BYTES_PER_CHARACTER = 256
-"""What a compiled grammar was found to take at most, for what people write."""
+"""The measured maximum of a compiled grammar, for typical grammars."""
 
 
 class GrammarKey(NamedTuple):
@@ -20,13 +20,13 @@ class GrammarKey(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What it is taken to hold once it is compiled."""
+        """The estimated size after compilation."""
         return BASE_BYTES + BYTES_PER_CHARACTER * len(self.spec.text)
 
 
 class GrammarCache(Generic[EntryT]):
-    """The least recently used go first. An entry is a promise of the compiled, so that those who
-    come while it is being compiled share it."""
+    """Evicts the least recently used entries. An entry is a future of the compiled grammar, so
+    requests that arrive during compilation share it."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -43,7 +43,7 @@ class GrammarCache(Generic[EntryT]):
         return entry
 
     def put(self, key: GrammarKey, entry: EntryT) -> None:
-        """Who still waits for what goes, or uses it, keeps it."""
+        """Requests that wait for or use an evicted entry keep it."""
         self.drop(key)
         self._entries[key] = entry
         self._num_bytes += key.num_bytes

@@ -1,9 +1,10 @@
-"""Whether grammars can be compiled: `python -m loraplex.engine.grammars.check_process`.
+"""Checks grammars in a separate process: `python -m loraplex.engine.grammars.check_process`.
 
-A grammar is a stranger's program for the library that compiles it. So it is compiled here first,
-with little time and memory, and only then by the engine: what makes this process die would have
-made that one die. Standard input carries an `introduction`, then a `question` per line; each is
-answered by a line of standard output, null or why not, as JSON. The end of the input is the end.
+A grammar is untrusted input for the compiler. It is compiled here first, with limits on time and
+memory, and only then by the engine, so a grammar that crashes the compiler does not crash the
+engine. Standard input carries an `introduction`, then one `question` per line. Each is answered by
+one line of JSON on standard output: null, or the reason of the refusal. The process ends at the end
+of its input.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ if TYPE_CHECKING:
 CPU_SECONDS = 2.0
 """For one grammar."""
 MEMORY_BYTES = 128 << 20
-"""Address space beyond what the process has when it begins; grammars share it."""
+"""Address space in addition to that of the process at its start; all grammars share it."""
 REFUSED_SIGNALS = frozenset({signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS})
-"""By which it dies of a grammar: too much time or memory, or a fault of the library."""
+"""The signals of a process killed by a grammar: too much time or memory, or a fault of the
+library."""
 
 
 TOO_COSTLY = "it takes more time or memory to compile than is allowed"
 
 
 class CheckVocabulary:
-    """A token for each byte, and the base's special tokens: all that decides what compiles."""
+    """A token per byte, and the base's special tokens: all that compilation depends on."""
 
     is_tokenizer_wrapper = True
     bos_token_id: int | None = None
@@ -62,7 +64,7 @@ def introduction(vocab_size: int, special: Mapping[int, str], end_token_id: int)
 
 
 def main() -> None:
-    from .compiler import GrammarCompiler  # here: whoever asks needs no llguidance
+    from .compiler import GrammarCompiler  # imported here: the client needs no llguidance
 
     lines = sys.stdin.buffer
     vocab_size, special, end_token_id = json.loads(lines.readline())
@@ -88,7 +90,7 @@ def _refusal(compiler: GrammarCompiler, line: bytes) -> str | None:
 
 
 def _limit_memory() -> None:
-    """Where the system says how much there is already."""
+    """Limits memory relative to the present use, where the system reports it."""
     try:
         with open("/proc/self/statm") as file:
             num_pages = int(file.read().split()[0])

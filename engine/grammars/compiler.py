@@ -1,6 +1,6 @@
-"""From a grammar's text to the automaton that follows it, by llguidance.
+"""Compiles a grammar's text with llguidance.
 
-Imported only where grammars are served: the library is optional.
+Imported only if grammars are supported, because the library is optional.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ ANY_OBJECT = '{"type": "object"}'
 MAX_ITEMS_IN_ROW = 20_000
 """An object of 500 properties, none of them required, takes some 2,000."""
 MAX_LEXER_STATES = 50_000
-"""Of 1 to 2 kB."""
+"""Each has 1 to 2 kB."""
 MAX_MESSAGE_CHARACTERS = 500
 
 
 class TokenBytes(Protocol):
-    """What `llguidance.LLTokenizer` wants of a vocabulary."""
+    """The vocabulary interface of `llguidance.LLTokenizer`."""
 
     is_tokenizer_wrapper: bool
     bos_token_id: int | None
     eos_token_id: int
     tokens: Sequence[bytes]
-    """By token id the bytes that it stands for, of a special token its name."""
+    """The bytes of each token id; for a special token its name."""
     special_token_ids: Sequence[int]
 
     def __call__(self, text: str) -> list[int]:
@@ -85,9 +85,9 @@ def _as_llguidance(spec: GrammarSpec) -> str:
 
 
 def _from_schema(schema: str) -> str:
-    """JSON in one line, as programs write it, unless the schema's own `x-guidance` says otherwise:
-    where blanks are free, a model in doubt goes on with blanks. What of it cannot be followed
-    refuses it."""
+    """JSON on one line, as programs write it, unless the schema's own `x-guidance` differs: if
+    whitespace is free, an uncertain model generates whitespace without end. Unsupported parts are
+    refused."""
     return llguidance.LLMatcher.grammar_from_json_schema(
         schema,
         defaults={

@@ -1,4 +1,4 @@
-"""What of a grammar is refused before it is compiled: what nobody writes, and what costs most."""
+"""Refuses grammars that exceed size limits before they are compiled."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .spec import GrammarKind, GrammarSpec
 MAX_SCHEMA_DEPTH = 64
 """Containers of the schema's JSON within one another: an object within an object takes two."""
 MAX_SCHEMA_PROPERTIES = 500
-"""Of all its objects together."""
+"""Over all of its objects."""
 MAX_MULTIPLES = 20_000
-"""The significant digits of a schema's `multipleOf` as numbers, added up: the library makes a state
-for each remainder (99991 took it 0.6 s and 50 MB)."""
+"""The sum of the significant digits of a schema's `multipleOf` as numbers: the library creates a
+state for each remainder (99991 took 0.6 s and 50 MB)."""
 MAX_CHOICES = 1000
 
 
 def check_grammar(spec: GrammarSpec) -> None:
-    """Raises InvalidGrammar for what can be told without the library that compiles it."""
+    """Raises InvalidGrammar for violations that can be detected without the compiler."""
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
             check_schema(read_schema(spec))
@@ -70,7 +70,7 @@ def check_schema(schema: dict[str, object]) -> None:
 
 
 def _significant(number: object) -> int:
-    """12000 for 12000, 125 for 1.25; 0 for what is no number."""
+    """12000 for 12000, 125 for 1.25; 0 for anything that is not a number."""
     if not isinstance(number, int | float) or isinstance(number, bool):
         return 0
     digits = int("".join(map(str, Decimal(str(number)).as_tuple().digits)))

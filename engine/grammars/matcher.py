@@ -1,4 +1,4 @@
-"""Where one output stands in its grammar."""
+"""The state of one output in its grammar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..errors import GrammarFailed
 
 
 class Automaton(Protocol):
-    """What is used of `llguidance.LLMatcher`. It never raises: once it has failed it says so."""
+    """The used part of `llguidance.LLMatcher`. It never raises; it reports a failure as its
+    state."""
 
     def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
 
@@ -31,7 +32,7 @@ class Automaton(Protocol):
 
 
 class Executor(Protocol):
-    """What is used of `llguidance.LLExecutor`: many masks at once, on threads of its own."""
+    """The used part of `llguidance.LLExecutor`: computes many masks at once, on its own threads."""
 
     def unsafe_compute_mask_ptr(
         self,
@@ -43,12 +44,13 @@ class Executor(Protocol):
 
 
 class Matcher:
-    """Owned by a request, whose output it has followed to the end."""
+    """Owned by a request; it has consumed the whole output so far."""
 
     def __init__(
         self, automaton: Automaton, *, end_token_ids: frozenset[int], ignores_end: bool
     ) -> None:
-        """`end_token_ids`: what ends an output; `ignores_end`: only where nothing else may come."""
+        """`end_token_ids`: the tokens that end an output; `ignores_end`: allow them only if nothing
+        else is allowed."""
         self.automaton = automaton
         self.end_token_ids = end_token_ids
         self.ignores_end = ignores_end
@@ -62,18 +64,18 @@ class Matcher:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it cannot go on: the library's limits were met, or no token continues."""
+        """Whether it cannot continue: the library's limits were reached, or no token is allowed."""
         return self.automaton.is_error()
 
     def cut(self, draft: Draft) -> Draft:
-        """What of a draft the grammar allows; nothing behind what ends the output."""
+        """The part of a draft that the grammar allows; nothing after the end of the output."""
         if draft.parents is None:
             return draft.only(range(self._num_allowed(draft.token_ids)))
         return draft.only(sorted(self.walk(draft)))
 
     @contextmanager
     def behind(self, token_ids: Sequence[int]) -> Iterator[bool]:
-        """Inside it stands behind these tokens, if an output may have them next."""
+        """Inside the context the matcher is positioned after these tokens, if they are allowed."""
         num_taken = 0
         for token in self._known(token_ids):
             if not self._take(token):
@@ -86,8 +88,8 @@ class Matcher:
                 self.automaton.rollback(num_taken)
 
     def walk(self, draft: Draft) -> Iterator[int]:
-        """The indices of the draft's tokens that the grammar allows. While the caller has one, the
-        matcher stands behind it; it is where it was once all were given."""
+        """The indices of the draft's tokens that the grammar allows. While the caller processes an
+        index, the matcher is positioned after that token; at the end it is where it was before."""
         children: dict[int, list[int]] = {}
         for index in range(len(draft)):
             children.setdefault(draft.parent(index), []).append(index)
@@ -103,12 +105,12 @@ class Matcher:
                 self.automaton.rollback(1)
 
     def _take(self, token: int) -> bool:
-        """Go on by one token, if it is allowed."""
-        # Asked once it has stopped, the automaton would fail.
+        """Advance by one token, if it is allowed."""
+        # After it has stopped, the automaton must not be called.
         return not self.automaton.is_stopped() and bool(self.automaton.try_consume_tokens([token]))
 
     def _num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Of a chain. Behind the last token of a complete output there is nothing to propose."""
+        """For a chain. After the last token of a complete output there is nothing to propose."""
         if self.automaton.is_stopped():
             return 0
         return self.automaton.validate_tokens(self._known(token_ids))

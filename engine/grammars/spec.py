@@ -1,4 +1,4 @@
-"""Which texts a request may be answered with."""
+"""A request's grammar: its kind and text."""
 
 from __future__ import annotations
 

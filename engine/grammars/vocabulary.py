@@ -1,4 +1,4 @@
-"""The base's vocabulary as grammars see it: the bytes that each token stands for."""
+"""The base's vocabulary for grammars: the bytes of each token."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ this one."""
 
 
 class Vocabulary:
-    """What `llguidance.LLTokenizer` wants of a tokenizer.
+    """The vocabulary interface of `llguidance.LLTokenizer`.
 
-    The bytes are those of `Tokenizer.token_bytes`, by which the output becomes text, so that
-    grammar and text agree for every kind of tokenizer.
+    The bytes are those of `Tokenizer.token_bytes`, which also produce the output's text, so grammar
+    and text agree for every kind of tokenizer.
     """
 
     is_tokenizer_wrapper = True
@@ -66,7 +66,7 @@ class Vocabulary:
                     start = end
                     break
             else:
-                break  # a byte without a token: what is there is a beginning
+                break  # a byte without a token: the rest is the beginning of a character
         return token_ids
 
     def _index(self) -> dict[bytes, int]:

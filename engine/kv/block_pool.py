@@ -1,6 +1,6 @@
-"""Ownership of KV blocks: who holds which, and which may be handed out.
+"""Ownership of KV blocks: holders and free blocks.
 
-Torch-free. Block 0 is the *null block*: never handed out, always zero, used to pad block tables.
+Torch-free. Block 0 is the *null block*: never allocated, always zero, used to pad block tables.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class BlockPool:
         return len(self._free)
 
     def count_free(self, block_ids: Set[int]) -> int:
-        """How many of these nobody holds."""
+        """The number of these blocks without a holder."""
         return len(self._free.keys() & block_ids)
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` blocks for new content, or None (and nothing) if there are fewer."""
+        """Allocate `count` blocks, or none (returns None) if there are fewer."""
         if count > len(self._free):
             return None
         block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -62,13 +62,13 @@ class BlockPool:
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Become a further holder of blocks whose content is wanted as it is."""
+        """Add a holder to blocks whose content is reused."""
         for block_id in block_ids:
             self._free.pop(block_id, None)
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Give up one hold on each block, in a sequence's order."""
+        """Release one hold on each block, in a sequence's order."""
         for block_id in reversed(block_ids):
             assert self._ref_counts[block_id] > 0, f"block {block_id} has no holder"
             self._ref_counts[block_id] -= 1

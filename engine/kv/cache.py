@@ -1,4 +1,4 @@
-"""The tensors behind the KV blocks, on the device and in the host's swap space."""
+"""The tensors of the KV blocks, on the device and in swap space."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _MIN_FP8_CAPABILITY = (8, 9)
 
 
 class KvFormat(NamedTuple):
-    """How keys and values are held."""
+    """The storage format of keys and values."""
 
     dtype: torch.dtype
-    """What attention reads."""
+    """The dtype that attention reads."""
     code_dtype: torch.dtype | None = None
-    """What is stored, with a scale per token and head; None: `dtype` itself."""
+    """The dtype of quantized values, with a scale per token and head; None: `dtype` without
+    quantization."""
 
 
 def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.device) -> KvFormat:
@@ -61,14 +62,14 @@ class KvCache:
         has_spare_blocks: bool = False,
     ) -> None:
         """`num_swap_slots`: blocks of host memory per group; empty: none. `has_spare_blocks`: each
-        group has one block more, behind those that sequences hold: padding writes to it."""
+        group has one additional block, to which padding writes."""
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of = {
             layer: index for index, group in enumerate(groups) for layer in group.layers
         }
         self.windows = [shape.window for shape in shapes]
-        """By layer: how far back the model itself lets it see."""
+        """By layer: the model's own attention window."""
         num_spare = int(has_spare_blocks)
         num_blocks = [
             groups[self.group_of[layer]].num_blocks + num_spare for layer in range(len(shapes))
@@ -99,7 +100,7 @@ class KvCache:
 
     @property
     def spare_blocks(self) -> list[int]:
-        """By group, of a cache that has them."""
+        """The spare block of each group, if the cache has them."""
         return [group.num_blocks for group in self.groups]
 
     def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
@@ -113,8 +114,8 @@ class KvCache:
     def move(
         self, tables: Sequence[Sequence[int]], sources: Sequence[int], targets: Sequence[int]
     ) -> None:
-        """Copy what positions `sources` of the sequence with these blocks hold to `targets`, as if
-        all were read before any is written."""
+        """Copy the entries of positions `sources` to `targets` in the sequence with these blocks,
+        as if all were read before any is written."""
         for table, tensors in zip(tables, self._tensors, strict=True):
             read, written = (self._slots(table, positions) for positions in (sources, targets))
             for tensor in tensors:
@@ -122,10 +123,10 @@ class KvCache:
                 slots[written] = slots[read]
 
     def execute(self, operations: Sequence[KvOperation]) -> None:
-        """Do what the scheduler's bookkeeping says has been done, strictly in its order.
+        """Execute the operations that the scheduler's bookkeeping has queued, strictly in order.
 
-        The order is the meaning: a block may be copied or swapped out and then be cleared for a new
-        owner within one step.
+        The order matters: a block may be copied or swapped out and then zeroed for a new owner
+        within one step.
         """
         for operation in operations:
             match operation:
@@ -142,10 +143,10 @@ class KvCache:
                     assert_never(operation)
 
     def _zero(self, group: int, block_ids: Sequence[int]) -> None:
-        """Clear blocks that have a new owner.
+        """Zero blocks that have a new owner.
 
-        Nobody may meet another tenant's values, and the unwritten rest of a block must be finite
-        because masked positions still enter sums with weight zero.
+        No sequence may read another tenant's values, and the unwritten rest of a block must be
+        finite, because masked positions enter sums with weight zero.
         """
         index = self._index(block_ids)
         for tensor in self._tensors[group]:

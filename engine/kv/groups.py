@@ -1,4 +1,4 @@
-"""Which layers share a block table: those that see equally far back."""
+"""KV groups: layers with the same attention window share a block table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .layout import KvGroup
 
 
 class LayerKvShape(NamedTuple):
-    """What one token's keys and values take in one layer; `key_dim` and `value_dim` may differ."""
+    """The size of one token's keys and values in one layer; `key_dim` and `value_dim` may
+    differ."""
 
     num_heads: int
     key_dim: int
@@ -25,10 +26,11 @@ def group_layers(
     attention_window: int | None = None,
     attention_sinks: int = 0,
 ) -> tuple[KvGroup, ...]:
-    """Layers by what they see, each group with the smallest pool there is; see-all layers first.
+    """The KV groups of layers by window, each with the smallest possible pool; full attention
+    first.
 
-    A window that no sequence can outgrow is none. `attention_window`, `attention_sinks`: what
-    layers that see everything get instead.
+    A window that no sequence can exceed counts as full attention. `attention_window`,
+    `attention_sinks`: the window of full-attention layers, if set.
     """
     members: dict[tuple[int | None, int], list[int]] = {}
     for layer, shape in enumerate(shapes):
@@ -47,5 +49,5 @@ def group_layers(
 
 
 def one_group(num_layers: int, num_blocks: int) -> tuple[KvGroup, ...]:
-    """All layers together, nothing freed behind a window."""
+    """One group of all layers, without a window."""
     return (KvGroup(tuple(range(num_layers)), window=None, sinks=0, num_blocks=num_blocks),)

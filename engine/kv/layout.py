@@ -1,6 +1,6 @@
-"""How KV memory is divided into groups of layers, and what is done to its blocks between steps.
+"""The division of KV memory into groups, and the queued operations on blocks between steps.
 
-Torch-free: the scheduler's side writes operations, the tensors' side executes them.
+Torch-free: the scheduler queues operations, and the tensor code executes them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers whose keys and values live and die together: one block table, one pool."""
+    """Layers whose entries are kept and freed together: one block table, one pool."""
 
     layers: tuple[int, ...]
     window: int | None
     """Positions a query sees, its own included; None: all."""
     sinks: int
-    """First positions that stay visible behind the window; 0 without."""
+    """The number of first positions that remain visible outside the window; 0 without a window."""
     num_blocks: int
     """The null block included."""
 

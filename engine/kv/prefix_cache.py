@@ -1,14 +1,14 @@
-"""Reuse of KV blocks that already hold a prompt's beginning.
+"""Prefix cache: reuses KV blocks that already hold the beginning of a prompt.
 
 Torch-free. A block's key is a keyed BLAKE2b hash over tagged, length-prefixed fields: namespace
-(tenant, runtime, adapter digest), the parent block's key and the token ids. A hit also compares
-the stored token ids, so a collision costs a miss and never a wrong answer. Clients have no say in
-the namespace, and blocks are published only by `publish`, after the step that wrote them.
+(tenant, runtime, adapter digest), the parent block's key and the token ids. A hit also compares the
+stored token ids, so a collision is a miss and never a wrong answer. Clients cannot influence the
+namespace. Blocks are published only by `publish`, after the step that wrote them.
 
-Eviction is least recently used first, from the leaves: a cached block is forgotten when its pool
-hands it out again, a pool hands out what was freed first, and a sequence frees its last block
-first. Whoever holds a cached block also holds the cached blocks before it, because `publish` tells
-a sequence that computed known content to go on with the block that is already cached.
+Eviction is least recently used first, from the leaves: a cached block is dropped when its pool
+reallocates it, a pool reallocates the block that was freed first, and a sequence frees its last
+block first. A holder of a cached block also holds the cached blocks before it, because `publish`
+makes a sequence that computed known content continue with the block that is already cached.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class PrefixHasher:
     ) -> Prefix:
         """The prefix that ends with block `index` of these tokens.
 
-        `chain` has the prefixes before it and remembers this one, so that a sequence which is
-        looked up again is not hashed again.
+        `chain` holds the prefixes before it and stores this one, so a sequence that is looked up
+        again is not hashed again.
         """
         tokens = tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
         if index < len(chain):
@@ -125,9 +125,9 @@ class CachedBlocks:
         return block_id
 
     def publish(self, prefix: Prefix, block_id: int) -> int:
-        """Offer a written block to others; return the block to go on with.
+        """Publish a written block; return the block with which to continue.
 
-        The first block of a prefix stays; a later one's owner should change to it.
+        The first published block of a prefix is kept; the owner of a later one should switch to it.
         """
         if prefix.key in self._block_by_key:
             cached = self.find(prefix)
@@ -138,7 +138,7 @@ class CachedBlocks:
         return block_id
 
     def forget(self, block_id: int) -> bool:
-        """Let nobody find this block any more; False if nobody could."""
+        """Unpublish this block; False if it was not published."""
         prefix = self._prefixes.pop(block_id, None)
         if prefix is None:
             return False
@@ -169,7 +169,7 @@ class CachedBlocks:
 
 @lru_cache(maxsize=1024)
 def _encoded(namespace: CacheNamespace) -> bytes:
-    """As for every block of a sequence."""
+    """The encoded namespace, as for every block of a sequence."""
     return namespace.encode()
 
 

@@ -1,6 +1,6 @@
 """Host memory for the blocks of preempted sequences.
 
-Torch-free: counts slots; the tensors behind them are the runner's.
+Torch-free: it counts slots; the runner owns the tensors.
 """
 
 from __future__ import annotations

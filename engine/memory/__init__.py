@@ -1,1 +1,1 @@
-"""The device's memory: how it is divided, and what a step moves through it."""
+"""The device's memory: its division, and the bytes that a step moves."""

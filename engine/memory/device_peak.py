@@ -1,4 +1,4 @@
-"""The bandwidth and the arithmetic that this device reaches, measured once by doing both."""
+"""Measures the device's peak bandwidth and compute once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...kernels.linear_packing import Bits, pack_linear
 from .utilization import DevicePeak
 
 SECONDS_EACH = 0.05
-"""How long each of the two is repeated, its first call aside."""
+"""The duration of each of the two measurements, without its first call."""
 COPY_BYTES = 32 << 20
 """With as much for the copy: more than the caches of a few cores."""
 
@@ -28,7 +28,7 @@ def measure_peak(
     with torch.inference_mode():
         peak = DevicePeak(_copy_rate(device), _matmul_rate(device, dtype, bits=bits))
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # for whoever asks the device what is free
+        torch.cuda.empty_cache()  # so that later queries of free memory are correct
     return peak
 
 
@@ -40,7 +40,7 @@ def _copy_rate(device: torch.device) -> float:
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype, *, bits: Bits | None) -> float:
     num_rows, size = (256, 1024) if device.type == "cpu" else (4096, 4096)
-    generator = torch.Generator(device).manual_seed(0)  # leaves the global one as it is
+    generator = torch.Generator(device).manual_seed(0)  # does not change the global generator
     weight = torch.randn(size, size, device=device, generator=generator).to(dtype)
     layer = pack_linear(weight, bits=bits)
     x = torch.randn(num_rows, size, device=device, generator=generator).to(dtype)

@@ -1,4 +1,4 @@
-"""How many blocks each group of layers gets from a given number of bytes. Torch-free."""
+"""Computes the number of blocks per KV group for a number of bytes. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class KvDemand:
-    """What one group of layers asks for."""
+    """The demand of one KV group."""
 
     config: EngineConfig
     group: KvGroup
@@ -27,9 +27,11 @@ class KvDemand:
 
     @property
     def least(self) -> int:
-        """Blocks without which a longest sequence could not even run alone, a block a step.
+        """The blocks without which the longest sequence could not run even alone, one block per
+        step.
 
-        A length that nobody asked for is shortened instead, where all of it must be held.
+        A length that the operator did not set is shortened instead, if the group must hold all of
+        it.
         """
         is_negotiable = self.sees_all and self.config.max_model_len is None
         return 1 if is_negotiable else self._peak(self.max_model_len)
@@ -64,10 +66,11 @@ class KvDemand:
 
 
 def divide_kv(kv_bytes: int, demands: Sequence[KvDemand]) -> list[int] | None:
-    """Blocks per group, so that no group runs out long before the others; None: too few bytes.
+    """Blocks per group, such that no group is exhausted long before the others; None: too few
+    bytes.
 
-    Every group gets what a full batch of equally long sequences takes, as long as they can be.
-    Layers that see everything take the rest.
+    Every group gets the need of a full batch of equally long sequences, as long as possible.
+    Full-attention layers get the rest.
     """
     lengths = range(1, demands[0].max_model_len + 1)
     fitting = bisect_right(lengths, kv_bytes, key=lambda length: wanted_bytes(demands, length))
@@ -89,7 +92,7 @@ def divide_kv(kv_bytes: int, demands: Sequence[KvDemand]) -> list[int] | None:
 def _give_the_rest(
     kv_bytes: int, demands: Sequence[KvDemand], windowed: Sequence[int]
 ) -> list[int]:
-    """`windowed` blocks for layers with a window, what is left for those that see everything."""
+    """`windowed` blocks for layers with a window; the rest for full-attention layers."""
     taken = sum(
         demand.bytes_per_block * count
         for demand, count in zip(demands, windowed, strict=True)
@@ -112,7 +115,7 @@ def divide_swap(
 
 
 def wanted_bytes(demands: Sequence[KvDemand], num_tokens: int) -> int:
-    """What a full batch of sequences of `num_tokens` tokens takes."""
+    """The bytes of a full batch of sequences with `num_tokens` tokens."""
     return kv_bytes_of(demands, [demand.wanted(num_tokens) for demand in demands])
 
 

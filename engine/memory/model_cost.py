@@ -1,4 +1,4 @@
-"""What a loaded base costs a step: its weights by how often they are read and multiplied."""
+"""The cost of a base per step: bytes read and operations of its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..model.base_model import BaseModel
 from .utilization import KvReads, ModelCost
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What configurations call it."""
+"""The names of this setting in configurations."""
 
 
 def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
@@ -36,7 +36,8 @@ def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
 
 
 def _weights_read_whole(model: PreTrainedModel) -> Iterator[Tensor]:
-    """All but tables of which a step looks up a few rows; a tied one is the output head too."""
+    """All weights except tables of which a step reads a few rows; a tied table is the output head
+    too."""
     head = _head(model)
     tables = {
         id(module.weight)

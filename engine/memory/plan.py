@@ -1,6 +1,7 @@
-"""How much of the device goes to activations, adapters and KV blocks.
+"""The memory plan: how much of the device activations, adapters and KV blocks get.
 
-Decided once at start from a profile run, printed with the arithmetic, refused when it does not fit.
+It is computed once at start from a profile run, printed with the computation, and refused if it
+does not fit.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ _ADVICE = (
     "--arena-gib or --kv-cache-gib."
 )
 RESERVE_FRACTION = 0.1
-"""Of the memory that is free after the weights are loaded: for what the profile run cannot see."""
+"""The part of the free memory after loading the weights that is reserved for what the profile run
+cannot see."""
 ARENA_FRACTION = 0.25
-"""Of what the weights and activations leave, if the operator gives no size."""
+"""The part of the memory after weights and activations, if the operator sets no size."""
 ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
-"""What is over such a unit could hold no adapter of any type, and would count as used."""
+"""The remainder of such a unit could hold no adapter of any dtype, and would count as used."""
 WINDOW_FRACTION = 1 / 16
-"""Of the arena, for the CPU's decode windows: copies of the adapters that decode together."""
+"""The part of the arena for the CPU's decode windows: copies of the adapters that decode
+together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,12 @@ class MemoryPlan:
     num_swap_slots: tuple[int, ...]
     """Blocks of host memory per group; empty: preempted sequences are computed again."""
     max_model_len: int
-    """The longest sequence that fits; shorter than the model's own only if nobody asked."""
+    """The longest sequence that fits; shorter than the model's only if the operator set no
+    length."""
     lines: list[str]
     """The arithmetic, for the operator."""
     num_draft_blocks: int = 0
-    """Of the draft model's KV cache."""
+    """Blocks of the draft model's KV cache."""
 
     @property
     def num_kv_blocks(self) -> int:
@@ -63,7 +67,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the memory that is free after loading the weights among the pools.
 
-    Raises InsufficientMemory when less than one longest sequence of KV would remain.
+    Raises InsufficientMemory when less than the KV of one longest sequence would remain.
     """
     pools = _divide(config, memory, base, proposers)
     lines = list(_lines(pools, config, memory, base, proposers))
@@ -88,13 +92,13 @@ def plan_memory(
 
 @dataclass(frozen=True, slots=True)
 class _Pools:
-    """Bytes by what they are for."""
+    """Bytes by purpose."""
 
     available: int
     """Besides the weights."""
     reserve: int
     usable: int
-    """Of all that follow."""
+    """Bytes of all the following."""
     arena: int
     windows: int
     kv: int

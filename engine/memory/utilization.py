@@ -1,9 +1,9 @@
-"""How much of its device the engine uses: what the steps had to move and compute, over the peak.
+"""Device utilization: the bytes and operations of the steps, divided by the device's peak.
 
-The bytes and operations counted are those that no implementation avoids: each weight read once a
-step, each visible key and value once per sequence, each adapter of the batch once, two operations
-per weight and token. Attention's own operations and LoRA's are left out; they are small beside
-these unless contexts are long. Torch-free.
+It counts only bytes and operations that no implementation can avoid: each weight once per step,
+each visible key and value once per sequence, each adapter of the batch once, two operations per
+weight and token. The operations of attention and LoRA are excluded; they are comparatively small
+unless contexts are long. Torch-free.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..messages import UtilizationStats
 
 
 class DevicePeak(NamedTuple):
-    """What this device reaches at best, measured."""
+    """The measured peak of this device."""
 
     bytes_per_second: float
     flops_per_second: float
 
 
 class StepWork(NamedTuple):
-    """What a step has to move and compute."""
+    """The bytes and operations of a step."""
 
     num_bytes: float
     num_flops: float
@@ -72,10 +72,10 @@ class ModelCost:
     expert_bytes: int = 0
     expert_parameters: int = 0
     expert_share: float = 0.0
-    """The part of the experts that one token goes through."""
+    """The part of the experts to which one token is routed."""
 
     def work(self, spans: Iterable[Span], *, adapter_bytes: int = 0) -> StepWork:
-        """What a step over `spans` has to do; `adapter_bytes`: its distinct adapters together."""
+        """The work of a step over `spans`; `adapter_bytes`: its distinct adapters together."""
         num_kept_rows = num_tokens = kv_bytes = 0
         for span in spans:
             num_kept_rows += span.num_kept_rows
@@ -83,7 +83,7 @@ class ModelCost:
             for reads in self.kv_reads:
                 num_read = reads.num_visible(span.context_len)
                 kv_bytes += (num_read + span.num_tokens) * reads.bytes_per_token
-        # Of independently routed tokens: the expected part of the experts that any of them takes.
+        # For independently routed tokens: the expected part of the experts that any of them uses.
         expert_share = 1 - (1 - self.expert_share) ** num_tokens
         weight_bytes = self.shared_bytes + expert_share * self.expert_bytes
         per_token = self.shared_parameters + self.expert_share * self.expert_parameters

@@ -1,1 +1,1 @@
-"""The base model: its layers with adapters attached, its inputs, and the check at load."""
+"""The base model: layers with adapters, inputs, and the checks at load."""

@@ -1,8 +1,8 @@
-"""What the parts of the model that adapters can change have in common.
+"""The common interface of the model's parts that adapters can change.
 
-Each stands for one projection of the base's layout. While a step runs, it changes the base's
-result in the rows of the step's adapters, each row by its own adapter's values alone. When a block
-is loaded, it tells what the base holds there, on which some served values depend.
+Each part stands for one projection of the base's layout. During a step it changes the base's result
+in the rows of the step's adapters, each row with its own adapter's values only. When a block is
+loaded, it provides the base's values on which some served values depend.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BaseWeights(Protocol):
 
     @property
     def row_norms(self) -> Tensor:
-        """fp32 `[out]`: the length of each row of W as it is served, dequantized."""
+        """fp32 `[out]`: the norm of each row of the served W, dequantized."""
         ...
 
     def products(self, x: Tensor) -> Tensor:
@@ -36,26 +36,26 @@ class BaseWeights(Protocol):
 
 
 class AdaptedModule(Protocol):
-    """One projection of the layout, in the model."""
+    """One projection of the layout in the model."""
 
     @property
     def projection(self) -> Projection: ...
 
     def attach(self, arena: Arena, slice_range: range) -> None:
-        """From now on, rows of the step's adapters are changed by what this arena holds."""
+        """From now on, change the rows of the step's adapters with this arena's values."""
         ...
 
     def forget_adapter(self, row: int) -> None:
-        """Zero what is kept of a row's weights outside of the arena."""
+        """Zero copies of a row's weights outside of the arena."""
         ...
 
     def forget_step(self) -> None:
-        """Drop what a step that failed midway may have left."""
+        """Drop the leftovers of a step that failed midway."""
         ...
 
 
 class ExtendedModule(AdaptedModule, Protocol):
-    """One for which adapters may hold more than A and B."""
+    """A projection that supports auxiliary tensors."""
 
     @property
     def base_weights(self) -> BaseWeights: ...

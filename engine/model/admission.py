@@ -1,10 +1,10 @@
-"""Which base models are admitted: checks at load time instead of a list of names.
+"""Admits base models by checks at load instead of a list of names.
 
-A model family is served if its attention can be replaced whole and the result is provably the
-same: every layer must call the attention function exactly once, its layer types and rope must be
-ones whose meaning we keep, and a chunked, mixed, paged forward of the loaded weights must equal
-the model's own dense forward. What begins beyond the self-test's few tokens is tested on a small
-copy (`threshold_test`).
+A model family is served if its attention can be replaced completely with provably equal results.
+Every layer must call the attention function exactly once, its layer types and rope must be known,
+and a chunked, mixed, paged forward pass of the loaded weights must equal the model's own dense
+forward pass. Effects beyond the self-test's few tokens are tested on a small copy
+(`threshold_test`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .rope import batch_wide_limit
 
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 PROBE_LENGTH = 4
-"""Of one token alone some families build no mask."""
+"""For one token only, some families build no mask."""
 SELF_TEST_LENGTHS = (23, 9)
 SELF_TEST_CHUNKS = (MAX_GROUPED_ROWS + 1, 1, 4)
 SELF_TEST_BLOCK_SIZE = 4
@@ -53,11 +53,11 @@ def check_config(config: Any, *, max_model_len: int | None) -> int:
 def probe_kv_shapes(
     model: PreTrainedModel, config: Any, *, max_model_len: int
 ) -> list[LayerKvShape]:
-    """Give the model our attention, and run a few tokens to see what each layer caches and how far
-    back it looks.
+    """Replace the model's attention, and run a few tokens to find what each layer caches and its
+    attention window.
 
-    Raises UnsupportedModel unless each layer calls the attention function exactly once, under a
-    causal mask or a sliding window: any other model would be served silently wrong.
+    Raises UnsupportedModel unless each layer calls the attention function exactly once, with a
+    causal mask or a sliding window: any other model would silently be served incorrectly.
     """
     model.set_attn_implementation(PROBE_NAME)
     probe = LayerProbe(max_model_len)
@@ -73,9 +73,9 @@ def probe_kv_shapes(
 
 
 def check_replaced(model: nn.Module, config: Any) -> None:
-    """Run a few tokens through the model whose linear layers are ours.
+    """Run a few tokens through the model with replaced linear layers.
 
-    Raises UnsupportedModel if it asks such a layer for anything but its output.
+    Raises UnsupportedModel if the model uses anything but the output of such a layer.
     """
     try:
         _run_probe(model, LayerProbe())
@@ -117,9 +117,10 @@ def dense_reference(
 def check_parity(
     model: nn.Module, shapes: list[LayerKvShape], cases: list[tuple[list[int], Tensor]]
 ) -> float:
-    """The error of the paged, chunked, mixed forward, its KV cache in the model's own dtype.
+    """The error of the paged, chunked, mixed forward pass, with the KV cache in the model's own
+    dtype.
 
-    Raises UnsupportedModel when it exceeds what the dtype's rounding explains.
+    Raises UnsupportedModel if it exceeds the dtype's rounding error.
     """
     dtype = next(model.parameters()).dtype
     error = paged_error(model, shapes, cases, KvFormat(dtype))
@@ -136,7 +137,7 @@ def paged_error(
     cases: list[tuple[list[int], Tensor]],
     kv_format: KvFormat,
 ) -> float:
-    """By how much the paged forward's logits differ from `cases`, relative to the largest."""
+    """The difference of the paged forward pass's logits to `cases`, relative to the largest."""
     paged = _run_paged(model, shapes, [token_ids for token_ids, _ in cases], kv_format)
     return max(
         ((ours - theirs).abs().max() / theirs.abs().max()).item()

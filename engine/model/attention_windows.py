@@ -1,10 +1,10 @@
-"""How far back each layer sees, read from the masks that the model itself would build.
+"""Reads each layer's attention window from the masks that transformers builds.
 
 Some families pass a window to the attention function, some build it only into the mask, and the
-names of the settings differ. The mask is what transformers' own eager attention obeys. So the
-model runs a few tokens under an attention implementation of its own, `PROBE_NAME`, for which
-transformers builds masks; each is read as a function of positions, up to the longest sequence that
-is served. Served steps run under another name, for which no mask is built.
+names of the settings differ. transformers' eager attention uses the mask. So a few tokens run with
+an attention implementation, `PROBE_NAME`, for which transformers builds masks, and each mask is
+evaluated as a function of positions up to the longest supported sequence. Serving uses another
+name, for which no mask is built.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from .forward import attention, current_forward
 PROBE_NAME = "loraplex_probe"
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of a batch index, a head, a query's position and a key's: whether the query sees the key."""
+"""Arguments: a batch index, a head, a query's position and a key's; whether the query sees the
+key."""
 
 
 class LayerProbe:
-    """A forward that stores nothing: it records which layers attend, and to what."""
+    """A forward pass that stores nothing: it records which layers attend, and their windows."""
 
     def __init__(self, max_model_len: int = 0) -> None:
-        """`max_model_len`: the longest sequence whose masks matter; 0 where no mask is built."""
+        """`max_model_len`: the longest sequence whose masks matter; 0 if no mask is built."""
         self.lora: LoraBatch | None = None
         self.head_lora: LoraBatch | None = None
         self.embedding_segments: Sequence[Segment] = ()
         self.calls: list[int] = []
         self.shapes: dict[int, LayerKvShape] = {}
         self.window: int | None = None
-        """Of the layer that attends next."""
+        """The window of the layer that attends next."""
         self._max_model_len = max_model_len
         self._masks: list[tuple[Tensor, Callable[[], int | None]]] = []
 
@@ -52,17 +53,18 @@ class LayerProbe:
         return q.new_zeros(*q.shape[:2], v.shape[2])
 
     def stand_in(self, mask_function: MaskFunction) -> Tensor:
-        """What the model passes on as the mask that this function describes."""
+        """The placeholder that the model passes on as the mask described by this function."""
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-        # Read once, and only if a layer gets it: families build masks that none of theirs uses.
+        # Evaluated once, and only if a layer uses it: some families build masks that none of their
+        # layers uses.
         self._masks.append((mask, cache(partial(read_window, mask_function, self._max_model_len))))
         return mask
 
     def window_of(self, mask: Tensor | None) -> int | None:
         """The window of a layer that gets this mask.
 
-        Raises UnsupportedModel for a mask that the model has made or changed itself, and for one
-        that is neither causal nor a sliding window.
+        Raises UnsupportedModel for a mask that the model built or changed itself, and for one that
+        is neither causal nor a sliding window.
         """
         if mask is None:
             return None
@@ -73,7 +75,7 @@ class LayerProbe:
 
 
 def read_window(mask_function: MaskFunction, max_model_len: int) -> int | None:
-    """How many positions a query sees, its own included; None if all up to its own.
+    """The number of positions that a query sees, including its own; None for full causal attention.
 
     Raises UnsupportedModel for any other pattern in sequences of up to `max_model_len` tokens.
     """
@@ -88,14 +90,14 @@ def read_window(mask_function: MaskFunction, max_model_len: int) -> int | None:
 
 
 def _row(mask_function: MaskFunction, query: int, keys: Tensor) -> Tensor:
-    """bool `[num_keys]`: what one query sees."""
+    """bool `[num_keys]`: the keys that one query sees."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     seen = mask_function(zero, zero, zero + query, keys[None, None, None])
     return seen.expand(1, 1, 1, len(keys))[0, 0, 0]
 
 
 def _sampled_positions(max_model_len: int, window: int) -> list[int]:
-    """Both ends, every power of two and the window's border, each with what lies beside it."""
+    """Both ends, every power of two and the window's boundary, each with its neighbours."""
     powers = [2**exponent for exponent in range(max_model_len.bit_length())]
     near = {place + offset for place in (*powers, window) for offset in (-1, 0, 1)}
     return sorted(place for place in (*near, max_model_len - 1) if 0 <= place < max_model_len)
@@ -108,7 +110,7 @@ def _running_probe() -> LayerProbe:
 
 
 def _probe_mask(*, mask_function: MaskFunction, use_vmap: bool = False, **_others: Any) -> Tensor:
-    """What transformers calls in place of building a mask."""
+    """transformers calls this instead of building a mask."""
     probe = _running_probe()
     if use_vmap:  # with a function of the model's own, which takes single indices
         return torch.ones(1, 1, 1, 1, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Loading the shared base model: transformers' classes with our attention and linears inside."""
+"""Loads the shared base model: transformers' classes with Loraplex's attention and linears."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .linear import FusedProjection, ProjectionSlice
 from .threshold_test import check_thresholds
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linear layers that read the same tensor when they stand side by side in a module."""
+"""Linear layers that read the same input if they are in one module."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class BaseModel:
     num_parameters: int
     self_test_error: float
     kv_error: float
-    """What a quantized KV cache changes, relative to the largest logit; 0.0 for a plain one."""
+    """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
+    one."""
 
     @property
     def vocab_size(self) -> int:
@@ -70,7 +71,7 @@ class BaseModel:
 
     @property
     def embedding_size(self) -> int:
-        """Of the last layer's hidden states, as the output head takes them."""
+        """The size of the last layer's hidden states, the input of the output head."""
         weight = self.model.get_output_embeddings().weight
         assert isinstance(weight, Tensor)
         return weight.shape[-1]
@@ -83,7 +84,7 @@ class BaseModel:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take as they are served."""
+        """The bytes of the weights as served."""
         packed = sum(fused.linear.weight_bytes for fused in self.projections)
         rest: int = sum(parameter.nbytes for parameter in self.model.parameters())
         return packed + rest
@@ -94,7 +95,7 @@ class BaseModel:
             layer.register_forward_pre_hook(lambda _module, _args: callback())
 
     def attach_arena(self, arena: Arena) -> None:
-        """Let every part of the model add what this arena's adapters change."""
+        """Connect every part of the model to this arena's adapters."""
         arena.on_remove = self._forget_adapter
         adapted = {module.projection: module for module in self._adapted}
         for projection, slice_range in self.layout.projection_ranges():
@@ -102,7 +103,7 @@ class BaseModel:
 
     @property
     def extended(self) -> Iterator[ExtendedModule]:
-        """What of the model adapters may hold more for than A and B."""
+        """The parts of the model that support auxiliary tensors."""
         return _ends_around(self.ends, self.projections)
 
     @property
@@ -175,7 +176,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
 
 
 def choose_device(name: str) -> torch.device:
-    """Raises InvalidParameter for what is no device of this machine."""
+    """Raises InvalidParameter if the device does not exist on this machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -289,7 +290,8 @@ def describe_layout(
     base_id: str,
     digests: dict[str, str],
 ) -> BaseLayout:
-    """What adapters can change of the model; `order` is that of its modules before these parts."""
+    """The parts of the model that adapters can change; `order` is that of its modules before these
+    parts."""
     decoder = _in_order(order, projections, moe_layers)
     first, last = (end and end.projection for end in (ends.embedding, ends.head))
     return BaseLayout(
@@ -309,7 +311,7 @@ def module_order(model: nn.Module) -> dict[str, int]:
 def _in_order(
     order: Mapping[str, int], linears: Sequence[FusedProjection], moe_layers: Sequence[MoeLayer]
 ) -> list[Projection]:
-    """The decoder's projections by where their modules stand in the model."""
+    """The decoder's projections by their module path in the model."""
     placed = [(order[fused.projection.slices[0].name], fused.projection) for fused in linears]
     for layer in moe_layers:
         placed += [(order[layer.path], part.projection) for part in layer.projections]
@@ -330,7 +332,7 @@ def _ends_around(
 def _refused_modules(
     model: PreTrainedModel, moe_layers: Sequence[MoeLayer]
 ) -> Iterator[tuple[str, str]]:
-    """What else still holds a matrix of its own: no adapter can change it."""
+    """The modules with a matrix of their own that adapters cannot change."""
     ends = {model.get_input_embeddings(), model.get_output_embeddings()}
     served = ends.union(*(layer.modules for layer in moe_layers))
     for name, module in model.named_modules():

@@ -1,16 +1,16 @@
-"""From an adapter's own values to those that are served, where that depends on the base.
+"""Converts an adapter's original values to the served values where these depend on the base.
 
-Runs once for each load, in the loader thread, before the block is copied to the device. What is
-large goes in pieces of bounded size, and after each slice the thread rests as long as it
-worked, so that the steps beside it keep most of the machine.
+It runs once per load, in the loader thread, before the block is copied to the device. Large tensors
+are processed in pieces of bounded size. After each slice the thread pauses for as long as it
+worked, so that running steps keep most of the machine.
 
-DoRA serves g (W + sBA) in place of W + sBA, with one factor for each output row, g = m / |W + sBA|.
-The length of a row follows from that of W's, which the base knows, and from products with A and B:
+DoRA serves g (W + sBA) in place of W + sBA, with one factor per output row, g = m / |W + sBA|. The
+norm of a row follows from that of W's row, which the base knows, and from products with A and B:
 
     |w + b A|² = |w|² + 2 b · (A wᵀ) + b (A Aᵀ) bᵀ        w a row of W, b the same row of sB
 
-so the base's weight is multiplied by A and never unpacked. B is served times g, the base's own
-result times g - 1 is added by `slice_extras`.
+so the base's weight is multiplied by A and never unpacked. B is served multiplied by g;
+`slice_auxiliary` adds the base's own result times g - 1.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class BlockPreparation:
     def __call__(self, block: Tensor, header: BlockHeader, plan: BlockPlan) -> None:
         """Change the block `[num_elements]` in place.
 
-        Raises ObjectCorrupt if an extra does not fit its slice, AdapterUnavailable if what would
-        be served is not finite in the block's type or this base cannot serve it.
+        Raises ObjectCorrupt if an auxiliary tensor does not fit its slice, AdapterUnavailable if a
+        served value is not finite in the block's dtype or this base does not support it.
         """
         for placed in plan.placed_auxiliary:
             started_at = time.perf_counter()
@@ -156,7 +156,7 @@ def _base_products(base: BaseWeights, a: Tensor) -> Tensor:
     device = base.row_norms.device
     if device.type == "cpu":
         return base.products(a)
-    # On a stream of its own: behind the running step's work it would wait for all of it.
+    # On a separate stream: otherwise it would wait for the running step's work.
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         products = base.products(a.to(device)).cpu()

@@ -1,9 +1,8 @@
-"""The two ends of a model, input embedding and output head, if adapters may change them.
+"""The input embedding and the output head, if adapters may change them.
 
-Both are changed by what hooks add to their results, as PEFT's wrappers do. That is right only for a
-plain table and a plain linear layer that the model calls once for each forward, the table with the
-step's tokens and the head with the kept rows. Whatever is otherwise carries no adapters: a reason
-is given instead.
+Hooks change the results of both, as PEFT's wrappers do. This is correct only for a plain table and
+a plain linear layer that the model calls once per forward pass: the table with the step's tokens,
+the head with the kept rows. Any other module supports no adapters, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PROBE_KEPT = (1,)
 
 @dataclass(frozen=True, slots=True)
 class ModelEnds:
-    """What adapters may change of the two ends, and why not of the rest."""
+    """The ends that adapters may change, and the reasons for the others."""
 
     embedding: InputEmbedding | None
     head: OutputHead | None
@@ -38,7 +37,7 @@ class ModelEnds:
 
 
 def adapt_ends(model: PreTrainedModel) -> ModelEnds:
-    """Let adapters change what these modules return. Call once: it registers hooks."""
+    """Let adapters change the results of these modules. Call once: it registers hooks."""
     table, linear = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     calls = _record_calls(model, table, linear)
@@ -56,7 +55,7 @@ def adapt_ends(model: PreTrainedModel) -> ModelEnds:
 
 
 def declare_ends(model: PreTrainedModel) -> ModelEnds:
-    """The ends by their types alone: of a model without weights, which nobody can run."""
+    """The ends by their types only, for a model without weights, which cannot run."""
     table, linear = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     is_table, is_head = isinstance(table, nn.Embedding), type(linear) is nn.Linear
@@ -84,7 +83,7 @@ class _Call:
 
 
 def _record_calls(model: PreTrainedModel, *modules: nn.Module) -> dict[nn.Module, list[_Call]]:
-    """Run a few tokens; keep what each module was called with and returned."""
+    """Run a few tokens; keep each module's arguments and result."""
     calls: dict[nn.Module, list[_Call]] = {module: [] for module in modules}
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
@@ -122,13 +121,13 @@ def _head_objection(module: nn.Module, calls: list[_Call]) -> str | None:
 
 
 def _shape(call: _Call) -> torch.Size:
-    """That of the only argument; of another number of arguments the shape of a scalar."""
+    """The shape of the only argument; the shape of a scalar for another number of arguments."""
     arguments = call.arguments
     return arguments[0].shape if len(arguments) == 1 else torch.Size()
 
 
 def _scale(module: nn.Module) -> float:
-    """What some families' embeddings multiply their rows by, rounded as they round it."""
+    """The factor with which some families' embeddings multiply their rows, with their rounding."""
     scale = getattr(module, "embed_scale", 1.0)
     assert isinstance(module.weight, Tensor)
     rounded = torch.as_tensor(scale, device=module.weight.device).to(module.weight.dtype)

@@ -1,8 +1,8 @@
-"""The routers of MoE layers, with each token's own adapter in the scores of its experts.
+"""The routers of MoE layers, with each token's adapter applied to the scores of its experts.
 
-A router's class multiplies its 2-D `weight` by one call of `F.linear` and then does what its family
-does: softmax or sigmoid, groups, biases. All of that stays; while a step's adapters change the
-router, the result of that one call gets their deltas.
+A router's class multiplies its 2-D `weight` in one call of `F.linear` and then applies its family's
+steps: softmax or sigmoid, groups, biases. These remain unchanged. While a step's adapters change
+the router, their deltas are added to the result of that call.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LinearCall = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class RouterProjection:
-    """One router and its place in the adapters' tables."""
+    """One router and its position in the adapters' tables."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        """From now on this computes `module`, which stands at `path` in its model."""
+        """From now on this object computes `module`, whose path in the model is `path`."""
         weight = _weight(module)
         self.projection = Projection((Slice(path, weight.shape[1], weight.shape[0]),))
         self._forward = module.forward
-        module.__dict__["forward"] = self.forward  # what else others read of the module stays
+        module.__dict__["forward"] = self.forward  # the module's other attributes remain
         self._arena: Arena | None = None
         self._lora: LoraProjection | None = None
         self._slice_index = 0
@@ -51,7 +51,7 @@ class RouterProjection:
         )
 
     def forget_adapter(self, row: int) -> None:
-        """Zero what is kept of a row's weights outside of the arena."""
+        """Zero copies of a row's weights outside of the arena."""
         if self._lora:
             self._lora.forget(row)
 
@@ -89,10 +89,10 @@ class RouterProjection:
 
 
 def find_routers(model: nn.Module, experts_paths: Iterable[str]) -> dict[str, str]:
-    """Of the experts at these paths: path of the router beside them, where it can be served.
+    """For the experts at these paths: the path of their router, if it is supported.
 
-    A router can be if in a forward of the model it calls `F.linear` once, and with its weight. One
-    that is an ordinary linear layer is not meant: it is served as such.
+    A router is supported if it calls `F.linear` once per forward pass, with its weight. A router
+    that is a normal linear layer is excluded, because it is served as such.
     """
     routers = {}
     for experts_path in experts_paths:
@@ -116,7 +116,8 @@ def _could_route(module: nn.Module, num_experts: int) -> bool:
 
 
 def _multiplying_once(model: nn.Module, routers: Sequence[nn.Module]) -> set[nn.Module]:
-    """Those that multiply exactly once, and that by their weight, when the model runs a token."""
+    """The routers that call `F.linear` exactly once, with their weight, when the model runs a
+    token."""
     weights: dict[nn.Module, list[Tensor]] = {router: [] for router in routers}
     if not routers:
         return set()
@@ -125,7 +126,7 @@ def _multiplying_once(model: nn.Module, routers: Sequence[nn.Module]) -> set[nn.
             stack.enter_context(_watched(router, weights[router].append))
         parameter = next(model.parameters())
         token = torch.zeros(1, 1, dtype=torch.int64, device=parameter.device)
-        sees_itself = parameter.new_zeros(1, 1, 1, 1)  # else it is made of values, if there are any
+        sees_itself = parameter.new_zeros(1, 1, 1, 1)  # else it is computed from values
         with torch.inference_mode():
             model(input_ids=token, attention_mask=sees_itself, use_cache=False)
     return {
@@ -185,5 +186,5 @@ class _LinearCalls(TorchFunctionMode):
 def _input_and_weight(
     input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """By the names of `F.linear`, however it was called."""
+    """The arguments by the names of `F.linear`, however it was called."""
     return input, weight

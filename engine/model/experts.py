@@ -1,9 +1,9 @@
-"""The experts of MoE layers, with each token's own adapter in every expert that it meets.
+"""The experts of MoE layers, with each token's adapter applied to every expert it is routed to.
 
-transformers holds a layer's experts in two parameters, `gate_up_proj` (or `up_proj`) and
-`down_proj`, each with a matrix per expert. Its classes that share its experts interface say in
-attributes how they are stored and in `_apply_gate` what lies between the two, and that is all we
-take from them: routing, base matmuls and LoRA deltas are ours.
+transformers stores a layer's experts in two parameters, `gate_up_proj` (or `up_proj`) and
+`down_proj`, each with a matrix per expert. Classes that implement its experts interface describe
+the storage in attributes and the operation between the two in `_apply_gate`. Only these are used:
+routing, base matmuls and LoRA deltas are Loraplex's own.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ...adapters.arena import Arena
 
 _INTERFACE = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "num_experts")
-"""What transformers gives every class that its experts interface may compute."""
+"""The attributes that transformers gives every class with its experts interface."""
 
 
 class ExpertsProjection:
-    """One of a layer's two parameters of experts and its place in the adapters' tables."""
+    """One of the two expert parameters of a layer and its position in the adapters' tables."""
 
     def __init__(self, name: str, experts: nn.Module, parameter: str) -> None:
-        """name: the parameter's path in the model; parameter: what it is called in `experts`."""
+        """name: the parameter's path in the model; parameter: its name in `experts`."""
         self._experts: Any = experts
         self._parameter = parameter
         num_experts, rows, columns = self.weight.shape
@@ -46,7 +46,7 @@ class ExpertsProjection:
 
     @property
     def weight(self) -> Tensor:
-        """`[experts, out, in]`, or `[experts, in, out]` where the class says `is_transposed`."""
+        """`[experts, out, in]`, or `[experts, in, out]` if the class sets `is_transposed`."""
         weight = getattr(self._experts, self._parameter)
         assert isinstance(weight, Tensor)
         return weight
@@ -84,12 +84,12 @@ class ServedExperts:
     """Computes one layer's experts in place of their class's own forward."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        """From now on this computes `module`, which stands at `path` in its model."""
+        """From now on this object computes `module`, whose path in the model is `path`."""
         self._module: Any = module
         first, second = _parameter_names(module)
         self.up = ExpertsProjection(f"{path}.{first}", module, first)
         self.down = ExpertsProjection(f"{path}.{second}", module, second)
-        module.__dict__["forward"] = self.forward  # what else others read of the module stays
+        module.__dict__["forward"] = self.forward  # the module's other attributes remain
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """`[num_tokens, hidden]`: each token through the experts chosen for it, weighted and added.
@@ -127,20 +127,20 @@ class ServedExperts:
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One layer whose experts, and router if it has one of its own, are served."""
+    """One layer with served experts, and its router if it has a separate one."""
 
     path: str
-    """Of the experts' module."""
+    """The path of the experts' module."""
     modules: frozenset[nn.Module]
-    """What holds the served matrices."""
+    """The modules that hold the served matrices."""
     projections: tuple[RouterProjection | ExpertsProjection, ...]
     """In the order of execution."""
 
 
 def replace_experts(model: nn.Module) -> list[MoeLayer]:
-    """Let our forwards compute the experts and routers that can carry adapters.
+    """Replace the forward methods of experts and routers that support adapters.
 
-    For a model as transformers loads it. What is not in the result is left as it is.
+    For a model as transformers loads it. Modules that are not in the result are unchanged.
     """
     experts = {path: module for path, module in model.named_modules() if are_served(module)}
     routers = find_routers(model, experts)

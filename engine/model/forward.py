@@ -1,7 +1,7 @@
-"""What the model's layers need to know of the step that is running.
+"""The context of the running step for the model's layers.
 
-transformers' classes call our attention function and our linears without passing anything of ours
-along, so the step stands in a context variable around the model's forward.
+transformers' classes call Loraplex's attention function and linear layers without additional
+arguments, so a context variable provides the step during the model's forward pass.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _IGNORED_KWARGS = frozenset(
         *("logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits"),
     }
 )
-"""Keyword arguments that say nothing we need: causality, positions and the cache are ours, windows
-are read from masks when the model is loaded (`attention_windows`), outputs are others' matter."""
+"""Ignored keyword arguments: causality, positions and the cache are Loraplex's own, windows are
+read from masks at load (`attention_windows`), and outputs are handled elsewhere."""
 
 
 class ForwardContext(Protocol):
@@ -40,9 +40,9 @@ class ForwardContext(Protocol):
     lora: LoraBatch | None
     """None: the whole step is base rows, and no LoRA code runs."""
     head_lora: LoraBatch | None
-    """Of the rows whose logits are kept; None: no adapter of the step touches the output head."""
+    """For the rows whose logits are kept; None: no adapter of the step changes the output head."""
     embedding_segments: Sequence[Segment]
-    """The tokens whose adapters touch the input embedding."""
+    """The tokens whose adapters change the input embedding."""
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
@@ -52,7 +52,7 @@ class ForwardContext(Protocol):
 
 
 class PagedForward:
-    """A forward over the paged cache: what every served step is."""
+    """A forward pass over the paged cache, as in every served step."""
 
     def __init__(
         self,
@@ -116,8 +116,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls: `[1, heads, num_tokens, dim]` each.
 
-    Raises UnsupportedModel when a model asks for something that would change the result and that
-    we do not know.
+    Raises UnsupportedModel for an unknown option that would change the result.
     """
     if attention_mask is not None:
         raise UnsupportedModel("its attention depends on a mask of its own")
@@ -148,10 +147,9 @@ def run_model(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """One flat forward over `input_ids, positions [num_tokens]`.
+    """One flat forward pass over `input_ids, positions [num_tokens]`.
 
-    Returns fp32 logits `[len(rows), vocab_size]` of the tokens named by `rows`; in `out`, if there
-    is one.
+    Returns fp32 logits `[len(rows), vocab_size]` of the tokens `rows`; in `out`, if given.
     """
     with forward_context(context), torch.inference_mode():
         output = model(

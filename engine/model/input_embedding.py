@@ -1,7 +1,7 @@
-"""The input embedding: a table whose rows adapters add to, or replace.
+"""The input embedding: adapters add to its rows or replace them.
 
-The embedding itself stays where and as it is, maybe tied to the output head; a hook changes what it
-returns. LoRA's A is stored by token, so a token's delta is one row of A times B.
+The embedding module remains unchanged, and may be tied to the output head; a hook changes its
+result. LoRA's A is stored by token, so a token's delta is one row of A times B.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class InputEmbedding:
     """The model's own embedding, with the adapters' changes added."""
 
     def __init__(self, name: str, module: nn.Embedding, *, scale: float) -> None:
-        """scale: what the module multiplies the rows of its table by."""
+        """scale: the factor with which the module multiplies the rows of its table."""
         self.projection = Projection(
             (Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING),)
         )
@@ -44,7 +44,7 @@ class InputEmbedding:
             self._adapters.forget(row)
 
     def forget_step(self) -> None:
-        """It keeps nothing of a step."""
+        """It keeps nothing between steps."""
 
     def _change(self, _module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
         step = current_forward()
@@ -77,7 +77,7 @@ class _TableAdapters:
             y.addmm_(a, b, alpha=self._scale)
 
     def forget(self, row: int) -> None:
-        """Drop what was kept of a table row's adapter."""
+        """Drop cached data of a table row's adapter."""
         self._auxiliary.forget(row)
 
 

@@ -1,4 +1,4 @@
-"""From scheduled sequences to the tensors of one flat forward."""
+"""Builds the tensors of one flat forward pass from the scheduled sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..kv.layout import KvGroup
 T = TypeVar("T")
 
 MAX_GROUPED_ROWS = 16
-"""Longer chunks are computed alone: their masks would outgrow what they share."""
+"""Longer chunks are computed separately, because shared masks would be too large."""
 MAX_GROUP_CELLS = 1 << 22
 """Queries times keys of those computed together: of each attention has a mask, and a score a head.
 """
@@ -34,7 +34,7 @@ class SequenceChunk:
     tables: Sequence[Sequence[int]]
     """Per KV group the sequence's blocks, enough to hold the chunk."""
     num_kept_rows: int = 1
-    """The last rows, whose logits are kept."""
+    """The number of last rows whose logits are kept."""
     tree: Sequence[int] | None = None
     """For each of the last `len(tree)` tokens, draft tokens, the index of the one among them that
     it follows, -1 for the token before them all; None: every token follows the one before."""
@@ -42,7 +42,7 @@ class SequenceChunk:
     """Its kept rows are read, and verify nothing."""
 
     def tokens(self) -> list[SequenceChunk]:
-        """Split a chunk without a tree into chunks of one token; each sees those before it."""
+        """Each token as a separate chunk that sees those before it, for a chunk without a tree."""
         if len(self.token_ids) == 1:
             return [self]
         return [
@@ -52,7 +52,7 @@ class SequenceChunk:
 
     @property
     def end(self) -> int:
-        """Behind the last of the blocks' places that it writes."""
+        """The end of the blocks' positions that it writes."""
         return self.start + len(self.token_ids)
 
     @property
@@ -62,7 +62,7 @@ class SequenceChunk:
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of each token in its sequence."""
+        """The position of each token in its sequence."""
         if self.tree is None:
             return range(self.start, self.end)
         positions: list[int] = []
@@ -92,13 +92,13 @@ class VisibleBlocks(NamedTuple):
 
     block_ids: list[int]
     positions: list[int] | None
-    """Where each begins; None: at 0, without a gap."""
+    """The position of each block; None: contiguous from 0."""
 
 
 def visible_blocks(
     chunk: SequenceChunk, index: int, group: KvGroup, block_size: int
 ) -> VisibleBlocks:
-    """Of the KV group of this index."""
+    """The visible blocks for the KV group with this index."""
     table, end = chunk.tables[index], -(-chunk.end // block_size)
     if group.window is None:
         return VisibleBlocks(list(table[:end]), None)
@@ -115,7 +115,7 @@ class StepInputs:
     positions: Tensor
     """int64 `[num_tokens]`."""
     attention: tuple[AttentionBatch, ...]
-    """One per KV group."""
+    """One batch per KV group."""
     logits_rows: tuple[int, ...]
     """Rows whose logits are kept, those of each chunk adjacent."""
 
@@ -128,10 +128,10 @@ def make_inputs(
     device: torch.device,
     in_place: bool | None = None,
 ) -> StepInputs:
-    """Lay chunks one after another; attention computes those of similar size as one.
+    """Lay out chunks one after another; attention groups those of similar size.
 
-    in_place: whether attention reads blocks where they lie, so that padding costs nothing; None: as
-    the device's does.
+    in_place: whether attention reads blocks in place, so that padding costs nothing; None: by the
+    device.
     """
     starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
     if in_place is None:
@@ -148,7 +148,7 @@ def make_inputs(
 
 
 def logits_rows(chunks: Sequence[SequenceChunk]) -> list[int]:
-    """Of chunks one after another, the rows whose logits are kept."""
+    """The rows whose logits are kept, for consecutive chunks."""
     ends = accumulate(len(chunk.token_ids) for chunk in chunks)
     return [
         row
@@ -202,7 +202,7 @@ class _Layout:
         return _Reads(chunk, row, *blocks)
 
     def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
-        """As many at a time as do not take more memory than a large chunk."""
+        """Parts that need no more memory than a large chunk."""
         if self.in_place:
             return [members]
         num_rows = max(len(read.chunk.token_ids) for read in members)
@@ -252,10 +252,10 @@ class _Reads(NamedTuple):
 
     chunk: SequenceChunk
     row: int
-    """Of its first token in the flat batch."""
+    """The row of its first token in the flat batch."""
     block_ids: list[int]
     positions: list[int] | None
-    """Where each begins; None: at 0, without a gap."""
+    """The position of each block; None: contiguous from 0."""
 
     @property
     def rows(self) -> range:
@@ -263,12 +263,12 @@ class _Reads(NamedTuple):
 
     @property
     def row_class(self) -> tuple[int, int]:
-        """Those that decode, that have few tokens, and prompts' chunks each share one table."""
+        """Decoding sequences, those with few tokens, and prompt chunks each share one table."""
         return (0 if len(self.chunk.token_ids) == 1 else 1 if self.chunk.is_grouped else 2), 0
 
     @property
     def size_class(self) -> tuple[int, int]:
-        """Those of one class pad each other with less than they hold."""
+        """Members of one class pad each other by less than their own size."""
         return padding_class(len(self.chunk.token_ids)), padding_class(len(self.block_ids))
 
 

@@ -1,8 +1,8 @@
-"""The model's linear layers, fused and with LoRA: where adapters and kernels meet.
+"""The model's linear layers, fused and with LoRA.
 
 Siblings that read the same input (q, k, v; gate, up) are one projection: one matmul, one shrink.
-transformers calls the siblings one after another; the first call computes the projection and the
-others take their slice after checking that their input is the very same tensor.
+transformers calls the siblings one after another. The first call computes the projection, and the
+others return their slice after checking that their input is the same tensor object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FusedProjection:
-    """One projection: its packed base weights and its place in the adapters' tables."""
+    """One projection: its packed base weights and its position in the adapters' tables."""
 
     def __init__(self, projection: Projection, linear: Linear) -> None:
         self.projection = projection
@@ -36,7 +36,7 @@ class FusedProjection:
         return self.linear
 
     def attach(self, arena: Arena, slice_range: range) -> None:
-        """From now on, rows of the step's adapters are changed by what this arena holds."""
+        """From now on, change the rows of the step's adapters with this arena's values."""
         self._adapters = LinearAdapters(self.projection, self.linear, arena, slice_range)
 
     def slice(self, index: int, x: Tensor) -> Tensor:
@@ -52,12 +52,12 @@ class FusedProjection:
         return out
 
     def forget_adapter(self, row: int) -> None:
-        """Zero what this projection keeps of a row's weights outside of the arena."""
+        """Zero this projection's copies of a row's weights outside of the arena."""
         if self._adapters:
             self._adapters.forget(row)
 
     def forget_step(self) -> None:
-        """Drop what a step that failed midway may have left."""
+        """Drop the leftovers of a step that failed midway."""
         self._input, self._slices = None, []
 
     def _compute(self, x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class FusedProjection:
 
 
 class ProjectionSlice(nn.Module):
-    """Stands in the model where the original linear layer stood."""
+    """Replaces the original linear layer in the model."""
 
     def __init__(self, fused: FusedProjection, index: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The adapters of one linear projection: what fused layers and the output head share."""
+"""The adapters of one linear projection, shared by fused layers and the output head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LinearAdapters:
         self._auxiliary = HeldAuxiliary(arena, slice_range)
 
     def begin(self, x: Tensor, batch: LoraBatch) -> Tensor | None:
-        """Start on what does not need the base's result; returns what `add` takes."""
+        """Start the part that does not need the base's result; returns the argument for `add`."""
         return self._lora.begin(x, self._arena, batch)
 
     def add(
@@ -40,7 +40,7 @@ class LinearAdapters:
         self._lora.add(x, y, self._arena, batch, lora_hidden)
 
     def forget(self, row: int) -> None:
-        """Zero and drop what was kept of a table row's adapter."""
+        """Zero and drop cached data of a table row's adapter."""
         self._lora.forget(row)
         self._auxiliary.forget(row)
 

@@ -1,7 +1,7 @@
-"""The output head: runs on the kept rows only, so its adapters' rows are not the step's tokens.
+"""The output head: it runs on the kept rows only, so its adapter rows differ from the step's.
 
-The head itself stays where and as it is, unquantized, maybe tied to the input embedding; a hook
-changes what it returns. What the model does to logits afterwards (caps, scales) comes after that.
+The head module remains unchanged and unquantized, and may be tied to the input embedding; a hook
+changes its result. The model's own operations on logits (caps, scales) follow after that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OutputHead:
             self._adapters.forget(row)
 
     def forget_step(self) -> None:
-        """It keeps nothing of a step."""
+        """It keeps nothing between steps."""
 
     def _change(self, _module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
         step = current_forward()
@@ -50,8 +50,8 @@ class OutputHead:
 
 @contextmanager
 def head_inputs(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collects what the model's output head is called with inside: `[1, num_rows, hidden_size]`
-    for each forward of a model whose head `model_ends` adapts."""
+    """Collects the inputs of the model's output head: `[1, num_rows, hidden_size]` for each forward
+    pass of a model whose head `model_ends` adapts."""
     seen: list[Tensor] = []
     head = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))

@@ -1,4 +1,4 @@
-"""What a configuration says of its rotary embeddings, one for all layers or one per layer type."""
+"""Reads a configuration's rotary embedding settings, one for all layers or one per layer type."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def batch_wide_limit(config: Any) -> int | None:
-    """The longest sequence whose rotary frequencies do not depend on what shares its batch.
+    """The longest sequence whose rotary frequencies do not depend on its batch.
 
     longrope and dynamic ropes choose their frequencies by the longest sequence of the batch: beyond
-    the original context neighbours would change each other's answers. None: no rope does that.
+    the original context, sequences would change each other's outputs. None: no rope does this.
     """
     longest = int(getattr(config, "max_position_embeddings", 0) or 0)
     limits = [

@@ -1,4 +1,4 @@
-"""A base model without its weights: enough to say what an adapter must fit."""
+"""A base model without weights, sufficient to describe the layers that an adapter must match."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN_BASE_ID = "unknown"
 
 
 class Skeleton(NamedTuple):
-    """What a configuration says about its model."""
+    """A model as described by its configuration."""
 
     layout_json: str
     dtype: str
@@ -33,9 +33,9 @@ class Skeleton(NamedTuple):
 
 
 def read_skeleton(base: Path) -> Skeleton:
-    """The skeleton of the model whose folder or `config.json` this is.
+    """The skeleton of the model with this folder or `config.json`.
 
-    Raises UnsupportedModel if there is none, or if it would not be served.
+    Raises UnsupportedModel if there is none, or if it is not supported.
     """
     path = base if base.is_file() else base / "config.json"
     if not path.is_file():
@@ -51,7 +51,7 @@ def read_skeleton(base: Path) -> Skeleton:
 
 
 def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
-    """The layout, made by what makes that of a served base."""
+    """The layout, computed by the same code as that of a served base."""
     order = module_order(model)
     _bypass_experts(model)
     moe_layers = replace_experts(model)
@@ -68,16 +68,16 @@ def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
 
 
 def _bypass_experts(model: nn.Module) -> None:
-    """Let the model be run without values: which experts a token meets depends on them."""
+    """Let the model run without weights, on whose values expert routing depends."""
     for module in model.modules():
         if are_served(module):
             module.__dict__["forward"] = lambda hidden_states, *_args, **_kwargs: hidden_states
 
 
 def _load_ends(model: PreTrainedModel, folder: Path) -> None:
-    """Give embedding and output head their weights if they lie in the folder.
+    """Load the weights of embedding and output head if they are in the folder.
 
-    By these intake tells an adapter's copy of them from a trained matrix.
+    Intake uses them to distinguish an adapter's copy from a trained matrix.
     """
     table, linear = model.get_input_embeddings(), model.get_output_embeddings()
     are_tied = linear.weight is table.weight

@@ -1,8 +1,8 @@
-"""What adapters hold beside A and B, added to one slice's result in the rows of one adapter.
+"""Adds an adapter's auxiliary tensors to one slice's result, in the adapter's rows.
 
-Served values are those that `block_preparation` left. The rows are a range that the host knows, so
-nothing waits for the device; each change touches these rows only, so whatever one adapter's values
-overflow to stays in its own rows.
+It uses the served values that `block_preparation` produced. The rows are a range known to the host,
+so nothing waits for the device. Each change affects these rows only, so overflow in one adapter's
+values stays in its own rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...adapters.block import ExtraKind, PlacedExtra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceAuxiliary:
-    """One adapter's extras for one slice, on the device."""
+    """One adapter's auxiliary tensors for one slice, on the device."""
 
     values: Mapping[ExtraKind, Tensor]
     """Views of the arena, each in its extra's shape."""
@@ -49,10 +49,10 @@ class HeldAuxiliary:
         self._rows: dict[int, tuple[RowAuxiliary, list[tuple[int, SliceAuxiliary]]]] = {}
 
     def of_row(self, row: int) -> list[tuple[int, SliceAuxiliary]]:
-        """What a table row's adapter holds: number of the slice in the projection, and extras."""
+        """A row's auxiliary tensors, with the number of their slice in the projection."""
         source = self._arena.row_auxiliary[row]
         found = self._rows.get(row)
-        if found is None or found[0] is not source:  # a row that passed to another adapter
+        if found is None or found[0] is not source:  # the row belongs to another adapter now
             held = [
                 (index, SliceAuxiliary.of(source[slice_index], self._arena.flat))
                 for index, slice_index in enumerate(self._slices)
@@ -62,7 +62,7 @@ class HeldAuxiliary:
         return found[1]
 
     def forget(self, row: int) -> None:
-        """Drop what was found for a table row's adapter."""
+        """Drop cached data of a table row's adapter."""
         self._rows.pop(row, None)
 
 
@@ -90,7 +90,7 @@ def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, auxiliary: SliceAux
 def change_embedding(token_ids: Tensor, y: Tensor, scale: float, auxiliary: SliceAuxiliary) -> None:
     """Change an embedding's base result y in place, before its LoRA delta is added.
 
-    token_ids `[n]`, y `[n, out]`: rows of one adapter. scale: what the base multiplies its rows by.
+    token_ids `[n]`, y `[n, out]`: rows of one adapter. scale: the factor of the base's rows.
     """
     values = auxiliary.values
     if (matrix := values.get(ExtraKind.MATRIX)) is not None:

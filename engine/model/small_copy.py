@@ -1,8 +1,8 @@
-"""Small random models of a loaded model's class and layer pattern, with thresholds close by.
+"""Small random models with a loaded model's class and layer pattern, and with low thresholds.
 
-Windows, chunks and original contexts of thousands of positions cannot be passed by the loaded model
-itself at every start. A copy keeps what decides how a layer sees (class, layer types, rope, heads
-per key/value head) and shrinks what does not: width, depth, experts, vocabulary.
+The loaded model cannot test windows, chunks and original contexts of thousands of positions at
+every start. A copy keeps what determines a layer's attention (class, layer types, rope, heads per
+key/value head) and shrinks the rest: width, depth, experts, vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _THRESHOLD = re.compile(
     r"window(_size|_len)?$|chunk_(size|length)$|^original_max_position_embeddings$"
     r"|floor|^index_topk$|^local_attention$|extent$|max_distance$"
 )
-"""Settings that say from how many positions on a model computes something else."""
+"""Settings that give the number of positions from which a model computes differently."""
 _FIRST_THRESHOLD = 7
 _THRESHOLD_STEP = 9
 """The copy's thresholds are 7, 16, 25, ... positions, in the order of the model's own."""
@@ -31,12 +31,12 @@ _SMALL = {
     re.compile(r"(intermediate|ffn_hidden)_size$|^ffn_dim$|^n_inner$"): 64,
     re.compile(r"^(num|num_local|n_routed|moe_num)_experts$"): 16,
 }
-"""Settings that only say how large a model is, and what is enough for a copy."""
+"""Settings that only determine a model's size, with values that suffice for a copy."""
 _MAX_PARAMETERS = 250_000_000
 
 
 def find_thresholds(config: Any, *, max_model_len: int) -> list[int]:
-    """Positions below `max_model_len` at which this configuration changes what is computed."""
+    """Positions below `max_model_len` at which this configuration changes the computation."""
     values = {part[name] for part, name in _threshold_places(config)}
     return sorted(value for value in values if value < max_model_len)
 
@@ -49,7 +49,7 @@ def small_copies(config: Any, *, max_model_len: int) -> Iterator[PreTrainedModel
     """
     for cut_layers, cut_widths in ((True, True), (True, False), (False, True), (False, False)):
         small = copy.deepcopy(config)
-        # Families check their settings each time that one is set, and raise what they like.
+        # Families validate their settings on each assignment and may raise any exception.
         with suppress(Exception):
             _lower_thresholds(small, max_model_len)
             _cut_sizes(small)
@@ -96,7 +96,7 @@ def _cut_sizes(config: Any) -> None:
 
 
 def _cut_layers(config: Any) -> None:
-    """Keep the first layers, so many that each kind of layer is among them."""
+    """Keep the first layers, as many as are needed to include each kind of layer."""
     num_layers = config.num_hidden_layers
     per_layer = {
         name: values
@@ -115,7 +115,7 @@ def _last_first_seen(values: list[Any]) -> int:
 
 
 def _cut_widths(config: Any) -> None:
-    """Fewer heads, each as it is, as many of them to a key/value head as before."""
+    """Fewer heads of the same size, with the same number per key/value head."""
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -133,7 +133,7 @@ def _count_parameters(config: Any) -> int:
 
 
 def _draw(config: Any) -> PreTrainedModel:
-    """A model whose layers change what they read: families' own initial weights hardly do."""
+    """A model whose layers change their input; the families' own initial weights hardly do."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(

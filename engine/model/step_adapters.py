@@ -1,7 +1,7 @@
-"""Which adapters the rows of a step run under, for each part of the model that asks.
+"""The adapters of a step's rows, for each part of the model.
 
-The decoder's projections see every token, the embedding too, the output head only the rows whose
-logits are kept. A part that no adapter of the step touches has nothing to do and pays nothing.
+The decoder's projections and the embedding see every token, the output head only the rows whose
+logits are kept. A part that no adapter of the step changes has no additional work.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class StepAdapters:
     """One step's rows and their adapters; by default all are the base's."""
 
     lora: LoraBatch | None = None
-    """Of all tokens; None: no adapter in the whole step."""
+    """For all tokens; None: no adapter in the whole step."""
     head: LoraBatch | None = None
-    """Of the kept rows; None: no adapter that touches the output head."""
+    """For the kept rows; None: no adapter changes the output head."""
     embedding: tuple[Segment, ...] = ()
-    """The tokens whose adapters touch the input embedding."""
+    """The tokens whose adapters change the input embedding."""
 
 
 class StepAdaptersBuilder:
@@ -39,7 +39,7 @@ class StepAdaptersBuilder:
         self._head = None if head_name is None else layout.slice_index[head_name]
 
     def plain_rank(self, runs: Sequence[AdapterRun]) -> int | None:
-        """The highest rank of the runs' adapters, 0 where there are none; None if one of them holds
+        """The highest rank of the runs' adapters, 0 without adapters; None if one of them changes
         more than A and B of the decoder's linear layers."""
         ends = [index for index in (self._embedding, self._head) if index is not None]
         return self._batches.plain_rank(runs, elsewhere=ends)

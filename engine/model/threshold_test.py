@@ -1,4 +1,4 @@
-"""The self-test beyond every window, chunk and original context of a loaded configuration."""
+"""The self-test beyond every window, chunk and original context of a configuration."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from .forward import ATTENTION_NAME
 from .small_copy import find_thresholds, small_copies
 
 _BEYOND = 14
-"""How many positions beyond its last threshold a sequence goes: more than a chunk's remainder."""
+"""The number of positions of a sequence beyond its last threshold: more than a chunk's
+remainder."""
 _MAX_LENGTH = 1024
 """A window that no known setting names is not lowered; up to here a copy passes it all the same."""
 
 
 def check_thresholds(config: Any, shapes: list[LayerKvShape], *, max_model_len: int) -> None:
-    """Compare the paged with the dense forward at positions that the loaded model's test misses.
+    """Compare the paged with the dense forward pass at positions that the loaded model's test
+    misses.
 
-    shapes: what the layers of the loaded model cache and see. Raises UnsupportedModel if a copy of
-    the model differs, or if none can be tested.
+    shapes: the cached entries and windows of the loaded model's layers. Raises UnsupportedModel if
+    a copy of the model differs, or if none can be tested.
     """
     thresholds = find_thresholds(config, max_model_len=max_model_len)
     thresholds += [shape.window for shape in shapes if shape.window]
@@ -41,7 +43,7 @@ def check_thresholds(config: Any, shapes: list[LayerKvShape], *, max_model_len: 
 
 
 def _runs(small: PreTrainedModel) -> bool:
-    """Whether this copy is a valid model at all, as its class and its settings say."""
+    """Whether this copy is a valid model, according to its class and settings."""
     try:
         small(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False)
     except Exception:  # whatever the class meets in settings that do not go together

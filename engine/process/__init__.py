@@ -1,1 +1,1 @@
-"""The engine's process: its loop, its supervisor, and the client in the API server."""
+"""The engine process, its supervisor, and the client in the API server."""

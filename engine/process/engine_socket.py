@@ -1,4 +1,4 @@
-"""The parent's end of the socket to an engine process, on an event loop."""
+"""The parent's end of the socket to an engine process, for an event loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _RECEIVE_BYTES = 1 << 16
 
 
 class EngineSocket:
-    """Owns one end of a connected stream. Messages are handed over one a turn of the loop, so that
-    an engine that never falls silent keeps the loop from nobody; while some wait nothing is read.
+    """Owns one end of a connected stream. One message is delivered per turn of the event loop, so a
+    busy engine does not monopolize the loop; while messages are pending, nothing is read.
 
-    Not a transport of the loop: one that cannot send any more reads no more either, and the last
-    words of a process that has died would be lost.
+    It is not a transport of the loop: a transport that cannot send any more stops reading too, and
+    the last messages of a dead process would be lost.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -31,10 +31,10 @@ class EngineSocket:
         self._is_sending = False
         """The loop tells when more can be sent."""
         self._ignores_input = False
-        """Nobody reads what is sent."""
+        """Whether the peer has stopped reading."""
 
     def listen(self, on_message: Callable[[Frames], None]) -> None:
-        """From now on hand over what comes; an error of `on_message` is the loop's to report."""
+        """From now on deliver messages; an error of `on_message` is reported by the loop."""
         self._on_message = on_message
         self._loop.add_reader(self._socket.fileno(), self._receive)
 

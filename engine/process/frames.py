@@ -1,4 +1,4 @@
-"""Messages on a stream of bytes: each frame behind its length."""
+"""Length-prefixed frames on a byte stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pack(frames: Frames) -> bytes:
 
 
 class FrameReader:
-    """Cuts what has come into messages."""
+    """Splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -26,7 +26,7 @@ class FrameReader:
         self._received += data
 
     def next(self) -> Frames | None:
-        """The next message; None as long as it is not whole."""
+        """The next message; None while it is incomplete."""
         received = self._received
         if len(received) < _HEADER.size:
             return None
@@ -40,5 +40,5 @@ class FrameReader:
         return frames
 
     def __bool__(self) -> bool:
-        """There are bytes that belong to no message yet taken."""
+        """Whether bytes remain that belong to no complete message."""
         return bool(self._received)

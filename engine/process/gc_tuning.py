@@ -1,8 +1,8 @@
-"""When Python looks for garbage, and freed memory is given back, in a process that must not pause.
+"""Runs Python's garbage collector and returns freed memory when the process is idle.
 
-Requests and their parts form no cycles: counting references frees them at once. What cycles there
-are come from errors. Looking for them takes tens of milliseconds with a full prefix cache, and
-giving back the C library's freed memory as much, so it is done when nobody waits.
+Requests and their parts form no cycles, so reference counting frees them at once; cycles come from
+errors. A collection takes tens of milliseconds with a full prefix cache, and so does returning
+freed memory to the system, so both run when no request waits.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from ...adapters.malloc import return_freed_memory
 
 IDLE_SECONDS = 5.0
-"""So long after the last time, an idle process looks again."""
+"""The interval of collections in an idle process."""
 BUSY_SECONDS = 300.0
-"""A process that is never idle looks at last."""
+"""A process that is never idle collects after this time."""
 RETURN_SECONDS = 60.0
-"""Freed memory is given back at most so often: the next steps take some of it again."""
+"""The minimum interval of returning freed memory, because the next steps reuse some of it."""
 
 
 class GarbageCollection:
-    """Python's own is off from now on, and what lives now is never looked at again."""
+    """Disables Python's automatic collection and freezes the existing objects."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class GarbageCollection:
         self._collected_at = self._returned_at = clock()
 
     def collect_if_due(self, *, is_idle: bool) -> bool:
-        """Call once per step; says whether it was."""
+        """Call once per step; returns whether it collected."""
         interval = IDLE_SECONDS if is_idle else BUSY_SECONDS
         if self._clock() - self._collected_at < interval:
             return False

@@ -1,9 +1,9 @@
 """The engine process: `python -m loraplex.engine.process.main SOCKET HEARTBEAT CONFIG [JOURNAL]`.
 
 CONFIG is an EngineConfig as JSON, SOCKET the descriptor of one end of a pair, HEARTBEAT the file in
-which the parent watches for progress, JOURNAL the one in which tokens are counted. Standard input
-carries nothing: its end says that the parent is gone. Nothing outlives the parent, and nothing is
-waited for: SIGTERM ends the process at once, draining is the parent's business.
+which the parent watches progress, JOURNAL the file in which tokens are counted. Standard input
+carries no data; its end means that the parent has exited. No child outlives the parent. SIGTERM
+ends the process at once; draining is the parent's task.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from .parent_socket import ParentGone, ParentSocket
 from .transport import decode_to_engine, encode
 
 IDLE_POLL_MS = 250
-"""How often an idle engine takes a step, so that its statistics stay fresh."""
+"""The interval of an idle engine's steps, which keep its statistics fresh."""
 BUSY_POLL_MS = 1
-"""How long to wait for messages where there is work but no step could run: a load in flight."""
+"""How long to wait for messages if there is work but no step can run, for example during a load."""
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("loraplex.engine.process.main")  # its own name is "__main__"
 
 
 class Core(Protocol):
-    """What the loop drives: EngineCore."""
+    """The object that the loop drives: EngineCore."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -125,7 +125,7 @@ def _send(parent: ParentSocket, message: FromEngine) -> None:
 
 
 def _log_failure(exc: Exception) -> None:
-    """Only what was not foreseen: the parent reports an EngineError, once, in its own words."""
+    """Log only unexpected errors: the parent reports an EngineError itself, once."""
     if not isinstance(exc, EngineError):
         _log.exception("engine_failed")
 
@@ -137,10 +137,10 @@ def _as_error_info(exc: Exception) -> ErrorInfo:
 
 
 def end_with_parent() -> None:
-    """SIGTERM, or the parent's death however it dies, ends this process at once.
+    """SIGTERM, or the parent's death of any cause, ends this process immediately.
 
-    The kernel's signal covers a process that is stuck in native code, the watch on standard input
-    every other system and a parent that died before the kernel was asked.
+    The kernel's signal covers a process that is stuck in native code; the watch on standard input
+    covers other systems and a parent that died before the signal was requested.
     """
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the group: the parent decides

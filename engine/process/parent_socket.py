@@ -22,7 +22,7 @@ class ParentGone(Exception):
 
 
 class ParentSocket:
-    """Owns one end of a connected stream. At its end what is unsent has a second to leave."""
+    """Owns one end of a connected stream. At its end, unsent messages have a second to be sent."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -53,14 +53,15 @@ class ParentSocket:
                 yield frames
 
     def send(self, frames: Frames) -> None:
-        """Send, or keep what the parent does not take yet. One that is gone shows in `receive`."""
+        """Send, or buffer what the parent does not read yet. `receive` detects that the parent is
+        gone."""
         self._unsent.append(memoryview(pack(frames)))
         self._send_more()
         while len(self._unsent) > MAX_UNSENT_MESSAGES:
             self._await_room(timeout_ms=None)
 
     def _await_message(self, timeout_ms: float) -> bool:
-        """Whether there is something to read; what is unsent goes on meanwhile."""
+        """Whether there is something to read; unsent messages are sent meanwhile."""
         self._poller.modify(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         events = sum(event for _, event in self._poller.poll(timeout_ms))
         if events & select.POLLOUT:

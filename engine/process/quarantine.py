@@ -1,10 +1,10 @@
-"""Keeping out what the engine breaks down under: requests and adapter versions, for a while.
+"""Quarantines requests and adapter versions under which the engine repeatedly crashes.
 
-Who shares a step with a culprit was there too, so presence is only a suspicion. A suspect's next
-requests begin with steps of their own, after another breakdown they keep to such steps: a good
-answer ends the suspicion, a breakdown in a step of its own keeps the suspect out. A tenant is
-suspected too, so that it cannot end the engine again and again by requests that are all different:
-its breakdowns in steps of their own are counted whatever else it gets answered.
+A crash only makes suspects, because every request of the step was present. A suspect's next
+requests begin with separate forward passes; after another crash all of its passes are separate. A
+successful answer clears the suspect, and a crash in a separate pass quarantines it. A tenant is a
+suspect too, so that it cannot crash the engine repeatedly with requests that all differ: its
+crashes in separate passes are counted whether or not it gets other answers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..errors import AdapterQuarantined, EngineError, NumericalError, RequestQua
 from ..messages import FinishReason, GenerationRequest, RequestFinished
 
 MAX_CRASHES = 2
-"""Without a good answer between, one of them in a step of its own."""
+"""Without a successful answer in between, and one of them in a separate forward pass."""
 MAX_TENANT_CRASHES = 4
-"""In steps of their own, within QUARANTINE_SECONDS."""
+"""In separate forward passes, within QUARANTINE_SECONDS."""
 FIRST_LONE_STEPS = 16
-"""Of a suspect's request, after one breakdown. Many may be suspects of one breakdown, and each of
-them alone costs a forward."""
+"""For a suspect's request, after one crash. There may be many suspects of one crash, and each
+separate pass costs time."""
 ALL_STEPS = 1 << 30
 MAX_NUMERICAL_ERRORS = 3
 QUARANTINE_SECONDS = 600.0
-"""A quarantine ends after so long, and so does a suspicion."""
+"""A quarantine and a suspicion end after this time."""
 
 RequestFingerprint = bytes
 Suspect = AdapterKey | RequestFingerprint
@@ -57,7 +57,7 @@ class _Suspicion:
 
 
 class Quarantine:
-    """Who is suspected of what, and who is kept out."""
+    """The suspects and the quarantined requests, versions and tenants."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -80,7 +80,7 @@ class Quarantine:
             _report(suspect, suspicion)
 
     def num_lone_steps(self, request: GenerationRequest) -> int:
-        """How many steps of the request are to be run apart from all others."""
+        """The number of the request's steps that run in separate forward passes."""
         self._forget_old()
         known = [self._suspicions.get(suspect) for suspect in _suspects(request)]
         num_crashes = max((each.num_crashes for each in known if each), default=0)
@@ -146,7 +146,7 @@ class Quarantine:
 
 
 def fingerprint(request: GenerationRequest) -> RequestFingerprint:
-    """What makes two requests the same one, sent again: everything but its id and its seed."""
+    """The identity of a repeated request: everything but its id and its seed."""
     sampling = replace(request.sampling, seed=None)
     asked = (request.pooling, request.num_prompt_logprobs)
     content = (request.tenant_id, request.adapter, request.prompt_token_ids, sampling, asked)

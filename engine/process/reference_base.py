@@ -1,12 +1,12 @@
-"""The base before quantization, under one adapter.
+"""Runs the unquantized base with one adapter, for comparison.
 
 `python -m loraplex.engine.process.reference_base` runs it.
 
-A process that exists only while it measures. It takes one argument, a `ReferenceRequest` as JSON,
-and writes to standard output, with status 0, the logits of each prompt's next token, `float32
-[num_prompts, vocab_size]`; with status 1 a sentence that says why it could not. The adapter is
-applied by the engine's own code from its canonical block; nothing but the base's number format
-differs from what is served. Like the engine it ends with its parent.
+The process exists only while it measures. It takes one argument, a `ReferenceRequest` as JSON. With
+status 0, it writes the logits of each prompt's next token, `float32 [num_prompts, vocab_size]`, to
+standard output; with status 1, a sentence with the reason of the failure. The engine's own code
+applies the adapter from its canonical block; only the base's number format differs from what is
+served. Like the engine, the process ends with its parent.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRequest:
-    """What to compute."""
+    """The computation to run."""
 
     model: str
     """The folder of the unquantized base."""
     base_id: str
-    """What that folder must hold."""
+    """The expected id of that folder."""
     block_path: str
     """The adapter's canonical block."""
     prompts: list[list[int]]
@@ -70,7 +70,7 @@ class ReferenceRequest:
 
 
 def compute_reference_logits(request: ReferenceRequest) -> list[bytes]:
-    """The logits `float32 [vocab_size]` of the token behind each prompt, under the adapter.
+    """The logits `float32 [vocab_size]` of the token after each prompt, with the adapter.
 
     Raises EngineError or AdapterError if the base or the block cannot be used.
     """
@@ -115,7 +115,7 @@ class _Questions:
         self._answers: dict[str, bytes] = {}
 
     def ask(self, prompts: list[list[int]]) -> list[bytes]:
-        """The logits behind each prompt. Raises EngineError if one fails."""
+        """The logits after each prompt. Raises EngineError if one fails."""
         names = [str(number) for number in range(len(prompts))]
         for name, prompt in zip(names, prompts, strict=True):
             request = GenerationRequest(
@@ -168,7 +168,7 @@ def main() -> int:
 
 
 def _answer_stream() -> BinaryIO:
-    """Standard output for the answer alone: what libraries print goes to standard error."""
+    """Standard output for the answer only; output of libraries goes to standard error."""
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answer

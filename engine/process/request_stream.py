@@ -1,4 +1,4 @@
-"""The events of one request, on their way from the engine's client to one consumer."""
+"""The events of one request, from the engine's client to one consumer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ RequestEvent = RequestStarted | PromptRead | TokensGenerated | RequestFinished
 
 
 class RequestStream:
-    """A request's events, to iterate over or handed to `take`; one RequestFinished ends them.
+    """A request's events, to iterate over or delivered to `take`; RequestFinished is the last.
 
-    The client's registry owns the request and what it holds in the engine, not this object: one
-    that is never iterated loses nothing but its consumer, and ends with its max_tokens. A slow
-    consumer holds up nobody: what waits for it is bounded by max_tokens too.
+    The client's registry owns the request and its resources in the engine, not this object: a
+    stream that is never iterated ends with its max_tokens. A slow consumer delays nothing else: its
+    pending events are bounded by max_tokens too.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class RequestStream:
         abort: Callable[[RequestStream], None],
         take: Callable[[RequestEvent], None] | None = None,
     ) -> None:
-        """`take` gets each event as it comes, so that nobody has to wake up for it; it must not
-        raise."""
+        """`take` is called with each event when it arrives, so that no task has to wake up; it must
+        not raise."""
         self.request = request
         self.expiry: asyncio.TimerHandle | None = None
         """Ends the request some time after its deadline, should the engine not."""
         self.num_submissions = 0
-        """How many engine processes have been given this request."""
+        """The number of engine processes that received this request."""
         self.num_generated_tokens = 0
         self.is_started = False
         self.is_aborted = False
@@ -62,7 +62,7 @@ class RequestStream:
         return event
 
     def abort(self) -> None:
-        """End the request early; its RequestFinished comes as ever. Idempotent."""
+        """End the request early; its RequestFinished arrives as usual. Idempotent."""
         if not (self._is_finished or self.is_aborted):
             self.is_aborted = True
             self._abort(self)

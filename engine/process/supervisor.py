@@ -38,16 +38,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """How long to wait before the next life of a process that dies: ever longer, then for ever."""
+    """The delay before the next start of a process that dies: exponentially longer, then
+    infinite."""
 
     first_delay_seconds: float = 0.5
     max_delay_seconds: float = 30.0
     max_deaths: int = 5
-    """So many deaths within `window_seconds` are a crash loop."""
+    """This number of deaths within `window_seconds` is a crash loop."""
     stall_seconds: float = 10.0
-    """A process that makes no progress for so long while requests are open is ended."""
+    """A process without progress for this long while requests are open is ended."""
     window_seconds: float = 60.0
-    """Also: a life that lasted so long was a good one, and the delays begin anew."""
+    """Also: a process that ran for this long was healthy, so the delays start over."""
     _deaths: deque[float] = field(default_factory=deque)
     _num_short_lives: int = 0
 

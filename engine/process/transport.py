@@ -1,7 +1,7 @@
-"""Messages as bytes: how the engine process and its client speak.
+"""Encodes the messages between the engine process and its client.
 
 A message is two frames: the name of its type and its fields as msgpack. The receiver checks both
-against the types of `messages`; nothing else can be expressed, so nothing else can arrive.
+against the types in `messages`, so it accepts nothing else.
 """
 
 from __future__ import annotations

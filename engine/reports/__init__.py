@@ -1,1 +1,1 @@
-"""What the engine tells of itself: its setup, adapters, memory and requests."""
+"""The engine's reports: setup, adapters, memory and requests."""

@@ -1,4 +1,4 @@
-"""What the engine says about its adapters: as messages, from what residency knows."""
+"""The report on adapters, built from the adapter manager."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..messages import (
 
 
 class HitsByTier:
-    """Requests by where their adapter was when they came."""
+    """Requests by the tier of their adapter at arrival."""
 
     def __init__(self) -> None:
         self._hits: Counter[Tier] = Counter()

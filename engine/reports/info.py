@@ -1,4 +1,4 @@
-"""What an engine tells of itself when it is ready."""
+"""The report of an engine that has become ready."""
 
 from __future__ import annotations
 

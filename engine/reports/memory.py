@@ -1,4 +1,4 @@
-"""What the engine says about its memory: where adapters lie, and what KV blocks are used for."""
+"""The report on memory: the position of adapters and the use of KV blocks."""
 
 from __future__ import annotations
 

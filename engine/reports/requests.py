@@ -1,4 +1,4 @@
-"""What the engine says about the requests in it: as a message, from what the scheduler knows."""
+"""The report on requests, built from the scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REASONS: Mapping[str, str] = {
     "kv_blocks": "The KV cache does not have enough free blocks.",
     "turn": "Other tenants or earlier requests are first in the queue.",
 }
-"""What a request may wait for, by its code."""
+"""The obstacles of a waiting request, by code."""
 
 
 def list_requests(asked: ListRequests, scheduler: Scheduler, now: float) -> RequestList:

@@ -1,2 +1,1 @@
-"""Speculative decoding: tokens are drafted, verified in the step that would have run anyway, and
-only those are kept that plain decoding would have drawn."""
+"""Speculative decoding: the normal step verifies draft tokens, without changing the output."""

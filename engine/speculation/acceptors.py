@@ -1,4 +1,4 @@
-"""Which tokens of a draft are what the target itself would have drawn."""
+"""Decides which draft tokens are accepted: coupled or rejection sampling."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .drawing import row_behind
 
 
 class Accepted(NamedTuple):
-    """What the verification of one draft says."""
+    """The result of verifying one draft."""
 
     path: list[int]
     """Indices of the draft's accepted tokens, each the child of the one before."""
     token_ids: list[int]
-    """The accepted tokens, and one more that was drawn behind them."""
+    """The accepted tokens, and the token sampled after them."""
 
 
 class Acceptor(Protocol):
@@ -36,10 +36,10 @@ class Acceptor(Protocol):
 
 
 class CoupledAcceptor:
-    """Accept what equals the target's own draw.
+    """Accept draft tokens that equal the target's own sample.
 
-    The noise of a draw follows from (seed, position) alone, so the target's draw at each position
-    is known whatever was drafted there: the output is, token for token, that of plain decoding.
+    The noise of a sample depends on (seed, position) only, so the target's sample at each position
+    does not depend on the draft: the output is, token for token, that of plain decoding.
     """
 
     def accept(self, requests: Sequence[Request], logits: Tensor) -> list[Accepted]:
@@ -54,13 +54,14 @@ class CoupledAcceptor:
 
 
 class RejectionAcceptor:
-    """Accept a draft token with probability min(1, p / q); else draw from what p has more than q.
+    """Accept a draft token with probability min(1, p / q); otherwise sample from the positive part
+    of p - q.
 
-    p is what the target draws from at that position, q what the draft token was drawn from. The
-    output has the distribution of plain decoding (Leviathan et al. 2023, Chen et al. 2023), and is
-    the same whenever the draft tokens are. A draft token without q is taken as a point mass,
-    however it was found. Of a tree only the branch of first children is looked at. Behind the last
-    draft token, or where there is none, the draw is that of plain decoding.
+    p is the target's distribution at that position, q the one from which the draft token was
+    sampled. The output has the distribution of plain decoding (Leviathan et al. 2023, Chen et al.
+    2023), and is the same whenever the draft tokens are. A draft token without q is treated as a
+    point mass, however it was found. Of a tree only the branch of first children is considered.
+    After the last draft token, or without one, the sample is that of plain decoding.
     """
 
     def accept(self, requests: Sequence[Request], logits: Tensor) -> list[Accepted]:
@@ -84,10 +85,10 @@ class RejectionAcceptor:
 
 
 class _Place(NamedTuple):
-    """Where a token is drawn."""
+    """A position at which a token is sampled."""
 
     row: int
-    """Of the logits."""
+    """The row of the logits."""
     sampling: SamplingRow
 
 
@@ -95,7 +96,7 @@ class _DraftToken(NamedTuple):
     token: int
     place: _Place
     proposed: Tensor | None
-    """`[vocab_size]`: what it was drawn from; None: a point mass."""
+    """`[vocab_size]`: the distribution it was sampled from; None: a point mass."""
 
 
 class _Branch(NamedTuple):
@@ -105,7 +106,7 @@ class _Branch(NamedTuple):
     """Indices in the draft."""
     draft_tokens: list[_DraftToken]
     end: _Place
-    """Behind the last draft token."""
+    """The position after the last draft token."""
 
     def accepted(self, length: int, token: int) -> Accepted:
         """Its first `length` draft tokens, then `token`."""
@@ -131,7 +132,7 @@ def _first_branches(requests: Sequence[Request]) -> Iterator[_Branch]:
 
 
 def _at(places: Sequence[_Place], logits: Tensor) -> tuple[Tensor, list[SamplingRow]]:
-    """The logits there, and what else decides the draws."""
+    """The logits of the places, and the other inputs of sampling."""
     return logits[[place.row for place in places]], [place.sampling for place in places]
 
 
@@ -151,25 +152,26 @@ def _passes(draft_tokens: Sequence[_DraftToken], target: Tensor) -> list[bool]:
 
 
 def accepts(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
-    """Whether a draft token is accepted that the target draws with chance p, and that was drawn
-    with q.
+    """Whether to accept a draft token that has probability p under the target and was sampled with
+    probability q.
 
-    `noise` is uniform in (0, 1) and depends on nothing that the draft token depends on.
+    `noise` is uniform in (0, 1) and independent of everything that the draft token depends on.
     """
     return noise * q < p
 
 
 def leftover(target: Tensor, proposed: Tensor) -> Tensor:
-    """What a rejected draft token is drawn anew from: what p has more than q, not normalized.
+    """The distribution that replaces a rejected draft token: the positive part of p - q, not
+    normalized.
 
-    `[num_draft_tokens, vocab_size]` each. Where it is nothing but for rounding, p itself.
+    `[num_draft_tokens, vocab_size]` each. If it is zero except for rounding, p itself.
     """
     more = torch.where(target > proposed, target - proposed, 0.0)
     return torch.where(more.any(-1, keepdim=True), more, target)
 
 
 def _accepted_lengths(branches: Sequence[_Branch], passes: Sequence[bool]) -> list[int]:
-    """How many draft tokens of each branch pass before the first that does not."""
+    """The number of draft tokens of each branch before the first that does not pass."""
     remaining = iter(passes)
     own = [list(islice(remaining, len(branch.path))) for branch in branches]
     return [sum(takewhile(bool, flags)) for flags in own]
@@ -194,8 +196,7 @@ def _proposed_chances(draft_tokens: Sequence[_DraftToken], tokens: Tensor) -> Te
 
 
 def _correct(draft_tokens: Sequence[_DraftToken], target: Tensor) -> list[int]:
-    """Draw what stands in the place of rejected draft tokens; `target [num_draft_tokens,
-    vocab_size]`: p."""
+    """Sample replacements of rejected draft tokens; `target [num_draft_tokens, vocab_size]`: p."""
     proposed = torch.zeros_like(target)
     for row, draft_token in enumerate(draft_tokens):
         if draft_token.proposed is None:
@@ -217,7 +218,7 @@ def make_acceptor(acceptance: Acceptance) -> Acceptor:
 
 
 def _walk(request: Request, drawn: Sequence[int]) -> Accepted:
-    """Down the draft as long as there is a token that equals the draw."""
+    """Follow the draft as long as a token equals the target's sample."""
     path: list[int] = []
     node, tokens = ROOT, [drawn[0]]
     while (child := request.draft.child(node, tokens[-1])) is not None:
@@ -228,7 +229,7 @@ def _walk(request: Request, drawn: Sequence[int]) -> Accepted:
 
 
 def sampling_rows(request: Request) -> list[SamplingRow]:
-    """What decides the draw behind the last known token, then behind each token of the draft."""
+    """The inputs of sampling after the last token, and after each token of the draft."""
     draft = request.draft
     paths = [[], *(draft.path(index) for index in range(len(draft)))]
     return [row_behind(request, [draft.token_ids[index] for index in path]) for path in paths]

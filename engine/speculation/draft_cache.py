@@ -1,9 +1,9 @@
-"""What a draft model has computed of which request, and in which blocks. Torch-free.
+"""The draft model's KV cache: the computed tokens of each request, and their blocks. Torch-free.
 
-It is only a cache: what finds no room is given up, and computed again when it is wanted again.
-Beginnings of prompts are shared, so that a system prompt or the members of a group are computed
-once. A draft model computes without adapters, so all of a tenant's adapters share them; what an
-adapter has answered is not kept beyond its request, and so never outlives the adapter.
+It is only a cache: entries without room are dropped and recomputed when needed. Prefixes of prompts
+are shared, so that a system prompt or the members of a group are computed once. A draft model runs
+without adapters, so all of a tenant's adapters share the prefixes. Generated tokens are not kept
+beyond their request, so they never outlive their adapter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CachedSequence:
     namespace: CacheNamespace
     blocks: SequenceBlocks
     num_computed: int = 0
-    """Tokens whose keys and values are there."""
+    """The number of tokens whose keys and values are computed."""
     draft_tokens: list[int] = field(default_factory=list)
     """The last of them, which were drafted: they are the request's own if they were right."""
 
@@ -36,10 +36,10 @@ class CachedSequence:
 
 
 class DraftCache:
-    """The draft model's blocks, by request; the least recently wanted is given up first."""
+    """The draft model's blocks by request; the least recently used request is evicted first."""
 
     def __init__(self, group: KvGroup, block_size: int, *, prefix_secret: bytes | None) -> None:
-        """`group`: all layers, nothing freed behind a window: draft tokens are taken back.
+        """`group`: all layers, without a window, because draft tokens are rolled back.
 
         `prefix_secret` keys the hashes of shared prompts; None: nothing is shared.
         """
@@ -50,9 +50,9 @@ class DraftCache:
         return request_id in self._sequences
 
     def settle(self, request: Request) -> CachedSequence:
-        """The request's sequence, wanted now, as far as it holds what the request has become.
+        """The request's cached sequence, marked as used, truncated to the request's present tokens.
 
-        At least the last known token is not computed: what follows it is to be told.
+        At least the last token is not computed, because the next one is predicted from it.
         """
         sequence = self._sequences.get(request.request_id) or self._begin(request)
         self._sequences.move_to_end(request.request_id)
@@ -67,13 +67,13 @@ class DraftCache:
         return sequence
 
     def can_hold(self, num_tokens: int) -> bool:
-        """Whether there is room for a request of so many tokens, were it alone."""
+        """Whether there is room for a single request with this many tokens."""
         return self._kv.fits_alone(num_tokens, num_tokens)
 
     def reserve(self, request_id: str, num_tokens: int, keep: Collection[str]) -> bool:
         """Make the next `num_tokens` of the request writable; False if there is no room.
 
-        Others are given up for it, but not those in `keep`.
+        Other requests are evicted for it, except those in `keep`.
         """
         sequence = self._sequences[request_id]
         while not self._kv.grow(sequence.blocks, sequence.num_computed, num_tokens):
@@ -85,7 +85,8 @@ class DraftCache:
         return True
 
     def advance(self, request: Request, num_tokens: int) -> None:
-        """The request's next `num_tokens` have been computed; share what is full of its prompt."""
+        """The request's next `num_tokens` have been computed; publish the full blocks of its
+        prompt."""
         sequence = self._sequences[request.request_id]
         sequence.num_computed += num_tokens
         if sequence.num_computed - num_tokens < request.num_prompt_tokens:
@@ -97,12 +98,12 @@ class DraftCache:
             )
 
     def drop(self, request_id: str) -> None:
-        """Give up what is there of the request; unknown ones are ignored."""
+        """Evict the request's blocks; unknown requests are ignored."""
         if sequence := self._sequences.pop(request_id, None):
             self._kv.release(sequence.blocks)
 
     def take_operations(self) -> list[KvOperation]:
-        """What the tensors have to do before the next forward, in this order."""
+        """The operations on tensors before the next forward pass, in this order."""
         return self._kv.take_operations()
 
     @property

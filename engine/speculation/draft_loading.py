@@ -1,4 +1,4 @@
-"""Loading the model behind `draft:MODEL`: before memory is divided, for it takes its part."""
+"""Loads the model of `draft:MODEL`, before the memory plan, which includes it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NAME = DRAFT
 
 
 def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
-    """The draft model, as the base is loaded and admitted; None if the configuration has none.
+    """The draft model, loaded and admitted like the base; None if the configuration has none.
 
-    It is served as the base is (device, dtype, quantization, format of the cache), up to the length
-    it was trained for. Raises InvalidParameter for a configuration without a model in it or with
-    several, UnsupportedModel if the model cannot be loaded or has other tokens than the base.
+    It is served like the base (device, dtype, quantization, cache format), up to its own maximum
+    length. Raises InvalidParameter for a configuration without a model name or with several,
+    UnsupportedModel if the model cannot be loaded or has another vocabulary than the base.
     """
     entries = [entry.partition(":") for entry in config.speculation]
     models = [model for name, _, model in entries if name == NAME]

@@ -1,4 +1,4 @@
-"""A small tree of draft tokens: which nodes are worth verifying."""
+"""Builds a small tree of the draft tokens that are most worth verifying."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..draft import ROOT, Draft
 
 
 class Candidates(NamedTuple):
-    """What may stand at one depth, whatever stands above it: the likeliest first."""
+    """The candidates at one depth, independent of the nodes above: most likely first."""
 
     token_ids: Sequence[int]
     log_probabilities: Sequence[float]
@@ -20,9 +20,9 @@ class Candidates(NamedTuple):
 def best_first_tree(levels: Sequence[Candidates], num_tokens: int) -> Draft:
     """The `num_tokens` nodes with the largest products of probabilities from the root down.
 
-    `levels`: for each depth its candidates; each node's children are all of the next depth's. Nodes
-    come by descending probability, so parents before children, and impossible ones not at all. A
-    tree that turns out a chain is given as one.
+    `levels`: the candidates for each depth; each node's children are all candidates of the next
+    depth. Nodes are in descending order of probability, so parents precede children; impossible
+    nodes are omitted. A tree without branches is returned as a chain.
     """
     token_ids: list[int] = []
     parents: list[int] = []

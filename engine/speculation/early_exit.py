@@ -1,8 +1,8 @@
-"""Self-speculation: the target's own first layers propose, then its norm and output head.
+"""Self-speculation: the base's first layers, its norm and its output head propose tokens.
 
-Draft & Verify (Zhang et al. 2023), LayerSkip (Elhoushi et al. 2024). Nothing is added to the
-target, neither weights nor memory: a draft token writes its keys and values of those layers where
-the verification writes the same ones again. It runs under its request's adapter.
+Draft & Verify (Zhang et al. 2023), LayerSkip (Elhoushi et al. 2024). It needs no further weights or
+memory: a draft token writes its keys and values of those layers where verification writes the same
+ones again. It runs with its request's adapter.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .proposer import DraftRequest
 
 
 class FirstLayers:
-    """A model that stops behind its first layers, and is itself again afterwards.
+    """Truncates a model to its first layers, and restores it afterwards.
 
-    The output is that of the model cut to so many layers: its norm and head follow the last.
+    The output is that of the model with this number of layers: its norm and head follow the last.
     """
 
     def __init__(self, model: nn.Module, config: Any, num_layers: int) -> None:
-        """Raises UnsupportedModel if the model goes another way through its layers."""
+        """Raises UnsupportedModel if the model does not run its layers in sequence."""
         path, layers = _layer_list(model, config)
         parent, _, self._name = path.rpartition(".")
         self._parent = model.get_submodule(parent)
@@ -100,7 +100,7 @@ class EarlyExitProposer:
         """The cache that it shares is the target's."""
 
     def forget(self, request_id: str) -> None:
-        """It keeps nothing."""
+        """It keeps nothing per request."""
 
     def _grow(self, chains: Sequence[GrowingChain]) -> None:
         """Give each of them one token more; a result that is not finite ends it."""

@@ -1,8 +1,8 @@
-"""Draft tokens from Medusa heads (Cai et al. 2024, Medusa-1): a chain, or a small tree.
+"""A proposer with Medusa heads (Cai et al. 2024, Medusa-1): a chain, or a small tree.
 
-They look at the hidden state behind the last drawn token, which the target's step has computed
-anyway. They are the base's: under an adapter fewer of their draft tokens hold, and no more is
-wrong.
+The heads read the hidden state of the last sampled token, which the step has computed anyway. They
+are trained for the base, so with an adapter their acceptance rate is lower; the output does not
+change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MedusaProposer:
         self.heads = heads
         self._make_drafts = make_drafts
         self._states: dict[str, Tensor] = {}
-        """By request id, `[hidden_size]`: behind its last token."""
+        """By request id, `[hidden_size]`: the state after its last token."""
 
     @torch.inference_mode()
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
@@ -68,7 +68,8 @@ class MedusaProposer:
 
 
 def chains_by(drawing: DraftDrawing) -> MakeDrafts:
-    """Chains whose every token is drawn from its head as the target draws from its logits."""
+    """Makes chains whose tokens are sampled from the heads as the target samples from its
+    logits."""
 
     def chains(wanted: Sequence[DraftRequest], logits: Tensor) -> list[Draft]:
         growing = [GrowingChain(request, num_tokens) for request, num_tokens in wanted]
@@ -81,7 +82,8 @@ def chains_by(drawing: DraftDrawing) -> MakeDrafts:
 
 
 def coupled_trees(wanted: Sequence[DraftRequest], logits: Tensor) -> list[Draft]:
-    """Trees of what is likeliest to be the target's own draw, each as many nodes as are wanted."""
+    """Trees of the tokens most likely to be the target's own sample, with the requested numbers of
+    nodes."""
     width = min(max(entry.num_tokens for entry in wanted), logits.shape[-1])
     likeliest: list[list[int]] = [[] for _ in wanted]
     levels: list[list[Candidates]] = [[] for _ in wanted]
@@ -101,10 +103,10 @@ def coupled_trees(wanted: Sequence[DraftRequest], logits: Tensor) -> list[Draft]
 
 
 def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """How likely each token is to be the target's draw, whose noise is known: log-probabilities.
+    """Log-probabilities of each token being the target's sample, whose noise is known.
 
-    A head errs in logits, so that is what gaps are measured in: at a low temperature the draw is
-    not more certain because its perturbed log-weights lie further apart.
+    A head's error is an error in logits, so gaps are measured in logits: at a low temperature the
+    sample is not more certain because its perturbed log-weights are further apart.
     """
     scales = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     scale = torch.tensor(scales, device=logits.device)[:, None]
@@ -112,9 +114,9 @@ def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
-    """Those that the configuration names: `medusa:CHECKPOINT` proposes chains, `medusa_tree` trees.
+    """The proposers in the configuration: `medusa:CHECKPOINT` proposes chains, `medusa_tree` trees.
 
-    Opened before memory is divided, for their heads take their part; those of one checkpoint are
+    They are opened before memory is divided, because of their heads; those of one checkpoint are
     loaded once. Raises InvalidParameter if the heads cannot be used.
     """
     heads: dict[str, MedusaHeads] = {}
@@ -130,7 +132,7 @@ def open_medusas(config: EngineConfig, base: BaseModel) -> list[MedusaProposer]:
 
 
 def heads_bytes(proposers: Sequence[MedusaProposer]) -> int:
-    """What all their heads take."""
+    """The bytes of all their heads."""
     return sum(heads.weight_bytes for heads in {proposer.heads for proposer in proposers})
 
 

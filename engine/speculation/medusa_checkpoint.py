@@ -1,4 +1,4 @@
-"""Medusa heads on disk: `config.json` beside safetensors with the original's tensor names."""
+"""Medusa heads on disk: `config.json` and safetensors with the original tensor names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _check_base(
     path: Path, config: Mapping[str, Any], *, hidden_size: int, vocab_size: int, base_id: str
 ) -> None:
-    """What the checkpoint says of its base, which the original's says nothing of."""
+    """The checkpoint's data about its base, which original checkpoints lack."""
     for name, value in (("hidden_size", hidden_size), ("vocab_size", vocab_size)):
         if config.get(name, value) != value:
             _refuse(path, f"its {name} is {config[name]}, the base's {value}")

@@ -1,8 +1,9 @@
-"""Medusa heads (Cai et al. 2024): each proposes one of the next tokens from one hidden state.
+"""Medusa heads (Cai et al. 2024): each predicts one of the next tokens from one hidden state.
 
-Head j sees what the model's output head saw when it drew a token, and proposes the token j + 1
-places behind that one. A head is some residual blocks x + SiLU(W x + b) and a projection to the
-vocabulary. Those of all heads lie in one tensor each, so that all heads are one product per layer.
+Head j reads the input that the model's output head had when it sampled a token, and predicts the
+token j + 1 places after that one. A head is a number of residual blocks x + SiLU(W x + b) and a
+projection to the vocabulary. The layers of all heads are stacked in one tensor each, so that all
+heads are one product per layer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class MedusaHeads(nn.Module):
     def forward(self, hidden_states: Tensor, num_heads: int | None = None) -> Tensor:
         """Logits `[num_heads, num_rows, vocab_size]` of `hidden_states [num_rows, hidden_size]`.
 
-        `num_heads`: only of the first so many.
+        `num_heads`: only the first ones.
         """
         heads = slice(num_heads)
         x = hidden_states.expand(len(self.projections[heads]), -1, -1)
@@ -48,7 +49,7 @@ class MedusaHeads(nn.Module):
 
 
 def untrained_heads(output_head: nn.Linear, *, num_heads: int, num_layers: int) -> MedusaHeads:
-    """Heads that all say what the model's own output head says: what training begins with."""
+    """Heads that equal the model's own output head: the start of training."""
     projection = output_head.weight.detach()
     size = projection.shape[1]
     return MedusaHeads(
@@ -73,7 +74,7 @@ def named_tensors(heads: MedusaHeads) -> dict[str, Tensor]:
 def tensor_shapes(
     *, num_heads: int, num_layers: int, hidden_size: int, vocab_size: int
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What `named_tensors` of such heads has: names and shapes."""
+    """The names and shapes in `named_tensors` of such heads."""
     for head in range(num_heads):
         for layer in range(num_layers):
             yield f"{head}.{layer}.linear.weight", (hidden_size, hidden_size)

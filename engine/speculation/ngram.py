@@ -1,8 +1,7 @@
-"""Prompt lookup: what followed the last tokens when they came before.
+"""Prompt lookup: proposes the tokens that followed the last tokens at their earlier occurrence.
 
-A text that quotes, edits or repeats itself says its own next tokens (Saxena, "Prompt lookup
-decoding", 2023; Yang et al., "Inference with reference", 2023). It needs no model, and makes a
-draft in microseconds.
+It helps for text that quotes, edits or repeats itself (Saxena, "Prompt lookup decoding", 2023; Yang
+et al., "Inference with reference", 2023). It needs no model and takes microseconds per draft.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ MAX_INDEXED_PER_CALL = 4096
 """Tokens read into indices by one call, shared fairly by its requests: a long prompt takes several
 steps rather than holding up one, or keeping others from theirs."""
 DRAFTS_PER_TOKEN = 2
-"""A match of so many tokens is followed twice as far: a short one is more often chance."""
+"""A draft is at most this many times as long as its match: a short match is more often
+coincidence."""
 WINDOW = 32_768
 """Tokens, at least, that a request's index reaches back; at most it holds twice as many."""
 
@@ -44,14 +44,14 @@ class NgramProposer:
         return drafts
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
-        """Tokens are indexed when a draft is wanted: who is never drafted for pays nothing."""
+        """Tokens are indexed when a draft is requested, so requests without drafts cost nothing."""
 
     def forget(self, request_id: str) -> None:
         self._indices.pop(request_id, None)
 
     @property
     def num_indexed_tokens(self) -> int:
-        """Of all requests; what it remembers takes some 150 bytes each."""
+        """Of all requests; a token takes some 150 bytes."""
         return sum(map(len, self._indices.values()))
 
     def _index(self, request: Request) -> NgramIndex:
@@ -64,7 +64,8 @@ class NgramProposer:
 
 
 def _copy(token_ids: Sequence[int], match: Match, num_tokens: int) -> Draft:
-    """What followed the match; past the text's end the copy goes on with what it copied."""
+    """The tokens that follow the match; past the end of the text the copy continues with its own
+    tokens."""
     num_tokens = min(num_tokens, DRAFTS_PER_TOKEN * match.length)
     source = token_ids[match.position : match.position + num_tokens]
     repeated = [*source] * -(-num_tokens // len(source))

@@ -1,7 +1,7 @@
-"""Where the last tokens of a growing text came before. Torch-free.
+"""Index of earlier occurrences of the last tokens in a growing text. Torch-free.
 
-Positions behind the same two tokens are chained, the latest first, as compressors find their
-matches (Deutsch, RFC 1951, section 4): a further token costs one entry, a search a bounded walk.
+Positions that follow the same two tokens are chained, the latest first, as compressors find their
+matches (Deutsch, RFC 1951, section 4): another token costs one entry, a search a bounded walk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LONGEST = 16
-"""Further back nobody looks: a match of so many tokens is as good as a longer one."""
+"""The maximum length of a match: a longer one is not better."""
 MAX_CANDIDATES = 16
 """Occurrences of the last two tokens that a search compares."""
 _PAIR = 2
@@ -20,13 +20,13 @@ _NONE = -1
 
 class Match(NamedTuple):
     position: int
-    """Of the token that followed."""
+    """The position of the token that followed."""
     length: int
     """Tokens before it that equal the text's last ones."""
 
 
 class NgramIndex:
-    """Of a list of tokens that only grows at its end."""
+    """An index of a list of tokens that only grows at its end."""
 
     def __init__(self, token_ids: Sequence[int], *, start: int = 0) -> None:
         """Tokens before `start` are left out."""
@@ -35,9 +35,9 @@ class NgramIndex:
         self._first = start + _PAIR
         self._behind_token: dict[int, int] = {}
         self._behind_pair: dict[tuple[int, int], int] = {}
-        """The latest position behind each."""
+        """The latest position after each pair."""
         self._earlier = array("i")
-        """For each position from `_first` on the one before it behind the same two tokens."""
+        """For each position from `_first` on, the previous position after the same two tokens."""
 
     def __len__(self) -> int:
         """Tokens that are indexed."""
@@ -60,10 +60,10 @@ class NgramIndex:
         return max(0, end - begin)
 
     def find(self) -> Match | None:
-        """The longest match of the text's end, the latest of equally long ones.
+        """The longest match of the end of the text, the latest of equally long ones.
 
-        Looks at what was read: the latest MAX_CANDIDATES occurrences of the last two tokens, or if
-        there is none, the latest of the last token.
+        Considers the indexed tokens: the latest MAX_CANDIDATES occurrences of the last two tokens
+        or, if there are none, the latest of the last token.
         """
         tokens = self._token_ids
         if len(tokens) < _PAIR:
@@ -86,7 +86,8 @@ class NgramIndex:
         return best
 
     def _match_len(self, position: int) -> int:
-        """How many tokens before `position` equal the text's last ones: two and more."""
+        """The number of tokens before `position` that equal the last ones of the text, at least
+        two."""
         tokens, end = self._token_ids, len(self._token_ids)
         length, most = _PAIR, min(LONGEST, position)
         while length < most and tokens[position - length - 1] == tokens[end - length - 1]:

@@ -1,4 +1,4 @@
-"""What proposes tokens. Whatever it says, it cannot make the output wrong, only slower."""
+"""The proposer interface. A proposer cannot change the output, only the speed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..request import Request
 
 
 class DraftRequest(NamedTuple):
-    """A request whose next tokens are to be drafted.
+    """A request for which tokens are to be drafted.
 
-    All its known tokens but the last are computed, and its blocks can be written for `num_tokens`
-    positions behind the last one.
+    All its tokens but the last are computed, and its blocks are writable for `num_tokens` positions
+    after the last one.
     """
 
     request: Request
     num_tokens: int
-    """At most so many: what the step has room for; 1 or more."""
+    """The maximum that the step has room for; 1 or more."""
 
 
 class Proposer(Protocol):
-    """One way of drafting, for all requests. An exception costs the step's drafts, nothing else."""
+    """A proposer for all requests. An exception only costs the step's drafts."""
 
     @property
     def name(self) -> str:
@@ -32,17 +32,17 @@ class Proposer(Protocol):
 
     @property
     def needs_hidden_states(self) -> bool:
-        """Whether `observe` is to get them."""
+        """Whether `observe` needs them."""
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
-        """A draft for each, empty where there is nothing to propose by."""
+        """A draft for each, empty if there is nothing to propose."""
         ...
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
         """The request's tokens have grown; `token_ids` are final.
 
-        `hidden_state [hidden_size]`: what the output head met when it drew the last of them, where
-        it was asked for; None otherwise.
+        `hidden_state [hidden_size]`: the input of the output head when the last token was sampled,
+        if requested; None otherwise.
         """
 
     def forget(self, request_id: str) -> None:

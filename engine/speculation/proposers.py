@@ -1,4 +1,4 @@
-"""The proposers that a configuration names."""
+"""Creates the proposers that a configuration names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ngram import NgramProposer
 from .proposer import Proposer
 
 Opener = Callable[[str, EngineConfig, BaseModel, ModelRunner], Proposer]
-"""Takes what stands behind the colon of the configuration, empty if nothing does."""
+"""Its first argument is the text after the colon of the configuration, empty if there is none."""
 
 
 def _open_ngram(
@@ -41,9 +41,9 @@ def open_proposers(
     runner: ModelRunner,
     loaded: Iterable[Proposer] = (),
 ) -> list[Proposer]:
-    """Raises InvalidParameter for names that are not known or come twice.
+    """Raises InvalidParameter for unknown or repeated names.
 
-    `loaded`: those that take much memory, and so were there before it was divided.
+    `loaded`: proposers with much memory, which were opened before it was divided.
     """
     openers = OPENERS | {proposer.name: _opened(proposer) for proposer in loaded}
     proposers: list[Proposer] = []

@@ -1,4 +1,4 @@
-"""Speculation as the engine's loop sees it: who proposes for whom, and what came of it."""
+"""The engine loop's interface to speculation: proposals, and learning from their results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Speculation:
         self._vocab_size = vocab_size
         self._clock = clock
         self._choices: dict[str, Choice] = {}
-        """By request id: of the last step that was planned."""
+        """By request id, for the last planned step."""
         self._planning_seconds = 0.0
 
     @property
@@ -70,9 +70,9 @@ class Speculation:
         return {request: choice.num_tokens for request, choice in choices.items()}
 
     def draft(self, sequences: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
-        """Give the requests that were scheduled with draft tokens their drafts.
+        """Attach drafts to the requests that were scheduled with draft tokens.
 
-        Returns the sequences with what was drafted, in the order that a batch is to have.
+        Returns the sequences with their drafts, in the order that a batch needs.
         """
         wanted: dict[str, list[DraftRequest]] = defaultdict(list)
         for request, _, num_draft_tokens in sequences:
@@ -104,7 +104,7 @@ class Speculation:
             _attempt(proposer, proposer.observe, request, seen)
 
     def observe_step(self, seconds: float) -> None:
-        """The step that was planned last took so long, its drafts included, and had no prompts."""
+        """The last planned step took this long, including its drafts, and computed no prompts."""
         self._control.observe_step(self._planning_seconds + seconds)
 
     def forget(self, request_id: str) -> None:
@@ -120,7 +120,7 @@ class Speculation:
         return self._control.totals()
 
     def explain(self, key: AdapterKey | None) -> list[SpeculationStats]:
-        """How well the proposers draft token under one adapter version; None: the base."""
+        """The statistics of the proposers for one adapter version; None: the base."""
         return self._control.explain(key)
 
     def _propose(self, name: str, wanted: Sequence[DraftRequest]) -> None:
@@ -139,11 +139,11 @@ class Speculation:
         ]
 
     def _checked(self, request: Request, draft: Draft, num_tokens: int) -> Draft:
-        """What of a draft may be computed: what has room, up to the first that is no token, as far
-        as the request's grammar goes.
+        """The part of a draft that may be computed: within the room, up to the first invalid token,
+        and as far as the request's grammar allows.
 
-        That a draft token is missing may not say which it was, or rejection sampling would draw
-        from another distribution: whoever draws draft tokens draws them under the grammar.
+        Whether a draft token is removed must not depend on its value, or rejection sampling would
+        sample from another distribution; therefore proposers with logits sample under the grammar.
         """
         draft = draft.only(range(self._num_computable(draft, num_tokens)))
         return draft if request.matcher is None else request.matcher.cut(draft)
@@ -161,7 +161,7 @@ def _attempt(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Result | None:
-    """What the call gives; None if it fails: whatever a proposer does, requests go on."""
+    """The result of the call; None if it fails: requests continue whatever a proposer does."""
     try:
         return call(*args, **kwargs)
     except Exception:
@@ -185,7 +185,8 @@ def open_speculation(
     clock: Callable[[], float],
     loaded: Iterable[Proposer] = (),
 ) -> Speculation:
-    """What the configuration asks for; `loaded`: see `open_proposers`. Raises what it raises."""
+    """The speculation that the configuration describes; `loaded`: see `open_proposers`, whose
+    errors it raises."""
     proposers = open_proposers(config, base=base, runner=runner, loaded=loaded)
     names = [proposer.name for proposer in proposers]
     speculation = Speculation(

@@ -1,4 +1,4 @@
-"""Texts to train a base's draft heads on: a file of JSON lines, tokenized as the base is asked."""
+"""Reads texts for training Medusa heads: JSON lines, tokenized like requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_TOKENS = 4
 
 
 class TrainingText(NamedTuple):
-    """Tokens to learn, and what stands before them."""
+    """The tokens to learn, and the preceding ones."""
 
     token_ids: Sequence[int]
     num_context_tokens: int
@@ -22,10 +22,10 @@ class TrainingText(NamedTuple):
 
 
 def read_texts(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[TrainingText]:
-    """Each line is `{"text": ...}`, learned whole, or `{"messages": [...]}`, of which the last
-    message is learned. What goes beyond `max_tokens` is cut off; very short texts are left out.
+    """Each line is `{"text": ...}`, learned completely, or `{"messages": [...]}`, of which the last
+    message is learned. Texts are truncated to `max_tokens`; very short texts are skipped.
 
-    Raises InvalidParameter with the line that is neither, or if nothing is left to learn.
+    Raises InvalidParameter with the line that is neither, or if no text remains.
     """
     texts = []
     with path.open("rb") as lines:

@@ -1,1 +1,1 @@
-"""Text to tokens and back."""
+"""Tokenization and detokenization."""

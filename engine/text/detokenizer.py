@@ -1,7 +1,8 @@
-"""Token ids to text while they are generated, and where a stop string ends it.
+"""Incremental detokenization with stop strings.
 
-However the tokens arrive, the pieces put together are the decoding of the whole: a character is
-given out once its last byte is there, a possible beginning of a stop string once it is not one.
+However the tokens arrive, the concatenated pieces equal the decoding of the whole. A character is
+emitted once its last byte has arrived. Text that may be the beginning of a stop string is held back
+until it is not one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Piece(NamedTuple):
 
     text: str
     num_tokens: int
-    """How many of the tokens belong to the output; those behind a stop string do not."""
+    """The number of tokens that belong to the output, without those after a stop string."""
     stop: str | None = None
     """The stop string that was completed; nothing follows."""
 
@@ -32,8 +33,8 @@ class Detokenizer:
     """The text of one output.
 
     With `prompt_token_ids` the text continues the prompt's (completions): a leading space of its
-    first word stays. Without, it stands alone (chats). The output ends before the stop string
-    that is completed first, the longest if several are, or behind it with `include_stop`.
+    first word is kept. Without, it is independent (chats). The output ends before the stop string
+    that is completed first, the longest if there are several, or after it with `include_stop`.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Detokenizer:
         include_stop: bool = False,
         visible_token_ids: Collection[int] = (),
     ) -> None:
-        """Of special tokens only `visible_token_ids` are part of the text, as they are written."""
+        """Of special tokens only `visible_token_ids` are part of the text."""
         make_decoder = _ByteDecoder if tokenizer.decodes_bytes else _WindowDecoder
         self._decoder = make_decoder(tokenizer, prompt_token_ids, visible_token_ids)
         self._stops = _StopFinder(stop, include_stop=include_stop) if any(stop) else None
@@ -56,7 +57,7 @@ class Detokenizer:
         return self._stops is not None
 
     def push_one(self, token_id: int) -> str:
-        """As `push` of this token, where there are no stop strings, for a part of its cost."""
+        """Like `push` of this token without stop strings, at a fraction of its cost."""
         return "" if self._stopped else self._decoder.push(token_id)
 
     def push(self, token_ids: Sequence[int]) -> Piece:
@@ -72,7 +73,7 @@ class Detokenizer:
         return Piece("".join(texts), len(token_ids))
 
     def finish(self) -> Piece:
-        """The output is complete: give what was held back."""
+        """The output is complete: return the text that was held back."""
         if self._stopped:
             return Piece("", 0)
         text, stop = self._scan(self._decoder.flush())
@@ -89,7 +90,7 @@ class Detokenizer:
 
 
 class _ByteDecoder:
-    """Where every token stands for bytes of its own, the text is that of the bytes in a row."""
+    """If every token stands for its own bytes, the text is the concatenation of the bytes."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class _ByteDecoder:
         self._visible_token_ids = visible_token_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_inside = False
-        """Of a character, whose other bytes are to come."""
+        """Inside a character, whose other bytes are still to come."""
         for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]:
             self._decode(tokenizer.decoded_bytes(token_id))
 
@@ -125,10 +126,10 @@ class _ByteDecoder:
 
 
 class _WindowDecoder:
-    """Decodes a window of the last tokens; the window is cut where a character ends.
+    """Decodes a window of the last tokens; the window starts at the end of a character.
 
-    Decoders are not local: a first word loses its space, and byte tokens make sense only in whole
-    runs. So a token is decoded behind at least `_CONTEXT_TOKENS` others.
+    Decoding is not local: a first word loses its space, and byte tokens are meaningful only in
+    complete runs. So a token is decoded after at least `_CONTEXT_TOKENS` others.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class _WindowDecoder:
         return new
 
     def _restart(self) -> str:
-        """What was held back; nothing that follows is decoded together with it."""
+        """The text that was held back; later tokens are decoded independently of it."""
         held = self.flush()
         self._window, self._num_emitted, self._num_complete, self._cut = [], 0, 0, 0
         return held
@@ -209,10 +210,11 @@ class _WindowDecoder:
 
 
 class _StopFinder:
-    """Finds the first stop string in text that comes in pieces.
+    """Finds the first stop string in text that arrives in pieces.
 
-    Each stop string has an automaton (Knuth, Morris and Pratt), so a character costs the same
-    however long the strings are, and the result does not depend on where the pieces are cut.
+    Each stop string has an automaton (Knuth, Morris and Pratt), so the cost per character does not
+    depend on the length of the strings, and the result does not depend on the boundaries of the
+    pieces.
     """
 
     def __init__(self, stop: tuple[str, ...], *, include_stop: bool) -> None:
@@ -241,7 +243,7 @@ class _StopFinder:
 
 
 class _Automaton:
-    """How much of the pattern's beginning the text ends with."""
+    """The length of the pattern's prefix with which the text ends."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern

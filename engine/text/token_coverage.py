@@ -1,5 +1,4 @@
-"""How many bytes of a text one token can stand for, so that a text that cannot fit is refused
-before it is tokenized. Torch-free."""
+"""The maximum bytes per token, to refuse oversized texts before tokenizing. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,9 +9,8 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 _NFC_SHRINKS = 4
-"""A text in any form has at most so many times the bytes of its NFC: U+0390, of two bytes, can be
-written with seven.
-"""
+"""A text in any form has at most this many times the bytes of its NFC: U+0390, of two bytes, can be
+written with seven."""
 _BYTE_CHARACTERS = frozenset(pre_tokenizers.ByteLevel.alphabet())
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _WHOLE_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"})
@@ -25,8 +23,8 @@ Part = Mapping[str, Any]
 def most_bytes_per_token(tokenizer: Part) -> int | None:
     """The bound for a tokenizer as `tokenizer.json` describes it.
 
-    None if there is no bound: where text can vanish or a token can stand for text of any length,
-    or where that is not known.
+    None if there is no bound, or if it is unknown: text can vanish, or a token can stand for text
+    of any length.
     """
     shrinks = _shrinks(tokenizer["normalizer"])
     added = tokenizer["added_tokens"]
@@ -41,7 +39,7 @@ def most_bytes_per_token(tokenizer: Part) -> int | None:
 
 
 def _shrinks(normalizer: Part | None) -> int | None:
-    """How many times the bytes of its result a text may have; None if that is not known."""
+    """The maximum ratio of the bytes of a text to those of its result; None if unknown."""
     match normalizer:
         case None | {"type": "Prepend"}:
             return 1

@@ -1,8 +1,8 @@
 """The base model's tokenizer: text and chats to token ids.
 
-`tokenizer.json` is taken as it is written, the checkpoint's own statement of how it tokenizes;
-transformers adds the chat template. Importing this module does not import torch: the API process
-tokenizes, the engine process computes.
+`tokenizer.json` is used as it is, since it is the checkpoint's own definition; transformers adds
+the chat template. Importing this module does not import torch: the API process tokenizes, the
+engine process computes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tokenizer:
         """Tokens that end an output: the tokenizer's and the generation config's."""
         self._decoded_bytes: dict[int, bytes] = {}
         self._whole_texts: dict[int, str | None] = {}
-        """Both by token id, as far as it was asked."""
+        """Both by token id, for the ids requested so far."""
 
     @property
     def vocab_size(self) -> int:
@@ -72,8 +72,8 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the base model begins with.
 
-        Raises PromptTooLong, before any work, for a text of which more than `max_tokens` tokens
-        would certainly come.
+        Raises PromptTooLong immediately for a text that certainly has more than `max_tokens`
+        tokens.
         """
         self._check_length(text, max_tokens)
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -136,11 +136,11 @@ class Tokenizer:
         return text
 
     def vocabulary_entry(self, token_id: int) -> str:
-        """How the vocabulary writes this token; empty for an id that it does not have."""
+        """The token's text in the vocabulary; empty for an unknown id."""
         return self.backend.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that this token stands for; a character may take the bytes of several."""
+        """The bytes of this token; a character may consist of several tokens' bytes."""
         token = self.backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -159,7 +159,7 @@ class Tokenizer:
         return [part["type"] for part in decoder.get("decoders", [decoder])] == ["ByteLevel"]
 
     def decoded_bytes(self, token_id: int) -> bytes:
-        """What decoding makes of a token where it `decodes_bytes`; nothing of a special one."""
+        """The decoded bytes of a token if it `decodes_bytes`; empty for a special token."""
         decoded = self._decoded_bytes.get(token_id)
         if decoded is None:
             decoded = self._decoded_bytes[token_id] = self._decode_bytes(token_id)
@@ -182,7 +182,7 @@ class Tokenizer:
         token = self.vocabulary_entry(token_id)
         try:
             return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
-        except KeyError:  # an added token is written as it is
+        except KeyError:  # an added token is literal text
             return token.encode()
 
     def token_text(self, token_id: int) -> str:
@@ -225,7 +225,7 @@ def _eos_token_ids(model_dir: Path, tokenizer_eos: int | None) -> frozenset[int]
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The printable character by which byte-level BPE writes each byte, turned round.
+    """The inverse of the printable character with which byte-level BPE writes each byte.
 
     Printable Latin-1 stands for itself; the other 68 bytes follow from U+0100 on, in order.
     """

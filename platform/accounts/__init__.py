@@ -1,1 +1,1 @@
-"""Signing in at the console: passwords, invitations, sessions, and who has guessed too often."""
+"""Sign-in to the console: passwords, invitations, sessions, and failed attempts."""

@@ -1,4 +1,4 @@
-"""Who has failed to sign in too often, by name and by address, whether the name is known or not."""
+"""Counts failed sign-ins by name and by address, whether or not the name exists."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from .models import SignInFailures
 
 MAX_FAILURES = 5
 WINDOW = timedelta(minutes=15)
-"""Within which so many failures lock, and for how long they do."""
+"""The period in which failures are counted, and the duration of the lock."""
 IPV6_PREFIX = 64
-"""What one caller has at least: its single addresses are as many as it likes."""
+"""The smallest network that one caller has: it can use any number of addresses in it."""
 
 
 class Subjects:
-    """What failures are counted by. Keyed hashes: people type passwords where names belong."""
+    """The subjects by which failures are counted. They are keyed hashes, because people type
+    passwords into name fields."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = derive_key(secret, "sign-in-subject")
 
     def of(self, name: str, tenant_slug: str | None, address: Address | None) -> list[str]:
-        """The subjects of one attempt: the account that was named, and where it came from."""
+        """The subjects of one attempt: the named account, and the client's address."""
         account = self._hash("account", tenant_slug or "", name.lower())
         return [account, *([] if address is None else [self._hash("address", _network(address))])]
 
     def of_session(self, account_id: str) -> list[str]:
-        """Of somebody who is signed in and gives the password anew: nobody else can lock that."""
+        """For a signed-in user who gives the password again: nobody else can lock this."""
         return [self._hash("session", account_id)]
 
     def _hash(self, *parts: str) -> str:
@@ -52,7 +53,7 @@ def locked_until(
 
 
 def note_failure(session: PlatformSession, subjects: Iterable[str], now: datetime) -> None:
-    """One more failure of each; the last of too many locks."""
+    """Count a failure of each; the last of too many locks."""
     for subject in sorted(subjects):
         row = lock_or_add(session, SignInFailures(subject=subject, num_failures=0, began_at=now))
         if not row.began_at <= now < row.began_at + WINDOW:
@@ -64,14 +65,14 @@ def note_failure(session: PlatformSession, subjects: Iterable[str], now: datetim
 
 
 def forget(session: PlatformSession, subject: str) -> None:
-    """Whoever knows the password has not guessed."""
+    """Reset the count after a correct password."""
     row = session.get(SignInFailures, subject, with_for_update=True)
     if row is not None:
         session.delete(row)
 
 
 def purge(session: PlatformSession, now: datetime) -> int:
-    """Forget what neither locks nor counts any more; how many."""
+    """Delete the counts that neither lock nor count any more; returns how many."""
     forgotten = session.execute(
         delete(SignInFailures)
         .where(SignInFailures.began_at < now - 2 * WINDOW)

@@ -1,4 +1,4 @@
-"""The tables of signing in. A row without a tenant is an operator's: no tenant's role sees it."""
+"""The tables for sign-in. A row without a tenant is an operator's; no tenant's role sees it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_PASSWORD_HASH_LENGTH = 256
 
 
 class AccountKind(StrEnum):
-    """Whose account it is."""
+    """The kind of an account's owner."""
 
     OPERATOR = "operator"
     USER = "user"
 
 
 class Account(TenantOwned, Base):
-    """How an operator or a tenant's user signs in. Made with the first invitation."""
+    """The sign-in data of an operator or a tenant's user. Created with the first invitation."""
 
     __tablename__ = "accounts"
 
@@ -35,15 +35,15 @@ class Account(TenantOwned, Base):
     """The operator's or the user's own."""
     kind: Mapped[AccountKind] = mapped_column(state_type(AccountKind, name="kind"))
     password_hash: Mapped[str | None] = mapped_column(String(MAX_PASSWORD_HASH_LENGTH))
-    """As Argon2 writes it; None until the first invitation was taken."""
+    """In Argon2's format; None until the first invitation was used."""
     password_set_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     invitation_hash: Mapped[str | None] = mapped_column(String(HASH_LENGTH), unique=True)
-    """Of the one token that sets a password; None: there is none, or it was used."""
+    """The hash of the token that sets a password; None: there is none, or it was used."""
     invitation_expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class AccountSession(TenantOwned, Base):
-    """Somebody who is signed in, by the hash of what the cookie holds."""
+    """A console session, identified by the hash of its cookie."""
 
     __tablename__ = "account_sessions"
     __table_args__ = (
@@ -59,14 +59,14 @@ class AccountSession(TenantOwned, Base):
     account_id: Mapped[str] = mapped_column(String(ID_LENGTH), ForeignKey("accounts.id"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    """When it was last used; see `service.SEEN_GRANULARITY`."""
+    """The time of the last use; see `service.SEEN_GRANULARITY`."""
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     confirmed_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Until then the password that was given anew counts."""
+    """Until then the confirmation by password is valid."""
 
 
 class SignInFailures(Base):
-    """How often somebody failed lately, by a keyed hash of the name or of the address."""
+    """The number of recent failures, by a keyed hash of the name or of the address."""
 
     __tablename__ = "sign_in_failures"
 

@@ -1,4 +1,4 @@
-"""Passwords: kept as Argon2id hashes, which cost whoever guesses as much as they cost us."""
+"""Argon2id password hashes, which make guessing as expensive as verifying."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Passwords:
         self._nobodys = self._hasher.hash("nobody's password")
 
     def hash(self, password: str) -> str:
-        """What is stored of a password; its salt is part of it."""
+        """The stored hash of a password, including its salt."""
         return self._hasher.hash(password)
 
     def is_password(self, password: str, stored: str | None) -> bool:

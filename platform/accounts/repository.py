@@ -15,7 +15,7 @@ from .models import Account, AccountSession
 
 
 class Holder(NamedTuple):
-    """An account and whose it is: an operator's, or a user's in its tenant."""
+    """An account and its owner: an operator, or a user of a tenant."""
 
     account: Account
     operator: Operator | None
@@ -24,7 +24,7 @@ class Holder(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Its operator or user may be let in."""
+        """Whether its operator or user is active."""
         person = self.operator or self.user
         return person is not None and person.disabled_at is None
 
@@ -51,7 +51,7 @@ def find_invited(session: PlatformSession, invitation_hash: str) -> Holder | Non
 
 
 def find_session(session: PlatformSession, session_id: str) -> tuple[AccountSession, Holder] | None:
-    """The session of this hash, and who is signed in by it."""
+    """The session with this hash, and its account."""
     row = session.get(AccountSession, session_id)
     holder = None if row is None else find_by_id(session, row.account_id)
     return None if row is None or holder is None else (row, holder)

@@ -1,8 +1,8 @@
-"""Inviting, enrolling, signing in and out.
+"""Invitations, enrolment, sign-in and sign-out.
 
-An account's sessions hold for a time, end earlier when they are not used, and end at once with
-their operator or user. What is derived from a password is computed by the caller, outside of any
-transaction: see `Passwords`.
+An account's sessions expire after a fixed time, earlier when they are idle, and immediately when
+their operator or user is disabled. The caller hashes passwords, outside of any transaction (see
+`Passwords`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IDLE_LIFETIME = timedelta(minutes=30)
 CONFIRMATION_LIFETIME = timedelta(minutes=10)
 NO_TIME = timedelta(0)
 SEEN_GRANULARITY = timedelta(seconds=30)
-"""A use is written down if the last one was so long ago: a busy page costs few writes."""
+"""A use is recorded only if the last one is older, so a busy page costs few writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class IssuedInvitation:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """A new session with what its cookie holds."""
+    """A new session with its cookie's content."""
 
     token: AccountToken
     principal: AnyPrincipal
 
 
 class AuthenticatedSession(NamedTuple):
-    """Who is signed in, and whether the use of the session is to be noted."""
+    """The signed-in account, and whether the use of the session must be recorded."""
 
     principal: AnyPrincipal
     is_use_to_be_noted: bool
@@ -78,9 +78,9 @@ class AccountService:
     # --- invitations ------------------------------------------------------------------------------
 
     def invite_operator(self, session: PlatformSession, operator: Operator) -> IssuedInvitation:
-        """Let the operator set a password; earlier invitations end.
+        """Invite the operator to set a password; earlier invitations become invalid.
 
-        Raises InvalidTransition for a disabled one.
+        Raises InvalidTransition for a disabled operator.
         """
         return self._invite(session, AccountKind.OPERATOR, operator)
 
@@ -89,7 +89,7 @@ class AccountService:
         return self._invite(session, AccountKind.USER, user)
 
     def find_invited(self, session: PlatformSession, token: str) -> Holder:
-        """Whose invitation this is. Raises InvitationEnded or TenantSuspended."""
+        """The owner of this invitation. Raises InvitationEnded or TenantSuspended."""
         parsed = parse_token(token, INVITATION_PREFIX)
         holder = parsed and repository.find_invited(session, parsed.hash)
         if not holder or not holder.is_active or not self._is_invited(holder.account):
@@ -98,9 +98,9 @@ class AccountService:
         return holder
 
     def enrol(self, session: UnitOfWork, token: str, password_hash: str) -> Account:
-        """Set the password of whose invitation this is; its sessions end. Raises InvitationEnded.
+        """Set the password of the invitation's account; its sessions end. Raises InvitationEnded.
 
-        Of several that use one invitation at the same time, one does.
+        Of several concurrent uses of one invitation, one succeeds.
         """
         parsed = parse_token(token, INVITATION_PREFIX)
         account = parsed and repository.lock_account(
@@ -116,7 +116,7 @@ class AccountService:
     def find_account(
         self, session: PlatformSession, name: str, tenant_slug: str | None
     ) -> Holder | None:
-        """The account that somebody names who signs in; None for one that cannot be let in."""
+        """The account with the name used at sign-in; None if it cannot sign in."""
         if tenant_slug is None:
             holder = repository.find_operators_account(session, name)
         else:
@@ -124,16 +124,16 @@ class AccountService:
         return holder if holder is not None and holder.is_active else None
 
     def get(self, session: PlatformSession, account_id: str) -> Holder:
-        """The account of somebody who is signed in. Raises SessionEnded."""
+        """The account of a signed-in caller. Raises SessionEnded."""
         holder = repository.find_by_id(session, account_id)
         if holder is None or not holder.is_active:
             raise SessionEnded
         return holder
 
     def open(self, session: UnitOfWork, holder: Holder) -> OpenedSession:
-        """Sign in whoever's password was found right.
+        """Sign in after the password was verified.
 
-        Raises SignInFailed if it was changed meanwhile, TenantSuspended.
+        Raises SignInFailed if the password was changed meanwhile, TenantSuspended.
         """
         _check_tenant(holder)
         account = repository.lock_account(session, Account.id == holder.account.id)
@@ -142,15 +142,15 @@ class AccountService:
         return self._open(session, holder)
 
     def open_enrolled(self, session: UnitOfWork, holder: Holder) -> OpenedSession:
-        """Sign in whoever has just set a password."""
+        """Sign in after a password was set by invitation."""
         return self._open(session, holder)
 
     def authenticate(
         self, session: PlatformSession, text: str, idle: timedelta = NO_TIME
     ) -> AuthenticatedSession:
-        """Who is signed in by this token. Raises SessionEnded or TenantSuspended.
+        """The account that is signed in with this token. Raises SessionEnded or TenantSuspended.
 
-        `idle`: how long ago the person did something last.
+        `idle`: the time since the user was last active.
         """
         token = parse_token(text, SESSION_PREFIX)
         found = token and repository.find_session(session, token.hash)
@@ -168,7 +168,7 @@ class AccountService:
             row.seen_at = max(row.seen_at, self._clock() - idle)
 
     def confirm(self, session: UnitOfWork, text: str) -> datetime:
-        """The password was given anew; until when that counts. Raises SessionEnded."""
+        """The password was confirmed; returns until when that is valid. Raises SessionEnded."""
         token = parse_token(text, SESSION_PREFIX)
         row = token and repository.lock_session(session, token.hash)
         if not row or not self._is_alive(row):
@@ -179,9 +179,10 @@ class AccountService:
     def change_password(
         self, session: UnitOfWork, account_id: str, password_hash: str, *, keep: str
     ) -> None:
-        """Set another password; all sessions end but the one of this token, and so do invitations.
+        """Set a new password. All sessions except that of this token end, and invitations become
+        invalid.
 
-        Whoever held either may be why the password is changed. Raises SessionEnded.
+        They may be the reason for the change. Raises SessionEnded.
         """
         account = repository.lock_account(session, Account.id == account_id)
         if account is None:
@@ -203,9 +204,9 @@ class AccountService:
         return len(ended)
 
     def close(self, session: UnitOfWork, account_id: str) -> None:
-        """Forget password, invitation and sessions: whose they were was disabled."""
+        """Delete password, invitation and sessions of a disabled account."""
         account = repository.lock_account(session, Account.id == account_id)
-        if account is not None:  # and from now on nobody signs in with it
+        if account is not None:  # and from now on nobody can sign in with it
             self.end_all(session, account_id)
             session.flush()
             session.delete(account)
@@ -260,7 +261,7 @@ class AccountService:
 
 
 def actor_of(holder: Holder) -> Actor:
-    """As the audit log names whose account it is."""
+    """The account's owner as the audit log names it."""
     if holder.operator is not None:
         return Actor(ActorKind.OPERATOR, holder.operator.id, holder.operator.name)
     assert holder.user is not None, "an account is an operator's or a user's"
@@ -268,7 +269,8 @@ def actor_of(holder: Holder) -> Actor:
 
 
 def party_of(holder: Holder | None) -> Party:
-    """Who stands in the log when this account, or none that there is, was named and refused."""
+    """The party in the audit log when a sign-in with this account, or with an unknown name, is
+    refused."""
     if holder is None:
         return UNKNOWN
     return Party(None if holder.tenant is None else holder.tenant.id, actor_of(holder))

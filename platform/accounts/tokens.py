@@ -1,7 +1,7 @@
-"""The random texts by which a browser is known, and by which somebody sets the first password.
+"""Random tokens of sessions and invitations.
 
-Each has 256 bits, so a plain hash of it is all that has to be kept. Prefixes let scanners find
-those that leaked.
+Each has 256 random bits, so storing a plain hash is sufficient. Prefixes let scanners find leaked
+tokens.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ class AccountToken:
 
     @property
     def hash(self) -> str:
-        """What is kept of it."""
+        """The stored hash."""
         return derive_key(self.text.encode(), "account-token").hex()
 
     @property
     def csrf_token(self) -> str:
-        """What only a page of ours can know of a session's token, whose cookie no script reads."""
+        """A value that only the console's pages can derive for a session, because no script reads
+        the cookie."""
         return derive_key(self.text.encode(), _CSRF).hex()
 
 

@@ -1,8 +1,8 @@
-"""Aliases: pointed at a version, split with a canary, rolled back, removed; and how they got there.
+"""Aliases: set, canary, rollback, removal and history.
 
-A change is one transaction: requests admitted before it follow the old target, those after it the
-new one, and none a mixture. Each change names the one that a rollback from it restores, so that
-rollbacks walk back through the targets and never to and fro.
+A change is one transaction: requests admitted before it use the old target, later ones the new
+target, and none a mixture. Each change references the one that a rollback from it restores, so
+rollbacks go further back and never alternate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .states import AliasAction, VersionState
 
 
 class _Target(NamedTuple):
-    """What an alias points at."""
+    """The target of an alias."""
 
     version: AdapterVersion
     canary: AdapterVersion | None = None
@@ -31,12 +31,12 @@ class _Target(NamedTuple):
 
 
 def get_alias(session: TenantSession, name: str, alias: str) -> AdapterAlias:
-    """What the alias means now. Raises AdapterNotFound or AliasNotFound."""
+    """The alias's present target. Raises AdapterNotFound or AliasNotFound."""
     return _get_alias(session, get_bare_adapter(session, name), alias)
 
 
 def get_alias_to_change(session: TenantSession, name: str, alias: str) -> AdapterAlias:
-    """The same; nobody else changes it until this unit of work ends."""
+    """The same, locked until this unit of work ends."""
     lock_catalog(session)
     return get_alias(session, name, alias)
 
@@ -76,12 +76,12 @@ def set_alias(
 def rollback_alias(
     session: TenantSession, name: str, alias: str, *, changed_by: str | None = None
 ) -> AdapterAlias:
-    """Point the alias at what it pointed at before, version and canary; again goes further back.
+    """Restore the alias's previous target, version and canary; repeating goes further back.
 
-    An alias that was removed and set again does not go back to before its removal.
+    An alias that was removed and set again cannot be rolled back beyond its removal.
 
-    Raises AdapterNotFound, AliasNotFound, and NothingToRollBack if there was no target before or
-    one of its versions is gone.
+    Raises AdapterNotFound, AliasNotFound, and NothingToRollBack if there is no previous target or
+    one of its versions is deleted.
     """
     lock_catalog(session)
     row = _get_alias(session, get_bare_adapter(session, name), alias)
@@ -148,7 +148,7 @@ def _find_target(session: TenantSession, name: str, number: int, canary: Canary 
 
 
 def _restore_target(session: TenantSession, adapter_id: str, change: AliasChange) -> _Target | None:
-    """The target as it was, if all of it may still be used."""
+    """The previous target, if all of it may still be used."""
     version = _find_ready(session, adapter_id, change.version_number)
     canary = _find_ready(session, adapter_id, change.canary_number)
     is_whole = (canary is None) == (change.canary_number is None)

@@ -1,8 +1,8 @@
-"""Which requests of a split alias the canary answers.
+"""Selects the requests that a canary answers.
 
-Every request has a place in [0, 100) that depends on nothing but the adapter, the alias and the
-request's id; the canary answers those below its percent. So one id is always answered by the same
-version, and a request that is in the canary stays in it when the percent grows.
+Every request has a value in [0, 100) that depends only on the adapter, the alias and the request's
+id. The canary answers the requests whose value is below its percentage. So an id always gets the
+same version, and a request in the canary stays in it when the percentage grows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..errors import InvalidValue
 
 _PERSON = b"loraplex canary"
 _PLACE_BITS = 53
-"""What a float holds exactly: the place never rounds up to 100."""
+"""The precision of a float, so that the value never rounds up to 100."""
 
 
 class Canary(NamedTuple):
-    """A second version behind an alias, and its share of the requests."""
+    """A second version of an alias, and its percentage of the requests."""
 
     number: int
     percent: float
@@ -45,7 +45,7 @@ def is_in_canary(percent: float, *, adapter_id: str, alias: str, request_id: str
 
 
 def request_place(adapter_id: str, alias: str, request_id: str) -> float:
-    """Where the request stands among those of the alias: uniform in [0, 100)."""
+    """The request's value, uniform in [0, 100)."""
     hasher = hashlib.blake2b(digest_size=8, person=_PERSON)
     for tag, value in ((b"adapter", adapter_id), (b"alias", alias), (b"request", request_id)):
         for field in (tag, value.encode()):

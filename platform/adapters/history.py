@@ -1,6 +1,6 @@
-"""The tables of what happened: changes of aliases and of states, and deletions that were finished.
+"""The history tables: changes of aliases, state transitions and finished deletions.
 
-Rows are added and never changed, and outlive what they tell of.
+Rows are never changed, and outlive the adapters that they describe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VERSION_NUMBER = [
 
 
 class AliasChange(TenantOwned, Base):
-    """What an alias was pointed at, by whom; the newest of an alias is what it points at."""
+    """A change of an alias's target and its author; the latest change is the present target."""
 
     __tablename__ = "adapter_alias_changes"
     __table_args__ = (
@@ -74,14 +74,14 @@ class AliasChange(TenantOwned, Base):
     canary_number: Mapped[int | None]
     canary_percent: Mapped[float | None] = mapped_column(Float)
     previous_number: Mapped[int | None]
-    """The change that a rollback from here restores; None if there is nothing to go back to."""
+    """The change that a rollback from here restores; None if there is none."""
     changed_at: Mapped[datetime] = mapped_column(UtcDateTime)
     changed_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
-    """Who asked for it, as `Actor.author` says it; None where nobody knows any more."""
+    """The author as `Actor.author` formats it; None if unknown."""
 
 
 class VersionTransition(TenantOwned, Base):
-    """A state that a version came to, with the reason and the time."""
+    """A version's transition to a state, with the reason and the time."""
 
     __tablename__ = "adapter_version_transitions"
     __table_args__ = (
@@ -101,7 +101,7 @@ class VersionTransition(TenantOwned, Base):
 
 
 class DeletionReceipt(TenantOwned, Base):
-    """That a version is gone from every tier, and what was removed where."""
+    """The record that a version was removed from every tier, with the removed amounts."""
 
     __tablename__ = "deletion_receipts"
     __table_args__ = (
@@ -120,4 +120,4 @@ class DeletionReceipt(TenantOwned, Base):
     """When the deletion began: from then on no name resolved to the version."""
     finished_at: Mapped[datetime] = mapped_column(UtcDateTime)
     receipt: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
-    """What was removed from which tier, as whoever removed it says."""
+    """The amounts removed per tier, as reported by the deletion."""

@@ -1,6 +1,6 @@
-"""Lists of adapters for people: searched, sorted and counted by the database.
+"""Lists of adapters, searched, sorted and counted by the database.
 
-One query for a page's rows and three for what belongs to them, whatever the page's size.
+A page takes one query for its rows and three for related data, whatever its size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AdapterOrder(StrEnum):
-    """By what a list is sorted; by name where that is the same. What is most comes first."""
+    """The sort orders of a list; ties are sorted by name. Largest values come first."""
 
     NAME = "name"
     NAME_DOWN = "-name"
@@ -47,14 +47,14 @@ class AdapterQuery(NamedTuple):
     """A part of the name."""
     order: AdapterOrder = AdapterOrder.NAME
     state: VersionState | None = None
-    """Of the latest version."""
+    """The state of the latest version."""
     tenant_slug: str | None = None
     names: Collection[str] | None = None
-    """The only ones that there are for who asks; None: all."""
+    """The names that the caller may see; None: all."""
 
 
 class AdapterSummary(NamedTuple):
-    """One adapter with what lists show of it."""
+    """One adapter with the data shown in lists."""
 
     adapter: Adapter
     tenant_slug: str
@@ -67,7 +67,7 @@ class AdapterSummary(NamedTuple):
     p95_ms: float | None
     aliases: dict[str, int]
     contents: list[AdapterKey]
-    """Of its versions."""
+    """The contents of its versions."""
     cursor: str
     """Names its place in this list."""
 
@@ -79,7 +79,7 @@ def list_summaries(
     after: str | None = None,
     limit: int,
 ) -> list[AdapterSummary]:
-    """The adapters of which something is visible, behind the cursor `after`, at most `limit`.
+    """At most `limit` visible adapters after the cursor `after`.
 
     Of the session's tenant, or of all. Raises InvalidValue for a cursor of another list.
     """
@@ -108,9 +108,9 @@ def list_summaries(
 
 
 class _Listing:
-    """The query for a page's rows, and where a row stands in its order.
+    """The query for a page's rows, and a row's cursor in its order.
 
-    It joins what the order or a condition takes; the rest is asked for the page alone.
+    It joins only what the order or a condition needs; the rest is queried for the page only.
     """
 
     def __init__(self, query: AdapterQuery) -> None:
@@ -157,7 +157,7 @@ class _Listing:
         return base64.urlsafe_b64encode(text.encode()).decode()
 
     def _sorted_by(self) -> ColumnElement[Any]:
-        """By what, where names do not decide."""
+        """The primary sort key; ties are sorted by name."""
         match self._order:
             case AdapterOrder.CREATED:
                 return Adapter.created_at.expression
@@ -248,7 +248,7 @@ def _aliases(
 def _versions_of(
     session: TenantSession | PlatformSession, ids: Sequence[str]
 ) -> dict[str, list[AdapterVersion]]:
-    """By adapter its visible versions, the latest last."""
+    """The visible versions by adapter, the latest last."""
     query = (
         select(AdapterVersion)
         .where(AdapterVersion.adapter_id.in_(ids), AdapterVersion.state.in_(VISIBLE_STATES))
@@ -263,7 +263,7 @@ def _versions_of(
 def _uses_of(
     session: TenantSession | PlatformSession, rows: Sequence[Any]
 ) -> dict[tuple[str, str], AdapterUse]:
-    """By tenant and adapter name, of these rows."""
+    """The use of these adapters by tenant and adapter name."""
     query = select(AdapterUse).where(
         AdapterUse.tenant_id.in_({row[0].tenant_id for row in rows}),
         AdapterUse.adapter_name.in_({row[0].name for row in rows}),

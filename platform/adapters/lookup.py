@@ -1,7 +1,7 @@
-"""Finding the tenant's adapters and versions by name and number, or saying that they are not there.
+"""Finds a tenant's adapters and versions by name and number, or raises a not-found error.
 
-What is being deleted is not there, except to those functions whose name says `known`: what happened
-to it can still be read.
+Versions that are being deleted are not found, except by functions whose name contains `known`,
+which read their history.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def get_known_version(session: TenantSession, name: str, number: int) -> Adapter
 
 
 def no_adapter(name: str) -> AdapterNotFound:
-    """What is said of an adapter that is not there, or not the caller's to see."""
+    """The error for an adapter that does not exist or that the caller may not see."""
     return AdapterNotFound(f"There is no adapter {name!r}.")
 
 

@@ -1,7 +1,7 @@
 """The catalog's tables.
 
-References carry the tenant (`tenant_id, adapter_id`), so that no row can point into another
-tenant's, whatever the code does.
+Foreign keys include the tenant (`tenant_id, adapter_id`), so no row can reference another tenant's
+row, whatever the code does.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ _IS_LIVE = text("state IN ('validated', 'attesting', 'ready')")
 
 
 class Adapter(TenantOwned, Base):
-    """A tenant's named LoRA. The row outlives its versions, so that their numbers go on."""
+    """A tenant's named LoRA. The row outlives its versions, so that version numbers are not
+    reused."""
 
     __tablename__ = "adapters"
     __table_args__ = (
         UniqueConstraint("tenant_id", "name"),
         UniqueConstraint("tenant_id", "id"),
-        # Names come and go; those that went shall not slow down the listing of those that are.
+        # Deleted names must not slow down the listing of existing ones.
         Index("ix_adapters_tenant_id_is_visible_name", "tenant_id", "is_visible", "name"),
     )
 
     id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
     name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
     is_visible: Mapped[bool] = mapped_column(default=False)
-    """It has a visible version."""
+    """Whether it has a visible version."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
 
     versions: Mapped[list[AdapterVersion]] = relationship(
@@ -83,7 +84,7 @@ class AdapterVersion(TenantOwned, Base):
         UniqueConstraint("tenant_id", "id"),
         CheckConstraint("number >= 1", name="number"),
         CheckConstraint("size_bytes >= 0", name="size_bytes"),
-        # The same content is one version of its adapter, unless it was refused or removed.
+        # The same content is one version of its adapter, unless it was rejected or deleted.
         Index(
             "uq_adapter_versions_live_digest",
             "tenant_id",
@@ -104,9 +105,9 @@ class AdapterVersion(TenantOwned, Base):
     """`sha256:…`: with the tenant, the identity of the weights."""
     base_id: Mapped[str] = mapped_column(String(BASE_ID_LENGTH))
     object_sha256: Mapped[str] = mapped_column(String(SHA256_HEX_LENGTH))
-    """Of the canonical block in the store."""
+    """The digest of the canonical block in the store."""
     size_bytes: Mapped[int] = mapped_column(BigInteger)
-    """Of the canonical block."""
+    """The size of the canonical block."""
     state: Mapped[VersionState] = mapped_column(
         state_type(VersionState), default=VersionState.VALIDATED
     )
@@ -117,7 +118,7 @@ class AdapterVersion(TenantOwned, Base):
     attestation_report: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
-    """Who pushed it, as `Actor.author` says it."""
+    """The author of the push, as `Actor.author` formats it."""
 
 
 class AdapterAlias(TenantOwned, Base):
@@ -163,7 +164,7 @@ class AdapterAlias(TenantOwned, Base):
 
 
 class AdapterWish(TenantOwned, Base):
-    """That a version be near the device, until it expires: desired state, kept across restarts."""
+    """The wish that a version be on or near the device, until it expires: desired state."""
 
     __tablename__ = "adapter_wishes"
     __table_args__ = (
@@ -192,7 +193,7 @@ class AdapterWish(TenantOwned, Base):
 
 
 class Upload(TenantOwned, Base):
-    """An adapter on its way in: what its owner declared, and how much of it has arrived."""
+    """An upload: what its owner declared, and how much has arrived."""
 
     __tablename__ = "uploads"
     __table_args__ = (
@@ -216,19 +217,19 @@ class Upload(TenantOwned, Base):
     config_json: Mapped[str] = mapped_column(Text)
     """The adapter's configuration file, as its owner sent it."""
     size_bytes: Mapped[int] = mapped_column(BigInteger)
-    """Of the weights file, as declared."""
+    """The size of the weights file, as declared."""
     sha256: Mapped[str] = mapped_column(String(SHA256_HEX_LENGTH))
-    """Of the weights file, as declared."""
+    """The digest of the weights file, as declared."""
     received_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     aliases: Mapped[list[str]] = mapped_column(JSON)
-    """To be set on the version once it is ready."""
+    """The aliases to set on the version once it is ready."""
     state: Mapped[UploadState] = mapped_column(
         state_type(UploadState), default=UploadState.RECEIVING
     )
     reason_code: Mapped[str | None] = mapped_column(String(REASON_LENGTH))
     reason_message: Mapped[str | None] = mapped_column(Text)
     version_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
-    """What it became."""
+    """The resulting version."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     """When bytes were acknowledged, or the state changed, for the last time."""

@@ -1,10 +1,11 @@
-"""From the name in a request to the one immutable version that answers it.
+"""Resolves the name in a request to the one immutable version that answers it.
 
     [tenant/]adapter[@version|@alias|@sha256:…]
 
-Without a suffix the alias `prod` is meant if there is one, else the newest ready version. An alias
-that is split means its canary to a part of the requests, always to the same ones. Another tenant's
-adapter, a deleted one and one that never was are the same error with the same words.
+Without a suffix, the name refers to the alias `prod` if it exists, else to the newest ready
+version. An alias with a canary refers to the canary for a fixed subset of requests. Another
+tenant's adapter, a deleted one and one that never existed raise the same error with the same
+message.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _HEX_DIGITS = frozenset(string.digits + "abcdef")
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A name, taken apart. At most one of `version`, `alias` and `digest_prefix` is there."""
+    """A parsed name. At most one of `version`, `alias` and `digest_prefix` is set."""
 
     text: str
     adapter: str
@@ -59,7 +60,7 @@ class AdapterRef:
     object_sha256: str
     size_bytes: int
     reason_code: str | None = None
-    """Why it was rejected, if it was."""
+    """The reason of a rejection, if it was rejected."""
     alias: str | None = None
     """The alias that led here, `prod` for a bare name; None where none did, as for `latest`."""
     is_canary: bool = False
@@ -72,7 +73,7 @@ class AdapterRef:
 
 
 class Meaning(NamedTuple):
-    """What a name means at some moment: a version, or by a split alias one of two."""
+    """The meaning of a name at some moment: a version, or one of two for an alias with a canary."""
 
     name: str
     main: AdapterRef
@@ -86,14 +87,15 @@ class Meaning(NamedTuple):
 
     @property
     def is_ready(self) -> bool:
-        """So are all its versions: what it means changes only by what somebody does."""
+        """Whether all its versions are ready, so that its meaning changes only by an explicit
+        change."""
         return all(version.state is VersionState.READY for version in self.versions)
 
     def of(self, request_id: str, *, base_id: str) -> AdapterRef:
-        """The version for this request: of a split alias the same for the same id.
+        """The version for this request; with a canary, the same id always gets the same version.
 
-        Raises AdapterNotReady while it is being checked or once it was rejected, and BaseMismatch
-        if it was made for another base model than `base_id`.
+        Raises AdapterNotReady while it is being attested or after it was rejected, and BaseMismatch
+        if it belongs to another base model than `base_id`.
         """
         version = self._drawn(request_id)
         if version.state is not VersionState.READY:
@@ -129,7 +131,7 @@ def parse_model_name(text: str) -> ModelName:
 
 
 def resolve(session: TenantSession, name: ModelName, *, tenant_slug: str) -> Meaning:
-    """What `name` means now to the session's tenant, whose slug is `tenant_slug`.
+    """The present meaning of `name` for the session's tenant, whose slug is `tenant_slug`.
 
     Raises ModelNotFound.
     """
@@ -153,7 +155,7 @@ def _with_suffix(text: str, adapter: str, tenant: str | None, suffix: str) -> Mo
 
 
 def _parse_number(text: str, digits: str) -> int:
-    # One spelling for each version: `3`, never `03`.
+    # Each version has one spelling: `3`, never `03`.
     if digits.startswith("0") or len(digits) > MAX_VERSION_DIGITS:
         raise ModelNotFound(text)
     return int(digits)
@@ -208,7 +210,7 @@ def _select_version(
 
 
 def _find_latest(session: TenantSession, adapter_id: str) -> AdapterVersion | None:
-    # Where none is ready, the newest says why.
+    # If none is ready, return the newest, whose state explains why.
     ready = repository.find_newest_ready_version(session, adapter_id)
     return ready or repository.find_newest_version(session, adapter_id)
 

@@ -26,9 +26,9 @@ from .states import (
 
 
 def lock_catalog(session: TenantSession) -> bool:
-    """Make the tenant's other catalog writers wait until this unit of work ends.
+    """Block the tenant's other catalog writers until this unit of work ends.
 
-    False if there is no such tenant. SQLite's writers wait for each other anyway.
+    False if the tenant does not exist. SQLite's writers wait for each other anyway.
     """
     # NO KEY UPDATE: rows that merely refer to the tenant (usage) can still be added meanwhile.
     lock = select(Tenant.id).with_for_update(key_share=True)
@@ -101,7 +101,7 @@ def find_visible_version(
 
 
 def find_newest_ready_version(session: TenantSession, adapter_id: str) -> AdapterVersion | None:
-    """What `latest` means."""
+    """The version that `latest` refers to."""
     query = _visible_versions(adapter_id).where(AdapterVersion.state == VersionState.READY)
     return session.scalars(query.limit(1)).one_or_none()
 
@@ -132,7 +132,7 @@ def has_visible_version(session: TenantSession, adapter_id: str) -> bool:
 def list_versions_by_digest_prefix(
     session: TenantSession, adapter_id: str, prefix: str
 ) -> Sequence[AdapterVersion]:
-    """The adapter's versions whose digest begins so, the newest first, without deleted ones."""
+    """The adapter's versions with this digest prefix, newest first, without deleted ones."""
     query = _visible_versions(adapter_id).where(
         AdapterVersion.digest.startswith(prefix, autoescape=True)
     )
@@ -170,7 +170,7 @@ def has_version(session: TenantSession, digest: str, states: Collection[VersionS
 
 
 def find_content(session: TenantSession, digest: str) -> AdapterVersion | None:
-    """A version with this content that is not deleted: says which object holds it."""
+    """A version with this content that is not deleted; it names the object."""
     query = select(AdapterVersion).where(
         AdapterVersion.digest == digest, AdapterVersion.state.in_(VISIBLE_STATES)
     )
@@ -192,7 +192,7 @@ def last_version_number(session: TenantSession, adapter_id: str) -> int:
 
 
 def list_unfinished_versions_of_all_tenants(session: PlatformSession) -> Sequence[AdapterVersion]:
-    """The versions that somebody must carry on: after a start, whoever starts."""
+    """The versions whose work must be continued after a server start."""
     query = select(AdapterVersion).where(AdapterVersion.state.in_(UNFINISHED_STATES))
     return session.scalars(query.order_by(AdapterVersion.created_at)).all()
 
@@ -340,7 +340,7 @@ def count_other_pins(session: TenantSession, version_id: str, now: datetime) -> 
 
 
 def delete_expired_wishes_of_all_tenants(session: PlatformSession, now: datetime) -> int:
-    """Delete what is no longer live; how many."""
+    """Delete expired wishes; returns how many."""
     expired = session.execute(
         delete(AdapterWish).where(AdapterWish.expires_at <= now).returning(AdapterWish.version_id)
     )

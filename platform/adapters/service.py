@@ -1,10 +1,10 @@
-"""The catalog: versions and the states they go through, and their deletion.
+"""The catalog's service: versions, their states and their deletion.
 
-What `aliases` does is offered here too: one door for callers.
+It also exports the functions of `aliases`, so callers need one module only.
 
-Every writer first locks its tenant's catalog, so numbers, digests and aliases need no second try.
-The caller orders the effects outside the database around these steps: bytes are stored before
-`create_version`, evicted and removed between `begin_…_deletion` and `finish_deletion`.
+Every writer first locks its tenant's catalog, so numbers, digests and aliases need no retries. The
+caller orders the effects outside the database around these steps: bytes are stored before
+`create_version`, and evicted and removed between `begin_…_deletion` and `finish_deletion`.
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ def is_object_referenced(session: TenantSession, digest: str) -> bool:
 
 
 def create_version(session: TenantSession, new: NewVersion) -> CreatedVersion:
-    """Give the content the adapter's next number; the adapter is made if it is not there.
+    """Give the content the adapter's next number; the adapter is created if it does not exist.
 
-    Content that the adapter has already keeps its number, unless it was rejected. Raises
-    InvalidValue, QuotaExceeded, and AdapterBeingDeleted while the same content is on its way out.
+    Content that the adapter already has keeps its number, unless it was rejected. Raises
+    InvalidValue, QuotaExceeded, and AdapterBeingDeleted while the same content is being deleted.
     """
     check_adapter_name(new.adapter_name)
     lock_catalog(session)
@@ -174,7 +174,7 @@ def create_version(session: TenantSession, new: NewVersion) -> CreatedVersion:
 
 
 def note_stored(session: TenantSession, digest: str, object_sha256: str, size_bytes: int) -> None:
-    """The tenant's object with this content was written anew, perhaps in another block format."""
+    """The tenant's object with this content was written again, perhaps in another block format."""
     for version in repository.list_versions_of_content(session, digest):
         version.object_sha256, version.size_bytes = object_sha256, size_bytes
 
@@ -241,7 +241,7 @@ def begin_adapter_deletion(
 
 
 def resume_deletion(session: TenantSession, version_id: str) -> Deletion:
-    """What is left to do for a version that is `deleting`, after a crash.
+    """The remaining work for a version that is `deleting`, after a crash.
 
     Raises VersionNotFound, or InvalidTransition in another state.
     """
@@ -253,7 +253,7 @@ def resume_deletion(session: TenantSession, version_id: str) -> Deletion:
 def finish_deletion(
     session: TenantSession, version_id: str, *, receipt: JsonObject | None = None
 ) -> AdapterVersion:
-    """The content is gone from every tier; `receipt` says what was removed where.
+    """The content is removed from every tier; `receipt` has the removed amounts.
 
     Raises VersionNotFound or InvalidTransition.
     """
@@ -305,7 +305,7 @@ def _add_version(session: TenantSession, adapter: Adapter, new: NewVersion) -> A
 
 
 def _hide(session: TenantSession, version: AdapterVersion) -> None:
-    """Begin the version's deletion: nobody finds it any more, and no wish names it."""
+    """Begin the version's deletion: it no longer resolves, and its wishes are removed."""
     for wish in repository.list_wishes_for_version(session, version.id):
         session.delete(wish)
     _advance(session, version.id, VersionState.DELETING)

@@ -1,4 +1,4 @@
-"""The uploads whose bytes lie with one server, as far as its disk is concerned."""
+"""The uploads whose bytes are on one server's disk."""
 
 from __future__ import annotations
 

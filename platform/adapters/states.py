@@ -1,4 +1,4 @@
-"""The lives of versions and uploads: their states, and the only ways from one to another."""
+"""The states of versions and uploads, and the allowed transitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import InvalidTransition
 
 
 class VersionState(StrEnum):
-    """Where an adapter version stands."""
+    """The states of an adapter version."""
 
     VALIDATED = "validated"
     """Intake accepted it; its block is stored."""
@@ -18,7 +18,7 @@ class VersionState(StrEnum):
     READY = "ready"
     """It may be used."""
     REJECTED = "rejected"
-    """It was measured and may not be used; the reason says why."""
+    """Attestation failed; the reason is recorded."""
     DELETING = "deleting"
     """No new use; it is being drained and evicted from every tier."""
     DELETED = "deleted"
@@ -26,16 +26,16 @@ class VersionState(StrEnum):
 
 
 class UploadState(StrEnum):
-    """Where an upload stands."""
+    """The states of an upload."""
 
     RECEIVING = "receiving"
-    """Bytes are missing, or all are here and nobody has asked for the examination."""
+    """Bytes are missing, or the examination has not been requested."""
     VALIDATING = "validating"
     """All bytes are here; intake reads them."""
     ACCEPTED = "accepted"
     """It became a version, or was one already."""
     REJECTED = "rejected"
-    """Intake refused it; the reason says why."""
+    """Intake refused it; the reason is recorded."""
     ABANDONED = "abandoned"
     """Its owner gave it up, or never sent the rest."""
 
@@ -59,7 +59,7 @@ class WishKind(StrEnum):
     PIN = "pin"
     """Brought to the device and never evicted."""
     PREFETCH = "prefetch"
-    """Brought as near as there is room, before anybody asks."""
+    """Loaded as close to the device as there is room, before it is requested."""
 
 
 LIVE_STATES = frozenset({VersionState.VALIDATED, VersionState.ATTESTING, VersionState.READY})
@@ -71,13 +71,13 @@ VISIBLE_STATES = frozenset(VersionState) - {VersionState.DELETING, VersionState.
 UNFINISHED_STATES = frozenset(
     {VersionState.VALIDATED, VersionState.ATTESTING, VersionState.DELETING}
 )
-"""Somebody must carry these on, after a crash too."""
+"""The work in these states must be continued, also after a crash."""
 
 UNFINISHED_UPLOAD_STATES = frozenset({UploadState.RECEIVING, UploadState.VALIDATING})
-"""Their bytes lie with a server."""
+"""The bytes of these are on a server's disk."""
 
 CLOSED_IN_VAIN_STATES = frozenset({UploadState.REJECTED, UploadState.ABANDONED})
-"""Nothing came of them: what they declared is needed no more."""
+"""These produced no version, so their declarations are no longer needed."""
 
 _VERSION_TRANSITIONS: Mapping[StrEnum, frozenset[StrEnum]] = {
     VersionState.VALIDATED: frozenset(

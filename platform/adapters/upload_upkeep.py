@@ -1,4 +1,4 @@
-"""Uploads that nobody carries on, and rows of closed ones that nobody needs any more."""
+"""Closes abandoned uploads and removes the rows of old closed ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .uploads import get_upload, mark_refused
 
 UPLOAD_LOST = "upload_lost"
 ROWS_AT_ONCE = 1000
-"""Few enough that nobody waits for the transaction."""
+"""Few enough that the transaction delays nobody."""
 
 
 def list_lost(session: PlatformSession, since: datetime) -> Sequence[Upload]:

@@ -1,7 +1,7 @@
-"""Uploads: resumable by offset, complete when the declared bytes are all here.
+"""Uploads: resumable by offset, complete when all declared bytes have arrived.
 
-The bytes themselves lie with the caller; here is written down what it may acknowledge. Bytes are
-on disk before `advance_upload` is committed, so a crash never loses an acknowledged byte.
+The caller stores the bytes; this module records what may be acknowledged. Bytes are on disk before
+`advance_upload` commits, so a crash never loses an acknowledged byte.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def open_upload(session: TenantSession, new: NewUpload) -> Upload:
 
 
 def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
-    """The upload that waits for the rest of what `new` declares, else a new one.
+    """The unfinished upload with the declaration of `new`, or a new one.
 
-    So a sender that lost its place finds it again. Raises InvalidValue, and QuotaExceeded for what
-    the tenant has no room for, beside what it has and what is on its way.
+    So an interrupted client finds its upload again. Raises InvalidValue, and QuotaExceeded if the
+    tenant has no room for it in addition to its stored content and other uploads.
     """
     for upload in repository.list_receiving_uploads(session, new.sha256):
         if _declares_the_same(upload, new) and upload.server_id == new.server_id:
@@ -136,7 +136,7 @@ def advance_upload(
     """Acknowledge the bytes from `offset` on.
 
     Raises UploadNotFound, InvalidTransition once the upload is closed, and UploadConflict if the
-    bytes do not begin where the upload stands or go beyond its end.
+    bytes do not begin at the upload's end or exceed its declared size.
     """
     upload = get_upload(session, upload_id)
     check_upload_transition(upload.state, UploadState.VALIDATING)
@@ -204,7 +204,7 @@ class WantedAlias(NamedTuple):
     adapter_name: str
     alias: str
     asked_by: str | None
-    """As `Actor.author` says it."""
+    """As `Actor.author` formats it."""
 
 
 def list_wanted_aliases(session: TenantSession, version_id: str) -> list[WantedAlias]:
@@ -232,7 +232,7 @@ def _change_state(upload: Upload, target: UploadState) -> None:
     upload.state = target
     upload.updated_at = utc_now()
     if target in CLOSED_IN_VAIN_STATES:
-        upload.config_json = "{}"  # up to 1 MiB that nobody asks for again
+        upload.config_json = "{}"  # up to 1 MiB that is no longer needed
 
 
 def _conflict(upload: Upload) -> UploadConflict:

@@ -1,7 +1,7 @@
-"""Wishes: which versions their tenants want near the device, and until when.
+"""Wishes: tenants' pins and prefetches, and until when they hold.
 
-They are the desired state that replicas converge to, and survive restarts. Only ready versions are
-wished for; a deletion removes the wishes for what it hides.
+They are the desired state, to which servers converge, and survive restarts. Only ready versions can
+be wished for. A deletion removes the wishes for the deleted version.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def set_wish(
     max_pins: int | None = None,
     now: datetime | None = None,
 ) -> AdapterWish:
-    """Wish for a ready version, for `ttl_seconds` from now or for ever; again begins anew.
+    """Wish for a ready version, for `ttl_seconds` from now or without limit; repeating restarts the
+    time.
 
-    `max_pins` limits the tenant's versions that are pinned at the same time.
+    `max_pins` limits the tenant's concurrently pinned versions.
 
     Raises InvalidValue, AdapterNotFound, VersionNotFound, AdapterNotReady or TooManyPins.
     """
@@ -87,9 +88,9 @@ def list_wishes(
 def list_live_wishes_of_all_tenants(
     session: PlatformSession, now: datetime, *, base_id: str | None = None
 ) -> Sequence[WishedContent]:
-    """What is wished for at this moment, each content once for each kind, the oldest wish first.
+    """The current wishes, each content once per kind, the oldest first.
 
-    `base_id`: only versions made for this base model.
+    `base_id`: only versions for this base model.
     """
     wished: dict[tuple[AdapterKey, WishKind], WishedContent] = {}
     for wish in repository.list_live_wishes_of_all_tenants(session, now, base_id=base_id):

@@ -1,1 +1,1 @@
-"""Who changed what: chained by keyed hashes, written with the change."""
+"""The audit log: keyed hash chains of changes, written with each change."""

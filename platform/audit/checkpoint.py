@@ -1,7 +1,7 @@
-"""Where the chains of the audit log ended when they were last verified, kept outside the database.
+"""Checkpoints of the audit log's chains, stored outside the database.
 
-Who may write to the database can put back an older state of a chain together with its head; a
-checkpoint that is out of reach shows that.
+An attacker with write access to the database can restore an older state of a chain together with
+its head. A checkpoint that the attacker cannot change detects this.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Checkpoint:
                 raise InvalidValue(f"{path} is no checkpoint.", param="checkpoint") from exc
 
     def check(self, session: PlatformSession, verified: Verified) -> Verified:
-        """`verified`, broken where the chain does not hold the entry that it ended with before.
+        """`verified`, or a violation if the chain no longer has the entry that it ended with
+        before.
 
-        Remembers the chain's present end if nothing is broken.
+        Stores the chain's present end if there is no violation.
         """
         chain = verified.chain
         if verified.breach is not None:

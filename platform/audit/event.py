@@ -1,4 +1,4 @@
-"""What the audit log is told of a change."""
+"""The description of a change for the audit log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a change comes from: who makes it, by which request, from which address."""
+    """The origin of a change: actor, request and client address."""
 
     actor: Actor
     request_id: str | None = None
@@ -24,7 +24,7 @@ BY_SYSTEM = Origin(SYSTEM)
 
 
 class Party(NamedTuple):
-    """Somebody, and in whose chain stands what they were refused."""
+    """An actor, and the chain in which its refusals are logged."""
 
     tenant_id: str | None
     """None: in the platform's."""
@@ -32,24 +32,24 @@ class Party(NamedTuple):
 
 
 UNKNOWN = Party(None, Actor(ActorKind.USER, "unknown", "unknown"))
-"""Who named an account that there is not: what was typed may be anything, a password too."""
+"""A party for unknown accounts: the typed name may be anything, even a password."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What was changed."""
+    """The description of a change."""
 
     action: str
     """`noun.verb`, such as `key.revoke`."""
     resource: str
     """By the name that callers use."""
     details: JsonObject = field(default_factory=dict)
-    """What is different now, as JSON; never a secret."""
+    """The changed values as JSON; never a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed(Generic[Result]):
-    """What a change answers, and what is to be written down of it; nothing changed without."""
+    """The result of a change and its audit event; None if nothing changed."""
 
     result: Result
     event: Event | None

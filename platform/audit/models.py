@@ -1,4 +1,4 @@
-"""The audit log's tables: one chain for each tenant, and one for the platform itself."""
+"""The audit log's tables: one chain per tenant, and one for the platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HASH_LENGTH = 32
 
 
 class AuditColumns:
-    """What an entry says. Entries are added and never changed."""
+    """The columns of an entry. Entries are added and never changed."""
 
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     actor_kind: Mapped[ActorKind] = mapped_column(state_type(ActorKind, name="actor_kind"))
@@ -28,9 +28,9 @@ class AuditColumns:
     action: Mapped[str] = mapped_column(String(ACTION_LENGTH))
     """`noun.verb`, such as `key.revoke`."""
     resource: Mapped[str] = mapped_column(String(RESOURCE_LENGTH))
-    """What was changed, by the name that callers use."""
+    """The changed resource, by its API name."""
     details: Mapped[JsonObject] = mapped_column(JSON)
-    """What is different now; never a secret."""
+    """The changed values; never a secret."""
     request_id: Mapped[str | None] = mapped_column(String(64), index=True)
     address: Mapped[str | None] = mapped_column(String(ADDRESS_LENGTH))
     previous_hash: Mapped[bytes] = mapped_column(LargeBinary(HASH_LENGTH))
@@ -41,7 +41,7 @@ class AuditColumns:
 
 
 class AuditEntry(AuditColumns, TenantOwned, Base):
-    """A change within a tenant, whoever made it."""
+    """A change within a tenant, by any actor."""
 
     __tablename__ = "audit_entries"
 

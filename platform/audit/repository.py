@@ -34,7 +34,7 @@ class AuditFilter:
     until: datetime | None = None
     """Before this moment."""
     adapters: Collection[str] | None = None
-    """Only what was done to these: all that a key sees which is restricted to them."""
+    """Only entries about these adapters: all that a key restricted to them may see."""
 
 
 def list_entries(
@@ -45,7 +45,7 @@ def list_entries(
     limit: int,
     oldest_first: bool = False,
 ) -> Sequence[AuditEntry]:
-    """The tenant's entries, the newest first; those behind the number `after` in that order."""
+    """The tenant's entries, newest first; those after the number `after` in that order."""
     query = _narrow(select(AuditEntry), AuditEntry, wanted)
     return session.scalars(_page(query, AuditEntry, after, limit, oldest_first)).all()
 

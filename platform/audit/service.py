@@ -1,7 +1,7 @@
-"""Writing the audit log: in the transaction of the change, each entry chained to the one before.
+"""Writes the audit log in the transaction of the change; each entry is chained to the previous one.
 
-The hash is keyed (HMAC-SHA256), so who can write to the database alone cannot make a chain that
-verifies; the heads say where chains end, so a cut-off tail shows.
+The hash is keyed (HMAC-SHA256), so an attacker who can only write to the database cannot create a
+chain that verifies. The heads record the ends of the chains, so a truncated chain is detected.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class AuditLog:
     def verify(
         self, session: PlatformSession, chain: str, *, after: int = 0, limit: int | None = None
     ) -> Verified:
-        """Check the chain (a tenant's id, or `PLATFORM_CHAIN`) from behind the number `after` on.
+        """Verify the chain (a tenant's id, or `PLATFORM_CHAIN`) after the number `after`.
 
-        At most `limit` entries, so that a long chain can be checked piece by piece: the next piece
-        begins behind the last number that this one found in order.
+        At most `limit` entries, so that a long chain can be verified in pieces: the next piece
+        begins after the last verified number.
         """
         end = repository.find_end(session, chain)
         last = end.last_number or 0
@@ -103,7 +103,7 @@ def _walk_to(session: PlatformSession, walk: ChainWalk, stop: int) -> Breach | N
         for entry in repository.read_chain(session, walk.chain, first=walk.begin, last=stop):
             if (breach := walk.step(entry)) is not None:
                 return breach
-    except (ValueError, LookupError):  # of a whole batch: one by one says whose
+    except (ValueError, LookupError):  # of a whole batch: check entries one by one to find it
         return _walk_slowly(session, walk, stop)
     return walk.check_reached(stop)
 

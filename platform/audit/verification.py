@@ -1,4 +1,4 @@
-"""Whether a chain of the audit log is as it was written."""
+"""Verifies a chain of the audit log."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from .repository import ChainEnd
 
 
 class Breach(NamedTuple):
-    """The first place where a chain is not as it was written."""
+    """The first place at which a chain does not verify."""
 
     number: int
-    """Of the entry."""
+    """The number of the entry."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a look at a chain found."""
+    """The result of verifying a chain."""
 
     chain: str
     """A tenant's id, or `platform`."""
     last_number: int
     """Up to this entry everything is in order."""
     is_finished: bool
-    """False: there are more entries behind it, which were not looked at."""
+    """False: more entries follow, which were not verified."""
     breach: Breach | None = None
 
 
 class ChainedEntry(Protocol):
-    """What is signed of an entry: a row of either table, or its columns."""
+    """The signed fields of an entry: a row of either table, or its columns."""
 
     @property
     def number(self) -> Any: ...
@@ -62,7 +62,7 @@ class ChainedEntry(Protocol):
 
 
 def signed_text(chain: str, entry: ChainedEntry) -> bytes:
-    """What the entry's hash is over."""
+    """The bytes that the entry's hash covers."""
     at: datetime = entry.at
     fields = [
         chain,
@@ -82,10 +82,10 @@ def signed_text(chain: str, entry: ChainedEntry) -> bytes:
 
 
 class ChainWalk:
-    """Goes along a chain entry by entry, each of which must follow on the one before."""
+    """Verifies a chain entry by entry, each of which must follow the one before."""
 
     def __init__(self, keys: Keyring, chain: str, *, after: int) -> None:
-        """Begins behind the number `after`, whose own entry is looked at once more."""
+        """Begins after the number `after`, whose own entry is verified once more."""
         self.chain = chain
         self.begin = max(after, 1)
         """The first entry to give to `step`."""
@@ -96,7 +96,7 @@ class ChainWalk:
         self._age: int | None = None
 
     def step(self, entry: Any) -> Breach | None:
-        """Look at the next entry."""
+        """Verify the next entry."""
         number = self.number + 1
         if entry.number != number:
             return Breach(number, "The entry is missing.")
@@ -109,18 +109,18 @@ class ChainWalk:
             return Breach(number, "The entry was changed.")
         age = self._keys.age(entry.secret_id)
         if self._age is not None and age is not None and age > self._age:
-            # Who has a secret that was given up must not write on with it.
+            # A secret that was replaced must not sign new entries.
             return Breach(number, "The entry is signed with an older secret than the one before.")
         self.number, self._hash, self._age = number, entry.hash, age
         return None
 
     def check_reached(self, number: int) -> Breach | None:
-        """Whether the entries came as far as this."""
+        """Whether the entries reached this number."""
         is_reached = self.number >= number
         return None if is_reached else Breach(self.number + 1, "The entry is missing.")
 
     def compare(self, end: ChainEnd) -> Breach | None:
-        """Whether the head, which says where the chain ends, agrees with what was found."""
+        """Whether the head, which records the end of the chain, matches the entries."""
         if end.head_number is None:
             return Breach(1, "The head is missing.") if self.number else None
         if end.head_number > self.number:

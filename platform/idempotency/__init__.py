@@ -1,1 +1,1 @@
-"""Answers kept for callers who ask the same again."""
+"""Stored responses for repeated requests (`Idempotency-Key`)."""

@@ -1,4 +1,4 @@
-"""The answer to a changing request, under the key that its caller chose."""
+"""The table of stored responses, by the key that the client chose."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ OWNER_LENGTH = 64
 
 
 class IdempotentAnswer(Base):
-    """One `Idempotency-Key` of one caller: taken when the request begins, answered when it ends."""
+    """One `Idempotency-Key` of one caller: reserved when the request begins, completed when it
+    ends."""
 
     __tablename__ = "idempotent_answers"
 
     owner: Mapped[str] = mapped_column(String(OWNER_LENGTH), primary_key=True)
-    """The id of the API key or session that it was sent with: no other is answered the same."""
+    """The id of the API key or session of the request: others do not get the stored response."""
     key: Mapped[str] = mapped_column(String(MAX_IDEMPOTENCY_KEY_LENGTH), primary_key=True)
     request_hash: Mapped[bytes] = mapped_column(LargeBinary(32))
-    """Of method, path, query, tenant and body: the same key for another request is an error."""
+    """The hash of method, path, query, tenant and body: using the key for another request is an
+    error."""
     request_id: Mapped[str] = mapped_column(String(64))
-    """Of the request that took the key: by it the audit log knows whether it changed anything."""
+    """The id of the request that reserved the key: the audit log shows whether it changed
+    anything."""
     server_id: Mapped[str] = mapped_column(String(ID_LENGTH))
-    """Who serves it."""
+    """The server that executes it."""
     status: Mapped[int | None]
     """None while it runs."""
     answer: Mapped[bytes | None] = mapped_column(LargeBinary)

@@ -1,9 +1,9 @@
-"""Answering a repeated request as the first one was answered, without doing it again.
+"""Returns the stored response of a repeated request without executing it again.
 
-Kept answers are encrypted: one of them may hold an API key that is shown this once. What was not
-answered before its server stopped, or while the database was away, is judged by the audit log,
-which is written with each change: a request that changed something is never carried out again, any
-other may be.
+Stored responses are encrypted, because one may contain an API key that is shown once. If the first
+request got no response because its server stopped or the database was unavailable, the audit log
+decides, which is written with each change: a request that changed something is never executed
+again; any other may be.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class IdempotentAnswers:
 
     @contextmanager
     def running(self, request: KeyedRequest) -> Iterator[None]:
-        """This server is at work on the request; once it is not, nobody else will answer it."""
+        """This server executes the request; if it stops, no other server finishes it."""
         self._running.add(request.request_id)
         try:
             yield
@@ -86,7 +86,7 @@ class IdempotentAnswers:
     def finish(
         self, session: PlatformSession, request: KeyedRequest, status: int, answer: bytes
     ) -> None:
-        """Keep the answer for those who ask again."""
+        """Store the response for repetitions."""
         row = _row_of(session, request)
         if row is None:
             return
@@ -95,13 +95,13 @@ class IdempotentAnswers:
         row.answer = nonce + self._ciphers[0].encrypt(nonce, answer, _context(row))
 
     def give_up(self, session: PlatformSession, request: KeyedRequest) -> None:
-        """The request came to no answer worth keeping: it may be sent again."""
+        """The request has no response to store, so it may be repeated."""
         row = _row_of(session, request)
         if row is not None:
             _settle(session, [row])
 
     def recover(self, session: PlatformSession) -> None:
-        """Settle what this server had not answered when it stopped."""
+        """Settle the requests that this server had not answered when it stopped."""
         mine = select(IdempotentAnswer).where(
             IdempotentAnswer.server_id == self._server_id, IdempotentAnswer.status.is_(None)
         )
@@ -128,11 +128,11 @@ class IdempotentAnswers:
         for cipher in self._ciphers:
             with suppress(InvalidTag):
                 return cipher.decrypt(nonce, sealed, _context(row))
-        raise IdempotentAnswerLost  # the secret that it was kept under is gone
+        raise IdempotentAnswerLost  # the secret with which it was encrypted is gone
 
 
 def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
-    """Forget the answers that nobody asks for any more; how many."""
+    """Delete expired responses; returns how many."""
     oldest = (now or utc_now()) - KEPT_FOR
     forgotten = session.execute(
         delete(IdempotentAnswer)
@@ -143,14 +143,15 @@ def purge(session: PlatformSession, *, now: datetime | None = None) -> int:
 
 
 def _row_of(session: PlatformSession, request: KeyedRequest) -> IdempotentAnswer | None:
-    """The request's row; None if the key was given to another meanwhile, or is forgotten."""
+    """The request's row; None if the key was used for another request meanwhile, or has expired."""
     key = (request.owner, request.key)
     row = session.get(IdempotentAnswer, key, with_for_update=True)
     return row if row is not None and row.request_id == request.request_id else None
 
 
 def _settle(session: PlatformSession, rows: list[IdempotentAnswer]) -> None:
-    """Let those be sent again that changed nothing; the answers of the others are lost."""
+    """Allow repetitions of the requests that changed nothing; the responses of the others are
+    lost."""
     done = list_audited_requests(session, {row.request_id for row in rows})
     for row in rows:
         if row.request_id in done:
@@ -160,5 +161,5 @@ def _settle(session: PlatformSession, rows: list[IdempotentAnswer]) -> None:
 
 
 def _context(row: IdempotentAnswer) -> bytes:
-    """What a kept answer belongs to: under another key it does not open."""
+    """The data to which a stored response is bound: with another key it cannot be decrypted."""
     return b"\0".join((row.owner.encode(), row.key.encode(), row.request_hash))

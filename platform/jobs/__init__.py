@@ -1,1 +1,1 @@
-"""Upkeep that one server at a time does."""
+"""Upkeep jobs that one server at a time runs."""

@@ -1,4 +1,4 @@
-"""Who does which upkeep now."""
+"""The table of job leases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class JobLease(Base):
 
     name: Mapped[str] = mapped_column(String(MAX_JOB_NAME_LENGTH), primary_key=True)
     server_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
-    """None: nobody's."""
+    """None: no holder."""
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When it was last done, by whomever."""
+    """When it was last completed, by any server."""

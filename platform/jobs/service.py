@@ -1,7 +1,7 @@
-"""Leases on work that one server at a time may do, by the clock that the servers share.
+"""Leases on jobs that one server at a time may run, by a clock that the servers share.
 
-A lease is renewed while the work goes on. Whose server dies loses it when it expires, and another
-takes the work over; the server itself, which runs at most once, takes it again at once.
+A lease is renewed while the job runs. If its server dies, the lease expires and another server
+takes over. The server itself, of which only one process runs, takes its own lease again at once.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def shared_now(session: PlatformSession) -> datetime:
 def claim(
     session: PlatformSession, name: str, server_id: str, *, every: timedelta | None = None
 ) -> bool:
-    """Take the lease; False if another server has it, or if the work is not due.
+    """Take the lease; False if another server has it, or if the job is not due.
 
-    `every`: the work is due so long after it was last finished.
+    `every`: the time after its last completion at which the job is due.
     """
     row = lock_or_add(session, JobLease(name=name))
     now = shared_now(session)
@@ -47,7 +47,7 @@ def claim(
 
 
 def renew(session: PlatformSession, names: Collection[str], server_id: str) -> set[str]:
-    """Put off the leases' expiry; the names of those that the server still has."""
+    """Renew the leases; returns the names of those that the server still has."""
     held = select(JobLease).where(JobLease.name.in_(names), JobLease.server_id == server_id)
     rows = session.scalars(held.order_by(JobLease.name).with_for_update()).all()
     for row in rows:
@@ -63,7 +63,7 @@ def finish(session: PlatformSession, name: str, server_id: str) -> None:
 
 
 def postpone(session: PlatformSession, name: str, server_id: str, pause: timedelta) -> None:
-    """The work failed: whoever comes after the pause may try again."""
+    """The job failed: any server may try again after the pause."""
     row = _held(session, name, server_id)
     if row is not None:
         row.server_id, row.expires_at = None, shared_now(session) + pause
@@ -77,7 +77,7 @@ def forget(session: PlatformSession, name: str, server_id: str) -> None:
 
 
 def purge(session: PlatformSession) -> int:
-    """Forget the leases on work that is done once, whose servers died behind its end; how many."""
+    """Delete the leases of one-time jobs whose servers died after finishing; returns how many."""
     long_ago = shared_now(session) - timedelta(days=1)
     forgotten = session.execute(
         delete(JobLease)
@@ -95,5 +95,5 @@ def _held(session: PlatformSession, name: str, server_id: str) -> JobLease | Non
 def _is_due(row: JobLease, now: datetime, every: timedelta | None) -> bool:
     if every is None or row.finished_at is None:
         return True
-    # A clock that was set back must not put the work off until it is where it was.
+    # A clock that was set back must not delay the job until it has caught up.
     return not row.finished_at <= now < row.finished_at + every

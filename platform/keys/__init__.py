@@ -1,1 +1,1 @@
-"""API keys: who is calling, and what may they do."""
+"""API keys: authentication and permissions."""

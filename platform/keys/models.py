@@ -1,4 +1,4 @@
-"""A tenant's API key as it is stored."""
+"""The table of a tenant's API keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_ACTOR_LENGTH = 64
 
 
 class ApiKey(StoredKey, TenantOwned, Base):
-    """A key of a tenant: what its holder may do, and whose it is."""
+    """A tenant's key: its permissions and its owner."""
 
     __tablename__ = "api_keys"
     __table_args__ = (
@@ -25,7 +25,7 @@ class ApiKey(StoredKey, TenantOwned, Base):
 
     scopes: Mapped[list[str]] = mapped_column(JSON)
     user_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
-    """Whose it is: it may do no more than its user; None: a machine's."""
+    """The owner, whose permissions limit the key; None: a machine's key."""
     adapters: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """The names of the adapters it is restricted to; None: all, and the base model."""
     successor_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
@@ -35,7 +35,7 @@ class ApiKey(StoredKey, TenantOwned, Base):
 
     @property
     def grant(self) -> Grant:
-        """What the key allows, its user's role aside."""
+        """The key's permissions, without the limits of its user's role."""
         return Grant(
             scopes=frozenset(map(Scope, self.scopes)),
             adapters=None if self.adapters is None else frozenset(self.adapters),

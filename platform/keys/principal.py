@@ -1,4 +1,4 @@
-"""The authenticated caller: who acts, on which tenant, and what it may do there."""
+"""The authenticated caller: identity, tenant and permissions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ READING_SCOPES = frozenset({Scope.ADAPTERS_READ, Scope.USAGE_READ, Scope.AUDIT_R
 SCOPES_OF_ADAPTERS = frozenset(
     {Scope.INFER, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.KEYS_MANAGE}
 )
-"""What a key restricted to adapters may have: the others show or touch the tenant's others."""
+"""The scopes that a key restricted to adapters may have: the others affect the tenant's other
+data."""
 
 
 class TenantRole(StrEnum):
@@ -73,7 +74,7 @@ class OperatorRole(StrEnum):
 
 
 class ActorKind(StrEnum):
-    """What kind of somebody did something."""
+    """The kind of an actor."""
 
     OPERATOR = "operator"
     USER = "user"
@@ -83,12 +84,12 @@ class ActorKind(StrEnum):
 
 
 AUTHOR_LENGTH = 300
-"""Of `Actor.author`, at most."""
+"""The maximum length of `Actor.author`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who did something, as the audit log names it."""
+    """The actor of a change, as the audit log names it."""
 
     kind: ActorKind
     id: str
@@ -99,7 +100,7 @@ class Actor:
 
     @property
     def author(self) -> str:
-        """As histories name it, for people: a key by its id, all others by their names."""
+        """The name in histories: a key's id, otherwise the actor's name."""
         if self.kind is ActorKind.SYSTEM:
             return self.name
         return f"{self.kind}:{self.id if self.kind is ActorKind.KEY else self.name}"
@@ -110,20 +111,20 @@ SYSTEM = Actor(ActorKind.SYSTEM, "system", "system")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What somebody may do in a tenant, with which adapters, from where, and until when."""
+    """The permissions in a tenant: scopes, adapters, networks and expiry."""
 
     scopes: frozenset[Scope]
     adapters: frozenset[str] | None = None
-    """By name; None: all, and the base model."""
+    """By name; None: all adapters and the base model."""
     networks: tuple[Network, ...] | None = None
     """None: any."""
     expires_at: datetime | None = None
-    """None: for ever."""
+    """None: no expiry."""
 
     def excess(self, other: Grant) -> str | None:
-        """In which of its fields the other goes beyond this; None: in nothing.
+        """The first field in which the other grant exceeds this one; None: no field.
 
-        Nobody gives away, or gets hold of, more than they have.
+        Nobody can grant, or obtain, more than they have.
         """
         if not other.scopes <= self.scopes:
             return "scopes"
@@ -136,7 +137,7 @@ class Grant:
         return None
 
     def covers_adapters(self, adapters: frozenset[str] | None) -> bool:
-        """Whoever is restricted to these sees nothing beyond what this allows to see."""
+        """Whether a caller restricted to these adapters sees only what this grant allows."""
         return self.adapters is None or (adapters is not None and adapters <= self.adapters)
 
     def _covers_networks(self, networks: tuple[Network, ...] | None) -> bool:
@@ -153,51 +154,51 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """That the caller is a person at the console, and for how long."""
+    """The caller is signed in at the console, and for how long."""
 
     account_id: str
     role: str
     """A TenantRole or an OperatorRole."""
     expires_at: datetime
     confirmed_until: datetime | None
-    """Until then the password that was given anew counts."""
+    """Until then the confirmation by password is valid."""
 
     def is_confirmed(self, now: datetime) -> bool:
-        """It may do what needs the password anew."""
+        """Whether actions that need the password again are allowed."""
         return self.confirmed_until is not None and now < self.confirmed_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who calls, in one tenant: a key of it, or an operator who acts on it."""
+    """A caller in one tenant: a key of the tenant, or an operator acting in it."""
 
     tenant_id: str
     tenant_slug: str
     actor: Actor
     scopes: frozenset[Scope]
     key_id: str | None
-    """The tenant's key; None for an operator, and for whoever is signed in."""
+    """The tenant's key; None for an operator or a signed-in user."""
     adapters: frozenset[str] | None = None
     """The names of the adapters that the key is restricted to; None: all, and the base model."""
     networks: tuple[Network, ...] | None = None
-    """From which the key may be used; None: any."""
+    """The networks from which the key may be used; None: any."""
     expires_at: datetime | None = None
     """When the key ends; None: never."""
     tenant_weight: float = 1.0
     """The tenant's share of the device, in proportion to the others'."""
     is_limited: bool = True
-    """Something limited the tenant's requests when the caller was looked up, or nobody looked."""
+    """Whether the tenant's requests were limited at the look-up, or this is unknown."""
     operator_role: OperatorRole | None = None
-    """Of an operator who acts on the tenant."""
+    """The role of an operator acting in the tenant."""
     signed_in: SignedIn | None = None
     """None: it calls with a key."""
 
     @property
     def grant(self) -> Grant:
-        """What the caller has, and may give away.
+        """What the caller has and may grant.
 
-        Of an operator, and of whoever is signed in, what its role allows: where and until when
-        they may call this time bounds no key of the tenant's.
+        For an operator or a signed-in user it is what the role allows: the networks and expiry of
+        this call do not limit the tenant's keys.
         """
         if self.key_id is None:
             return Grant(self.scopes, self.adapters)
@@ -214,7 +215,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPrincipal:
-    """An operator who calls, on no tenant in particular."""
+    """An operator without a tenant."""
 
     id: str
     name: str
@@ -224,11 +225,11 @@ class OperatorPrincipal:
     signed_in: SignedIn | None = None
     """None: it calls with a key."""
     networks: tuple[Network, ...] | None = None
-    """From which the key may be used; None: any."""
+    """The networks from which the key may be used; None: any."""
 
     @property
     def actor(self) -> Actor:
-        """As the audit log names it."""
+        """The actor as the audit log names it."""
         return Actor(ActorKind.OPERATOR, self.id, self.name)
 
     def within(self, tenant_id: str, tenant_slug: str, tenant_weight: float) -> Principal:

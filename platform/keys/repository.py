@@ -15,7 +15,7 @@ from .models import ApiKey
 
 
 class KeyHolder(NamedTuple):
-    """A key, whose tenant's it is, and which user's."""
+    """A key with its tenant and its user."""
 
     key: ApiKey
     tenant: Tenant
@@ -30,7 +30,7 @@ def list_keys(
     user_id: str | None = None,
     active_at: datetime | None = None,
 ) -> Sequence[ApiKey]:
-    """The tenant's keys, the oldest first: those behind the key `after`, at most `limit`."""
+    """The tenant's keys, oldest first: at most `limit` after the key `after`."""
     query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id).limit(limit)
     if after is not None:
         last = select(ApiKey.created_at, ApiKey.id).where(ApiKey.id == after)
@@ -53,7 +53,7 @@ def find_and_lock(session: TenantSession, key_id: str) -> ApiKey | None:
 
 
 def find_for_any_tenant(session: PlatformSession, key_id: str) -> KeyHolder | None:
-    """The key of this id and whose it is: only authentication may ask this."""
+    """The key with this id and its owner; for authentication only."""
     query = (
         select(ApiKey, Tenant, User)
         .join(Tenant, Tenant.id == ApiKey.tenant_id)
@@ -65,7 +65,7 @@ def find_for_any_tenant(session: PlatformSession, key_id: str) -> KeyHolder | No
 
 
 def count_ending_in_all_tenants(session: PlatformSession, now: datetime, until: datetime) -> int:
-    """How many usable keys end until then and have no successor."""
+    """The number of usable keys that end before then and have no successor."""
     query = select(func.count()).where(
         ApiKey.revoked_at.is_(None),
         ApiKey.successor_id.is_(None),

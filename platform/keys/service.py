@@ -1,4 +1,4 @@
-"""Issuing, checking, rotating and revoking API keys."""
+"""Issues, verifies, rotates and revokes API keys."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class IssuedKey:
 
 
 class Authenticated(NamedTuple):
-    """Who calls, and whether the use of the key is to be noted."""
+    """The caller, and whether the use of the key must be recorded."""
 
     principal: Principal
     is_use_to_be_noted: bool
@@ -105,10 +105,11 @@ class ApiKeyService:
         )
 
     def authenticate(self, session: PlatformSession, text: str) -> Authenticated:
-        """Who calls with this key.
+        """The caller with this key.
 
         Raises InvalidApiKey (ApiKeyExpired, ApiKeyRevoked) or TenantSuspended. A key's state is
-        told only to those who hold its secret; unknown ids and wrong secrets look and take alike.
+        revealed only to holders of its secret; unknown ids and wrong secrets give the same response
+        in the same time.
         """
         token = parse_token(text)
         found = repository.find_for_any_tenant(session, token.key_id)
@@ -140,10 +141,11 @@ class ApiKeyService:
         is_active: bool | None = None,
         viewer: Principal | None = None,
     ) -> Sequence[ApiKey]:
-        """The tenant's keys, the oldest first, revoked ones included unless only active are wanted.
+        """The tenant's keys, oldest first, including revoked ones unless only active ones are
+        requested.
 
-        Those behind the key `after`, at most `limit`. A viewer who is restricted to adapters sees
-        the keys that are restricted to some of them.
+        At most `limit` after the key `after`. A viewer restricted to adapters sees the keys that
+        are restricted to some of them.
         """
         sees_all = viewer is None or viewer.adapters is None
         keys = repository.list_keys(
@@ -158,7 +160,7 @@ class ApiKeyService:
     def get(
         self, session: TenantSession, key_id: str, *, viewer: Principal | None = None
     ) -> ApiKey:
-        """The tenant's key of this id. Raises KeyNotFound, also for what the viewer may not see."""
+        """The tenant's key with this id. Raises KeyNotFound, also if the viewer may not see it."""
         return _visible(repository.find(session, key_id), key_id, viewer)
 
     def get_to_change(
@@ -188,7 +190,7 @@ class ApiKeyService:
         successor = replace(
             key.grant, expires_at=None if key.expires_at is None else now + _lifetime(key)
         )
-        # A key may go on as its own successor: rotating is how it does not just end.
+        # A key may extend itself beyond its expiry: rotation is how it avoids expiring.
         is_own = key.id == issuer.key_id
         own = replace(issuer.grant, expires_at=None) if is_own else issuer.grant
         _check_covered(own, successor, by="your key")
@@ -215,7 +217,7 @@ class ApiKeyService:
         return key
 
     def revoke_keys_of_user(self, session: TenantSession, user_id: str) -> int:
-        """Refuse the user's keys from now on, for good; how many there were."""
+        """Revoke all keys of the user permanently; returns how many there were."""
         now = self._clock()
         keys = repository.list_keys(session, user_id=user_id, active_at=now)
         for key in keys:

@@ -1,4 +1,4 @@
-"""What tenants' and operators' API keys have in common as rows: never the key's text."""
+"""The columns that tenants' and operators' API keys share; never the key's text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _UNKNOWN_MAC = bytes(32)
 
 
 class StoredKey:
-    """A key's id and the keyed hash of its text. Revoked keys stay: what they did names them."""
+    """A key's id and the keyed hash of its text. Revoked keys are kept, because other rows refer to
+    them."""
 
     id: Mapped[str] = mapped_column(String(KEY_ID_LENGTH), primary_key=True)
     name: Mapped[str] = mapped_column(String(MAX_KEY_NAME_LENGTH))
@@ -32,9 +33,9 @@ class StoredKey:
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """To the hour: see `LAST_USED_GRANULARITY`."""
+    """With a resolution of an hour: see `LAST_USED_GRANULARITY`."""
     networks: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """The networks (CIDR) it may come from; None: any."""
+    """The networks (CIDR) from which it may be used; None: any."""
 
     @property
     def allowed_networks(self) -> tuple[Network, ...] | None:
@@ -62,7 +63,7 @@ def sign(key: StoredKey, token: KeyToken, peppers: Keyring) -> None:
 
 
 def is_text_of(key: StoredKey | None, token: KeyToken, peppers: Keyring) -> bool:
-    """The token is the key's text. Takes as long where there is no such key."""
+    """Whether the token is the key's text. Takes the same time if there is no such key."""
     text = token.text.encode()
     if key is None:
         peppers.is_signed(text, _UNKNOWN_MAC, peppers.current_id)

@@ -1,10 +1,10 @@
-"""The text of an API key, in base62 but for its prefix and separator:
+"""The text format of an API key, in base62 except for its prefix and separator:
 
     lpx_live_ <key id, 12> _ <secret, 32> <checksum, 6>
 
-An operator's begins with `lpx_admin_` instead. The prefix lets scanners find leaked keys; the
-checksum (CRC-32 of all before it) lets them and the server drop made-up ones without a look-up.
-`TOKEN_PATTERN` is for scanners; the server parses by position.
+An operator's key starts with `lpx_admin_` instead. The prefix lets scanners find leaked keys. The
+checksum (CRC-32 of everything before it) lets scanners and the server reject invented keys without
+a look-up. `TOKEN_PATTERN` is for scanners; the server parses by position.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KeyToken:
 
 
 def is_operators(text: str) -> bool:
-    """It can only be an operator's key, not a tenant's."""
+    """Whether it can only be an operator's key, not a tenant's."""
     return text.startswith(OPERATOR_PREFIX)
 
 

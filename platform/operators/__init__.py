@@ -1,1 +1,1 @@
-"""Who runs the platform: operators and their keys, which belong to no tenant."""
+"""Operators and their keys, which belong to no tenant."""

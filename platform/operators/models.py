@@ -1,4 +1,4 @@
-"""Operators, in tables of their own: no tenant's role or key can ever become one."""
+"""The tables of operators, separate so that no tenant's role or key can become an operator's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MAX_OPERATOR_NAME_LENGTH = 64
 
 
 class Operator(Base):
-    """Somebody who runs the platform. Disabled ones stay: the audit log refers to them."""
+    """A person who runs the platform. Disabled operators are kept, because the audit log refers to
+    them."""
 
     __tablename__ = "operators"
 

@@ -15,7 +15,7 @@ from .models import Operator, OperatorKey
 def list_operators(
     session: PlatformSession, *, after: str | None = None, limit: int | None = None
 ) -> Sequence[Operator]:
-    """Operators by name: those behind the name `after`, at most `limit`."""
+    """Operators by name: at most `limit` after the name `after`."""
     query = select(Operator).order_by(Operator.name).limit(limit)
     if after is not None:
         query = query.where(Operator.name > after)
@@ -44,7 +44,7 @@ def find_and_lock(session: PlatformSession, name: str) -> Operator | None:
 
 
 def list_active_admin_ids(session: PlatformSession) -> Sequence[str]:
-    """Who administers the platform."""
+    """The ids of active administrators of the platform."""
     return session.scalars(select(Operator.id).where(_is_active_admin())).all()
 
 
@@ -55,7 +55,7 @@ def list_keys(session: PlatformSession, operator_id: str) -> Sequence[OperatorKe
 
 
 def find_key(session: PlatformSession, key_id: str) -> tuple[OperatorKey, Operator] | None:
-    """The operator's key of this id, and whose it is."""
+    """The operator's key with this id, and its operator."""
     query = (
         select(OperatorKey, Operator)
         .join(Operator, Operator.id == OperatorKey.operator_id)
@@ -66,7 +66,7 @@ def find_key(session: PlatformSession, key_id: str) -> tuple[OperatorKey, Operat
 
 
 def count_ending(session: PlatformSession, now: datetime, until: datetime) -> int:
-    """How many usable keys of active operators end until then."""
+    """The number of usable keys of active operators that end before then."""
     query = (
         select(func.count(OperatorKey.id))
         .join(Operator, Operator.id == OperatorKey.operator_id)

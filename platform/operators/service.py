@@ -1,4 +1,4 @@
-"""Operators and their keys: making, changing, disabling and checking them."""
+"""Creates, changes, disables and authenticates operators and their keys."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class OperatorService:
     def list_operators(
         self, session: PlatformSession, *, after: str | None = None, limit: int | None = None
     ) -> Sequence[Operator]:
-        """Operators by name: those behind the name `after`, at most `limit`."""
+        """Operators by name: at most `limit` after the name `after`."""
         return repository.list_operators(session, after=after, limit=limit)
 
     def get(self, session: PlatformSession, name: str) -> Operator:
@@ -100,7 +100,8 @@ class OperatorService:
         return operator
 
     def disable(self, session: PlatformSession, name: str, *, by: Actor) -> Operator:
-        """Refuse the operator, and its keys for good. Idempotent. Raises as `change_role`."""
+        """Disable the operator and revoke its keys permanently. Idempotent. Raises as
+        `change_role`."""
         operator = self.get_to_change(session, name)
         if operator.disabled_at is None:
             _check_may_change(session, operator, by)
@@ -110,7 +111,7 @@ class OperatorService:
         return operator
 
     def enable(self, session: PlatformSession, name: str) -> Operator:
-        """Let a disabled operator in again, who needs a new key. Idempotent."""
+        """Enable a disabled operator, who needs a new key. Idempotent."""
         operator = self.get_to_change(session, name)
         operator.disabled_at = None
         return operator

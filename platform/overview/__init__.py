@@ -1,1 +1,1 @@
-"""What servers measured of their own work: figures over time, and where things lay."""
+"""The console's figures: time series and memory maps reported by the servers."""

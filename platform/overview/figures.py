@@ -1,4 +1,4 @@
-"""What is added up: of a tenant or a server, in a moment or over many steps."""
+"""Sums of figures per tenant or server, for one or many time steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTS = ("first_token_counts", "token_gap_counts")
 
 @dataclass(slots=True)
 class FigureSums:
-    """The figures of `models.Figures`, while they come together."""
+    """The figures of `models.Figures` while they are collected."""
 
     num_requests: int = 0
     num_errors: int = 0
@@ -32,11 +32,11 @@ class FigureSums:
     token_gap_counts: Counter[str] = field(default_factory=Counter)
 
     def first_token_came(self, seconds: float) -> None:
-        """So long after its request."""
+        """The time after the request."""
         self.first_token_counts[bucket_of(1000 * seconds)] += 1
 
     def tokens_came_again(self, seconds: float) -> None:
-        """So long after the sequence's tokens before."""
+        """The time after the sequence's previous tokens."""
         self.token_gap_counts[bucket_of(1000 * seconds)] += 1
 
     def add(self, other: object) -> None:
@@ -49,5 +49,5 @@ class FigureSums:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing has come together."""
+        """Whether nothing was collected."""
         return self == FigureSums()

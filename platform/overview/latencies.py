@@ -1,6 +1,6 @@
-"""Histograms of milliseconds that can be added up: over steps, servers and restarts.
+"""Histograms of milliseconds that can be added over time steps, servers and restarts.
 
-Bucket bounds grow by a fourth of a doubling, so a percentile is off by a tenth at most.
+Bucket bounds grow by a fourth of a doubling, so a percentile has an error of a tenth at most.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def bucket_of(milliseconds: float) -> str:
 
 
 def percentile(counts: Mapping[str, int], fraction: float) -> float | None:
-    """The milliseconds that this part of what was counted stayed below; None if nothing was.
+    """The percentile in milliseconds; None without counts.
 
-    `counts` by `bucket_of`. Within a bucket the logarithm is taken as even.
+    `counts` by `bucket_of`. Values are assumed to be log-uniform within a bucket.
     """
     total = sum(counts.values())
     if not total:

@@ -1,6 +1,6 @@
-"""The tables of the overview. All figures are sums, so steps and servers are added up.
+"""The tables of the overview. All figures are sums, so time steps and servers can be added.
 
-What is a level (such as running sequences) is kept as that level times the seconds it held.
+A gauge (such as running sequences) is stored as its value multiplied by the seconds it held.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Counts = dict[str, int]
 
 
 class Figures:
-    """What came together within one step of one server."""
+    """The figures of one time step of one server."""
 
     num_requests: Mapped[int] = mapped_column(BigInteger, default=0)
     num_errors: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -34,7 +34,7 @@ class Figures:
 
 
 class ServerSample(Figures, Base):
-    """Everybody's figures on one server."""
+    """The figures of all tenants on one server."""
 
     __tablename__ = "server_samples"
     __table_args__ = (Index("ix_server_samples_step_seconds_at", "step_seconds", "at"),)
@@ -44,11 +44,11 @@ class ServerSample(Figures, Base):
     at: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     """When the step began, in seconds since 1970."""
     kv_capacity_seconds: Mapped[float] = mapped_column(Float, default=0.0)
-    """KV blocks that there are, times how long they were."""
+    """The number of KV blocks multiplied by their duration."""
 
 
 class TenantSample(Figures, TenantOwned, Base):
-    """One tenant's figures on one server; where nothing was, there is no row."""
+    """One tenant's figures on one server; without figures there is no row."""
 
     __tablename__ = "tenant_samples"
     __table_args__ = (Index("ix_tenant_samples_step_seconds_at", "step_seconds", "at"),)
@@ -62,7 +62,7 @@ class TenantSample(Figures, TenantOwned, Base):
 
 
 class AdapterUse(TenantOwned, Base):
-    """How an adapter was used lately, for lists of many; the name outlives the adapter."""
+    """The recent use of an adapter, for long lists; the name outlives the adapter."""
 
     __tablename__ = "adapter_uses"
 
@@ -74,17 +74,17 @@ class AdapterUse(TenantOwned, Base):
     latency_counts: Mapped[Counts] = mapped_column(JSON, default=dict)
     """From arrival to the last byte, of the latest requests."""
     p95_ms: Mapped[float] = mapped_column(Float)
-    """Of `latency_counts`."""
+    """The percentile of `latency_counts`."""
     num_requests: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Of the last days, as the ledger's sums were when it was used or counted anew last."""
+    """The requests of the last days, as the ledger's sums were at the last use or recount."""
 
 
 class ServerMemory(Base):
-    """Where things lay on a server when it said so last."""
+    """The memory map that a server reported last."""
 
     __tablename__ = "server_memories"
 
     server_id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     content: Mapped[JsonObject] = mapped_column(JSON)
-    """As the service that writes it says."""
+    """In the format of the service that writes it."""

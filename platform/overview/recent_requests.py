@@ -1,7 +1,7 @@
-"""How many requests an adapter had in the last days, kept beside its use so that lists sort by it.
+"""An adapter's request count of the last days, denormalized so that lists can be sorted by it.
 
-The ledger's sums of days say so exactly. Adding up everybody's for each list takes most of a second
-with thousands of adapters; one adapter's take a look-up a day.
+The ledger's daily sums contain it exactly. Adding them up for all adapters would take most of a
+second per list with thousands of adapters; for one adapter it takes one look-up per day.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..usage.models import UsageDay
 from .models import AdapterUse
 
 COUNTED_DAYS = 30
-"""Requests of today and of so many days less one before it."""
+"""Requests of today and of the days before it, this many days in total."""
 _REQUESTS = func.sum(UsageDay.num_requests)
 
 
@@ -32,7 +32,7 @@ def users(session: PlatformSession) -> list[str]:
 
 
 def recount(session: PlatformSession, tenant_id: str) -> None:
-    """Count the tenant's adapters anew: days pass also for those that nobody asks."""
+    """Recount the tenant's adapters, because days also pass for unused adapters."""
     counted = _counted(tenant_id).group_by(UsageDay.adapter_name)
     requests = {name: int(number) for name, number in session.execute(counted)}
     uses = select(AdapterUse).where(AdapterUse.tenant_id == tenant_id)

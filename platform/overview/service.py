@@ -1,7 +1,7 @@
-"""Writing samples down and reading them as series.
+"""Writes samples and reads them as time series.
 
-Each server adds to its own rows, in steps of three lengths at once, so nothing has to be rolled up
-later: the shorter the step, the sooner its rows are dropped.
+Each server adds to its own rows in time steps of three lengths at once, so nothing is aggregated
+later. Rows of shorter time steps are deleted sooner.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .recent_requests import count_requests
 
 HOUR = 3600
 KEPT_SECONDS: Mapping[int, int] = {15: HOUR, 60: 12 * HOUR, 900: 8 * 24 * HOUR}
-"""By the length of a step: for how long its rows are kept."""
+"""By the length of a time step: how long its rows are kept."""
 MAX_LATENCIES = 1000
-"""Of an adapter: when so many are counted all counts are halved, so the latest weigh most."""
+"""Per adapter: when this many are counted, all counts are halved, so the latest weigh most."""
 _P95 = 0.95
 
 
 class Range(NamedTuple):
-    """How far a series goes back, and in which steps."""
+    """The length of a series and of its time steps."""
 
     seconds: int
     step_seconds: int
@@ -63,13 +63,13 @@ class Window:
         return list(range(last - self.range.seconds + step, last + step, step))
 
     def covered_seconds(self, beginning: int) -> float:
-        """How much of the step is over."""
+        """The elapsed part of the time step."""
         return max(min(self.range.step_seconds, self.end - beginning), 1.0)
 
 
 @dataclass(slots=True)
 class UseSums:
-    """How one adapter was used since that was written down last."""
+    """The use of one adapter since the last write."""
 
     last_used_at: datetime
     latency_counts: dict[str, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class UseSums:
 
 @dataclass(slots=True)
 class Gathered:
-    """What came together on a server."""
+    """The figures collected on a server."""
 
     server: FigureSums = field(default_factory=FigureSums)
     kv_capacity_seconds: float = 0.0
@@ -88,7 +88,7 @@ class Gathered:
 
 
 def add(session: PlatformSession, server_id: str, moment: float, gathered: Gathered) -> None:
-    """Add what came together around this moment (seconds since 1970) to the server's rows."""
+    """Add the figures collected at this time (seconds since 1970) to the server's rows."""
     places = [(step, int(moment) // step * step) for step in KEPT_SECONDS]
     for step, at in places:
         row = session.get(ServerSample, (server_id, step, at))
@@ -113,7 +113,7 @@ def add(session: PlatformSession, server_id: str, moment: float, gathered: Gathe
 
 
 def purge(session: PlatformSession, now: float) -> int:
-    """Drop what is kept no longer; how many rows."""
+    """Delete expired rows; returns how many."""
     num_dropped = 0
     for step, seconds in KEPT_SECONDS.items():
         for table in (ServerSample, TenantSample):
@@ -131,15 +131,15 @@ def purge(session: PlatformSession, now: float) -> int:
 
 @dataclass(slots=True)
 class Step:
-    """What is known of one step of a series."""
+    """The figures of one time step of a series."""
 
     figures: FigureSums = field(default_factory=FigureSums)
     kv_capacity_seconds: float = 0.0
-    """0: no server was there."""
+    """0: no server was running."""
 
 
 def read_platform(session: PlatformSession, window: Window) -> list[Step]:
-    """Everybody's figures of each step, of all servers."""
+    """The figures of all tenants per time step, over all servers."""
     steps = {at: Step() for at in window.beginnings}
     for row in _rows(session, ServerSample, window):
         step = steps[_step_of(row.at, window)]
@@ -157,7 +157,7 @@ def read_tenant(session: TenantSession, window: Window) -> list[FigureSums]:
 
 
 class TenantTokens(NamedTuple):
-    """What one tenant generated."""
+    """The tokens generated for one tenant."""
 
     slug: str
     weight: float
@@ -216,7 +216,7 @@ def _known_rows(
     places: Sequence[tuple[int, int]],
     tenants: Iterable[str],
 ) -> dict[tuple[str, int], TenantSample]:
-    """The server's rows of these tenants that there are already, by tenant and step."""
+    """The existing rows of these tenants for the server, by tenant and time step."""
     found: dict[tuple[str, int], TenantSample] = {}
     wanted = list(tenants)
     for step, at in places:
@@ -241,7 +241,7 @@ def _begin(row: Any) -> Any:
 def _add(row: Any, figures: FigureSums) -> None:
     for name in SUMS:
         setattr(row, name, getattr(row, name) + getattr(figures, name))
-    for name in COUNTS:  # another object each time: what is changed in place is not written
+    for name in COUNTS:  # a new object each time, because changes in place are not detected
         setattr(row, name, _merged(getattr(row, name), getattr(figures, name)))
 
 

@@ -1,1 +1,1 @@
-"""What a tenant may use, and what it has reserved."""
+"""Tenants' limits, usage and reservations."""

@@ -1,8 +1,8 @@
-"""The token bucket: how a rate per minute is enforced, without a database and without a clock.
+"""The token bucket that enforces a rate per minute. Pure, without a database or a clock.
 
-A bucket holds one minute's worth and fills evenly. A request passes if the bucket holds what it
-costs, or is full and it costs more than that; then it pays in full. So a bucket gives at most what
-it holds plus what flowed in, plus one request.
+A bucket holds one minute's worth and fills evenly. A request passes if the bucket holds at least
+its cost, or is full if the cost exceeds the capacity; then it pays in full. So a bucket grants at
+most its level plus its inflow, plus one request.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import NamedTuple
 
 SECONDS_PER_MINUTE = 60.0
 _ROUNDING = 1e-6
-"""Of a token: a caller who waited as long as it was told shall not fail by the last bit."""
+"""In tokens: a caller who waited as long as it was told must not fail by a rounding error."""
 
 
 class Reading(NamedTuple):
-    """What a clock showed."""
+    """A clock's reading."""
 
     clock: str
-    """Which one; readings of two clocks say nothing about the time between."""
+    """The clock's id; the difference of two clocks' readings is meaningless."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What is left of a rate, at some moment."""
+    """The level of a rate's bucket at some moment."""
 
     capacity: float
     """The rate per minute."""
@@ -36,11 +36,11 @@ class Bucket:
 
     @classmethod
     def full(cls, capacity: float, now: Reading) -> Bucket:
-        """The bucket that nobody has taken from."""
+        """A full bucket."""
         return cls(capacity, capacity, now)
 
     def refilled(self, now: Reading) -> Bucket:
-        """What it holds now. A clock that went back, or another one, brings nothing."""
+        """The bucket at this time. A clock that went back, or another clock, adds nothing."""
         elapsed = now.seconds - self.at.seconds if now.clock == self.at.clock else 0.0
         gained = max(0.0, elapsed) * self.capacity / SECONDS_PER_MINUTE
         return replace(self, level=min(self.capacity, self.level + gained), at=now)
@@ -50,16 +50,16 @@ class Bucket:
         return not cost or self.level + _ROUNDING >= min(cost, self.capacity)
 
     def seconds_until(self, cost: float) -> float:
-        """When a request of this cost passes if none comes before; 0 if it does now."""
+        """When a request with this cost passes if no other comes first; 0 if it passes now."""
         return self._seconds_to(min(cost, self.capacity))
 
     def paid(self, cost: float) -> Bucket:
-        """After a request that paid; a negative cost gives back, and never more than fits."""
+        """The bucket after a payment; a negative cost refunds, up to the capacity."""
         return replace(self, level=min(self.capacity, self.level - cost))
 
     @property
     def remaining(self) -> int:
-        """What may be spent now, in whole units."""
+        """The level in whole units."""
         return max(0, math.floor(self.level + _ROUNDING))
 
     @property

@@ -1,7 +1,7 @@
-"""The clocks by which limits go: never a wall clock of ours, which anybody may set.
+"""Clocks for limits. Never a server's wall clock, which may be changed.
 
-Servers on one PostgreSQL share the database's clock. Servers on one SQLite file share a machine,
-whose monotonic clock runs from its start: it is told by the id that the kernel draws then.
+Servers on one PostgreSQL share the database's clock. Servers on one SQLite file share a machine and
+its monotonic clock, which starts at boot and is identified by the kernel's boot id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Clock = Callable[[Transaction], Reading]
 
 
 def read_clock(session: Transaction) -> Reading:
-    """What the clock that all servers of this database share shows now."""
+    """The reading of the clock that all servers of this database share."""
     if session.dialect == "sqlite":
         return Reading(_boot_id(), time.monotonic())
     # Not now(): that is when the transaction began, before it waited for locks.
@@ -35,7 +35,8 @@ def read_clock(session: Transaction) -> Reading:
 
 
 def moment_of(reading: Reading) -> datetime:
-    """The reading as a moment; one of a monotonic clock says nothing, so it is the machine's."""
+    """The reading as a time; the reading of a monotonic clock is not one, so the machine's time is
+    used."""
     if reading.clock == DATABASE_CLOCK:
         return datetime.fromtimestamp(reading.seconds, UTC)
     return utc_now()
@@ -43,7 +44,7 @@ def moment_of(reading: Reading) -> datetime:
 
 @cache
 def _boot_id() -> str:
-    """Of this start of the machine; where the kernel has none, of this process alone."""
+    """The machine's boot id; if the kernel has none, an id of this process."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""A tenant's limits and what counts against them, held by one unit of work.
+"""A tenant's limits and usage, locked by one unit of work.
 
-Read once, changed here for all requests that share the unit of work, and written once: what a
-request costs the database is divided by how many they are.
+They are read once, changed in memory for all requests of the unit of work, and written once, so the
+requests share the database cost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .repository import Reserved
 from .standing import Standing
 
 LEASE_SECONDS = 60.0
-"""So long after its server was last heard of a reservation counts against limits."""
+"""A reservation counts against limits for this long after its server last reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What a request has used that has ended; nothing if it never ran."""
+    """What an ended request used; nothing if it never ran."""
 
     request_id: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
     at: datetime | None = None
-    """The time of its row in the ledger, which says the budget of which period pays; None: no row,
-    so none pays."""
+    """The time of its ledger row, which selects the budget's period; None: no row, so no budget is
+    charged."""
 
 
 @contextmanager
@@ -68,19 +68,19 @@ def hold(session: TenantRows, *, clock: Clock = read_clock) -> Iterator[HeldLimi
 
 
 class HeldLimits:
-    """What the limits leave, as requests take it and give it back."""
+    """The remaining amounts of a tenant's limits, while requests reserve and settle."""
 
     def __init__(self, session: TenantRows, clock: Clock) -> None:
         self._session = session
         self._clock = clock
         self._reservations: list[Mapping[str, Any]] = []
         self._period_tokens: Counter[datetime] = Counter()
-        """Used beyond what the database has, by the begin of the period."""
+        """Usage in addition to that in the database, by the beginning of the period."""
 
     def settle(self, requests: Sequence[Used]) -> None:
-        """These have ended: what they did not use is given back. May be repeated for those
-        without a row in the ledger; to be called before `reserve`."""
-        if not requests or self._row is None:  # whoever has no limits has reserved nothing
+        """Settle ended requests: their unused amounts are refunded. May be repeated for those
+        without a row in the ledger; must be called before `reserve`."""
+        if not requests or self._row is None:  # without limits nothing was reserved
             return
         ids = [used.request_id for used in requests]
         paid = repository.remove_reservations(self._session, ids)
@@ -97,10 +97,11 @@ class HeldLimits:
                 self._period_tokens[begin] += used.prompt_tokens + used.completion_tokens
 
     def reserve(self, demand: Demand, server_id: str) -> Standing:
-        """Let the request pass and note what it may use; what the tenant has left then.
+        """Admit the request and record its reservation; returns the tenant's remaining amounts.
 
-        Nothing is noted where nothing limits requests. Raises RateLimited, TooManyRequestsAtOnce or
-        InsufficientQuota, with what is left; then nothing is changed.
+        Nothing is recorded if the tenant has no request limits. Raises RateLimited,
+        TooManyRequestsAtOnce or InsufficientQuota, with the remaining amounts; then nothing is
+        changed.
         """
         if not self._limits.restrict_requests:
             return {}
@@ -114,7 +115,7 @@ class HeldLimits:
         return rates.standing
 
     def write(self) -> None:
-        """Write what has changed."""
+        """Write the changes."""
         if self._period_tokens:
             period = self._limits.period
             repository.add_to_periods(self._session, period, sorted(self._period_tokens.items()))
@@ -133,7 +134,7 @@ class HeldLimits:
 
     @cached_property
     def _now(self) -> Reading:
-        # Behind the lock: waiting for it shall not count twice.
+        # After locking, so that waiting is not counted twice.
         return self._clock(self._session)
 
     @cached_property
@@ -143,7 +144,7 @@ class HeldLimits:
 
     @cached_property
     def _running(self) -> Reserved:
-        """What was reserved before by others and is not settled."""
+        """The unsettled reservations of other requests."""
         return repository.sum_reservations(self._session, self._now)
 
     @cached_property
@@ -156,7 +157,7 @@ class HeldLimits:
         return use or 0
 
     def _check_running(self) -> None:
-        """One more may run. Raises TooManyRequestsAtOnce."""
+        """Check that one more request may run. Raises TooManyRequestsAtOnce."""
         most = self._limits.concurrent_requests
         if most is None:
             return

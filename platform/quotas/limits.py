@@ -1,4 +1,4 @@
-"""Reading and setting a tenant's limits."""
+"""Reads and sets a tenant's limits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .models import Period, PeriodUse, Quota, RateKind
 from .period import begin_of, end_of
 
 MAX_COUNT = 2**31 - 1
-"""What a column of a count holds."""
+"""The maximum of a count column."""
 MAX_BIG = 2**53
-"""What every reader of JSON tells from its neighbour."""
+"""The largest integer that every JSON parser represents exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a tenant may use and own. None is no limit; all are those of `Quota`."""
+    """A tenant's limits on use and resources. None is no limit; the fields are those of `Quota`."""
 
     requests_per_minute: int | None = None
     input_tokens_per_minute: int | None = None
@@ -38,11 +38,11 @@ class Limits:
 
     @property
     def restrict_requests(self) -> bool:
-        """Requests have to ask; else only what the tenant owns is limited, or nothing."""
+        """Whether requests need admission; otherwise at most owned resources are limited."""
         return any(getattr(self, name) is not None for name in _FLOWS)
 
     def rate(self, kind: RateKind) -> int | None:
-        """The limit per minute of what this bucket counts."""
+        """The limit per minute of this bucket."""
         limit: int | None = getattr(self, f"{kind}_per_minute")
         return limit
 
@@ -51,7 +51,7 @@ NO_LIMITS = Limits()
 _FLOWS = frozenset(
     {*(f"{kind}_per_minute" for kind in RateKind), "concurrent_requests", "tokens_per_period"}
 )
-"""Limits on requests: at least 1, since who may make none is suspended instead."""
+"""Limits on requests: at least 1, because a tenant without requests is suspended instead."""
 _BIG = frozenset({"tokens_per_period", "stored_bytes"})
 
 
@@ -66,21 +66,22 @@ def restrict_requests(session: PlatformSession, tenant_id: str) -> bool:
 
 
 def limits_of(quota: Quota | None) -> Limits:
-    """The limits in a row; without one there are none."""
+    """The limits in a row; without a row there are none."""
     if quota is None:
         return NO_LIMITS
     return Limits(**{field.name: getattr(quota, field.name) for field in fields(Limits)})
 
 
 def lock_limits(session: TenantSession) -> Limits:
-    """The tenant's limits, held until the end of the unit of work; made if there are none yet."""
+    """The tenant's limits, locked until the end of the unit of work; created if they do not
+    exist."""
     return limits_of(_lock_or_add(session))
 
 
 def set_limits(session: TenantSession, limits: Limits, *, clock: Clock = read_clock) -> None:
-    """Replace the tenant's limits; what is used already counts against them. Raises InvalidValue.
+    """Replace the tenant's limits; existing usage counts against them. Raises InvalidValue.
 
-    A budget counts the whole period, also the part of it before there was a budget.
+    A budget counts the whole period, including the part before the budget was set.
     """
     _check(limits)
     quota = _lock_or_add(session)
@@ -103,13 +104,14 @@ def _lock_or_add(session: TenantSession) -> Quota:
         added_meanwhile = repository.lock_quota(session)
         assert added_meanwhile is not None, "quotas are never removed"
         return added_meanwhile
-    # Requests that are being settled did not see it and hold nothing of it: let them end first.
+    # Transactions that are settling did not see the limit and hold nothing of it: let them end
+    # first.
     repository.lock_tenant(session)
     return quota
 
 
 def _count_period(session: TenantSession, period: Period, moment: datetime) -> None:
-    """Set what is used of the period of this moment to what the ledger says."""
+    """Set the usage of the period of this time from the ledger."""
     begin = begin_of(period, moment)
     use = repository.find_period_use(session, period, begin)
     if use is None:

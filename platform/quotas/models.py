@@ -1,4 +1,4 @@
-"""Limits of a tenant, the buckets that enforce its rates, and reservations of running requests."""
+"""The tables of limits, rate buckets and reservations of running requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Quota(TenantOwned, Base):
 
 
 class RateBucket(TenantOwned, Base):
-    """A token bucket: what is left of a rate. It fills by the clock that `clock` names."""
+    """A token bucket of a rate. It fills by the clock that `clock` names."""
 
     __tablename__ = "rate_buckets"
 
@@ -67,12 +67,12 @@ class RateBucket(TenantOwned, Base):
     level: Mapped[float]
     """Negative after a request that cost more than was left."""
     clock: Mapped[str] = mapped_column(String(CLOCK_ID_LENGTH))
-    """Whose seconds `updated_at` counts; under another clock no time has passed."""
+    """The clock of `updated_at`; by another clock no time has passed."""
     updated_at: Mapped[float]
 
 
 class PeriodUse(TenantOwned, Base):
-    """The tokens that a tenant used in one period: what the ledger has of it."""
+    """The tokens that a tenant used in one period, according to the ledger."""
 
     __tablename__ = "period_uses"
 
@@ -85,10 +85,10 @@ class PeriodUse(TenantOwned, Base):
 
 
 class Reservation(TenantOwned, Base):
-    """A request that was admitted and has not been settled: what it may use, and who serves it.
+    """An admitted request that is not settled: what it may use, and its server.
 
-    It is there before the engine hears of the request, and goes in the transaction that writes the
-    ledger's row. Requests of a tenant whose requests nothing limits have none.
+    It is written before the engine receives the request, and removed in the transaction that writes
+    the ledger's row. Requests of a tenant without request limits have none.
     """
 
     __tablename__ = "reservations"
@@ -109,10 +109,10 @@ class Reservation(TenantOwned, Base):
     output_tokens: Mapped[int]
     """The most that it may generate."""
     paid_input_tokens: Mapped[int]
-    """What the bucket of input tokens was charged; 0 if there was none."""
+    """The amount charged to the bucket of input tokens; 0 if there was none."""
     paid_output_tokens: Mapped[int]
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     clock: Mapped[str] = mapped_column(String(CLOCK_ID_LENGTH))
-    """Whose seconds `expires_at` counts; under another clock it has expired."""
+    """The clock of `expires_at`; by another clock it has expired."""
     expires_at: Mapped[float]
     """From then on it counts against no limit. Put off while its server lives."""

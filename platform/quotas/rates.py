@@ -1,4 +1,4 @@
-"""A tenant's buckets: filled up to now, and charged."""
+"""A tenant's rate buckets: refilled to the current time, and charged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .repository import BucketRow
 from .standing import RateStanding, Standing
 
 Costs = Mapping[RateKind, int]
-"""What is to be paid of each rate."""
+"""The cost per rate."""
 
 _WORDS = {
     RateKind.REQUESTS: "requests",
@@ -34,14 +34,15 @@ class Rates:
 
     @property
     def standing(self) -> Standing:
-        """What is left."""
+        """The remaining amounts."""
         return {
             kind: RateStanding(self._limits[kind], bucket.remaining, bucket.seconds_until_full)
             for kind, bucket in self._buckets.items()
         }
 
     def costs(self, *, input_tokens: int, output_tokens: int) -> Costs:
-        """What a request pays in advance: of output at most a full bucket, the rest when used."""
+        """The amounts that a request pays in advance: of output at most a full bucket, the rest
+        when used."""
         whole_bucket = self._limits.get(RateKind.OUTPUT_TOKENS, 0)
         costs = {
             RateKind.REQUESTS: 1,
@@ -51,7 +52,7 @@ class Rates:
         return {kind: costs[kind] for kind in self._limits}
 
     def check(self, costs: Costs) -> None:
-        """Raise RateLimited unless every bucket lets this pass."""
+        """Raise RateLimited unless every bucket has at least this much."""
         refusing = [kind for kind, cost in costs.items() if not self._buckets[kind].passes(cost)]
         if not refusing:
             return
@@ -65,7 +66,7 @@ class Rates:
         )
 
     def pay(self, costs: Costs) -> None:
-        """Take this from the buckets that there are; a negative cost gives back."""
+        """Take this from the existing buckets; a negative cost refunds."""
         for kind in costs.keys() & self._buckets.keys():
             self._buckets[kind] = self._buckets[kind].paid(costs[kind])
             self._changed.add(kind)

@@ -1,4 +1,4 @@
-"""Queries on limits and on what they count."""
+"""Queries on limits and on the usage that counts against them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ON_THE_WAY = (UploadState.RECEIVING, UploadState.VALIDATING)
 
 
 class Reserved(NamedTuple):
-    """What running requests hold."""
+    """The amounts that running requests hold."""
 
     num_requests: int
     tokens: int
@@ -54,16 +54,16 @@ def find_quota_of(session: PlatformSession, tenant_id: str) -> Quota | None:
 
 
 def lock_quota(session: TenantSession) -> Quota | None:
-    """The tenant's limits, which nobody else holds until this unit of work ends.
+    """The tenant's limits, locked until this unit of work ends.
 
-    Whoever takes or gives back something that they limit holds them meanwhile.
+    Every change of what they limit locks them.
     """
     query = select(Quota).with_for_update()
     return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
 
 
 def lock_tenant(session: TenantSession) -> None:
-    """Wait for the units of work that add rows of the tenant, and let none add any meanwhile."""
+    """Wait for the units of work that add rows of the tenant, and block new ones."""
     session.execute(select(Tenant.id).with_for_update())
 
 
@@ -71,7 +71,7 @@ def lock_tenant(session: TenantSession) -> None:
 
 
 class BucketRow(NamedTuple):
-    """A bucket as it was written last."""
+    """A bucket as it was last written."""
 
     level: float
     clock: str
@@ -79,7 +79,7 @@ class BucketRow(NamedTuple):
 
 
 class Paid(NamedTuple):
-    """What a reservation has paid in advance."""
+    """The amounts that a reservation has paid in advance."""
 
     input_tokens: int
     output_tokens: int
@@ -112,7 +112,7 @@ _LIST_BUCKETS = select(
 
 
 def write_buckets(session: TenantRows, buckets: Mapping[RateKind, BucketRow]) -> None:
-    """Replace these buckets of the tenant, whose quota is held."""
+    """Replace these buckets of the tenant, whose quota is locked."""
     rows = [{"kind": kind, **row._asdict()} for kind, row in buckets.items()]
     session.execute_pinned(_write_buckets(session.dialect), rows)
 
@@ -135,7 +135,7 @@ _ADD_RESERVATIONS = insert(_RESERVATIONS).inline()
 
 
 def remove_reservations(session: TenantRows, request_ids: Sequence[str]) -> Mapping[str, Paid]:
-    """Remove what these requests of the tenant have reserved; what that had paid, by request."""
+    """Remove the reservations of these requests; returns what they had paid, by request."""
     rows = session.execute_pinned(_REMOVE_RESERVATIONS, {"request_ids": request_ids})
     return {row[0]: Paid(row[1], row[2]) for row in rows}
 
@@ -155,7 +155,7 @@ _REMOVE_RESERVATIONS = (
 
 
 def sum_reservations(session: TenantRows, now: Reading) -> Reserved:
-    """What the tenant's running requests have reserved; expired reservations count for nothing."""
+    """The sum of the reservations of the tenant's running requests, without expired ones."""
     values = {"clock": now.clock, "seconds": now.seconds}
     row = session.execute_pinned(_SUM_RESERVATIONS, values).one()
     return Reserved(row[0], int(row[1]))
@@ -174,10 +174,10 @@ _SUM_RESERVATIONS = select(
 def renew_reservations(
     session: PlatformSession, server_id: str, now: Reading, expires_at: float
 ) -> int:
-    """Put off the expiry of all that this server has; how many they are.
+    """Renew all reservations of this server; returns how many there are.
 
-    Those that are being settled are left out: waiting for one while holding another, which the same
-    transaction settles next, would never end.
+    Reservations that are being settled are skipped: waiting for one while holding another that the
+    same transaction settles next would deadlock.
     """
     query = select(Reservation.request_id).where(Reservation.server_id == server_id)
     free = query.with_for_update(skip_locked=True)
@@ -207,7 +207,7 @@ def purge_reservations(session: PlatformSession, now: Reading, created_before: d
 
 
 def find_period_use(session: TenantSession, period: Period, begin: datetime) -> PeriodUse | None:
-    """What the tenant used in the period that began then, as the database has it now."""
+    """The tenant's usage in the period that began then, as in the database."""
     query = select(PeriodUse).where(PeriodUse.period == period, PeriodUse.begins_at == begin)
     return session.scalars(query.execution_options(populate_existing=True)).one_or_none()
 
@@ -228,7 +228,7 @@ _SUM_PERIOD = select(_PERIODS.c.tokens).where(
 def add_to_periods(
     session: TenantRows, period: Period, tokens: Sequence[tuple[datetime, int]]
 ) -> None:
-    """Add so many tokens to the tenant's use of the periods that began then."""
+    """Add tokens to the tenant's usage of the periods that began at these times."""
     rows = [{"period": period, "begins_at": begin, "tokens": num} for begin, num in tokens]
     session.execute_pinned(_add_to_periods(session.dialect), rows)
 
@@ -259,7 +259,7 @@ def count_adapters(session: TenantSession) -> int:
 
 
 def count_versions(session: TenantSession, adapter_name: str) -> int:
-    """The visible versions of the adapter of this name; 0 if there is none."""
+    """The number of visible versions of the adapter with this name; 0 if there is none."""
     query = (
         select(func.count(AdapterVersion.id))
         .join(Adapter, Adapter.id == AdapterVersion.adapter_id)

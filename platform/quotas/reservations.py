@@ -1,8 +1,9 @@
-"""Reserving what a request may use before it runs, and settling what it used when it has ended.
+"""Reserves a request's maximum usage before it runs, and settles the actual usage at its end.
 
-A request passes every limit, or is refused and pays for none. How much it will generate is not
-known, so the most is reserved; the rest is given back in the transaction that writes the ledger's
-row. Whoever reserves or settles holds the tenant's quota: one after another, on all servers.
+A request passes all limits, or is refused and pays for none. The number of tokens that it will
+generate is unknown, so the maximum is reserved; the transaction that writes the ledger's row
+returns the rest. Reserving and settling lock the tenant's quota, so they run one after another,
+over all servers.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from .models import Reservation
 from .standing import Standing
 
 KEPT_FOR = timedelta(days=1)
-"""So long a server may stay away and still be given back what it had reserved."""
+"""How long a server may be away before its reservations are dropped."""
 
 
 def reserve(
     session: TenantRows, demand: Demand, *, server_id: str, clock: Clock = read_clock
 ) -> Standing:
-    """Let the request pass and write down what it may use; what the tenant has left then.
+    """Admit the request and record its reservation; returns the tenant's remaining amounts.
 
-    Raises RateLimited, TooManyRequestsAtOnce or InsufficientQuota, with what is left.
+    Raises RateLimited, TooManyRequestsAtOnce or InsufficientQuota, with the remaining amounts.
     """
     with hold(session, clock=clock) as held:
         return held.reserve(demand, server_id)
@@ -42,10 +43,10 @@ def settle(
     at: datetime,
     clock: Clock = read_clock,
 ) -> None:
-    """The request has ended and used this: what it did not use is given back.
+    """The request has ended with this usage; the unused amount is refunded.
 
-    To be called once for each row of the ledger, in its transaction and behind it; `at`
-    is the row's time, which says the budget of which period pays.
+    Call it once per ledger row, in its transaction and after it; `at` is the row's time, which
+    selects the budget's period.
     """
     used = Used(
         request_id=request_id,
@@ -58,29 +59,29 @@ def settle(
 
 
 def release(session: TenantRows, request_id: str, *, clock: Clock = read_clock) -> None:
-    """The request never ran: all its tokens are given back. May be repeated."""
+    """The request never ran: everything is refunded. May be repeated."""
     with hold(session, clock=clock) as held:
         held.settle([Used(request_id=request_id)])
 
 
 def renew(session: PlatformSession, server_id: str, *, clock: Clock = read_clock) -> int:
-    """This server lives, so its reservations go on counting; how many they are.
+    """This server is alive, so its reservations continue to count; returns how many there are.
 
-    To be called at least every third of `LEASE_SECONDS`.
+    Call it at least every third of `LEASE_SECONDS`.
     """
     now = clock(session)
     return repository.renew_reservations(session, server_id, now, now.seconds + LEASE_SECONDS)
 
 
 def list_of_server(session: PlatformSession, server_id: str) -> Sequence[Reservation]:
-    """What the server has reserved for requests of all tenants, the oldest first."""
+    """The server's reservations for requests of all tenants, oldest first."""
     return repository.list_reservations_of_server(session, server_id)
 
 
 def purge(session: PlatformSession, *, clock: Clock = read_clock) -> int:
-    """Forget what servers have reserved that did not come back; how many.
+    """Delete the reservations of servers that did not return; returns how many.
 
-    It counts for nothing since long, and what its tokens were paid from is full again. A server
-    that comes back later still writes what its requests have used.
+    They have not counted for a long time, and their buckets are full again. A server that returns
+    later still records the usage of its requests.
     """
     return repository.purge_reservations(session, clock(session), utc_now() - KEPT_FOR)

@@ -1,7 +1,8 @@
-"""What a tenant may own: adapters, versions, stored bytes, keys, users.
+"""Limits on the resources that a tenant owns: adapters, versions, stored bytes, keys, users.
 
-A check holds the tenant's quota until the end of its unit of work, so that of several that take
-the last place one gets it. Whoever adds a thing checks first, in the same unit of work.
+A check locks the tenant's quota until the end of its unit of work, so only one of several
+concurrent requests gets the last place. Callers check first and add the resource in the same unit
+of work.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from . import repository
 
 
 class Resource(StrEnum):
-    """What is counted; each has a limit of the same name in `Quota`."""
+    """The counted resources; each has a limit of the same name in `Quota`."""
 
     ADAPTERS = "adapters"
-    """Those of which a version is left."""
+    """Adapters with at least one version."""
     VERSIONS_PER_ADAPTER = "versions_per_adapter"
     """All that are not deleted, rejected ones too."""
     STORED_BYTES = "stored_bytes"
-    """Of everything that is not removed from the store; equal content counts once."""
+    """Everything that is not removed from the store; equal content counts once."""
     KEYS = "keys"
-    """Those that are neither revoked nor expired."""
+    """Keys that are neither revoked nor expired."""
     USERS = "users"
-    """Those that are not disabled."""
+    """Users that are not disabled."""
 
 
 _WORDS: Mapping[Resource, str] = {
@@ -46,21 +47,21 @@ _COUNTS: Mapping[Resource, Callable[[TenantSession], int]] = {
 
 
 def count(session: TenantSession, resource: Resource) -> int:
-    """How much the tenant has; of versions, how many its largest adapter has."""
+    """The tenant's present amount; for versions, that of its largest adapter."""
     return _COUNTS[resource](session)
 
 
 def check_room(session: TenantSession, resource: Resource) -> None:
-    """One more fits. Raises QuotaExceeded."""
+    """Check that one more fits. Raises QuotaExceeded."""
     limit = _limit(session, resource)
     if limit is not None:
         _check(resource, limit, count(session, resource), 1)
 
 
 def check_room_for_successor(session: TenantSession) -> None:
-    """A key's successor fits beside it: each of as many keys as are allowed may have one.
+    """Check that a key's successor fits: each of the allowed keys may have one successor.
 
-    Raises QuotaExceeded: only those who rotate on and on within the overlap have more.
+    Raises QuotaExceeded if keys are rotated repeatedly within the overlap.
     """
     limit = _limit(session, Resource.KEYS)
     used = count(session, Resource.KEYS)
@@ -69,7 +70,8 @@ def check_room_for_successor(session: TenantSession) -> None:
 
 
 def check_room_for_version(session: TenantSession, adapter_name: str) -> None:
-    """One more version of this adapter fits, and the adapter if it is new. Raises QuotaExceeded."""
+    """Check that one more version of this adapter fits, and the adapter if it is new. Raises
+    QuotaExceeded."""
     limit = _limit(session, Resource.VERSIONS_PER_ADAPTER)
     used = repository.count_versions(session, adapter_name)
     if limit is not None:
@@ -79,7 +81,7 @@ def check_room_for_version(session: TenantSession, adapter_name: str) -> None:
 
 
 def check_room_for_upload(session: TenantSession, size_bytes: int) -> None:
-    """So many bytes fit beside what is stored and what is on its way. Raises QuotaExceeded."""
+    """Check that these bytes fit next to stored content and uploads. Raises QuotaExceeded."""
     limit = _limit(session, Resource.STORED_BYTES)
     if limit is not None:
         used = count(session, Resource.STORED_BYTES) + repository.sum_expected_bytes(session)
@@ -87,7 +89,8 @@ def check_room_for_upload(session: TenantSession, size_bytes: int) -> None:
 
 
 def check_room_for_content(session: TenantSession, digest: str, size_bytes: int) -> None:
-    """This content fits into what is stored, or is there already. Raises QuotaExceeded."""
+    """Check that this content fits next to stored content, or is stored already. Raises
+    QuotaExceeded."""
     limit = _limit(session, Resource.STORED_BYTES)
     if limit is not None and not repository.is_stored(session, digest):
         _check(Resource.STORED_BYTES, limit, count(session, Resource.STORED_BYTES), size_bytes)

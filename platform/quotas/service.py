@@ -1,7 +1,7 @@
-"""What a tenant may use and own: one door for callers.
+"""The quota service: the functions that callers use.
 
-Requests are reserved before they run and settled when they have ended; whoever adds something that
-a tenant owns asks for room first.
+Requests are reserved before they run and settled when they have ended. Before a resource is added,
+its limit is checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is left of a tenant's rates at some moment: what callers are told with every answer."""
+"""The remaining amounts of a tenant's rates, which every response reports."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from .models import RateKind
 
 
 class RateStanding(NamedTuple):
-    """What is left of one rate."""
+    """The remaining amount of one rate."""
 
     limit: int
     """Per minute."""
     remaining: int
     reset_seconds: float
-    """Until all of it is there again if nothing is used."""
+    """The time until the bucket is full if nothing is used."""
 
 
 Standing = Mapping[RateKind, RateStanding]
-"""Of each rate that is limited."""
+"""By limited rate."""
 
 
 def tightest_token_rate(standing: Standing) -> RateStanding | None:
-    """That of input or output tokens of which less is left; None if neither is limited."""
+    """The input or output token rate with less remaining; None if neither is limited."""
     kinds = (RateKind.INPUT_TOKENS, RateKind.OUTPUT_TOKENS)
     limited = [standing[kind] for kind in kinds if kind in standing]
     return min(limited, key=lambda rate: rate.remaining, default=None)

@@ -1,4 +1,4 @@
-"""What a tenant uses of its limits now, and what is left: for people and for the console."""
+"""A tenant's current usage and remaining amounts, for the API and the console."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .resources import Resource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitUse:
-    """One limit and what is used of it."""
+    """One limit and its usage."""
 
     limit: int | None
     """None is no limit."""
     used: int | None
-    """None where nobody counts what nothing limits."""
+    """None if the usage is not counted, because there is no limit."""
     reserved: int = 0
-    """By running requests; not part of `used`."""
+    """Reserved by running requests; not part of `used`."""
     remaining: int | None
     """None without a limit."""
     reset_seconds: float | None = None
-    """Of a rate: until all of it is there again if nothing is used."""
+    """For a rate: the time until the bucket is full if nothing is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class QuotaUse:
 
 
 def current_use(session: TenantSession, *, clock: Clock = read_clock) -> QuotaUse:
-    """What the session's tenant uses now."""
+    """The present usage of the session's tenant."""
     limits, now = limits_of(repository.find_quota(session)), clock(session)
     begin = begin_of(limits.period, moment_of(now))
     running = repository.sum_reservations(session, now)

@@ -1,1 +1,1 @@
-"""What became of each request: figures and codes, never text."""
+"""The request log: figures and codes of each request, never text."""

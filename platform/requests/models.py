@@ -1,4 +1,4 @@
-"""The request log: every generation that was asked for, answered or refused."""
+"""The table of the request log: every generation request, answered or refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LogRow = Mapping[str, Any]
 
 
 class RequestLogEntry(TenantOwned, Base):
-    """One request and where its time went. For looking into, not for accounts: it may have gaps."""
+    """One request and its phases. For diagnosis, not for accounting: entries may be missing."""
 
     __tablename__ = "request_log"
     __table_args__ = (
@@ -42,10 +42,10 @@ class RequestLogEntry(TenantOwned, Base):
     key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
     route: Mapped[str] = mapped_column(String(ROUTE_LENGTH))
     status: Mapped[int]
-    """0: the caller went away before there was an answer."""
+    """0: the client disconnected before the response."""
     error_code: Mapped[str | None] = mapped_column(String(CODE_LENGTH))
     model: Mapped[str | None] = mapped_column(String(MODEL_LENGTH))
-    """The pinned name, or what was asked for if it did not come so far; None if that is unknown."""
+    """The pinned name, or the requested name if it was not resolved; None if unknown."""
     adapter_name: Mapped[str | None] = mapped_column(String(MAX_NAME_LENGTH))
     adapter_version: Mapped[int | None]
     finish_reason: Mapped[str | None] = mapped_column(String(32))

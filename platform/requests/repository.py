@@ -14,7 +14,7 @@ from .models import LogRow, RequestLogEntry
 
 
 class Place(NamedTuple):
-    """Where an entry stands in the log, newest first."""
+    """The position of an entry in the log, newest first."""
 
     created_at: datetime
     request_id: str
@@ -26,7 +26,7 @@ class LogFilter:
 
     adapter: str | None = None
     visible: frozenset[str] | None = None
-    """The names of the adapters whose requests the caller may see; None: all, and the base's."""
+    """The adapters whose requests the caller may see; None: all, and the base's."""
     code: str | None = None
     """The error's."""
     status: int | None = None
@@ -57,7 +57,7 @@ def list_newest(
     before: Place | None,
     limit: int,
 ) -> Sequence[RequestLogEntry]:
-    """Up to `limit` entries, newest first, behind `before`."""
+    """Up to `limit` entries, newest first, after `before`."""
     query = _filtered(wanted)
     place = (RequestLogEntry.created_at, RequestLogEntry.request_id)
     if before is not None:

@@ -1,4 +1,4 @@
-"""Writing the request log and looking into it."""
+"""Writes and queries the request log."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def list_newest(
     before: str | None = None,
     limit: int,
 ) -> Sequence[RequestLogEntry]:
-    """Up to `limit` entries, newest first, behind the cursor `before`. Raises InvalidValue."""
+    """Up to `limit` entries, newest first, after the cursor `before`. Raises InvalidValue."""
     place = None if before is None else _parse_cursor(before)
     return repository.list_newest(session, wanted, before=place, limit=limit)
 
 
 def cursor_of(entry: RequestLogEntry) -> str:
-    """What `list_newest` takes to go on behind this entry."""
+    """The cursor with which `list_newest` continues after this entry."""
     return f"{entry.created_at.isoformat()}~{entry.request_id}"
 
 

@@ -1,4 +1,4 @@
-"""Keeping the request log to its time."""
+"""Deletes old entries of the request log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..sessions import PlatformSession
 from .models import RequestLogEntry
 
 ROWS_AT_ONCE = 5000
-"""Few enough that nobody waits for the transaction."""
+"""Few enough that the transaction delays nobody."""
 
 
 def purge(session: PlatformSession, before: datetime) -> int:

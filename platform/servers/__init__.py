@@ -1,1 +1,1 @@
-"""The installations that serve from this database."""
+"""The servers that share this database."""

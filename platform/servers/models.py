@@ -1,4 +1,4 @@
-"""Who serves."""
+"""The table of servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..base import ID_LENGTH, Base, UtcDateTime
 
 
 class Server(Base):
-    """One installation: a data folder with its lock, so that it runs at most once."""
+    """A server: a data folder with its lock, so that it runs at most once."""
 
     __tablename__ = "servers"
 
@@ -24,6 +24,6 @@ class Server(Base):
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     stopped_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When it said that it stops; None while it runs, and after a crash."""
+    """When it reported its stop; None while it runs, and after a crash."""
     evicted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """It holds nothing any more of what was being deleted at this moment."""
+    """It has released all content that was being deleted at this time."""

@@ -1,4 +1,4 @@
-"""Which installations serve from this database, and which of them live."""
+"""The servers that share this database, and which of them are alive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIVE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What a server says of itself."""
+    """The information that a server reports."""
 
     id: str
     name: str
@@ -40,21 +40,21 @@ def note_seen(session: PlatformSession, info: ServerInfo) -> None:
 
 
 def note_stopped(session: PlatformSession, server_id: str) -> None:
-    """The server holds nothing any more: nobody waits for it."""
+    """The server has stopped and holds no content, so no deletion waits for it."""
     row = session.get(Server, server_id)
     if row is not None:
         row.stopped_at = shared_now(session)
 
 
 def note_evicted(session: PlatformSession, server_id: str, moment: datetime) -> None:
-    """The server holds nothing any more of what was being deleted at this moment."""
+    """The server has released all content that was being deleted at this time."""
     row = session.get(Server, server_id)
     if row is not None:
         row.evicted_at = moment
 
 
 def list_holders(session: PlatformSession, since: datetime) -> Sequence[str]:
-    """The ids of live servers that may still hold what is being deleted since this moment."""
+    """The ids of live servers that may still hold content deleted since this time."""
     now = shared_now(session)
     return [
         server.id
@@ -66,7 +66,7 @@ def list_holders(session: PlatformSession, since: datetime) -> Sequence[str]:
 def list_servers(
     session: PlatformSession, *, after: str | None = None, limit: int | None = None
 ) -> Sequence[Server]:
-    """Every server that was ever seen, by id: those behind `after`, at most `limit` of them."""
+    """Every known server by id: at most `limit` after `after`."""
     query = select(Server).order_by(Server.id).limit(limit)
     if after is not None:
         query = query.where(Server.id > after)
@@ -74,5 +74,5 @@ def list_servers(
 
 
 def is_live(server: Server, now: datetime) -> bool:
-    """It was seen lately, and did not say that it stops."""
+    """Whether it reported recently and has not stopped."""
     return server.stopped_at is None and now - server.seen_at < timedelta(seconds=LIVE_SECONDS)

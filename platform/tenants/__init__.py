@@ -1,1 +1,1 @@
-"""Who uses the platform: tenants."""
+"""Tenants: the customers of the platform."""

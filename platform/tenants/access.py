@@ -1,4 +1,4 @@
-"""On which tenant a caller acts."""
+"""Determines the tenant in which a caller acts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from . import service
 
 
 def act_on_tenant(session: PlatformSession, caller: AnyPrincipal, slug: str | None) -> AnyPrincipal:
-    """The caller within the tenant that it names; an operator may be within none.
+    """The caller in the tenant that it names; an operator may name none.
 
-    A tenant's key may name its own. Raises TenantNotFound, for others as for what is not there:
-    whoever names another tenant is not to change things in its own.
+    A tenant's key may name its own tenant. Raises TenantNotFound for any other name, existing or
+    not, so that a caller who names another tenant does not change its own.
     """
     if slug is not None and not isinstance(caller, Principal):
         tenant = service.get_tenant(session, slug)

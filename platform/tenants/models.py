@@ -1,4 +1,4 @@
-"""The tenant: who owns adapters and keys, and who pays."""
+"""The table of tenants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_DISPLAY_NAME_LENGTH = 200
 
 
 class Tenant(Base):
-    """One customer. The id never changes and is what everything refers to; the slug is its name."""
+    """A customer. The id never changes and is used in all references; the slug is its name."""
 
     __tablename__ = "tenants"
     __table_args__ = (CheckConstraint("weight > 0", name="weight"),)

@@ -1,4 +1,4 @@
-"""Queries on tenants. All are the platform's: a tenant never looks at others."""
+"""Queries on tenants. All are the platform's, because a tenant never reads other tenants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def list_tenants(
     limit: int | None = None,
     is_suspended: bool | None = None,
 ) -> Sequence[Tenant]:
-    """Tenants by slug: those behind the slug `after`, at most `limit`."""
+    """Tenants by slug: at most `limit` after the slug `after`."""
     query = select(Tenant).order_by(Tenant.slug).limit(limit)
     if after is not None:
         query = query.where(Tenant.slug > after)

@@ -1,4 +1,4 @@
-"""Making, finding and suspending tenants."""
+"""Creates, finds, changes and suspends tenants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_tenants(
     limit: int | None = None,
     is_suspended: bool | None = None,
 ) -> Sequence[Tenant]:
-    """Tenants by slug: those behind the slug `after`, at most `limit`."""
+    """Tenants by slug: at most `limit` after the slug `after`."""
     return repository.list_tenants(session, after=after, limit=limit, is_suspended=is_suspended)
 
 

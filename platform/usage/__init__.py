@@ -1,1 +1,1 @@
-"""The ledger: what was used, by whom, with which adapter."""
+"""The ledger: usage by request, tenant and adapter version."""

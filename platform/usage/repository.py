@@ -20,7 +20,7 @@ from .models import UsageDay, UsageRecord
 
 
 class Group(StrEnum):
-    """What sums can be kept apart by, in the order in which they are sorted."""
+    """The groupings of sums, in the order of sorting."""
 
     TENANT = "tenant"
     DAY = "day"
@@ -46,7 +46,7 @@ class UsageQuery(NamedTuple):
     """In the order of Group; a version is always one of an adapter."""
     since: date | None = None
     until: date | None = None
-    """The first day that is not meant."""
+    """The end of the range, exclusive."""
     adapter_name: str | None = None
     """Empty for the base model."""
     tenant_slug: str | None = None
@@ -87,7 +87,7 @@ REQUEST_SUMS = (
     "completion_tokens",
     "num_cold_loads",
 )
-"""What the row of a day adds up of requests."""
+"""The columns of a daily row that sum requests."""
 
 
 def add_records(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -118,9 +118,10 @@ _HAS_RECORD = select(_RECORDS.c.request_id).where(
 
 
 def add_to_days(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add to the tenant's sums of days: by the day's key and the names of all sums of requests.
+    """Add to the tenant's daily sums, identified by the day's key and the names of all request
+    sums.
 
-    Rows are made where there are none, and locked until the unit of work ends.
+    Rows are created if they do not exist, and locked until the unit of work ends.
     """
     session.execute_pinned(_add_to_days(session.dialect), rows)
 
@@ -168,7 +169,7 @@ def sum_days(session: TenantSession, query: UsageQuery) -> Sequence[UsageSum]:
 
 
 def sum_days_of_all_tenants(session: PlatformSession, query: UsageQuery) -> Sequence[UsageSum]:
-    """Everybody's sums, in the order of their keys."""
+    """The sums of all tenants, in the order of their keys."""
     return _sums(session.execute(_select_sums(query)).all(), query)
 
 

@@ -1,4 +1,4 @@
-"""Counting what was used, exactly once, and adding it up."""
+"""Records usage exactly once, and sums it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .repository import Residency, UsageQuery, UsageSum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request used until it ended, however it ended."""
+    """The usage of a request until its end, however it ended."""
 
     request_id: str
     adapter_name: str | None = None
@@ -42,7 +42,7 @@ class Usage:
 def record(session: TenantRows, usage: Usage) -> bool:
     """Add the request to the tenant's ledger and to its day, and settle it.
 
-    False if it is there already.
+    False if it is already there.
     """
     with quotas.hold(session) as held:
         return record_all(session, [usage], held)[0]
@@ -99,12 +99,12 @@ def sum_usage(session: TenantSession, query: UsageQuery) -> Sequence[UsageSum]:
 
 
 def sum_usage_of_all_tenants(session: PlatformSession, query: UsageQuery) -> Sequence[UsageSum]:
-    """Everybody's sums; the query may group by tenant and narrow to one."""
+    """The sums of all tenants; the query may group by tenant and select one."""
     return repository.sum_days_of_all_tenants(session, query)
 
 
 def _add(session: TenantRows, usages: Sequence[Usage]) -> list[bool]:
-    """Add the requests' rows; False for those that are there already."""
+    """Add the requests' rows; False for existing ones."""
     rows = [
         {**{name: getattr(usage, name) for name in _COLUMNS}, "created_at": usage.ended_at}
         for usage in usages
@@ -137,7 +137,7 @@ def _add_to_days(session: TenantRows, usages: Sequence[Usage]) -> None:
 
 
 def _sums(usage: Usage) -> dict[str, int]:
-    """What it adds to its day."""
+    """Its contribution to the daily sums."""
     return {
         "num_requests": 1,
         "prompt_tokens": usage.prompt_tokens,
@@ -148,7 +148,7 @@ def _sums(usage: Usage) -> dict[str, int]:
 
 
 def _day_row(session: TenantSession, day: date, name: str, version: int) -> UsageDay:
-    """The sums of one day, made if they are not there; nobody else changes them meanwhile."""
+    """The sums of one day, created if they do not exist and locked against other writers."""
     row = repository.lock_day(session, day, name, version)
     if row is not None:
         return row

@@ -1,4 +1,4 @@
-"""A person within a tenant."""
+"""The table of a tenant's users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_EMAIL_LENGTH = 254
 
 
 class User(TenantOwned, Base):
-    """Who a tenant lets in. Disabled users stay: what they did refers to them."""
+    """A user of a tenant. Disabled users are kept, because other rows refer to them."""
 
     __tablename__ = "users"
     __table_args__ = (UniqueConstraint("tenant_id", "id"), UniqueConstraint("tenant_id", "email"))

@@ -20,7 +20,7 @@ def list_users(
     role: TenantRole | None = None,
     is_disabled: bool | None = None,
 ) -> Sequence[User]:
-    """The tenant's users by address: those behind the address `after`, at most `limit`."""
+    """The tenant's users by address: at most `limit` after the address `after`."""
     query = select(User).order_by(User.email).limit(limit)
     if after is not None:
         query = query.where(User.email > after)
@@ -39,7 +39,7 @@ def find(session: TenantSession, user_id: str) -> User | None:
 
 
 def find_and_hold(session: TenantSession, user_id: str) -> User | None:
-    """The same; nobody changes it until this unit of work ends."""
+    """The same, locked against changes until this unit of work ends."""
     query = select(User).where(User.id == user_id).with_for_update(read=True)
     return session.scalars(_fresh(query)).one_or_none()
 
@@ -47,8 +47,8 @@ def find_and_hold(session: TenantSession, user_id: str) -> User | None:
 def find_and_lock(session: TenantSession, user_id: str) -> User | None:
     """The same; it and the tenant's active owners are locked until this unit of work ends.
 
-    In one order for all writers: so two owners cannot disable each other. Rows that only refer to
-    them, such as somebody's new session, need not wait.
+    All writers use the same order, so two owners cannot disable each other. Rows that only refer to
+    them, such as a new session, need not wait.
     """
     query = select(User).where(or_(User.id == user_id, _is_active_owner()))
     locked = session.scalars(_fresh(query.order_by(User.id).with_for_update(key_share=True)))
@@ -56,7 +56,7 @@ def find_and_lock(session: TenantSession, user_id: str) -> User | None:
 
 
 def list_active_owner_ids(session: TenantSession) -> Sequence[str]:
-    """Who can let others into the tenant."""
+    """The ids of active owners, who can add users."""
     return session.scalars(select(User.id).where(_is_active_owner())).all()
 
 

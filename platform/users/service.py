@@ -1,6 +1,6 @@
-"""A tenant's users: adding them, changing their role, disabling them.
+"""Adds users, changes their roles and disables them.
 
-Nobody gives a role that is more than they may do themselves, nor touches a user who may do more.
+A caller can only assign a role, or change a user, whose permissions it holds itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .models import MAX_EMAIL_LENGTH, User
 
 
 def add_user(session: TenantSession, email: str, role: TenantRole, *, by: Principal) -> User:
-    """Let somebody in. Raises InvalidValue, UserExists, GrantTooWide or QuotaExceeded."""
+    """Add a user. Raises InvalidValue, UserExists, GrantTooWide or QuotaExceeded."""
     _check_covered(by, role)
     quotas.check_room(session, Resource.USERS)
     user = User(email=check_email(email), role=role, created_at=utc_now())
@@ -48,7 +48,7 @@ def list_users(
     role: TenantRole | None = None,
     is_disabled: bool | None = None,
 ) -> Sequence[User]:
-    """The tenant's users by address: those behind the address `after`, at most `limit`."""
+    """The tenant's users by address: at most `limit` after the address `after`."""
     return repository.list_users(
         session,
         after=after,
@@ -70,9 +70,9 @@ def get_user_to_change(session: TenantSession, user_id: str) -> User:
 
 
 def hold_user(session: TenantSession, user_id: str) -> User:
-    """The same; it stays as it is until this unit of work ends.
+    """The same, locked against changes until this unit of work ends.
 
-    Users come before keys, and those before limits: so units of work never wait for each other.
+    Users are locked before keys, and keys before limits, so that units of work never deadlock.
     """
     return _found(repository.find_and_hold(session, user_id), user_id)
 
@@ -86,7 +86,8 @@ def hold_active_user(session: TenantSession, user_id: str) -> User:
 
 
 def get_user_to_invite(session: TenantSession, user_id: str, *, by: Principal) -> User:
-    """The user, for who may do as much, from anywhere: whoever sets the password acts as the user.
+    """The user, if the caller holds all of the user's permissions without network restrictions:
+    whoever sets the password acts as the user.
 
     Raises UserNotFound or GrantTooWide.
     """
@@ -110,7 +111,7 @@ def change_role(session: TenantSession, user_id: str, role: TenantRole, *, by: P
 
 
 def disable_user(session: TenantSession, user_id: str, *, by: Principal) -> User:
-    """Let the user in no longer; its keys are to be revoked in the same unit of work.
+    """Disable the user; its keys must be revoked in the same unit of work.
 
     Idempotent. Raises UserNotFound, OwnAccount, GrantTooWide or LastAdministrator.
     """
@@ -122,7 +123,7 @@ def disable_user(session: TenantSession, user_id: str, *, by: Principal) -> User
 
 
 def enable_user(session: TenantSession, user_id: str, *, by: Principal) -> User:
-    """Let a disabled user in again, who needs new keys. Idempotent.
+    """Enable a disabled user, who needs new keys. Idempotent.
 
     Raises UserNotFound, GrantTooWide or QuotaExceeded.
     """
@@ -162,7 +163,7 @@ def _check_may_change(session: TenantSession, user: User, by: Principal) -> None
 
 
 def _check_covered(by: Principal, role: TenantRole) -> None:
-    # Where the caller's key may be used, and until when, is nothing that a role has.
+    # The networks and expiry of the caller's key are not part of a role.
     own = by.grant
     wanted = Grant(role.scopes, networks=own.networks, expires_at=own.expires_at)
     if own.excess(wanted) is not None:

@@ -1,4 +1,4 @@
-"""Rows say where each matrix lies, are never reused under one generation, and leave zeros."""
+"""Rows give the positions of matrices, are never reused with one generation, and are zeroed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a block, compared with the change that PEFT would merge into the base."""
+"""The contents of a block, compared with the change that PEFT merges into the base."""
 
 from __future__ import annotations
 

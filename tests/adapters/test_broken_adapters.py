@@ -1,4 +1,4 @@
-"""Adapters as people really upload them: served, or refused with the right code and pointer."""
+"""Adapters with typical defects: served, or refused with the correct code and pointer."""
 
 from __future__ import annotations
 

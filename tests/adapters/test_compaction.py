@@ -1,4 +1,4 @@
-"""Adapters are moved together when that joins enough free room, and not more than it takes."""
+"""Compaction moves adapters only if that joins enough free space, and no more than necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported of the confinement is what a confined child can and cannot do."""
+"""The reported confinement matches what a confined child can and cannot do."""
 
 from __future__ import annotations
 

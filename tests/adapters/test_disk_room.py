@@ -1,4 +1,4 @@
-"""What may be written to a disk, and what stays for the database."""
+"""The writable space of a disk, and the reserve for the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cheapest window that makes enough room, compared with trying every one of them."""
+"""The cheapest window that makes enough room, compared with an exhaustive search."""
 
 from __future__ import annotations
 

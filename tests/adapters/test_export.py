@@ -1,4 +1,4 @@
-"""Adapters written again from their blocks, compared with what PEFT wrote in the first place."""
+"""Adapters restored from their blocks, compared with the files that PEFT wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extents never overlap, nothing is lost, and free neighbours merge."""
+"""Extents never overlap, nothing is lost, and adjacent free extents merge."""
 
 from __future__ import annotations
 

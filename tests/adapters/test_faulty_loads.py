@@ -1,4 +1,4 @@
-"""What a store that damages, delays and refuses answers can do to adapters: nothing but fail."""
+"""A store that damages, delays and refuses responses can only make loads fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published table, row by row, with adapters that PEFT itself wrote."""
+"""The published feature table, row by row, with adapters that PEFT wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks are verified, scaled once in fp32, bounded in bytes and zeroed when they go."""
+"""Blocks are verified, scaled once in fp32, bounded in bytes and zeroed when they are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Malformed adapters by the thousand: each refused with a code and a pointer, or truly harmless."""
+"""Thousands of malformed adapters: each is refused with a code and a pointer, or harmless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads share the C library's arenas, and freed memory goes back to the system."""
+"""Threads share the C library's arenas, and freed memory returns to the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children that can wait have a lower priority than the server that started them."""
+"""Low-priority child processes have a lower priority than the server."""
 
 from __future__ import annotations
 

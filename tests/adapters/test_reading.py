@@ -1,4 +1,4 @@
-"""Reads begin by their urgency, and one that found no room is not overtaken."""
+"""Reads start by urgency, and a read that found no room is not overtaken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters take what they are: no slots of one rank, no padding to the largest."""
+"""Adapters take only their own size: no slots of one rank, no padding to the largest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters reach the device, stay while they are leased, and leave without a trace."""
+"""Adapters are loaded, stay while they are leased, and are evicted without a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residency under arbitrary orders of requests, failures, deletions and the passing of time."""
+"""The adapter manager under arbitrary orders of requests, failures, deletions and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pins stay and come back by themselves; prefetched adapters stay as long as was asked for."""
+"""Pinned adapters stay and are reloaded; prefetched adapters stay for the requested time."""
 
 from __future__ import annotations
 

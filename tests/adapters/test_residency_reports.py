@@ -1,4 +1,4 @@
-"""Why an adapter is where it is, what was counted, and leases whose requests are gone."""
+"""Explanations of an adapter's state, counters, and leases whose requests have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tenant that goes through many adapters displaces its own, not what others work with."""
+"""A tenant that uses many adapters evicts its own, not those of others."""
 
 from __future__ import annotations
 

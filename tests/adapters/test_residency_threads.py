@@ -1,4 +1,4 @@
-"""The real arena, host cache and loader threads under one owner."""
+"""The real arena, host cache and loader threads together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waiting requests name has a turn: it leaves only for what is needed sooner, and soon."""
+"""The adapters of waiting requests are evicted only for those that are needed sooner, and soon."""
 
 from __future__ import annotations
 

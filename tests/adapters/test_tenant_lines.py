@@ -1,4 +1,4 @@
-"""Turns of tenants at a bounded number of workers."""
+"""Fair queues of tenants for a bounded number of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that tenants share by turns."""
+"""Thread pools that tenants share fairly."""
 
 from __future__ import annotations
 

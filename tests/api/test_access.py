@@ -1,4 +1,4 @@
-"""Every route against every kind of caller: the answers of `support/access.py`, and no others."""
+"""Every route with every kind of caller: exactly the responses of `support/access.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex adapters` against a running server."""
+"""`loraplex adapters` with a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reserving for a caller who goes away, and after a process that did."""
+"""Reservations of a client that disconnects, and after a process that died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other weights behind a name: nothing of the old ones is in an answer, and nothing is cut off."""
+"""Moving an alias: no answer mixes old and new weights, and none is cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aliases over HTTP: moved, split, rolled back, and what is told of it."""
+"""Aliases over HTTP: set, canary, rollback, and their history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a stream that are written past ASGI, on a real connection with a slow reader."""
+"""Stream parts written past ASGI, on a real connection with a slow reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a caller, who may be slower than the engine."""
+"""Deltas that wait for a caller that is slower than the engine."""
 
 from __future__ import annotations
 

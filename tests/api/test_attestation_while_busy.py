@@ -1,4 +1,4 @@
-"""Attestations beside others who hold the database."""
+"""Attestation while other transactions lock the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every change over the API is in the log of its tenant or of the platform, and can be read."""
+"""Every change over the API is in the audit log of its tenant or of the platform."""
 
 from __future__ import annotations
 

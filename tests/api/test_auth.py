@@ -1,4 +1,4 @@
-"""Who may call what: every route is closed unless it is listed open."""
+"""Access control: every route is closed unless it is listed as open."""
 
 from __future__ import annotations
 

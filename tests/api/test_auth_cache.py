@@ -1,4 +1,4 @@
-"""Whom a key belongs to, remembered for a few seconds."""
+"""The cache of principals by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to know who calls: most requests ask the database nothing, and none writes."""
+"""The cost of authentication: most requests need no query, and none writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic, its prompts, and its client against a server of a few lines."""
+"""The benchmark's statistics, its prompts, and its client with a minimal server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark's models load like anyone's, and every token that is asked for is text."""
+"""The benchmark's models load like any other, and every requested token is text."""
 
 from __future__ import annotations
 

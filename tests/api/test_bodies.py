@@ -1,4 +1,4 @@
-"""A JSON body as it arrives: in pieces, without end, or not at all."""
+"""A JSON body as it arrives: in pieces, endless, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guesses that hold bring several tokens at once: nobody can tell but by the clock."""
+"""Accepted draft tokens arrive several at a time; apart from the timing, nothing differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain completions through the unmodified openai client."""
+"""Completions through the unmodified openai client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators are told of the confinement of examinations, and where no server starts."""
+"""The reported confinement of examinations, and when a server refuses to start."""
 
 from __future__ import annotations
 

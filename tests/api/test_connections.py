@@ -1,4 +1,4 @@
-"""Who goes when there are more connections than the server may have open."""
+"""Which connection is closed when there are more than the server may have open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console shows: lists, figures over time, maps of the memory, settings."""
+"""The console's data: lists, time series, memory maps, settings."""
 
 from __future__ import annotations
 

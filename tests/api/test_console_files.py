@@ -1,4 +1,4 @@
-"""The console's pages as they are served, and the headers of every answer."""
+"""The served console pages, and the headers of every response."""
 
 from __future__ import annotations
 

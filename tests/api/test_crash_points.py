@@ -1,6 +1,6 @@
-"""A server killed between two effects: what was acknowledged is kept, what was not leaves nothing.
+"""A server killed between two effects: acknowledged data is kept, other data leaves no trace.
 
-Every failpoint is passed by `make adapter-evidence`; here is the one where most could be lost.
+`make adapter-evidence` tests every failpoint; this is the one where most could be lost.
 """
 
 from __future__ import annotations

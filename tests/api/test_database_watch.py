@@ -1,4 +1,4 @@
-"""A database that fails or hangs is away, and nobody waits for it."""
+"""A database that fails or hangs counts as unavailable, and nothing waits for it."""
 
 from __future__ import annotations
 

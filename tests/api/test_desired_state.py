@@ -1,4 +1,4 @@
-"""What is pinned comes back by itself: nobody has to ask for it first."""
+"""Pinned adapters are reloaded without a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Getting back what was pushed."""
+"""Downloads of pushed adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts repeated and scored, as evaluation harnesses ask for it, against transformers + PEFT."""
+"""Repeated and scored prompts, as evaluation harnesses use them, compared with PEFT."""
 
 from __future__ import annotations
 

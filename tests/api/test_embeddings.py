@@ -1,4 +1,4 @@
-"""`/v1/embeddings` through the unmodified openai client, against transformers and PEFT."""
+"""`/v1/embeddings` through the unmodified openai client, compared with transformers and PEFT."""
 
 from __future__ import annotations
 

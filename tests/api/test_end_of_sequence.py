@@ -1,4 +1,4 @@
-"""Where an output ends: also at tokens that only the tokenizer's files name."""
+"""The end of an output, also at tokens that only the tokenizer's files declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ETag` and `If-Match`: a change meets what its caller has read, or nothing."""
+"""`ETag` and `If-Match`: a change applies only to the version that its caller has read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger says what the engine has counted, to the token, whatever was killed on the way."""
+"""The ledger equals the engine's counts, to the token, whichever process was killed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A server under load whose engine dies, whose callers leave or stop reading, that is told to stop.
+"""A server under load whose engine crashes, whose clients disconnect or stall, and that is stopped.
 
-Every request gets a whole answer or an error with a code; nothing is left behind.
+Every request gets a complete answer or an error with a code; nothing is left behind.
 """
 
 from __future__ import annotations

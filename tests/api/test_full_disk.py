@@ -1,4 +1,4 @@
-"""A data folder on a disk of 60 MB: who fills it is refused, the others are served."""
+"""A data folder on a disk of 60 MB: the tenant that fills it is refused, the others are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nothing names is collected; what a version, an upload or a running push needs is not."""
+"""Unreferenced objects are collected; those of a version, an upload or a running push are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server collects old garbage once a minute, and never the objects that exist at start."""
+"""A server collects old garbage once a minute, but never the objects that exist at startup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HTTP request's sequences, over an engine whose every event the test decides."""
+"""One HTTP request's sequences, with an engine whose events the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars are compiled where they can do no harm before the engine sees them."""
+"""Grammars are compiled in a separate process before the engine sees them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What no honest client sends: answered as documented, in the one envelope, or the line is closed.
+"""Requests that no honest client sends: answered as documented, or the connection is closed.
 
-After each of them the server answers the next request.
+The server answers the next request after each of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The corpus of requests that try to pass a rule, sent directly, as a proxy, and through two."""
+"""The corpus of requests that try to bypass a rule, sent directly, as a proxy, and through two."""
 
 from __future__ import annotations
 

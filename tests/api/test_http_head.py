@@ -1,4 +1,4 @@
-"""Heads that could be read in two ways are refused, with what is wrong with them."""
+"""Ambiguous heads are refused, and the error names the part."""
 
 from __future__ import annotations
 

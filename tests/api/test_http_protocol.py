@@ -1,4 +1,4 @@
-"""What the guard on a connection rests on, and what a connection does when its bytes go wrong."""
+"""The private interfaces that the protocol relies on, and its reaction to invalid bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a request that is sent again is answered as before, and done once."""
+"""`Idempotency-Key`: a repeated request gets the first response and is executed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants on one server: each gets its own, and learns nothing of the others."""
+"""Tenants on one server: each gets its own data, and learns nothing about the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three tenants' callers and the operators, at random: nobody reads or changes what is others'."""
+"""Random calls of three tenants and the operators: none reads or changes another tenant's data."""
 
 from __future__ import annotations
 

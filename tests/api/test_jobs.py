@@ -1,4 +1,4 @@
-"""Upkeep on several servers: each job is done by one of them, or by another if that one fails."""
+"""Upkeep jobs with several servers: each is run by one, or by another if that one fails."""
 
 from __future__ import annotations
 

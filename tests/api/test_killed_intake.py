@@ -1,4 +1,4 @@
-"""The process that examines an upload is killed: nothing has to be sent anew."""
+"""The examining process is killed: the client need not upload again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values are recalled for a bounded time, and take memory no longer."""
+"""Values are recalled for a bounded time, and then free their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends while a transaction runs is written together, and each learns of its own row."""
+"""Requests that end during a transaction are written together, and each gets its own result."""
 
 from __future__ import annotations
 

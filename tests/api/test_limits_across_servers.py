@@ -1,4 +1,4 @@
-"""64 callers at once over two servers on one database: each limit holds within one request."""
+"""64 concurrent callers on two servers with one database: each limit is exact to one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of our own that cannot start says why, and its port is free again."""
+"""A local server that cannot start reports why, and its port is free again."""
 
 from __future__ import annotations
 

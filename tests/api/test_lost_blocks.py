@@ -1,4 +1,4 @@
-"""A version whose block the store has lost or damaged: what callers hear, and how it is mended."""
+"""A version whose block the store lost or damaged: the errors, and the repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads that their server never came back for end; one that comes back late publishes nothing."""
+"""Uploads whose server does not return are closed; a server that returns late publishes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Malformed adapters over HTTP: each answer is a 4xx with a code, and names the field at fault."""
+"""Malformed adapters over HTTP: each gets a 4xx with a code that names the field at fault."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An account is settled exactly once, wherever its server dies and however long the database is
-away."""
+"""An account is settled exactly once, wherever its server dies and however long the outage is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told, and that docs/metrics.md lists all of it."""
+"""The Prometheus metrics, and that docs/metrics.md lists all of them."""
 
 from __future__ import annotations
 

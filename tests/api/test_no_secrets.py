@@ -1,6 +1,4 @@
-"""Prompts, bodies and keys are nowhere but where they are needed: not in the log, not in figures,
-not in errors, not in the database.
-"""
+"""Prompts, bodies and keys are not in the log, in figures, in errors or in the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error class of the official client that this API can cause, in every way of calling it."""
+"""Every error class of the official client that this API can cause, with every kind of call."""
 
 from __future__ import annotations
 

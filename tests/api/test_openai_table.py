@@ -1,4 +1,4 @@
-"""`docs/openai.md` says what may be sent; here each row is sent."""
+"""Every row of the table in `docs/openai.md`, sent to the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published OpenAPI document: current, complete, and what the server serves."""
+"""The published OpenAPI document: current, complete, and equal to what the server serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of a list."""
+"""Paging of lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From which address a request comes, also behind proxies."""
+"""The client's address, also behind proxies."""
 
 from __future__ import annotations
 

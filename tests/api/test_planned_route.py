@@ -1,4 +1,4 @@
-"""A planned route answers as the same route of FastAPI's does."""
+"""A planned route responds like the same FastAPI route."""
 
 from __future__ import annotations
 

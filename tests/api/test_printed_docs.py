@@ -1,4 +1,4 @@
-"""The pages that are printed from the code are those that are committed."""
+"""The committed generated pages match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measured effect of an adapter, compared with torch's own figures."""
+"""An adapter's measured effect, compared with torch's own figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests for one upload that overtake each other: nothing acknowledged is undone."""
+"""Concurrent requests for one upload: nothing acknowledged is undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The served against the reference base under an adapter, compared with PEFT's own figures."""
+"""The served and the reference base with an adapter, compared with PEFT's own figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits over HTTP: set by operators, seen by tenants, said with every answer and refusal."""
+"""Limits over HTTP: set by operators, shown to tenants, reported with every response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the database wishes for is asked of the engine, whatever was restarted in between."""
+"""The desired state in the database is requested from the engine, after any restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that die or are told to stop: what callers see, and what is kept."""
+"""Processes that crash or are stopped: what clients see, and what is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused: each its own code and status, in the one envelope."""
+"""Refused requests: each with its own code and status, in the error format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom the server refuses stands in the audit log: once a minute, counted, in the right chain."""
+"""Refused calls are in the audit log: once a minute, counted, in the correct chain."""
 
 from __future__ import annotations
 

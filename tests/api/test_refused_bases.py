@@ -1,4 +1,4 @@
-"""What `loraplex serve` says of a folder or a database that is damaged."""
+"""The errors of `loraplex serve` for a damaged folder or database."""
 
 from __future__ import annotations
 

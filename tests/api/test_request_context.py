@@ -1,4 +1,4 @@
-"""The outermost layer: ids, headers, the request log, and what nobody caught."""
+"""The outermost layer: ids, headers, the request log, and uncaught errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing the request log: nothing that fails there is more than a gap."""
+"""Writing the request log: a failure causes only a gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request log: what became of each request, where its time went, and what runs now."""
+"""The request log: results, phases, and running requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Byte-seconds of residency: what was on the device counts from one look to the next."""
+"""Byte-seconds of residency: an observed state counts until the next observation."""
 
 from __future__ import annotations
 

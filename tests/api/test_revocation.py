@@ -1,4 +1,4 @@
-"""Two servers on one database: what one refuses, the other refuses within five seconds."""
+"""Two servers on one database: a revocation on one applies to the other within five seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of this user are found while they run, and never afterwards."""
+"""Servers of this user are found while they run, and not afterwards."""
 
 from __future__ import annotations
 

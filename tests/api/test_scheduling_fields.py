@@ -1,4 +1,4 @@
-"""Scheduling and speculation on their way to the engine, and what a refusal says of later."""
+"""Scheduling and speculation parameters on the way to the engine, and `Retry-After` of refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server migrates nothing but its own embedded database."""
+"""A server only migrates its own embedded database."""
 
 from __future__ import annotations
 

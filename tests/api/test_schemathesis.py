@@ -1,7 +1,7 @@
-"""Generated requests against the live server: what the document allows, and what it forbids.
+"""Generated requests to a real server: what the document allows, and what it forbids.
 
-Each is sent with a key of every scope, with none, and with one of other scopes. LORAPLEX_EXAMPLES
-says how many each operation gets.
+Each is sent with a key of every scope, without a key, and with one of other scopes.
+LORAPLEX_EXAMPLES sets the number per operation.
 """
 
 from __future__ import annotations

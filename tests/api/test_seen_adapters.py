@@ -1,4 +1,4 @@
-"""What a name meant is used again for a moment, and never past a change that this server made."""
+"""Resolved names are cached for seconds, but never beyond a change by this server."""
 
 from __future__ import annotations
 

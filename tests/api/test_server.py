@@ -1,4 +1,4 @@
-"""The address that a server takes."""
+"""The address on which a server listens."""
 
 from __future__ import annotations
 

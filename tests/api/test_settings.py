@@ -1,4 +1,4 @@
-"""Settings mean the same wherever a child process runs."""
+"""Settings mean the same in every child process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signing in over the API: cookies, forged requests, lockout, and what needs the password anew."""
+"""Sign-in over the API: cookies, forged requests, lockout, and confirmation by password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for a password to be hashed, and what an attempt costs."""
+"""The queue for password hashing, and the cost of an attempt."""
 
 from __future__ import annotations
 

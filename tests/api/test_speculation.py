@@ -1,4 +1,4 @@
-"""How tokens are guessed is the caller's to say, and the answer's usage tells what came of it."""
+"""The `speculation` parameter, and its results in `usage`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams as they go over the wire, driven event by event."""
+"""Streams on the wire, event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an upload's staging file holds, whatever happens to its sender."""
+"""The contents of an upload's staging file, whatever happens to its client."""
 
 from __future__ import annotations
 

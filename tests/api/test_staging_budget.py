@@ -1,4 +1,4 @@
-"""Who may hold how much of the disk for uploads."""
+"""The disk budget of uploads, in total and per tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose adapters are in a bucket: who holds the credentials, and what if it goes away."""
+"""A server with an S3 bucket: which process holds the credentials, and outages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that have to have a form, through the unmodified openai client."""
+"""Structured outputs through the unmodified openai client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that tenants share by turns."""
+"""The event loop's access to threads that tenants share fairly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that are put together from their parts."""
+"""Events assembled from their parts."""
 
 from __future__ import annotations
 

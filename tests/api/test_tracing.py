@@ -1,4 +1,4 @@
-"""Spans: who is their parent, what they say, and when there are none."""
+"""Spans: their parents, their contents, and when there are none."""
 
 from __future__ import annotations
 

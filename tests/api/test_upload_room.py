@@ -1,4 +1,4 @@
-"""What goes when there is no room for an upload: the cheapest first, and nothing that is in use."""
+"""What is removed to make room for an upload: the cheapest first, and nothing in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was used, as tenants and operators are told."""
+"""Usage as tenants and operators see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a version is not ready: every reason, in the order in which it counts."""
+"""Why a version is not ready: every reason, in the order of precedence."""
 
 from __future__ import annotations
 

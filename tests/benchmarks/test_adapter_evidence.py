@@ -1,4 +1,4 @@
-"""The evidence command: what it counts, and that a figure below a bar fails it."""
+"""The evidence command: its counts, and that it fails if a bar is missed."""
 
 from __future__ import annotations
 

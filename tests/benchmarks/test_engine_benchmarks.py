@@ -1,4 +1,4 @@
-"""The benchmarks run, compare like with like, and print one line of JSON; how fast is not asked."""
+"""The benchmarks run, compare equal work, and print one line of JSON; speed is not checked."""
 
 from __future__ import annotations
 

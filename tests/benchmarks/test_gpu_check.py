@@ -1,4 +1,4 @@
-"""`make gpu-check` runs where there is a GPU; what it does is checked here on the CPU."""
+"""`make gpu-check` needs a GPU; its code is checked here on the CPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The slope and its interval: against numpy, published tables, and how often the interval is right.
+"""The slope and its confidence interval: compared with numpy and published tables, and its
+coverage.
 
-`student_quantile` is compared with the table of NIST's handbook (1.3.6.7.2).
+`student_quantile` is compared with the table in NIST's handbook (1.3.6.7.2).
 """
 
 from __future__ import annotations

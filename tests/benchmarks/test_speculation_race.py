@@ -1,4 +1,4 @@
-"""What a race of two decoders says of them, and which differences rounding may have made."""
+"""The comparison of two decoders, and which differences rounding may cause."""
 
 from __future__ import annotations
 

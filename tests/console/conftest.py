@@ -1,4 +1,4 @@
-"""A browser, the seeded server, and people who are signed in."""
+"""A browser, the seeded server, and signed-in users."""
 
 from __future__ import annotations
 

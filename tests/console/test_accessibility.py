@@ -1,4 +1,4 @@
-"""Every page can be read and worked by everybody: light, dark, narrow, and by keyboard alone."""
+"""Every page is accessible: light, dark, narrow, and by keyboard."""
 
 from __future__ import annotations
 

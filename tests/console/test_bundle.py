@@ -1,4 +1,4 @@
-"""What is shipped to the browser: small, of our own making, under a policy that says so."""
+"""The console's bundle: small, self-contained, and consistent with its content security policy."""
 
 from __future__ import annotations
 

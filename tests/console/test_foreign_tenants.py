@@ -1,4 +1,4 @@
-"""A tenant's user gets nothing of another tenant on any page, whatever address is typed."""
+"""A tenant's user sees nothing of another tenant on any page, whatever URL is entered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page shows is of the tenant, the session and the moment that it says; else it says so."""
+"""A page shows data of the displayed tenant, session and time, or says that it is stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that are markup elsewhere are text in the console: wherever they stand, nothing runs."""
+"""Text that looks like markup is displayed as text in the console; nothing is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main flow without a mouse: by keys alone one gets everywhere, and sees where one is."""
+"""The main flow by keyboard only: everything is reachable, and the focus is visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With 200 tenants and 5,000 adapters a page asks for one page of them, and holds no more."""
+"""With 200 tenants and 5,000 adapters a page loads and holds one page of them only."""
 
 from __future__ import annotations
 

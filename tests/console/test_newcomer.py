@@ -1,4 +1,4 @@
-"""What people stumble over who do something at the console for the first time."""
+"""Typical problems of new users of the console."""
 
 from __future__ import annotations
 

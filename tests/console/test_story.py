@@ -1,4 +1,4 @@
-"""From a one-time link to a revoked key: what people come to the console for, in its order."""
+"""The main tasks of the console in order, from an invitation link to a revoked key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts of docs/operations.md do what the page says, on a real server's data."""
+"""The scripts of docs/operations.md work as described, on a real server's data."""
 
 from __future__ import annotations
 

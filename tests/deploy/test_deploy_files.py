@@ -1,4 +1,4 @@
-"""What stands in deploy/ fits the software: its settings, options, routes and metrics exist."""
+"""The files in deploy/ match the software: their settings, options, routes and metrics exist."""
 
 from __future__ import annotations
 

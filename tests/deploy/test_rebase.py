@@ -1,4 +1,4 @@
-"""Changing the base as docs/operations.md says: push to the new base's server, look, switch."""
+"""Changing the base as in docs/operations.md: push to the new base's server, check, switch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an abort gives back, and when."""
+"""What an abort releases, and when."""
 
 from __future__ import annotations
 

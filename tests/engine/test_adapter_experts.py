@@ -1,4 +1,4 @@
-"""Adapters of experts and routers equal PEFT itself, in one mixed batch with base rows."""
+"""Adapters of experts and routers equal PEFT, in one mixed batch with base rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adapters hold beyond A and B of linear layers equals PEFT itself, in one mixed batch."""
+"""Auxiliary tensors equal PEFT, in one mixed batch."""
 
 from __future__ import annotations
 

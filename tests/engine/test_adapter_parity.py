@@ -1,4 +1,4 @@
-"""Every PEFT feature that is served equals PEFT itself, in one mixed batch with base rows."""
+"""Every supported PEFT feature equals PEFT, in one mixed batch with base rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged attention against a sequence-by-sequence softmax written out in full."""
+"""Paged attention compared with an explicit softmax per sequence."""
 
 from __future__ import annotations
 

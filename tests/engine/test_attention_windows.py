@@ -1,4 +1,4 @@
-"""How far back layers see, read from the masks that models build."""
+"""Attention windows, read from the masks that models build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer is told of the wait."""
+"""The reported wait of a new request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base is what its files say, or it is refused by name."""
+"""A base with exactly the declared tensors is served; any other is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From stored to served values, against the formulas written out on whole matrices."""
+"""From stored to served values, compared with the formulas on whole matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken for a base model, and what is told of everything else."""
+"""Which folders are accepted as base models, and the errors for all others."""
 
 from __future__ import annotations
 

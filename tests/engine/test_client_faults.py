@@ -1,4 +1,4 @@
-"""An engine that hangs, crashes repeatedly or has too much to do, as its client handles it."""
+"""An engine that hangs, crashes repeatedly or is overloaded, as its client handles it."""
 
 from __future__ import annotations
 

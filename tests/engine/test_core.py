@@ -1,4 +1,4 @@
-"""The engine as a whole: what shares a batch must not matter."""
+"""The engine as a whole: the batch's composition must not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode steps in the fixed memory of graphs, on the CPU: a replay computes the step again."""
+"""Decode steps with the fixed memory of graphs, on the CPU: a replay computes the step again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Deleting an adapter lets its running requests end, until a deadline, and then leaves nothing."""
+"""Deleting an adapter lets its running requests finish, until a deadline, and leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 

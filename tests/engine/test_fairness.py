@@ -1,4 +1,4 @@
-"""Tenants' shares: the counters themselves, and the bound they give a batching server."""
+"""Fair shares: the counters, and the bound that they guarantee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which transformers families are served, and that what is served is right."""
+"""Which transformers families are served, and that their outputs are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published table of PEFT features, row by row: pushed files on the engine, beside PEFT."""
+"""The published table of PEFT features, row by row: pushed files compared with PEFT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the published table that says "served", from PEFT's files to PEFT's logits."""
+"""Every "served" row of the published table, from PEFT's files to PEFT's logits."""
 
 from __future__ import annotations
 

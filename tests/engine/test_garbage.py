@@ -1,4 +1,4 @@
-"""Garbage is looked for when nobody waits, and at last in any case."""
+"""Garbage is collected when no request waits, and eventually in any case."""
 
 from __future__ import annotations
 

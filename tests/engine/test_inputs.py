@@ -1,4 +1,4 @@
-"""How the sequences of a step are laid out and put together."""
+"""The layout of a step's sequences."""
 
 from __future__ import annotations
 

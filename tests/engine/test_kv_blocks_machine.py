@@ -1,7 +1,7 @@
-"""KvBlocks against tensors that are played by dictionaries.
+"""KvBlocks with tensors that are simulated by dictionaries.
 
-What a position's keys and values are depends on the namespace and on all tokens up to it, so that
-is what the played tensors store. Whatever a sequence would read must be its own.
+A position's keys and values depend on the namespace and all tokens up to it, so the simulated
+tensors store these. Whatever a sequence reads must be its own.
 """
 
 from __future__ import annotations

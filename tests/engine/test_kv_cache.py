@@ -1,4 +1,4 @@
-"""The tensors behind the KV blocks: what operations do to them, and what quantizing costs."""
+"""The tensors of the KV blocks: the effect of operations, and the quantization error."""
 
 from __future__ import annotations
 

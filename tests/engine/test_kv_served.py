@@ -1,4 +1,4 @@
-"""The whole engine over every form of KV memory: windows, swap space, sinks, codes."""
+"""The whole engine with each form of KV memory: windows, swap space, sinks, quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose layers see only a window, served far past it from pools that hold little more."""
+"""Models with sliding windows, served far beyond the window with minimal pools."""
 
 from __future__ import annotations
 

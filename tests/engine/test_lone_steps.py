@@ -1,4 +1,4 @@
-"""Suspects of a breakdown, computed apart from all others by the real engine."""
+"""Suspects of a crash, computed separately by the real engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine says of its memory."""
+"""The engine's memory report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where adapters may change the input embedding and the output head, and what tells them apart."""
+"""Where adapters may change the input embedding and the output head, and how this is detected."""
 
 from __future__ import annotations
 

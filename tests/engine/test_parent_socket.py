@@ -1,4 +1,4 @@
-"""The engine's end of its socket: what it waits for, what it keeps, and what it does not lose."""
+"""The engine's end of its socket: waiting, buffering, and no loss of messages."""
 
 from __future__ import annotations
 

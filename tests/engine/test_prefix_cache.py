@@ -1,4 +1,4 @@
-"""What is reused of a prompt's beginning, and by whom."""
+"""Which prompt prefixes are reused, and by which requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of prompts, embeddings and log-probabilities, against transformers and PEFT."""
+"""Embeddings and prompt log-probabilities, compared with transformers and PEFT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine says of the requests in it."""
+"""The engine's report on its requests."""
 
 from __future__ import annotations
 

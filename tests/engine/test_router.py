@@ -1,4 +1,4 @@
-"""A router that computes in fp32 under adapters of a half type, and what the engine asks of one."""
+"""An fp32 router with half-precision adapters, and the engine's requirements on routers."""
 
 from __future__ import annotations
 

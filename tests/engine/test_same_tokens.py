@@ -1,7 +1,7 @@
 """The same request gives the same greedy tokens, however it is served.
 
-Alone without any cache is the reference; the other ways differ in what shares the batch, in where
-a prompt is cut, and in where its keys and values come from. Over families that differ in attention
+The reference is the request alone, without any cache. The other ways differ in the batch, in the
+chunks of a prompt, and in the origin of its keys and values. The families differ in attention
 (windows, sinks, softcap, latent) and in layers (experts, fused projections, Conv1D), each with the
 base and two adapters.
 """

@@ -1,4 +1,4 @@
-"""Sampling against exact probabilities, and against transformers' own logits processors."""
+"""Sampling compared with exact probabilities and with transformers' logits processors."""
 
 from __future__ import annotations
 

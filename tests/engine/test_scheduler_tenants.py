@@ -1,4 +1,4 @@
-"""How the scheduler divides the device among tenants, and whom it refuses."""
+"""How the scheduler divides the device among tenants, and which requests it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one tenant is told of the prefix cache never depends on what another one asked."""
+"""A tenant's view of the prefix cache never depends on another tenant's requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base's layout from its configuration alone: the same as from the loaded model."""
+"""A base's layout from its configuration equals that of the loaded model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of the model hears of which adapters of a step."""
+"""Which adapters of a step each part of the model sees."""
 
 from __future__ import annotations
 

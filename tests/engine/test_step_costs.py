@@ -1,4 +1,4 @@
-"""What is learned of a device whose true costs are known, and what follows for a step's size."""
+"""The learned costs of a device with known costs, and the resulting step sizes."""
 
 from __future__ import annotations
 

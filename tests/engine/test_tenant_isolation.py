@@ -1,4 +1,4 @@
-"""What one tenant's load does to another's latency, on a device with a known cost per step."""
+"""The effect of one tenant's load on another's latency, on a device with a known cost per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one token can stand for, against tokenizers that tokenize."""
+"""The maximum bytes per token, compared with real tokenizers."""
 
 from __future__ import annotations
 

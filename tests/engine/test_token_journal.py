@@ -1,4 +1,4 @@
-"""What the journal says after any death is what was counted before it."""
+"""After any crash the journal has what was counted before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps cost, counted by hand, and the parts of the device's peak that it comes to."""
+"""The computed bytes and operations of steps, compared with manual counts, and the utilization."""
 
 from __future__ import annotations
 

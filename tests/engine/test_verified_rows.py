@@ -1,4 +1,4 @@
-"""Draft tokens, chains and trees, computed beside each other: each as if it had come alone."""
+"""Draft chains and trees, verified together: each as if it were alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of those who wait, against a plain sort; and what each answer to a candidate does."""
+"""The order of waiting requests, compared with a plain sort, and the handling of candidates."""
 
 from __future__ import annotations
 

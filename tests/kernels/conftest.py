@@ -1,4 +1,4 @@
-"""Fixtures for kernels: poisoned memory, and Triton's interpreter beside its compiler."""
+"""Fixtures for kernels: memory filled with NaN, and Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of attention under the interpreter, against the plain op, amid NaN."""
+"""The Triton attention kernels in the interpreter, compared with the reference, with NaN around."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base's matmul of an MoE layer against one product per pair."""
+"""The base matmul of an MoE layer, compared with one product per pair."""
 
 from __future__ import annotations
 

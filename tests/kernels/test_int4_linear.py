@@ -1,4 +1,4 @@
-"""int4 on the CPU: PyTorch's packed kernel against the meaning of the codes."""
+"""int4 on the CPU: PyTorch's packed kernel compared with the dequantized weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int4 codes: what a group keeps of its values."""
+"""int4 quantization: the precision of a group's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values written under Triton's interpreter, against the pages' own way."""
+"""Writing keys and values in Triton's interpreter, compared with the CPU implementation."""
 
 from __future__ import annotations
 

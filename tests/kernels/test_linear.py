@@ -1,4 +1,4 @@
-"""The base's linear layers in their own type, and which form each takes."""
+"""The base's linear layers without quantization, and the chosen implementation."""
 
 from __future__ import annotations
 

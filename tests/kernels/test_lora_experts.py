@@ -1,4 +1,4 @@
-"""LoRA on experts: every form against each pair's own matrices, in memory full of NaN."""
+"""LoRA on experts: every implementation compared with each pair's matrices, amid NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference against the definition of LoRA, written out token by token in fp64."""
+"""The reference compared with the definition of LoRA, token by token in fp64."""
 
 from __future__ import annotations
 

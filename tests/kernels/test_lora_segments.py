@@ -1,4 +1,4 @@
-"""Segments against the reference, in memory full of NaN."""
+"""Segments compared with the reference, in memory full of NaN."""
 
 from __future__ import annotations
 

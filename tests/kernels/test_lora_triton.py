@@ -1,4 +1,4 @@
-"""The Triton kernels under the interpreter, against the reference, in memory full of NaN."""
+"""The Triton kernels in the interpreter, compared with the reference, in memory full of NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window against the reference, in memory full of NaN."""
+"""The window compared with the reference, in memory full of NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make kernels-report` compiles every kernel; here are one of each, and its limits."""
+"""`make kernels-report` compiles every kernel; this tests one of each, and the limits."""
 
 from __future__ import annotations
 

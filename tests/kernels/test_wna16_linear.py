@@ -1,4 +1,4 @@
-"""int8 and int4 in Triton, under the interpreter, against the meaning of the codes, amid NaN."""
+"""int8 and int4 in Triton's interpreter, compared with the dequantized weights, with NaN around."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Migrations on both databases: forward, back, with data, several at once, and what they make."""
+"""Migrations on both databases: upgrade, downgrade, with data, concurrently, and the resulting
+schema.
+"""
 
 from __future__ import annotations
 

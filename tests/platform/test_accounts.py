@@ -1,4 +1,4 @@
-"""Signing in as the control plane has it: invitations, sessions and their ends, failures."""
+"""Accounts in the control plane: invitations, sessions and their ends, failed sign-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of adapters: searched, sorted, counted, in pages, and never another tenant's."""
+"""Lists of adapters: searched, sorted, counted, paged, and restricted to the tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aliases: whole, split, rolled back and removed, and what is remembered of it."""
+"""Aliases: set, canary, rollback and removal, and their history."""
 
 from __future__ import annotations
 

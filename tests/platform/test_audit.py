@@ -1,4 +1,4 @@
-"""The audit log: written with the change, chained, and no change of it goes unnoticed."""
+"""The audit log: written with the change, chained, and tampering is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is answered by a canary: a share of the requests, always the same ones."""
+"""The canary's requests: a fixed share, always the same ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers at the same moment: as if they had come one after another."""
+"""Concurrent writers: the same result as in sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unit of work: whole or not at all, and an error of our own when nobody answers."""
+"""The unit of work: atomic, and Loraplex's own error if the database does not answer."""
 
 from __future__ import annotations
 

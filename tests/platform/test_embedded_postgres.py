@@ -1,4 +1,4 @@
-"""The PostgreSQL that tests start."""
+"""The PostgreSQL server that tests start."""
 
 from __future__ import annotations
 

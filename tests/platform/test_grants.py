@@ -1,4 +1,4 @@
-"""Who may give what to whom: nobody more than they have."""
+"""Granting permissions: nobody can grant more than they have."""
 
 from __future__ import annotations
 

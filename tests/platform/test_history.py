@@ -1,4 +1,4 @@
-"""What is written down of versions: each state they came to, and the receipt of their end."""
+"""The history of versions: state transitions and deletion receipts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept answers: found again by the same request of the same caller, and by nobody else."""
+"""Stored responses: returned to the same request of the same caller only."""
 
 from __future__ import annotations
 

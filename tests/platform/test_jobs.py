@@ -1,4 +1,4 @@
-"""Leases: one server at a time, by the shared clock, and taken over from whoever is gone."""
+"""Job leases: one server at a time, by the shared clock, with takeover from dead servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names people may give."""
+"""The allowed names."""
 
 from __future__ import annotations
 

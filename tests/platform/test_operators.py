@@ -1,4 +1,4 @@
-"""Who runs the platform: making, changing, disabling and checking operators."""
+"""Operators: creating, changing, disabling and authenticating."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures over time: what servers write down is what is read as series."""
+"""Time series: what servers write is what is read."""
 
 from __future__ import annotations
 

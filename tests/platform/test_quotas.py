@@ -1,4 +1,4 @@
-"""Reserving and settling against limits, on both databases."""
+"""Reserving and settling with limits, on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token bucket against a reference that counts in whole numbers, under clocks that jump."""
+"""The token bucket compared with an integer reference, with clocks that jump."""
 
 from __future__ import annotations
 

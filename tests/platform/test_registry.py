@@ -1,4 +1,4 @@
-"""From a model's name to one immutable version, or to the one error for everything else."""
+"""Resolving a model's name to one immutable version, or to one uniform error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tenant may own: counted as the tenant sees it, the last place given once."""
+"""Limits on owned resources: counted as the tenant sees them; the last place is given once."""
 
 from __future__ import annotations
 

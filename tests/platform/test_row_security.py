@@ -1,4 +1,4 @@
-"""PostgreSQL itself keeps each tenant to its rows, whatever SQL runs in a tenant's transaction."""
+"""PostgreSQL restricts each tenant to its rows, whatever SQL a tenant's transaction runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listing, resolving and registering cost the same whether a tenant has few adapters or many."""
+"""Listing, resolving and registering cost the same for few and for many adapters of a tenant."""
 
 from __future__ import annotations
 

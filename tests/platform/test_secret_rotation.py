@@ -1,4 +1,4 @@
-"""Another secret in the place of the server's: what was signed before goes on to verify."""
+"""Replacing the server's secret: what was signed before still verifies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tenant's session shows and writes that tenant's rows, whatever is asked of it."""
+"""A tenant's session reads and writes that tenant's rows only, whatever the query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways of versions and uploads, every pair of states tried through the services."""
+"""The transitions of versions and uploads: every pair of states, through the services."""
 
 from __future__ import annotations
 

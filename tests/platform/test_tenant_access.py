@@ -1,4 +1,4 @@
-"""Who calls within which tenant, and whether its requests have to ask."""
+"""The tenant in which a caller acts, and whether its requests need admission."""
 
 from __future__ import annotations
 

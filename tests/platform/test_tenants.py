@@ -1,4 +1,4 @@
-"""Making, finding and suspending tenants."""
+"""Creating, finding and suspending tenants."""
 
 from __future__ import annotations
 

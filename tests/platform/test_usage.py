@@ -1,4 +1,4 @@
-"""The ledger counts each request once, and its sums by day are sums of its rows."""
+"""The ledger counts each request once, and its daily sums equal its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letting people into a tenant, as what, and no longer."""
+"""Adding users, changing their roles and disabling them."""
 
 from __future__ import annotations
 

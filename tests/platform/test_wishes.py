@@ -1,4 +1,4 @@
-"""Wishes: pins and prefetches that their tenants set, until they expire."""
+"""Wishes: tenants' pins and prefetches, until they expire."""
 
 from __future__ import annotations
 

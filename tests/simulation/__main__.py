@@ -1,8 +1,8 @@
-"""Simulate the engine's scheduling: `python -m simulation --steps 1000000`.
+"""Simulates the engine's scheduling: `python -m simulation --steps 1000000`.
 
-`--only SEED` replays one seed and prints its event log. The last line is one line of JSON; the
-exit status is not zero if anything was violated, leaked or met too seldom, or a planted mistake was
-missed.
+`--only SEED` replays one seed and prints its event log. The last line is one line of JSON. The exit
+status is not zero if an invariant was violated, a resource leaked, an event was too rare, or an
+injected defect was not detected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tenants ask for: prompts that meet, diverge and go on from earlier answers."""
+"""The simulated requests: prompts that share prefixes, diverge and continue earlier answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A device that only remembers: what each cell of the KV cache holds, and what a step takes.
+"""A simulated device: the contents of each cell of the KV cache, and the duration of steps.
 
-It executes the log of operations in its order and the steps after it. Reading and writing are where
-mistakes of the bookkeeping show, so each of both is checked.
+It executes the queued operations in order and then the step. Bookkeeping errors show in reads and
+writes, so both are checked.
 """
 
 from __future__ import annotations

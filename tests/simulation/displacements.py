@@ -1,4 +1,4 @@
-"""Who may be displaced for whom: every decision of the room on the device is judged here."""
+"""Checks every eviction decision on the device."""
 
 from __future__ import annotations
 

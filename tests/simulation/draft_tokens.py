@@ -1,4 +1,4 @@
-"""What proposes tokens here: it knows the answers, and is wrong as often as the scenario says."""
+"""A simulated proposer that knows the output, and is wrong as often as the scenario says."""
 
 from __future__ import annotations
 

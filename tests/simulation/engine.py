@@ -1,6 +1,6 @@
-"""The real scheduler, residency and execution of steps, without a model.
+"""The real scheduler, adapter manager and step execution, without a model.
 
-What the core adds around them is done here in the same order.
+What the engine's core does around them is repeated here in the same order.
 """
 
 from __future__ import annotations

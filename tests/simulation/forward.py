@@ -1,4 +1,4 @@
-"""One step's forward: what is computed, what breaks, and what the loop is shown of it."""
+"""One simulated forward pass: its results and its failures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What must hold before, in and after every step; the full audits run every few steps.
+"""The invariants before, in and after every step; full audits run every few steps.
 
-The cheap checks are written from the outside, with the simulation's own books. The audits ask the
-parts to check themselves too and compare what is cached with what the device holds.
+The cheap checks use the simulation's own records. The audits also call the components' own checks
+and compare caches with the device's contents.
 """
 
 from __future__ import annotations

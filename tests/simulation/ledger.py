@@ -1,4 +1,4 @@
-"""What was asked, by whom, and how each request ended: the simulation's own books."""
+"""The simulation's own record of each request, its tenant and its end."""
 
 from __future__ import annotations
 

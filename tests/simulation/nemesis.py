@@ -1,4 +1,4 @@
-"""What goes wrong, and how often: each event strikes at random, all from the seed."""
+"""Injected faults and their rates: each occurs at random, determined by the seed."""
 
 from __future__ import annotations
 

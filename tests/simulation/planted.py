@@ -1,7 +1,7 @@
-"""Mistakes that this simulation must find: one switch each, in test code only.
+"""Injected defects that this simulation must detect: one switch each, in test code only.
 
-Each replaces a piece of the code under test by a version with a plausible slip. A simulation that
-reports nothing is worth as much as the number of these that it does not miss.
+Each replaces a piece of the code under test by a version with a plausible error. The simulation is
+only as good as the number of these defects that it detects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked of prompts, in place of `execution.prompt_reading`: that it is given once."""
+"""Prompt reading in place of `execution.prompt_reading`: each result is delivered once."""
 
 from __future__ import annotations
 

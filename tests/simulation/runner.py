@@ -1,4 +1,4 @@
-"""Many seeds: over processes, each one reproducible by itself."""
+"""Runs many seeds in several processes; each seed is reproducible by itself."""
 
 from __future__ import annotations
 

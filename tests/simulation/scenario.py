@@ -1,6 +1,6 @@
-"""One seed's world: how large everything is and how hard it is hit.
+"""The scenario of one seed: sizes and fault rates.
 
-Sizes are small, so that in a few hundred steps everything runs out, fills up and comes back.
+Sizes are small, so that within a few hundred steps every resource is exhausted and recovers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether tenants are charged for what they were served: prompts once, outputs as they come."""
+"""Checks that tenants are charged for their service: prompts once, outputs as generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter store and its fetcher: slow, sometimes wrong, sometimes away."""
+"""A simulated adapter store and fetcher: slow, sometimes wrong, sometimes unavailable."""
 
 from __future__ import annotations
 

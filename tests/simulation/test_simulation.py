@@ -1,4 +1,4 @@
-"""The simulation runs clean, replays exactly, and finds every planted mistake."""
+"""The simulation runs without violations, replays exactly, and detects every injected defect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation must never see, by name."""
+"""The violations that a simulation reports, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One seed: an engine, those who use it, and what befalls it, step by step on a virtual clock."""
+"""One seed: an engine, its tenants and its faults, step by step on a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who may call which route: the one table, written by hand. A route that is not in it fails.
+"""The access table: who may call which route. Written by hand; a route that is missing fails.
 
-What the code declares beside its routes is compared with it, never made from it.
+The declarations in the code are compared with it, and it is never generated from them.
 """
 
 from __future__ import annotations

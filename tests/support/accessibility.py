@@ -1,4 +1,4 @@
-"""What axe-core finds wrong with a page that is open."""
+"""Runs axe-core on an open page."""
 
 from __future__ import annotations
 

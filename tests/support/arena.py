@@ -1,4 +1,4 @@
-"""Adapters on disk brought to the arena the way the engine does."""
+"""Loads adapters from disk into an arena as the engine does."""
 
 from __future__ import annotations
 

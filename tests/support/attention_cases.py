@@ -1,4 +1,4 @@
-"""A paged cache with sequences in it, for tests of attention: what no sequence wrote is NaN."""
+"""A paged cache with sequences for attention tests; unwritten memory is NaN."""
 
 from __future__ import annotations
 

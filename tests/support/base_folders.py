@@ -1,6 +1,6 @@
-"""Folders that are given as base models: whole, damaged, foreign or quantized, and the answer.
+"""Test folders for base models: valid, damaged, foreign or quantized, with the expected result.
 
-Each is a copy of a tiny real checkpoint, changed as its maker says.
+Each is a copy of a tiny real checkpoint with one change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What others do while requests run: push adapters, and ask for answers that follow schemas."""
+"""Background load: pushes of adapters, and requests with schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts and canonical block files of made-up adapters, with the values they hold."""
+"""Layouts and canonical block files of artificial adapters, with their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether intake says of each broken adapter what it must."""
+"""Checks intake's verdict on each broken adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters with the faults that people's uploads really have, made with PEFT and PyTorch."""
+"""Adapters with typical defects of uploads, made with PEFT and PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person at a browser: a session's cookie, and what a page of ours sends with it."""
+"""A browser user: a session's cookie, and the headers that a console page sends."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Adapters whose every answer names them: isolation is seen without a reference run.
+"""Adapters whose every answer names them, so that isolation is visible without a reference run.
 
-In the canary base, dimension 0 of the residual stream holds the same positive constant at every
+In the canary base, dimension 0 of the residual stream has the same positive constant at every
 position, and the last layer's attention passes it on as its first value. A canary's rank-1 delta on
-that layer's `o_proj` reads it and writes the output embedding of its marker, far louder than
-everything else. The head's rows of all marker candidates dislike dimension 0, so the base, where
-nothing drowns it, never says a marker.
+that layer's `o_proj` reads it and writes the output embedding of its marker with a much larger
+magnitude than everything else. The head's rows of all marker candidates have a negative weight on
+dimension 0, so the base alone never outputs a marker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tenants, keys and adapter versions in a database, brought into the state that a test needs."""
+"""Creates tenants, keys and adapter versions in a database, in the state that a test needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates that know tools, each in the manner of a family of models."""
+"""Chat templates with tool support, in the formats of several model families."""
 
 from __future__ import annotations
 

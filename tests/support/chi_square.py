@@ -1,4 +1,4 @@
-"""Pearson's test of whether draws follow a distribution."""
+"""Pearson's chi-square test of samples against a distribution."""
 
 from __future__ import annotations
 

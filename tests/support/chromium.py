@@ -1,4 +1,4 @@
-"""A headless Chromium for the console's tests: the system's own, never one that is downloaded."""
+"""A headless Chromium for the console's tests: the system's, never downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line, run in this process as a tenant would."""
+"""Runs the command line in this process, as a tenant."""
 
 from __future__ import annotations
 

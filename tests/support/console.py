@@ -1,4 +1,4 @@
-"""A person at the console: a browser's page, signed in, that watches what must never happen."""
+"""A console user: a signed-in browser page that watches for forbidden behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console's pages may load, as their `Content-Security-Policy` has to say it."""
+"""The resources that the console's pages may load, according to their `Content-Security-Policy`."""
 
 POLICY = {
     "default-src": "'none'",

@@ -1,7 +1,7 @@
-"""Runs a command as an older container runtime would: `unshare` and Landlock are forbidden.
+"""Runs a command as in an older container runtime, with `unshare` and Landlock forbidden.
 
-`python container_profile.py PROGRAM ARGUMENT...`. The filter answers EPERM to both, as the
-default profiles of older runtimes do, and holds for all that the program starts.
+`python container_profile.py PROGRAM ARGUMENT...`. The filter returns EPERM for both, as the default
+profiles of older runtimes do, and applies to all child processes.
 """
 
 from __future__ import annotations

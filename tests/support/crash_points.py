@@ -1,8 +1,8 @@
-"""Servers killed at each of their failpoints, and what a checker finds afterwards.
+"""Servers killed at each failpoint, and a check of the result.
 
-The client writes down what was acknowledged to it. After the kill another server recovers, the
-client does what any client does (sends the same again), one garbage collection runs, and the
-checker compares the ledger with the database, the store and the staged files.
+The client records what was acknowledged. After the kill another server recovers, the client repeats
+its requests as any client does, one garbage collection runs, and the checker compares the record
+with the database, the store and the staged files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Databases for tests: a SQLite file or a PostgreSQL database of their own, migrated once.
+"""Databases for tests: a separate SQLite file or PostgreSQL database each, migrated once.
 
-PostgreSQL comes from TEST_DATABASE_URL, else from an embedded server where that is installed, else
-the tests that want it are skipped. With LORAPLEX_TEST_DATABASE=postgres also the servers that tests
-start have theirs there.
+PostgreSQL comes from TEST_DATABASE_URL, else from an embedded server if it is installed, else its
+tests are skipped. With LORAPLEX_TEST_DATABASE=postgres the servers that tests start use it too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an adapter does to the base: by its block's file, and by PEFT."""
+"""An adapter's change to the base: by its block's file, and by PEFT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PostgreSQL from pip: a server in a temporary folder that ends with whoever started it."""
+"""PostgreSQL from pip: a server in a temporary folder that ends with its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one form of every error answer."""
+"""Checks the format of error responses."""
 
 from __future__ import annotations
 

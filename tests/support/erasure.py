@@ -1,4 +1,4 @@
-"""Adapters that are found again in memory, and a check that none of them is after its deletion."""
+"""Adapters that can be found in memory, and a check that none remains after its deletion."""
 
 from __future__ import annotations
 

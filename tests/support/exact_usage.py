@@ -1,4 +1,4 @@
-"""Callers of servers that are killed, and the ledger beside what the engine itself has counted."""
+"""Clients of servers that are killed, and a comparison of the ledger with the engine's counts."""
 
 from __future__ import annotations
 

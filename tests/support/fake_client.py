@@ -1,4 +1,4 @@
-"""A client of the fake engine, and what its tests ask of a request's events."""
+"""A client of the fake engine, and helpers for a request's events."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """An engine process without a model: `python -m support.fake_engine ENDPOINT HEARTBEAT CONFIG`.
 
-The real process, protocol and client around a core that repeats a request's prompt, one token a
-step, or with as many draft tokens as the request asks for, all of them right. The prompt may be one
-of the words below instead. `config.model` is a directory, by which the lives of the process know of
-each other: each adds a letter to its file `lives`.
+The real process, protocol and client around a core that repeats a request's prompt, one token per
+step, or with as many draft tokens as the request specifies, all of them accepted. The prompt may
+instead be one of the words below. `config.model` is a directory in which successive processes know
+of each other: each adds a letter to its file `lives`.
 """
 
 from __future__ import annotations

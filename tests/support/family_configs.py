@@ -1,7 +1,7 @@
-"""A tiny configuration of every model type that transformers has as a causal language model.
+"""A tiny configuration of every causal language model type of transformers.
 
-Windows and other thresholds lie within `NUM_TOKENS`, and where a type has several kinds of layers,
-its four layers are of all kinds that its checkpoints have.
+Windows and other thresholds lie within `NUM_TOKENS`, and if a type has several kinds of layers, its
+four layers include all kinds that its checkpoints have.
 """
 
 from __future__ import annotations

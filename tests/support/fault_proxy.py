@@ -1,8 +1,8 @@
-"""An HTTP proxy in front of an S3 server that damages the answers it is told to damage.
+"""An HTTP proxy in front of an S3 server that injects planned faults.
 
-It runs in a thread of its own. Every connection carries one request. Faults are planned per path
-and used up in order by the reads of that object. What else comes, writes and listings too, meets
-what the weather says; by default it passes unharmed.
+It runs in its own thread. Every connection carries one request. Faults are planned per path and
+consumed in order by the reads of that object. All other requests, including writes and listings,
+follow the present weather, which by default is without faults.
 """
 
 from __future__ import annotations

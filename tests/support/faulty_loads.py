@@ -1,4 +1,4 @@
-"""Loads of adapters from a store whose answers are damaged in every way, counted."""
+"""Counts the results of loads from a store whose responses are damaged in every way."""
 
 from __future__ import annotations
 

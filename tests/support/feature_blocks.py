@@ -1,6 +1,7 @@
-"""Blocks straight from a live PeftModel: what intake makes of an adapter, without intake.
+"""Blocks made directly from a live PeftModel, without intake.
 
-Walks PEFT's own wrappers instead of its files, so it shares nothing with the code that reads them.
+It walks PEFT's own wrappers instead of its files, so it shares nothing with the code that reads
+them.
 """
 
 from __future__ import annotations

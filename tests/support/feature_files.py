@@ -1,4 +1,4 @@
-"""Small bases and one adapter per PEFT feature, made once and kept in a folder."""
+"""Small bases and one adapter per PEFT feature, created once and kept in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether each row of the table of PEFT features is true: the engine with PEFT beside it."""
+"""Checks each row of the PEFT feature table: the engine compared with PEFT."""
 
 from __future__ import annotations
 

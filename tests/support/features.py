@@ -1,4 +1,4 @@
-"""Adapters with whatever PEFT can train, live in PEFT and served from an arena."""
+"""Adapters with every trainable PEFT feature, live in PEFT and served from an arena."""
 
 from __future__ import annotations
 

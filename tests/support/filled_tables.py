@@ -1,4 +1,4 @@
-"""Rows for every table, made from the models: row `i` of one refers to row `i` of the others."""
+"""Rows for every table, from the models: row `i` of one refers to row `i` of the others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A real server whose data folder is a small disk that tenants, and then others, fill.
+"""A real server whose data folder is on a small disk that tenants, and then others, fill.
 
-`python -m support.full_disk BASE ADAPTER` mounts the disk in a mount namespace of its own, which
-ends with the process, and prints what each party was answered as one line of JSON.
+`python -m support.full_disk BASE ADAPTER` mounts the disk in a separate mount namespace, which ends
+with the process, and prints the responses to each party as one line of JSON.
 """
 
 from __future__ import annotations

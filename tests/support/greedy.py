@@ -1,4 +1,4 @@
-"""When two answers may differ: where rounding decides between tokens as good as equal."""
+"""When two greedy outputs may differ: where rounding decides between nearly equal tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A hundred texts that would run script if a page took them for markup, a style or an address.
+"""A hundred texts that would run script if a page interpreted them as markup, a style or a URL.
 
-Whatever runs calls `alert`, sets `window.executed`, or asks `hostile.invalid` for something.
+Executed script calls `alert`, sets `window.executed`, or requests something from `hostile.invalid`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Requests as bytes, with which somebody tries to pass a rule or to slip a second request through.
+"""Raw requests that try to bypass a rule or to smuggle a second request.
 
-`KEY`, `BOUND` and `OPERATOR` stand for a key that is good from anywhere, one that is good only from
-`BOUND_TO`, and an operator's. `INNER` is a request of its own, the only one that is answered with
-`INNER_ANSWER`.
+`KEY`, `BOUND` and `OPERATOR` stand for a key that is valid from anywhere, one that is valid only
+from `BOUND_TO`, and an operator's. `INNER` is a separate request, the only one that is answered
+with `INNER_ANSWER`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys, users and callers for tests of who may do what."""
+"""Keys, users and callers for tests of permissions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The layout of a small base model, from the modules of its transformers class.
 
-`layout_of` has only the linear layers; `full_layout_of` everything that adapters can change.
+`layout_of` includes only the linear layers; `full_layout_of` includes everything that adapters can
+change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One step's LoRA op over adapters of several ranks: whole, or a request of it alone."""
+"""One step's LoRA op with adapters of several ranks: complete, or one request alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters in an arena's stand-in whose every element outside a matrix is NaN."""
+"""Adapters in a fake arena in which every element outside a matrix is NaN."""
 
 from __future__ import annotations
 

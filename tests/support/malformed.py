@@ -1,4 +1,4 @@
-"""Malformed adapters, one after another, through intake: what comes of each."""
+"""Runs malformed adapters through intake and records the results."""
 
 from __future__ import annotations
 

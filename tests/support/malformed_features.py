@@ -1,7 +1,7 @@
-"""Malformed adapters that use every feature of PEFT that is served: none may crash or hang intake.
+"""Malformed adapters with every supported PEFT feature: none may crash or hang intake.
 
-What such an adapter does to the base is proven elsewhere (`feature_proofs`); here it matters that
-what is refused is refused by a published code, with a pointer, and in time.
+`feature_proofs` tests the effect of adapters on the base; these tests check that refusals have a
+published code and a pointer, and are fast enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A world for residency without threads, tensors or time: each is moved by the test's hand."""
+"""An adapter manager without threads, tensors or time: the test drives each of them."""
 
 from __future__ import annotations
 

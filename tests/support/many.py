@@ -1,4 +1,4 @@
-"""A catalog of a size that no page may hold at once: written as the ordinary way leaves it."""
+"""A large catalog, written directly in the form that the normal path produces."""
 
 from __future__ import annotations
 

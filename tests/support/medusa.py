@@ -1,4 +1,4 @@
-"""Random Medusa heads, and texts to train some on for the demo base."""
+"""Random Medusa heads, and training texts for the demo base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server's processes hold in their memory, seen from outside through /proc."""
+"""Searches the memory of a server's processes from outside through /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculation on a device whose true costs are known, in modelled time: no model, no clock."""
+"""Speculation on a device with known costs, in simulated time: no model, no clock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Servers that are killed and started again, fast: from one warm process.
+"""Servers that are killed and restarted quickly, forked from one warm process.
 
 `python -m support.mortal_server ENGINE BASE DATA_DIR PORT [URL]` imports everything once. For each
-line on its standard input it forks a server, and says its process id.
+line on its standard input it forks a server, and prints its process id.
 """
 
 from __future__ import annotations

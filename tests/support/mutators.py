@@ -1,7 +1,7 @@
-"""Ways to spoil an adapter, each named and drawn from a seed.
+"""Mutators that damage an adapter, each with a name and a seed.
 
-A mutator gets a well-formed adapter and returns another one, usually broken; some are harmless, and
-a few depend on what is drawn. What is which is decided by `reference_validator`, not here.
+A mutator gets a valid adapter and returns another one, usually broken; some are harmless, and a few
+depend on the random choice. `reference_validator` decides which is which.
 """
 
 from __future__ import annotations

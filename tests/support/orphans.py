@@ -1,4 +1,4 @@
-"""Processes that end with this one, even if it is killed and can stop nothing any more."""
+"""Child processes that end with this process, even if it is killed."""
 
 from __future__ import annotations
 

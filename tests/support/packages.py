@@ -1,6 +1,6 @@
-"""The packages of `engine/` and `api/` and their real imports, as a list and as a picture.
+"""The packages of `engine/` and `api/` and their imports, as a list and as a diagram.
 
-`python -m support.packages docs/architecture.md` writes the pictures between their markers.
+`python -m support.packages docs/architecture.md` writes the diagrams between their markers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Few combinations of parameters in which every pair of values occurs.
+"""A small set of parameter combinations that covers every pair of values.
 
-Most defects need one value or two to show (Kuhn, Wallace, Gallo 2004), and the pairs fit into a
-number of combinations that grows with the logarithm of the number of parameters.
+Most defects depend on one or two values (Kuhn, Wallace, Gallo 2004), and the number of combinations
+that cover all pairs grows with the logarithm of the number of parameters.
 """
 
 from __future__ import annotations

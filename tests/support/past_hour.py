@@ -1,4 +1,4 @@
-"""The figures of an hour before a server was started, for pictures that show a course."""
+"""Generated figures for the hour before a server's start, for screenshots with time series."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One adapter per row of the table of PEFT features, made with PEFT itself.
+"""One adapter per row of the PEFT feature table, made with PEFT.
 
-Everything trainable is drawn at random, so each feature has an effect. `save_base` writes a small
-base model that a feature can be trained on.
+All trainable values are random, so each feature has an effect. `save_base` writes a small base
+model on which a feature can be trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes that a server has started, as Linux lists them."""
+"""The child processes of a server, as Linux lists them."""
 
 from __future__ import annotations
 

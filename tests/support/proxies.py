@@ -1,4 +1,4 @@
-"""HAProxy and nginx before a server, set up as `docs/operations.md` says."""
+"""HAProxy and nginx in front of a server, configured as in `docs/operations.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document as it is committed."""
+"""The committed OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quantization leaves of weights, in plain PyTorch: the oracle for every quantized form."""
+"""Quantization of weights in plain PyTorch: the reference for every quantized implementation."""
 
 from __future__ import annotations
 

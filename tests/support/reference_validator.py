@@ -1,8 +1,8 @@
-"""A second opinion on small adapters, from the libraries themselves: is this one harmless?
+"""An independent verdict on small adapters: whether an adapter is harmless.
 
 The safetensors library parses, PEFT's own classes and functions read the configuration, PyTorch
-multiplies. What the libraries accept and the server must not (duplicate keys, hostile names, sizes
-beyond its limits, features that no batch can serve) is written down here again, independently.
+multiplies. Restrictions that only the server has (duplicate keys, hostile names, size limits,
+features that no batch can serve) are implemented here again, independently.
 """
 
 from __future__ import annotations

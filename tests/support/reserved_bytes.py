@@ -1,9 +1,8 @@
-"""How much memory the engine's adapters take, over the sum of what they truly are.
+"""The memory of the engine's adapters, relative to the sum of their actual sizes.
 
-The arena, the table that names its extents, the decode windows after every adapter has decoded, and
-what the loader threads hold while they convert are counted; the adapters are of all sorts that make
-systems with slots of one size waste memory. Nothing is loaded from disk: the bytes are the same
-whatever the values are.
+It counts the arena, the table of its extents, the decode windows after every adapter has decoded,
+and the loader threads' buffers. The adapters include all kinds that waste memory in systems with
+slots of one size. Nothing is loaded from disk, because the bytes do not depend on the values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Safetensors files byte by byte, well formed or not."""
+"""Safetensors files byte by byte, valid or not."""
 
 from __future__ import annotations
 

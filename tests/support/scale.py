@@ -1,4 +1,4 @@
-"""How much of what repeats a test does: a part in `make test`, all of it in `make soak`."""
+"""The number of repetitions of a test: a part in `make test`, all in `make soak`."""
 
 from __future__ import annotations
 

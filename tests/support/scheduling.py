@@ -1,4 +1,4 @@
-"""A scheduler at work without a model: a device that computes whatever was scheduled."""
+"""A scheduler without a model: a simulated device computes the scheduled sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of the console over the seeded server: `python -m support.screenshots FOLDER`."""
+"""Screenshots of the console with the seeded server: `python -m support.screenshots FOLDER`."""
 
 from __future__ import annotations
 

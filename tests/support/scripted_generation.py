@@ -1,4 +1,4 @@
-"""A generation over an engine whose every event the test decides."""
+"""A generation with an engine whose events the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking for what must not be written down: keys, and prompts that bear a mark."""
+"""Searches for data that must not be stored: keys, and prompts with a marker."""
 
 from __future__ import annotations
 

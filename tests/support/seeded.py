@@ -1,4 +1,4 @@
-"""A server with something to look at: the demo's base, three tenants, adapters, requests, usage."""
+"""A server with sample data: the demo's base, three tenants, adapters, requests, usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ASGI application behind our HTTP protocol, without the rest of the server."""
+"""An ASGI application with Loraplex's HTTP protocol, without the rest of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server for tests: its own process, a tiny base, SQLite and a folder."""
+"""A real server for tests: a separate process, a tiny base, SQLite and a local folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proposer that knows the answers, and is wrong as often as a test wants; comparing answers."""
+"""A proposer that knows the output and is wrong as often as a test wants; comparison of outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a unit of work asks of the database: its statements, their plans, and the rows they read."""
+"""The SQL statements of a unit of work, their plans, and the rows they read."""
 
 from __future__ import annotations
 

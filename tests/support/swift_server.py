@@ -1,8 +1,8 @@
-"""A real S3 server for the store's contract tests: OpenStack Swift on one node, from pip alone.
+"""A real S3 server for the store's contract tests: OpenStack Swift on one node, from pip.
 
 `python swift_server.py DIRECTORY COMMAND...`, run by a Python that has `swift` installed, starts
 the four servers on free ports of this machine, runs the command with LORAPLEX_TEST_S3 and the
-credentials in its environment, stops them and exits as the command did.
+credentials in its environment, stops them and exits with the command's status.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs that tests need and Python packages do not bring: proxies, browsers, kubectl."""
+"""Programs that tests need and pip does not install: proxies, browsers, kubectl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models under random adapters, as PEFT itself computes them."""
+"""Small models with random adapters, computed by PEFT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room for uploads in a test's folder."""
+"""The disk budget of uploads in a test's folder."""
 
 from __future__ import annotations
 

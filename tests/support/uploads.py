@@ -1,4 +1,4 @@
-"""Uploads in a database, brought into the state that a test needs."""
+"""Uploads in a database, in the state that a test needs."""
 
 from __future__ import annotations
 

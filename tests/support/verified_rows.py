@@ -1,4 +1,4 @@
-"""Drives a base model over the paged cache as a step does that verifies guessed tokens."""
+"""Runs a base model over the paged cache like a step that verifies draft tokens."""
 
 from __future__ import annotations
 

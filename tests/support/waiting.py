@@ -1,4 +1,4 @@
-"""Waiting for what another process does: never longer than it takes, never for ever."""
+"""Waits for another process, with a timeout and no longer than necessary."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A random walk of three tenants' callers over the API, and the model that says what each may see.
+"""Random calls of three tenants to the API, and a model of what each may see.
 
-Everything that a tenant writes bears its mark, and every id is remembered with its owner: whatever
-an answer holds of another tenant, other than what its own request named, is a leak.
+Everything that a tenant writes contains its mark, and every id is recorded with its owner. If a
+response contains anything of another tenant, apart from what its own request named, it is a leak.
 """
 
 from __future__ import annotations

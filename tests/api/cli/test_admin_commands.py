@@ -1,4 +1,4 @@
-"""`loraplex db` and `operators create`: commands on the database itself, without a server."""
+"""`loraplex db` and `operators create`: commands that use the database without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that the documentation shows: each is one, with these options."""
+"""Every command in the documentation exists, with these options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex login`, `whoami`, `tenants`, `operators`, `users` and `keys`, against a server."""
+"""`loraplex login`, `whoami`, `tenants`, `operators`, `users` and `keys`, with a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex requests`, `chat`, `top` and `doctor` against a live server."""
+"""`loraplex requests`, `chat`, `top` and `doctor` with a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex medusa train`: from a file of texts to heads that the server takes."""
+"""`loraplex medusa train`: from a file of texts to heads that the server accepts."""
 
 from __future__ import annotations
 

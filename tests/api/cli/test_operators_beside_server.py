@@ -1,4 +1,4 @@
-"""`operators create` works on the data of the server that runs, never on a second database."""
+"""`operators create` uses the data of the running server, never a second database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex serve`: what its options say of the engine and the server."""
+"""`loraplex serve`: how its options configure the engine and the server."""
 
 from __future__ import annotations
 

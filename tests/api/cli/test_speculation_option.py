@@ -1,4 +1,4 @@
-"""`loraplex serve --speculation`: what an operator may say, and what the engine is told."""
+"""`loraplex serve --speculation`: accepted values, and the resulting engine configuration."""
 
 from __future__ import annotations
 

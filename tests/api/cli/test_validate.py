@@ -1,4 +1,4 @@
-"""`loraplex adapters validate`: says of a folder what the server's intake would."""
+"""`loraplex adapters validate` gives the same verdict as the server's intake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex demo`, run as a newcomer runs it; whatever ends it, nothing is left behind."""
+"""`loraplex demo` as a new user runs it; however it ends, nothing is left behind."""
 
 from __future__ import annotations
 

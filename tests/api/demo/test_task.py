@@ -1,4 +1,4 @@
-"""The demo's task: its answers are what a reader of the request would write, and are held out."""
+"""The demo's task: its answers follow from the requests, and test requests are held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped weights are those that the manifest lists, made by the recipe in the code."""
+"""The shipped weights match the manifest, and were made with the recipe in the code."""
 
 from __future__ import annotations
 

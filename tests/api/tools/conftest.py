@@ -1,4 +1,4 @@
-"""A server whose base has a template that knows tools, and room for them."""
+"""A server whose base has a template with tool support and a sufficient context."""
 
 from __future__ import annotations
 

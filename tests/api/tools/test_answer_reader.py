@@ -1,4 +1,4 @@
-"""Calls read out of an answer: what is a call, what is text, however the answer is cut."""
+"""Parsing calls from an answer: calls and text, however the answer is split."""
 
 from __future__ import annotations
 

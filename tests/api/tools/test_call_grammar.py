@@ -1,4 +1,4 @@
-"""What an answer may be where the model has no choice, asked of llguidance itself."""
+"""The answers that enforced calls allow, according to llguidance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations with tools as prompts: by the base's template, or described where it knows none."""
+"""Prompts of conversations with tools: by the base's template, or in the system message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers with calls as chats and responses: streams put together by the client's own code."""
+"""Answers with calls as chats and responses: streams assembled by the client's own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools through the unmodified openai client: chats and responses, whole and streamed."""
+"""Tools through the unmodified openai client: chats and responses, complete and streamed."""
 
 from __future__ import annotations
 

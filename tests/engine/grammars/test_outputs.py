@@ -1,4 +1,4 @@
-"""What an untrained model says under a grammar follows it."""
+"""The output of an untrained model with a grammar follows the grammar."""
 
 from __future__ import annotations
 

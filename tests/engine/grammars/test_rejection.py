@@ -1,8 +1,7 @@
-"""Under a grammar draft tokens may be accepted by chance too: the output's distribution stays
-exact.
+"""Rejection sampling under a grammar keeps the output's distribution exact.
 
-A Markov chain over six tokens under rules that a Python function states: the probability of each
-continuation is known, and compared with how often it comes.
+A Markov chain over six tokens with rules given by a Python function: the probability of each
+continuation is known, and compared with its frequency.
 """
 
 from __future__ import annotations

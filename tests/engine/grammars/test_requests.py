@@ -1,4 +1,4 @@
-"""Requests with grammars among others: who waits, who fails, and who does not notice."""
+"""Requests with grammars among others: waiting, failing, and without effect on others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Draft tokens under a grammar: the same tokens as without them, and no draft token that breaks
-it."""
+"""Draft tokens under a grammar: the same tokens as without drafts, and no draft violates it."""
 
 from __future__ import annotations
 

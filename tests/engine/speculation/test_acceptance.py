@@ -1,4 +1,4 @@
-"""What is believed of drafts, compared with how they are drawn."""
+"""The estimated acceptance of drafts, compared with the actual one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps propose less than would pay."""
+"""Which steps draft less than would pay off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every pair of parameters and adapters, with every proposer: the answer of plain decoding."""
+"""Every pair of parameters and adapters with every proposer: the output of plain decoding."""
 
 from __future__ import annotations
 

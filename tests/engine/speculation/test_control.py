@@ -1,4 +1,4 @@
-"""What is drafted on devices whose true costs and proposers are known, in modelled time."""
+"""The chosen drafts on devices with known costs and proposers, in simulated time."""
 
 from __future__ import annotations
 

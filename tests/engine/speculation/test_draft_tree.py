@@ -1,4 +1,4 @@
-"""Which nodes a tree of draft tokens has, against all trees there are."""
+"""The nodes of a draft tree, compared with all possible trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-speculation: the first layers of the target draft token, on its own keys and values."""
+"""Self-speculation: the base's first layers draft, using its own keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculation changes nothing but the speed: the tokens are those of plain decoding."""
+"""Speculation changes only the speed: the tokens are those of plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is drafted, and whatever goes wrong with it, requests end as with plain decoding."""
+"""Whatever is drafted, and whatever fails, requests end as with plain decoding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Medusa's draft tokens: from the right hidden state, for the right places, and never in the
-way."""
+"""Medusa drafts: from the correct hidden state, for the correct positions, without side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Medusa heads against the paper's formula, and checkpoints that are refused."""
+"""Medusa heads compared with the paper's formula, and refused checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training Medusa heads: what is learned, from what, and that it pays on real weights."""
+"""Training Medusa heads: the training data, the result, and the gain with real weights."""
 
 from __future__ import annotations
 

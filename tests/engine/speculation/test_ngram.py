@@ -1,4 +1,4 @@
-"""Prompt lookup finds what followed the longest match, at a cost that does not grow."""
+"""Prompt lookup finds the continuation of the longest match, at a constant cost."""
 
 from __future__ import annotations
 

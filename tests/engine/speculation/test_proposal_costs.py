@@ -1,4 +1,4 @@
-"""What is learned of a proposer whose true costs are known."""
+"""The learned costs of a proposer whose true costs are known."""
 
 from __future__ import annotations
 

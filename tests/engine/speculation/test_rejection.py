@@ -1,7 +1,7 @@
 """Whatever is drafted, the output has the distribution of plain decoding.
 
 The target is a Markov chain over six tokens: the probability of each of the 216 continuations of
-three tokens is known exactly, and compared with how often each comes.
+three tokens is known exactly, and compared with its frequency.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a request may ask of speculation, and what is told of an adapter's draft tokens."""
+"""The speculation parameters of a request, and the reported acceptance of an adapter."""
 
 from __future__ import annotations
 

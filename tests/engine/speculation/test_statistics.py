@@ -1,4 +1,4 @@
-"""What the engine says about its drafts."""
+"""The engine's reports about drafts."""
 
 from __future__ import annotations
 

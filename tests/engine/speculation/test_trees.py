@@ -1,7 +1,7 @@
-"""Trees of draft tokens change nothing but the speed, whatever the model's attention.
+"""Draft trees change only the speed, with any attention of the model.
 
-Random trees, in which the right draft tokens hide among random branches at any index, against plain
-decoding.
+Random trees, in which the correct draft tokens are hidden among random branches at any index,
+compared with plain decoding.
 """
 
 from __future__ import annotations
