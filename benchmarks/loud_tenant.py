@@ -89,7 +89,7 @@ async def run(plan: dict[str, Any], files: AdapterFiles) -> None:
     loud = Loud(lambda: Tenant(plan["url"], plan["key"], plan["base"]), files, plan["cold"])
     while await asyncio.to_thread(sys.stdin.readline):
         async with loud.at_work(**plan["load"]):
-            print("lora_hidden", flush=True)
+            print("begun", flush=True)
             await asyncio.to_thread(sys.stdin.readline)
         print(json.dumps(loud.answers), flush=True)
     await loud.aclose()
