@@ -11,9 +11,9 @@ BUNDLE := api/static/console
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation grammars api mixed-step prompts shared-queues
+	adapter-load speculation grammars api mixed-step prompts shared-queues admission
 .PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs console console-check \
-	console-packages screenshots simulate soak bench base-evidence adapter-evidence first-hour full-disk kernels-report \
+	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence first-hour full-disk kernels-report \
 	gpu-check clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -89,6 +89,10 @@ bench-prompts: ## what adapters add to a step that computes prompts
 bench-api: ## CPU time a request and a streamed token outside the engine, memory of 1,000 streams
 bench-shared-queues: ## a quiet tenant beside one that fills every queue that tenants share
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
+bench-admission: ## what limits cost a request: its admission and its row in the ledger
+
+trace-step: $(INSTALLED) ## list the functions that one decode step of the engine calls
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.trace_step $(ARGS)
 
 docs: $(INSTALLED) ## write the pages generated from code and evidence
 	$(BIN)/python -m loraplex.api.openapi_reference > docs/openapi.json

@@ -249,9 +249,9 @@ class _Streams:
         while any(not engine.answers[request_id].token_ids for request_id in ids.values()):
             engine.step()
         begin()
-        lora_hidden = last = time.perf_counter()
+        begun_at = last = time.perf_counter()
         gaps: list[float] = []
-        while not is_over(last - lora_hidden):
+        while not is_over(last - begun_at):
             engine.step()
             now = time.perf_counter()
             gaps += [now - last] * len(ids)
@@ -262,7 +262,7 @@ class _Streams:
         for request_id in ids.values():
             engine.abort(request_id)
         engine.run()
-        return Run(last - lora_hidden, gaps)
+        return Run(last - begun_at, gaps)
 
     def _order(self, adapter: AdapterKey) -> Order:
         room = self._plan.shape.max_model_len

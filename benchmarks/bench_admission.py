@@ -1,6 +1,6 @@
 """The cost of limits per request: admission, and the ledger row with settlement.
 
-    python benchmarks/bench_admission.py [--rounds 300] [DATABASE_URL ...]
+    make bench-admission          ARGS="--rounds 300 DATABASE_URL ..."
 
 Without a URL it uses a SQLite file in the temporary folder. One caller, alternating variants; the
 ledger row alone is the cost of a request before limits existed. Databases must be empty.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -39,11 +39,11 @@ ALL_LIMITS = Limits(
 _numbers = count()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("databases", nargs="*", metavar="DATABASE_URL")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with _sqlite_unless(options.databases) as urls:
         for url in urls:
             _measure(url, options.rounds)

@@ -20,7 +20,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -221,11 +221,11 @@ def most_bytes(pid: int, work: Callable[[], None]) -> int:
     return int(line.split()[1]) * 1024
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--streams", type=int, default=NUM_STREAMS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as home:
         base = make_tiny_llama(Path(home) / "base")
         (base / PACE_FILE).write_text("0.002")

@@ -128,7 +128,7 @@ def measure(base: BaseModel, text: Sequence[Sequence[int]]) -> Iterator[Result]:
         )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default=str(DEMO_BASE), help="default: the demo's base model")
     parser.add_argument("--dtype", default="auto")
@@ -137,14 +137,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    base = load_base_model(
-        EngineConfig(arguments.model, dtype=arguments.dtype, device=arguments.device)
-    )
-    length = min(arguments.length, base.max_model_len)
-    text = sample_text(base, arguments.sequences, length, arguments.seed)
+    options = parser.parse_args(arguments)
+    base = load_base_model(EngineConfig(options.model, dtype=options.dtype, device=options.device))
+    length = min(options.length, base.max_model_len)
+    text = sample_text(base, options.sequences, length, options.seed)
     dtype = str(base.dtype).removeprefix("torch.")
-    name = Path(arguments.model).name
+    name = Path(options.model).name
     print(f"{name}, {dtype} on {base.device}, {len(text)} x {length} tokens")
     print(f"{'KV':6}{'blocks':>8}{'mean KL':>11}{'p99 KL':>11}{'top-1':>9}{'logits':>9}")
     results = list(measure(base, text))
@@ -153,10 +151,10 @@ def main() -> None:
             f"{result.kv_dtype:6}{result.blocks_ratio:7.2f}x{result.mean_kl:11.2e}"
             f"{result.p99_kl:11.2e}{result.top1_agreement:9.2%}{result.logits_error:9.2%}"
         )
-    if arguments.json:
+    if options.json:
         report = {"model": name, "dtype": dtype, "device": str(base.device)}
         rows = [asdict(result) for result in results]
-        arguments.json.write_text(json.dumps({**report, "results": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({**report, "results": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -303,12 +303,12 @@ def print_table(result: dict[str, Any]) -> None:
         )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--shape", default="120m", choices=SHAPES)
     parser.add_argument("--json", type=Path, help="write the result here as well")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     result = time_kernels(options.device, shape=options.shape)
     print_table(result)
     if options.json:

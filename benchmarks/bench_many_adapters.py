@@ -207,7 +207,7 @@ def serve(engine: TimedEngine, plan: Plan, keys: Sequence[AdapterKey]) -> Run:
     asked: dict[str, tuple[list[int], AdapterKey]] = {}
     num_steps = num_adapters = num_tokens = 0
     seconds = 0.0
-    lora_hidden = time.perf_counter()
+    begun_at = time.perf_counter()
     for _ in range(plan.num_requests):
         key = rng.choices(keys, weights)[0]
         prompt = random_prompt(rng, plan.shape, plan.num_prompt_tokens)
@@ -222,7 +222,7 @@ def serve(engine: TimedEngine, plan: Plan, keys: Sequence[AdapterKey]) -> Run:
             continue
         num_before = stats.num_steps
         if stats.num_waiting:
-            seconds = time.perf_counter() - lora_hidden
+            seconds = time.perf_counter() - begun_at
             num_steps += 1
             num_adapters += sum(entry.num_leases > 0 for entry in stats.adapters)
             num_tokens = sum(len(engine.answers[request].token_ids) for request in asked)
@@ -294,9 +294,9 @@ def parted_at_near_tie(engine: TimedEngine, runs: Sequence[Run]) -> list[bool]:
 def _time(call: Callable[[], None], times: int) -> list[float]:
     seconds = []
     for _ in range(times):
-        lora_hidden = time.perf_counter()
+        begun_at = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - lora_hidden)
+        seconds.append(time.perf_counter() - begun_at)
     return seconds
 
 

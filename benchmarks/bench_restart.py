@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -93,14 +94,14 @@ def measure(model: Path, num_trials: int) -> dict[str, float]:
     }
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--trials", type=int, default=3)
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as home:
-        model = arguments.model or make_tiny_llama(Path(home) / "base")
-        figures = measure(model, arguments.trials)
+        model = options.model or make_tiny_llama(Path(home) / "base")
+        figures = measure(model, options.trials)
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
     return 0 if figures["margin_seconds"] <= MARGIN_SECONDS else 1
 

@@ -16,7 +16,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loraplex.adapters.identity import AdapterKey
@@ -44,7 +44,8 @@ class AllResident:
     """Every adapter is on the device: what residency costs is measured elsewhere."""
 
     def expect(self, keys: Iterable[AdapterKey]) -> None:
-        """They are there."""
+        """They are there; finding them is the scheduler's work."""
+        list(keys)
 
     def expect_last(self, key: AdapterKey) -> None:
         """It is there."""
@@ -156,10 +157,10 @@ def measure(num_running: int, num_steps: int, *, blocks_per_sequence: int) -> di
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     print(f"{NUM_WAITING} waiting over {NUM_TENANTS} tenants with {ADAPTERS_PER_TENANT} adapters")
     rows = []
     for num_running in RUNNING:
@@ -170,8 +171,8 @@ def main() -> None:
     worst = max(row["p99_us"] for row in rows if row["running"] == 256)
     is_met = worst <= 1e6 * MAX_P99_SECONDS
     print(json.dumps({"rows": rows, "p99_us_at_256": worst, "met": is_met}))
-    sys.exit(0 if is_met else 1)
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,12 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, repeat
 from pathlib import Path
 
 from benchmarks.report import parse_options, print_report
 from benchmarks.shared_tenant import WEIGHTS, AdapterFiles, Tenant
+from benchmarks.timed_engine import SMOKE_SHAPE
 from sqlalchemy import insert
 
 from loraplex.adapters.examination import examine
@@ -64,18 +65,32 @@ class Plan:
     tries_per_block: int = 12
     output_tokens: int = 48
     latency_seconds: float = 0.25
+    fill_seconds: float = 4.0
+    """From the loud tenant's first request to the quiet one's beside it."""
 
     @property
-    def load(self) -> dict[str, int]:
+    def load(self) -> dict[str, float]:
         """What the loud tenant keeps open, beside its cold adapters."""
         return {
             "commits": self.num_commits,
             "prompts": self.num_long,
             "prompt_bytes": self.long_bytes,
+            "fill_seconds": self.fill_seconds,
         }
 
 
-SMOKE = Plan(large_rank=16, num_commits=4, num_cold=24, num_blocks=1, tries_per_block=2)
+SMOKE = Plan(
+    shape=replace(SMOKE_SHAPE, max_model_len=2_048),
+    large_rank=16,
+    num_commits=2,
+    num_cold=4,
+    num_blocks=1,
+    tries_per_block=1,
+    long_bytes=1 << 16,
+    output_tokens=8,
+    latency_seconds=0.05,
+    fill_seconds=0.5,
+)
 
 
 @dataclass
@@ -103,11 +118,11 @@ class Quiet:
 
     async def try_once(self, samples: Samples, plan: Plan) -> None:
         self._number += 1
-        lora_hidden = time.perf_counter()
+        begun_at = time.perf_counter()
         name, weights = f"new-{self._number}", self._files.make()
         state = await self._tenant.push(name, self._files.config, weights)
         assert state == "ready", state
-        samples.seconds["push"].append(time.perf_counter() - lora_hidden)
+        samples.seconds["push"].append(time.perf_counter() - begun_at)
         (cold, *_) = await self._tenant.ask(next(self._cold), "a cold start")
         samples.seconds["cold start"].append(cold)
         times = await self._tenant.ask_base(f"tell me {self._number}", plan.output_tokens)
@@ -205,7 +220,7 @@ async def measure(server: ServerUnderTest, base: str, plan: Plan, home: Path) ->
     }
     tenant = Tenant(server.url, quiet_caller.key, base, poll_pauses=lambda: repeat(POLL_SECONDS))
     quiet = Quiet(tenant, small, iter(cold))
-    alone, side_stream = Samples(), Samples()
+    alone, beside = Samples(), Samples()
     await quiet.try_once(Samples(), plan)  # warm
     async with loud_tenant(home, facts) as loud:
         for _ in range(plan.num_blocks):
@@ -213,15 +228,15 @@ async def measure(server: ServerUnderTest, base: str, plan: Plan, home: Path) ->
                 await quiet.try_once(alone, plan)
             async with loud.at_work():
                 for _ in range(plan.tries_per_block):
-                    await quiet.try_once(side_stream, plan)
+                    await quiet.try_once(beside, plan)
     await tenant.aclose()
-    return Figures(alone, side_stream, loud.answers, dict(tenant.answers))
+    return Figures(alone, beside, loud.answers, dict(tenant.answers))
 
 
 @dataclass(frozen=True)
 class Figures:
     alone: Samples
-    side_stream: Samples
+    beside: Samples
     loud: dict[str, int]
     quiet: dict[str, int]
 
@@ -229,13 +244,13 @@ class Figures:
         return [
             {
                 "what": name,
-                "tries": len(self.side_stream.seconds[name]),
+                "tries": len(self.beside.seconds[name]),
                 "alone, ms": 1_000 * self.alone.median(name),
-                "beside, ms": 1_000 * self.side_stream.median(name),
-                "ratio": self.side_stream.median(name) / self.alone.median(name),
+                "beside, ms": 1_000 * self.beside.median(name),
+                "ratio": self.beside.median(name) / self.alone.median(name),
                 "alone p95, ms": 1_000 * self.alone.p95(name),
-                "beside p95, ms": 1_000 * self.side_stream.p95(name),
-                "p95 ratio": self.side_stream.p95(name) / self.alone.p95(name),
+                "beside p95, ms": 1_000 * self.beside.p95(name),
+                "p95 ratio": self.beside.p95(name) / self.alone.p95(name),
             }
             for name in MEASURES
         ]

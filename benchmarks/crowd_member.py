@@ -143,12 +143,12 @@ class Streams:
 
     async def run(self) -> Seen:
         gate = asyncio.Semaphore(OPENING_AT_ONCE)
-        lora_hidden = [asyncio.Event() for _ in range(self._plan.num_clients)]
+        begun = [asyncio.Event() for _ in range(self._plan.num_clients)]
         tasks = [
             asyncio.create_task(self._stream(client, gate, has_begun))
-            for client, has_begun in enumerate(lora_hidden)
+            for client, has_begun in enumerate(begun)
         ]
-        for has_begun in lora_hidden:
+        for has_begun in begun:
             await has_begun.wait()
         say("all there")
         await asyncio.gather(*tasks)

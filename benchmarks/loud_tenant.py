@@ -21,8 +21,6 @@ from typing import Any
 
 from benchmarks.shared_tenant import AdapterFiles, Tenant
 
-FILL_SECONDS = 4.0
-"""From its first request until it says that it has begun."""
 PAUSE_SECONDS = 0.5
 """Between a refused prompt and the next."""
 CONNECTIONS_PER_POOL = 25
@@ -43,9 +41,10 @@ class Loud:
 
     @contextlib.asynccontextmanager
     async def at_work(
-        self, *, commits: int, prompts: int, prompt_bytes: int
+        self, *, commits: int, prompts: int, prompt_bytes: int, fill_seconds: float
     ) -> AsyncIterator[None]:
-        """Within the block it asks; after it all that it asked for has ended."""
+        """Within the block it asks, for `fill_seconds` already; after it all that it asked for has
+        ended."""
         self._is_over = False
         prompt = "a b " * (prompt_bytes // 4)
         tasks = [
@@ -53,7 +52,7 @@ class Loud:
             *(asyncio.create_task(self._push()) for _ in range(commits)),
             *(asyncio.create_task(self._ask_long(prompt)) for _ in range(prompts)),
         ]
-        await asyncio.sleep(FILL_SECONDS)
+        await asyncio.sleep(fill_seconds)
         try:
             yield
         finally:
@@ -90,7 +89,7 @@ async def run(plan: dict[str, Any], files: AdapterFiles) -> None:
     loud = Loud(lambda: Tenant(plan["url"], plan["key"], plan["base"]), files, plan["cold"])
     while await asyncio.to_thread(sys.stdin.readline):
         async with loud.at_work(**plan["load"]):
-            print("lora_hidden", flush=True)
+            print("begun", flush=True)
             await asyncio.to_thread(sys.stdin.readline)
         print(json.dumps(loud.answers), flush=True)
     await loud.aclose()

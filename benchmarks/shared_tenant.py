@@ -94,7 +94,7 @@ class Tenant:
             "ignore_eos": True,
             "temperature": 0,
         }
-        lora_hidden = time.perf_counter()
+        begun_at = time.perf_counter()
         times = []
         async with self._http.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
@@ -103,7 +103,7 @@ class Tenant:
                 return []
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    times.append(time.perf_counter() - lora_hidden)
+                    times.append(time.perf_counter() - begun_at)
         self.answers["answered"] += 1
         return times
 

@@ -16,10 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
-from support.models import make_tiny_llama
+pytest_plugins = ["support.slowest_files"]
 
 
 @pytest.fixture(scope="session")
 def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama in the Hugging Face layout, fp32."""
+    from support.models import make_tiny_llama  # here: many tests need no torch
+
     return make_tiny_llama(tmp_path_factory.mktemp("tiny-base"))

@@ -1,0 +1,131 @@
+"""Benchmarks beside those of the engine run at their smallest sizes; how fast is not asked.
+
+Every benchmark is run by a test of this folder.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import (
+    bench_admission,
+    bench_api,
+    bench_kv_dtype,
+    bench_lora,
+    bench_restart,
+    bench_scheduler,
+    bench_shared_queues,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def garbage_collection() -> Iterator[None]:
+    """As it was before, whatever the test does to it."""
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The JSON that was printed last."""
+    report: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return report
+
+
+def is_figure(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def makefile_benchmarks() -> list[str]:
+    """The names of the targets `bench-NAME`."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    listed = re.search(r"^BENCHMARKS := (.*)$", makefile, re.MULTILINE)
+    assert listed is not None
+    names = listed[1].split()
+    assert sorted(re.findall(r"^bench-([a-z-]+): ## ", makefile, re.MULTILINE)) == sorted(names)
+    return names
+
+
+def test_every_benchmark_is_run_by_a_test() -> None:
+    modules = {path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")}
+    assert {f"bench_{name.replace('-', '_')}" for name in makefile_benchmarks()} == modules
+    texts = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    assert [name for name in modules if not any(f" {name}" in text for text in texts)] == []
+
+
+@pytest.mark.usefixtures("garbage_collection")
+def test_the_scheduler_is_timed_with_ample_and_with_scarce_blocks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_scheduler, "RUNNING", (64, 256))
+    assert bench_scheduler.main(["--steps", "3"]) in (0, 1)
+    report = last_line(capsys)
+    batches = [(row["running"], row["blocks"]) for row in report["rows"]]
+    assert batches == [(64, "ample"), (64, "scarce"), (256, "ample"), (256, "scarce")]
+    assert all(is_figure(row["p99_us"]) for row in report["rows"])
+    assert report["p99_us_at_256"] in [row["p99_us"] for row in report["rows"]]
+
+
+def test_restarts_are_timed_beside_what_they_cannot_avoid(
+    tiny_base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench_restart.main(["--trials", "1", "--model", str(tiny_base)]) in (0, 1)
+    report = last_line(capsys)
+    assert is_figure(report["imports_seconds"])
+    assert is_figure(report["model_load_seconds"])
+    assert is_figure(report["ready_again_seconds"])
+
+
+def test_each_kv_format_is_compared_with_the_models_own(tiny_base: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ("--sequences", "2", "--length", "8")
+    bench_kv_dtype.main(["--model", str(tiny_base), *sizes, "--json", str(report)])
+    results = json.loads(report.read_text())["results"]
+    assert [result["kv_dtype"] for result in results] == list(bench_kv_dtype.CODES)
+    assert all(result["blocks_ratio"] > 1 for result in results)
+    assert all(0 < result["logits_error"] < 0.2 for result in results)
+
+
+def test_lora_is_timed_in_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_lora, "MAX_MS", 0.0)  # the fewest repeats
+    report = tmp_path / "report.json"
+    bench_lora.main(["--shape", "tiny", "--json", str(report)])
+    timings = json.loads(report.read_text())["timings"]
+    steps = {(timing["phase"], timing["popularity"]) for timing in timings}
+    assert len(steps) == len(bench_lora.NUM_TOKENS) * len(bench_lora.POPULARITIES)
+    assert all(is_figure(timing["milliseconds"]) for timing in timings)
+
+
+def test_the_api_is_timed_by_request_and_by_token(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_api.main(["--requests", "16", "--streams", "4"])
+    report = last_line(capsys)
+    assert is_figure(report["request_seconds"])
+    assert is_figure(report["tokens_per_event"])
+    assert report["streams_bytes"] >= report["idle_bytes"] > 0
+
+
+def test_a_quiet_tenant_is_timed_alone_and_beside_a_loud_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench_shared_queues.main(["--smoke", "--models", str(tmp_path)]) == 0
+    report = last_line(capsys)
+    assert [row["what"] for row in report["rows"]] == list(bench_shared_queues.MEASURES)
+    assert all(is_figure(row["ratio"]) for row in report["rows"])
+    assert report["loud"]["answered"] > 0
+
+
+def test_admission_is_timed_with_and_without_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_admission.main(["--rounds", "2"])
+    printed = capsys.readouterr().out
+    assert "ledger row alone, no limits" in printed
+    assert "admission, all limits" in printed
