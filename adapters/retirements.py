@@ -47,7 +47,7 @@ class Retirements(Generic[BlockT]):
         self._retirements: dict[AdapterKey, _Retirement] = {}
         self._evicted: list[Evicted] = []
 
-    def __contains__(self, key: AdapterKey) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._retirements
 
     @property

@@ -65,11 +65,11 @@ class Stepper:
         )
         self._done = 0
 
-    def step(self, chunks: Sequence[Sequence[int]]) -> Tensor:
-        """Append equally long chunks; fp32 logits `[num_sequences, chunk, vocab_size]`."""
+    def step(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Append equally many tokens to each sequence; returns their logits in fp32."""
         chunks = [
-            SequenceChunk(chunk, self._done, [table])
-            for chunk, table in zip(chunks, self._tables, strict=True)
+            SequenceChunk(part, self._done, [table])
+            for part, table in zip(tokens, self._tables, strict=True)
         ]
         inputs = make_inputs(
             chunks, groups=self._cache.groups, block_size=BLOCK_SIZE, device=self._base.device

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...adapters.manager import Tier
 from ...engine.messages import GenerationRequest, PromptRead, RequestStarted, TokensGenerated
-from ...engine.process.client import EngineClient
+from ...engine.process.engine import Engine
 from ...engine.process.request_stream import RequestEvent, RequestStream
 from ...engine.text.tokenizer import Tokenizer
 from ...platform.overview.figures import FigureSums
@@ -102,7 +102,7 @@ class Generation:
         self,
         sequences: Sequence[SequenceSpec],
         *,
-        engine: EngineClient,
+        engine: Engine,
         tokenizer: Tokenizer,
         metrics: Metrics,
         arrived_at: float,

@@ -77,14 +77,14 @@ def signals_deferred() -> Iterator[None]:
     """Handle SIGINT and SIGTERM only when the block ends. Main thread only."""
     received: list[int] = []
     handlers = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        deferred: signal.signal(deferred, lambda number, _: received.append(number))
+        for deferred in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for deferred, handler in handlers.items():
+            signal.signal(deferred, handler)
         for number in received:
             signal.raise_signal(number)
 

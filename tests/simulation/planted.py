@@ -531,7 +531,7 @@ def moves_without_a_new_row(poll: Any, self: Moves[Any]) -> bool:
     sources = [(move.record, move.record.placement) for move in self._moves]
     has_moved: bool = poll(self)
     for record, source in sources:
-        if record.placement != source:
+        if source is not None and record.placement not in (None, source):
             extent = record.placement.extent
             record.placement = Placement(source.row, source.generation, extent)
     return has_moved

@@ -51,7 +51,7 @@ class Drafter:
     token: float = 0.0
     place: float = 0.0
     """Of each place of the longest draft: one pass of the model that drafts."""
-    supply: float = 1.0
+    hit_rate: float = 1.0
 
     def seconds(self, lengths: Collection[int]) -> float:
         """Of drafts of so many tokens."""
@@ -148,7 +148,7 @@ class Device:
         """The lengths of the drafts that there are, and the seconds they took."""
         wanted: dict[str, list[tuple[Request, int]]] = defaultdict(list)
         for request, (proposer, num_tokens) in choices.items():
-            has_draft = self.rng.random() < self.drafters[proposer].supply
+            has_draft = self.rng.random() < self.drafters[proposer].hit_rate
             wanted[proposer].append((request, num_tokens if has_draft else 0))
         total = 0.0
         for proposer, drafts in wanted.items():

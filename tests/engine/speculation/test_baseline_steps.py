@@ -38,6 +38,6 @@ def test_another_number_of_sequences_is_compared_at_once() -> None:
 def test_a_few_sequences_more_or_less_change_nothing() -> None:
     steady, wavering = BaselineSteps(), BaselineSteps()
     expected = fractions(steady, 200, 8)
-    assert [wavering.part(5 + 10 * (step % 2)) for step in range(200)] != expected
+    assert [wavering.fraction(5 + 10 * (step % 2)) for step in range(200)] != expected
     wavering = BaselineSteps()
-    assert [wavering.part(8 + step % 8) for step in range(200)] == expected
+    assert [wavering.fraction(8 + step % 8) for step in range(200)] == expected
