@@ -103,11 +103,9 @@ class KvBlocks:
         """Make `num_tokens` more tokens writable, in all groups or not at all (False)."""
         if num_computed + num_tokens <= seq.num_writable:
             return True
-        missing = self.num_missing(seq, num_computed, num_tokens)
-        if any(
-            count > group.pool.num_free for count, group in zip(missing, self.groups, strict=True)
-        ):
-            return False
+        for group in self.groups:
+            if group.num_missing(seq, num_computed, num_tokens) > group.pool.num_free:
+                return False
         if seq.is_swapped:
             self._swap_in(seq)
         for group in self.groups:

@@ -105,7 +105,7 @@ class GroupBlocks:
     # --- growing and shrinking --------------------------------------------------------------------
 
     def num_missing(
-        self, seq: SequenceBlocks, num_computed: int, num_tokens: int, chunk: int | None
+        self, seq: SequenceBlocks, num_computed: int, num_tokens: int, chunk: int | None = None
     ) -> int:
         """See `KvBlocks.num_missing`."""
         total, table = num_computed + num_tokens, seq.tables[self.index]
