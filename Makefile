@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 S3_VENV := .venv-s3
 NODE_VENV := .venv-node
+LOWEST_VENV := .venv-lowest
 CONSOLE := api/console
 BUNDLE := api/static/console
 
@@ -12,9 +13,9 @@ BUNDLE := api/static/console
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api mixed-step prompts shared-queues admission
-.PHONY: help install demo demo-weights test test-postgres test-s3 lint format docs console console-check \
-	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence first-hour full-disk kernels-report \
-	gpu-check clean \
+.PHONY: help install demo demo-weights test test-postgres test-s3 test-lowest lint format docs console console-check \
+	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence first-hour full-disk \
+	kernels-report gpu-check lock clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
 help: ## list the targets
@@ -56,6 +57,28 @@ test-s3: $(INSTALLED) $(S3_VENV)/.installed ## run the store's tests against a r
 	rm -rf $(S3_VENV)/data
 	$(S3_VENV)/bin/python tests/support/swift_server.py $(S3_VENV)/data \
 		$(BIN)/python -m pytest tests/adapters/test_store.py $(ARGS)
+
+# uv chooses the oldest releases, and pins those of the image.
+$(LOWEST_VENV)/bin/uv:
+	$(PYTHON) -m venv $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/python -m pip install --quiet 'uv>=0.9,<1'
+
+# --upgrade: what an earlier run chose is chosen anew.
+$(LOWEST_VENV)/.installed: $(LOWEST_VENV)/bin/uv pyproject.toml
+	$< pip install --quiet --python $(LOWEST_VENV)/bin/python --resolution lowest-direct --upgrade -e '.[test]'
+	@touch $@
+
+# Tests that import no torch and start no server.
+LOWEST_TESTS := tests/platform \
+	$(addprefix tests/adapters/test_,safetensors_header.py) \
+	$(addprefix tests/engine/test_,transport.py token_coverage.py) \
+	$(addprefix tests/api/test_,admission.py answer_parts.py arrivals.py auth_cache.py authentication.py bench.py \
+		bodies.py database_watch.py error_codes.py etags.py garbage.py http_head.py http_protocol.py jobs.py \
+		last_seen.py loop_histogram.py metrics.py pages.py peer_address.py reconciliation.py \
+		request_context.py request_log.py residency_usage.py schema_at_start.py server.py settings.py sign_in_queue.py \
+		sse.py staging.py upload_room.py)
+test-lowest: $(LOWEST_VENV)/.installed ## run quick tests of the core with the oldest packages that pyproject.toml admits
+	$(LOWEST_VENV)/bin/python -m pytest -q -k 'not postgres' $(LOWEST_TESTS) $(ARGS)
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -162,5 +185,13 @@ kernels-report: $(INSTALLED) ## compile the Triton kernels for sm_80 and sm_90 a
 gpu-check: ## serve a mixed batch on CUDA, compare with the CPU, time the kernels (no install needed)
 	PYTHONPATH=.src:tests $(or $(GPU_PYTHON),python3) -m benchmarks.gpu_check
 
+# Without torch and what it brings: they differ between the CPU and CUDA.
+LOCK := deploy/requirements.lock
+lock: $(LOWEST_VENV)/bin/uv ## pin the packages of the image in deploy/requirements.lock, at their newest
+	$< pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
+		--custom-compile-command 'make lock' --extra engine --extra postgres --extra otel pyproject.toml \
+		--output-file $(LOWEST_VENV)/requirements.lock
+	awk '/^[^ ]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' $(LOWEST_VENV)/requirements.lock > $(LOCK)
+
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support.models import make_adapter
 from support.server import Caller, ServerUnderTest, serving
 
 _numbers = count(1)
@@ -38,6 +37,8 @@ def caller(make_caller: Callable[[], Caller]) -> Caller:
 @pytest.fixture(scope="session")
 def adapters(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three different adapters in PEFT's layout."""
+    from support.models import make_adapter  # here: many tests need no torch
+
     directory = tmp_path_factory.mktemp("adapters")
     return [make_adapter(tiny_base, directory / str(seed), seed=seed) for seed in (1, 2, 3)]
 
