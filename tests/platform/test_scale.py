@@ -84,6 +84,7 @@ def add_adapters(database: Database, tenant: Tenant, first: int, stop: int) -> N
                     "version_id": version["id"],
                     "created_at": NOW,
                     "updated_at": NOW,
+                    "server_id": "here",
                 }
             )
             if state is VersionState.READY:
