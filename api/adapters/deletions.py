@@ -35,6 +35,7 @@ from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession, TenantSession
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.leases import LeaseLost, Leases
+from ..control_plane.periodic import Periodic
 from ..control_plane.tenant_turns import TenantTurns
 
 log = structlog.get_logger(__name__)
@@ -73,7 +74,13 @@ class Deletions:
         """The versions whose deletion is this server's to finish."""
         self._let_go_of: set[str] = set()
         """Versions on their way out, of which no tier of this server holds anything any more."""
-        self._watcher: asyncio.Task[None] | None = None
+        self._looks = Periodic(
+            self.look,
+            seconds=WATCH_SECONDS,
+            log=log,
+            failed="deletions_not_seen",
+            delayed_by=(EngineError, AdapterError, PlatformError),
+        )
 
     async def delete_adapter(
         self, tenant_id: str, name: str, origin: Origin, *, drain_seconds: float = DRAIN_SECONDS
@@ -116,11 +123,12 @@ class Deletions:
     async def recover(self) -> None:
         """Go on with what an earlier run began; what ran then does not run any more."""
         await self.look()
-        self._watcher = asyncio.create_task(self._watch())
+        self._looks.start()
 
     async def close(self) -> None:
         """Stop; what is not finished is taken up by the next `recover`, or by another server."""
-        tasks = [*self._running.values(), *([self._watcher] if self._watcher else [])]
+        await self._looks.close()
+        tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -147,16 +155,6 @@ class Deletions:
             await self._control_plane.write_all_tenants(
                 lambda session: servers.note_evicted(session, self._leases.server_id, now)
             )
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            try:
-                await self.look()
-            except (EngineError, AdapterError, PlatformError) as exc:
-                log.warning("deletions_not_seen", error=str(exc))
-            except Exception:
-                log.exception("deletions_not_seen")
 
     async def _resume(self, tenant_id: str, version_id: str) -> Deletion:
         return await self._control_plane.read(

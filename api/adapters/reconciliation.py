@@ -19,6 +19,7 @@ from ...platform.adapters.states import WishKind
 from ...platform.adapters.wishes import WishedContent
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError
+from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.control_plane import ControlPlane
 
 log = structlog.get_logger(__name__)
@@ -36,19 +37,17 @@ class Reconciliation:
         self._is_due = asyncio.Event()
         self._prefetched: dict[AdapterKey, int] = {}
         """What was asked of the engine, and in which of its lives: a prefetch is done once."""
-        self._task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop(self._run)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._loop.start()
 
     def hasten(self) -> None:
         """A wish was made or withdrawn: look now."""
         self._is_due.set()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.close()
 
     async def reconcile(self) -> None:
         """Look once. Raises a PlatformError or EngineError; the next look tries again."""

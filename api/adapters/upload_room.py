@@ -17,9 +17,9 @@ from ...platform.adapters import staged, uploads
 from ...platform.adapters.staged import StagedUpload
 from ...platform.audit.event import BY_SYSTEM, Changed, Event
 from ...platform.base import utc_now
-from ...platform.errors import PlatformError
 from ...platform.sessions import PlatformSession, TenantSession
 from ..control_plane.control_plane import ControlPlane
+from ..control_plane.periodic import Periodic
 from ..control_plane.threads import WorkerThreads
 from .staging import Staging
 from .staging_budget import Hold, StagingBudget
@@ -28,8 +28,6 @@ log = structlog.get_logger(__name__)
 
 SILENCE = timedelta(hours=1)
 """An upload that received nothing for so long may be given up for others."""
-
-
 REFRESH_SECONDS = 60.0
 
 
@@ -53,7 +51,9 @@ class UploadRoom:
         self._trim_cache = trim_cache
         self._threads = WorkerThreads("upload-room", 1)
         self._making = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._refreshes = Periodic(
+            self.refresh, seconds=REFRESH_SECONDS, log=log, failed="upload_room_not_refreshed"
+        )
 
     async def refresh(self) -> Sequence[StagedUpload]:
         """Hold what the database says is unfinished here, which is returned; let go what ended.
@@ -97,21 +97,11 @@ class UploadRoom:
         self.budget.release(upload_id)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._refreshes.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._refreshes.close()
         self._threads.close()
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                await self.refresh()
-            except PlatformError as exc:
-                log.warning("upload_room_not_refreshed", error=str(exc))
 
     async def _trim(self, num_bytes: int) -> None:
         try:

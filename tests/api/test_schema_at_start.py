@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect
 
-from loraplex.api.server.runtime import _open_control_plane
+from loraplex.api.server.planes import open_control_plane
 from loraplex.api.settings import Settings
 from loraplex.platform import revisions
 from loraplex.platform.database import Database, make_engine
@@ -19,7 +19,7 @@ def test_a_postgresql_that_is_behind_is_left_as_it_is(tmp_path: Path) -> None:
     with new_postgres_url() as url:
         revisions.upgrade(url, "0001")
         with pytest.raises(RevisionMismatch, match="loraplex db upgrade"):
-            _open_control_plane(Settings(data_dir=tmp_path, database=url))
+            open_control_plane(Settings(data_dir=tmp_path, database=url))
         engine = make_engine(url)
         assert "audit_entries" not in inspect(engine).get_table_names()
         engine.dispose()
@@ -28,7 +28,7 @@ def test_a_postgresql_that_is_behind_is_left_as_it_is(tmp_path: Path) -> None:
 def test_the_embedded_database_is_brought_up_to_date(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     revisions.upgrade(settings.database_url, "0001")
-    _open_control_plane(settings).close()
+    open_control_plane(settings).close()
     database = Database(settings.database_url)
     database.check_revision()
     database.close()
