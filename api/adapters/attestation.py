@@ -26,12 +26,13 @@ from ...platform.adapters.models import AdapterVersion
 from ...platform.adapters.states import VersionState
 from ...platform.audit.event import BY_SYSTEM, Changed, Event
 from ...platform.base import JsonObject, new_id
-from ...platform.errors import InvalidTransition, PlatformError
+from ...platform.errors import InvalidTransition
 from ...platform.sessions import TenantSession
 from ..contract.errors import ApiError, as_api_error, from_error_info
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.database_watch import until_answered
 from ..control_plane.leases import LeaseLost, Leases
+from ..control_plane.periodic import Periodic
 from .probes import Effect, Logits, compare, summarize
 from .quantization_contract import DRIFTED, NOT_MEASURED, Drift, NotMeasured, QuantizationContract
 
@@ -40,6 +41,7 @@ log = structlog.get_logger(__name__)
 NUM_WORKERS = 4
 """Attestations at a time, half of them of one tenant."""
 WATCH_SECONDS = 30.0
+"""How often a server takes over what one that is gone has left."""
 CACHE_NAMESPACE = "attestation"
 LOAD_FAILED = "adapter_load_failed"
 _MESSAGES = {
@@ -104,9 +106,12 @@ class Attestations:
         self._known: set[str] = set()
         """The waiting and running versions."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._looks = Periodic(
+            self.recover, seconds=WATCH_SECONDS, log=log, failed="attestations_not_seen"
+        )
 
     def start(self) -> None:
-        self._tasks.add(asyncio.create_task(self._watch()))
+        self._looks.start()
 
     async def recover(self) -> None:
         """Queue the versions that were accepted but not attested, by any server."""
@@ -125,20 +130,12 @@ class Attestations:
             self._begin_next()
 
     async def close(self) -> None:
+        await self._looks.close()
         self._lines.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _watch(self) -> None:
-        """Take over the attestations of dead servers."""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            try:
-                await self.recover()
-            except PlatformError as exc:
-                log.warning("attestations_not_seen", error=str(exc))
 
     def _begin_next(self) -> None:
         while taken := self._lines.take():

@@ -36,6 +36,7 @@ from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession, TenantSession
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.leases import LeaseLost, Leases
+from ..control_plane.periodic import Periodic
 from ..control_plane.tenant_turns import TenantTurns
 
 log = structlog.get_logger(__name__)
@@ -74,7 +75,13 @@ class Deletions:
         """The versions whose deletion this server must finish."""
         self._let_go_of: set[str] = set()
         """Versions being deleted that this server has released in all tiers."""
-        self._watcher: asyncio.Task[None] | None = None
+        self._looks = Periodic(
+            self.look,
+            seconds=WATCH_SECONDS,
+            log=log,
+            failed="deletions_not_seen",
+            delayed_by=(EngineError, AdapterError, PlatformError),
+        )
 
     async def delete_adapter(
         self, tenant_id: str, name: str, origin: Origin, *, drain_seconds: float = DRAIN_SECONDS
@@ -117,11 +124,12 @@ class Deletions:
     async def recover(self) -> None:
         """Continue the deletions that an earlier run began; that run's requests no longer exist."""
         await self.look()
-        self._watcher = asyncio.create_task(self._watch())
+        self._looks.start()
 
     async def close(self) -> None:
         """Stop; the next `recover` or another server continues unfinished deletions."""
-        tasks = [*self._running.values(), *([self._watcher] if self._watcher else [])]
+        await self._looks.close()
+        tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -148,16 +156,6 @@ class Deletions:
             await self._control_plane.write_all_tenants(
                 lambda session: servers.note_evicted(session, self._leases.server_id, now)
             )
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            try:
-                await self.look()
-            except (EngineError, AdapterError, PlatformError) as exc:
-                log.warning("deletions_not_seen", error=str(exc))
-            except Exception:
-                log.exception("deletions_not_seen")
 
     async def _resume(self, tenant_id: str, version_id: str) -> Deletion:
         return await self._control_plane.read(

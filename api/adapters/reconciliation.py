@@ -19,6 +19,7 @@ from ...platform.adapters.states import WishKind
 from ...platform.adapters.wishes import WishedContent
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError
+from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.control_plane import ControlPlane
 
 log = structlog.get_logger(__name__)
@@ -37,19 +38,17 @@ class Reconciliation:
         self._prefetched: dict[AdapterKey, int] = {}
         """The prefetches requested from the engine, and the engine start of each: a prefetch is
         requested once."""
-        self._task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop(self._run)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._loop.start()
 
     def hasten(self) -> None:
         """A wish was made or withdrawn: look now."""
         self._is_due.set()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.close()
 
     async def reconcile(self) -> None:
         """Look once. Raises a PlatformError or EngineError; the next look tries again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from ...platform.sessions import TenantSession
 from ...platform.usage import service as ledger
 from ...platform.usage.repository import Residency
 from ..control_plane.control_plane import ControlPlane
+from ..control_plane.periodic import Periodic
 
 log = structlog.get_logger(__name__)
 
@@ -94,25 +94,30 @@ class ResidencyUsage:
         self._stats = stats
         self._control_plane = control_plane
         self._integral = ResidencyIntegral()
-        self._task: asyncio.Task[None] | None = None
+        self._looks = Periodic(
+            self._look,
+            seconds=LOOK_SECONDS,
+            log=log,
+            failed="residency_not_seen",
+            at_once=True,
+        )
+        self._writes = Periodic(
+            self._write, seconds=WRITE_SECONDS, log=log, failed="residency_not_recorded"
+        )
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._looks.start()
+        self._writes.start()
 
     async def close(self) -> None:
         """Write the pending sums."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._looks.is_started:
+            await self._looks.close()
+            await self._writes.close()
             await self._write()
 
-    async def _run(self) -> None:
-        looks_per_write = round(WRITE_SECONDS / LOOK_SECONDS)
-        while True:
-            for _ in range(looks_per_write):
-                self._integral.look(_held(self._stats()))
-                await asyncio.sleep(LOOK_SECONDS)
-            await self._write()
+    async def _look(self) -> None:
+        self._integral.look(_held(self._stats()))
 
     async def _write(self) -> None:
         for tenant_id, residencies in self._integral.take().items():

@@ -18,9 +18,9 @@ from ...platform.adapters import staged, uploads
 from ...platform.adapters.staged import StagedUpload
 from ...platform.audit.event import BY_SYSTEM, Changed, Event
 from ...platform.base import utc_now
-from ...platform.errors import PlatformError
 from ...platform.sessions import PlatformSession, TenantSession
 from ..control_plane.control_plane import ControlPlane
+from ..control_plane.periodic import Periodic
 from ..control_plane.threads import WorkerThreads
 from .staging import Staging
 from .staging_budget import Hold, StagingBudget
@@ -29,8 +29,6 @@ log = structlog.get_logger(__name__)
 
 SILENCE = timedelta(hours=1)
 """An upload that received no data for this long may be abandoned for others."""
-
-
 REFRESH_SECONDS = 60.0
 
 
@@ -56,7 +54,9 @@ class UploadRoom:
         self._making = asyncio.Lock()
         self._receiving: set[str] = set()
         """The uploads that receive now."""
-        self._task: asyncio.Task[None] | None = None
+        self._refreshes = Periodic(
+            self.refresh, seconds=REFRESH_SECONDS, log=log, failed="upload_room_not_refreshed"
+        )
 
     async def refresh(self) -> Sequence[StagedUpload]:
         """Reserve room for the uploads that are unfinished in the database, which are returned;
@@ -109,21 +109,11 @@ class UploadRoom:
         self.budget.release(upload_id)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._refreshes.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._refreshes.close()
         self._threads.close()
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                await self.refresh()
-            except PlatformError as exc:
-                log.warning("upload_room_not_refreshed", error=str(exc))
 
     async def _trim(self, num_bytes: int) -> None:
         try:

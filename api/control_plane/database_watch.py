@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import structlog
 
 from ...platform.errors import DatabaseUnavailable
+from .background_loop import BackgroundLoop
 from .threads import WorkerThreads
 
 log = structlog.get_logger(__name__)
@@ -53,16 +54,14 @@ class DatabaseWatch:
         self._threads = WorkerThreads("database-watch", 1)
         self._is_suspect = asyncio.Event()
         self._working: set[asyncio.Future[Any]] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop(self._run)
         self.is_away = False
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._loop.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.close()
         self._threads.close()
 
     async def unless_away(self, begin: Callable[[], Awaitable[Result]]) -> Result:

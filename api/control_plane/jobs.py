@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import structlog
 
 from ...adapters.errors import AdapterError
 from ...platform.errors import PlatformError
 from .leases import LeaseLost, Leases
+from .periodic import Periodic
 
 log = structlog.get_logger(__name__)
 
@@ -36,16 +38,14 @@ class Jobs:
 
     def __init__(self, leases: Leases, jobs: Sequence[Job]) -> None:
         self._leases = leases
-        self._jobs = jobs
-        self._tasks: list[asyncio.Task[None]] = []
+        self._looks = [self._looks_for(job) for job in jobs]
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._repeat(job)) for job in self._jobs]
+        for looks in self._looks:
+            looks.start()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(looks.close() for looks in self._looks))
 
     async def run_if_due(self, job: Job) -> bool:
         """Run the job unless it is not due or another server runs it; returns whether it ran.
@@ -63,16 +63,19 @@ class Jobs:
         await self._leases.finish(job.name)
         return True
 
-    async def _repeat(self, job: Job) -> None:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            try:
-                if await self.run_if_due(job):
-                    log.info("job_done", job=job.name)
-            except (PlatformError, AdapterError, LeaseLost) as exc:
-                log.warning("job_delayed", job=job.name, error=str(exc))
-            except Exception:
-                log.exception("job_failed", job=job.name)
+    def _looks_for(self, job: Job) -> Periodic:
+        return Periodic(
+            partial(self._look, job),
+            seconds=POLL_SECONDS,
+            log=log.bind(job=job.name),
+            failed="job_failed",
+            delayed="job_delayed",
+            delayed_by=(PlatformError, AdapterError, LeaseLost),
+        )
+
+    async def _look(self, job: Job) -> None:
+        if await self.run_if_due(job):
+            log.info("job_done", job=job.name)
 
 
 async def _awaited(job: Job) -> None:

@@ -7,9 +7,7 @@ count. Beyond a number of parties per chain, the rest share one entry.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +17,7 @@ from ...platform.audit.event import Event, Origin, Party
 from ...platform.errors import DatabaseUnavailable
 from ...platform.keys.principal import SYSTEM, AnyPrincipal, Principal
 from .control_plane import ControlPlane
+from .periodic import Periodic
 
 log = structlog.get_logger(__name__)
 
@@ -64,17 +63,16 @@ class Refusals:
         self._control_plane = control_plane
         self._seen: dict[_Refused, _Seen] = {}
         self._num_entries: Counter[str | None] = Counter()
-        self._task: asyncio.Task[None] | None = None
+        self._writes = Periodic(
+            self.write, seconds=WRITE_SECONDS, log=log, failed="refusals_not_written"
+        )
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._write_on())
+        self._writes.start()
 
     async def close(self) -> None:
         """Write the pending entries."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await self._writes.close()
         await self.write()
 
     def add(
@@ -126,11 +124,6 @@ class Refusals:
             seen = self._seen[refused] = _Seen(first.request_id, first.address)
             self._num_entries[chain] += 1
         seen.times += times
-
-    async def _write_on(self) -> None:
-        while True:
-            await asyncio.sleep(WRITE_SECONDS)
-            await self.write()
 
 
 def party_of(caller: AnyPrincipal) -> Party:

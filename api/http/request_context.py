@@ -146,7 +146,7 @@ class _ObservedRequest:
         method = self.scope["method"] if route != "unmatched" else "any"
         code = self.state.get("error_code", "")
         seconds = time.monotonic() - self.started_at
-        self.metrics.observe_request(
+        self.metrics.http.observe(
             method=method, route=route, status=self.status, code=code, seconds=seconds
         )
         if tenant_id := self.state.get("tenant_id"):

@@ -11,6 +11,7 @@ from ...platform.errors import LimitReached, PlatformError
 from ...platform.quotas import service as quotas
 from ...platform.quotas.service import Demand, Standing
 from ..control_plane.control_plane import ControlPlane
+from ..control_plane.periodic import Periodic
 from ..telemetry.request_measures import RequestMeasures
 from .ledger_writer import LedgerWriter
 
@@ -39,7 +40,13 @@ class Admission:
         self._server_id = server_id
         self._is_open = is_open
         self._releases: set[asyncio.Task[None]] = set()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeps = Periodic(
+            self.sweep,
+            seconds=SWEEP_SECONDS,
+            log=log,
+            failed="sweep_failed",
+            delayed="sweep_delayed",
+        )
 
     async def admit(self, tenant_id: str, demand: Demand, measures: RequestMeasures) -> None:
         """Reserve what the request may use; stores the remaining rates in `measures`.
@@ -59,14 +66,15 @@ class Admission:
             raise
 
     def start(self) -> None:
-        self._sweeping = asyncio.create_task(self._sweep_on())
+        self._sweeps.start()
 
     async def close(self) -> None:
         """Abandon running releases; the next sweep, of this process or another, finds them."""
-        tasks = [*self._releases, *([] if self._sweeping is None else [self._sweeping])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._sweeps.close()
+        releases = list(self._releases)
+        for release in releases:
+            release.cancel()
+        await asyncio.gather(*releases, return_exceptions=True)
 
     async def sweep(self) -> None:
         """Release this server's reservations for requests without an open account.
@@ -81,16 +89,6 @@ class Admission:
         for reservation in left:
             if not self._is_open(reservation.request_id):
                 await self._release(reservation.tenant_id, reservation.request_id)
-
-    async def _sweep_on(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            try:
-                await self.sweep()
-            except PlatformError as exc:
-                log.warning("sweep_delayed", error=str(exc))
-            except Exception:
-                log.exception("sweep_failed")
 
     def _undo(self, tenant_id: str, demand: Demand, reserving: asyncio.Future[Standing]) -> None:
         if reserving.cancelled() or isinstance(reserving.exception(), LimitReached):

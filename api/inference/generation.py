@@ -154,7 +154,7 @@ class Generation:
                 if is_loading():
                     raise ApiError("adapter_loading") from None
                 continue
-            self._metrics.observe_start(started)
+            self._metrics.starts.observe(started)
             self._measures.queue_seconds = started.queue_seconds
             self._measures.adapter_wait_seconds = started.adapter_wait_seconds
             self._tier = self._measures.tier = started.adapter_tier

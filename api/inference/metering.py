@@ -27,6 +27,7 @@ from ...platform.adapters.registry import AdapterRef
 from ...platform.base import utc_now
 from ...platform.errors import DatabaseUnavailable
 from ...platform.keys.principal import Principal
+from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.threads import WorkerThreads
 from ..telemetry.metrics import Metrics
 from .generation import Outcome
@@ -77,18 +78,17 @@ class Metering:
         self._unsettled: dict[Account, Charge] = {}
         """Decided, but the database was away."""
         self._has_unsettled = asyncio.Event()
-        self._retrying: asyncio.Task[None] | None = None
+        self._retries = BackgroundLoop(self._retry)
 
     async def recover(self) -> None:
         """Settle the accounts of earlier processes, and from now on those that must be retried."""
         for entry in self._journal.take_left():
             await self._recover(entry)
-        self._retrying = asyncio.create_task(self._retry())
+        self._retries.start()
 
     async def close(self) -> None:
         """Wait for rows that are being written."""
-        if self._retrying is not None:
-            self._retrying.cancel()
+        await self._retries.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         for task in self._tasks:
@@ -198,7 +198,7 @@ class Metering:
     async def _commit(self, account: Account, charge: Charge) -> None:
         is_new = await self._ledger.write(account.owner, charge)
         if is_new and account.tenant_slug is not None:
-            self._metrics.observe_usage(
+            self._metrics.usage.observe(
                 account.tenant_slug,
                 prompt_tokens=charge.prompt_tokens,
                 completion_tokens=charge.completion_tokens,

@@ -25,7 +25,7 @@ class SequenceTimes:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`figures`: the tenant's figures, to which tokens are added as they arrive."""
-        self._metrics = metrics
+        self._metrics = metrics.sequences
         self._figures = figures
         self._arrived_at = arrived_at
         self._clock = clock
@@ -54,7 +54,7 @@ class SequenceTimes:
         if self._is_ended:
             return
         self._is_ended = True
-        self._metrics.sequences.labels(finish_reason).inc()
+        self._metrics.finished.labels(finish_reason).inc()
         if finish_reason in (ABORTED, FAILED):
             return
         self._metrics.end_to_end_seconds.observe(self._clock() - self._arrived_at)

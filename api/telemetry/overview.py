@@ -17,6 +17,7 @@ from ...platform.overview.latencies import bucket_of
 from ...platform.overview.service import Gathered, UseSums
 from ...platform.sessions import PlatformSession
 from ..control_plane.control_plane import ControlPlane
+from ..control_plane.periodic import Periodic
 from .memories import Memories, ServerMap
 from .request_measures import CLIENT_DISCONNECTED, RequestMeasures
 
@@ -47,17 +48,22 @@ class Overview:
         self._gathered = Gathered()
         self._gathered_since = monotonic()
         self._writing = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._flushes = Periodic(
+            self.flush,
+            seconds=INTERVAL_SECONDS,
+            log=log,
+            failed="overview_not_written",
+            by_clock=True,
+        )
 
     def start(self) -> None:
         self._gathered_since = self._monotonic()
-        self._task = asyncio.create_task(self._run())
+        self._flushes.start()
 
     async def close(self) -> None:
         """Write the pending figures."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._flushes.is_started:
+            await self._flushes.close()
             await self.flush()
 
     def of_tenant(self, tenant_id: str) -> FigureSums:
@@ -116,11 +122,6 @@ class Overview:
             log.warning("overview_not_written", error=str(exc))
         except Exception:
             log.exception("overview_not_written")
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(INTERVAL_SECONDS - self._now() % INTERVAL_SECONDS)
-            await self.flush()
 
 
 def _add_levels(gathered: Gathered, own: ServerMap, seconds: float) -> None:

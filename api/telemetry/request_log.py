@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 
@@ -19,6 +18,7 @@ from ...platform.errors import PlatformError
 from ...platform.requests import service
 from ...platform.requests.models import MODEL_LENGTH, ROUTE_LENGTH, LogRow
 from ..control_plane.control_plane import ControlPlane
+from ..control_plane.periodic import Periodic
 from .metrics import Metrics
 from .request_measures import RequestMeasures
 
@@ -39,18 +39,17 @@ class RequestLog:
         self._control_plane = control_plane
         self._metrics = metrics
         self._pending: deque[LogRow] = deque()
-        self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
+        self._writes = Periodic(
+            self._write, seconds=WRITE_SECONDS, log=log, failed="request_log_not_written"
+        )
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._write_on())
+        self._writes.start()
 
     async def close(self) -> None:
         """Write the pending entries."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await self._writes.close()
         await self._write()
 
     def add(
@@ -101,11 +100,6 @@ class RequestLog:
         """Write the pending entries, and wait for those being written: for readers that must see
         requests that have just ended."""
         await self._write()
-
-    async def _write_on(self) -> None:
-        while True:
-            await asyncio.sleep(WRITE_SECONDS)
-            await self._write()
 
     async def _write(self) -> None:
         async with self._writing:

@@ -7,15 +7,16 @@ which shrinks when the disk is full. So keys can be created and a server can sta
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from ...adapters.disk_room import DiskRoom, DiskSize, disk_size
 from ...adapters.durable import take_room
+from ..control_plane.periodic import Periodic
 from ..control_plane.threads import WorkerThreads
 
 log = structlog.get_logger(__name__)
@@ -46,7 +47,13 @@ class DiskReserve:
         self._reserve_bytes = reserve_bytes
         self._full_bytes = min(MAX_FILE_BYTES, reserve_bytes // RESERVE_PARTS)
         self._threads = WorkerThreads("disk-reserve", 1)
-        self._task: asyncio.Task[None] | None = None
+        self._looks = Periodic(
+            partial(self._threads.run, self.keep),
+            seconds=LOOK_SECONDS,
+            log=log,
+            failed="disk_reserve_not_kept",
+            delayed_by=OSError,
+        )
 
     def keep(self) -> None:
         """Give bytes back if the disk is full, take them again if it is not. Raises OSError."""
@@ -61,12 +68,10 @@ class DiskReserve:
             self._grow()
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._looks.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._looks.close()
         self._threads.close()
 
     def _grow(self) -> None:
@@ -75,14 +80,6 @@ class DiskReserve:
             take_room(descriptor, self._full_bytes)
         finally:
             os.close(descriptor)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                await self._threads.run(self.keep)
-            except OSError as exc:
-                log.warning("disk_reserve_not_kept", error=str(exc))
 
 
 def open_reserve(data_dir: Path, reserve_bytes: int | None) -> tuple[DiskReserve, DiskRoom]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import NamedTuple
 
 import structlog
 
 from ...platform.base import utc_now
-from ...platform.errors import PlatformError
 from ...platform.keys import repository as keys
 from ...platform.operators import repository as operators
 from ...platform.sessions import PlatformSession
 from ..control_plane.control_plane import ControlPlane
+from ..control_plane.periodic import Periodic
 from ..telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -35,15 +34,19 @@ class ExpiringKeys:
     def __init__(self, *, control_plane: ControlPlane, metrics: Metrics) -> None:
         self._control_plane = control_plane
         self._metrics = metrics
-        self._task: asyncio.Task[None] | None = None
+        self._counts = Periodic(
+            self.count,
+            seconds=INTERVAL_SECONDS,
+            log=log,
+            failed="expiring_keys_not_counted",
+            at_once=True,
+        )
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._counts.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._counts.close()
 
     async def count(self) -> Expiring:
         """Count, and show it. Raises a PlatformError."""
@@ -51,14 +54,6 @@ class ExpiringKeys:
         self._metrics.observe_expiring_keys("tenant", expiring.of_tenants)
         self._metrics.observe_expiring_keys("operator", expiring.of_operators)
         return expiring
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.count()
-            except PlatformError as exc:
-                log.warning("expiring_keys_not_counted", error=str(exc))
-            await asyncio.sleep(INTERVAL_SECONDS)
 
 
 def count_expiring(session: PlatformSession) -> Expiring:

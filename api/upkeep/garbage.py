@@ -24,6 +24,7 @@ from ...platform.base import utc_now
 from ...platform.errors import PlatformError
 from ...platform.sessions import TenantSession
 from ..adapters.staging import Staging
+from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.threads import WorkerThreads
 
@@ -75,15 +76,13 @@ class Garbage:
         self._grace = timedelta(seconds=grace_seconds)
         self._upload_patience = timedelta(seconds=upload_patience_seconds)
         self._threads = WorkerThreads("garbage", 1)
-        self._task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop(self._run)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._loop.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.close()
         self._threads.close()
 
     async def collect(self, *, dry_run: bool = False) -> Collected:

@@ -107,9 +107,9 @@ def recorded() -> Recorded:
     """Everything has happened once."""
     recorded = Recorded()
     metrics = recorded.metrics
-    metrics.observe_request(method="GET", route="/r", status=200, code="", seconds=0.5)
-    metrics.observe_start(RequestStarted("r", 0.5, 0.25, Tier.DISK, 16))
-    metrics.observe_usage("acme", prompt_tokens=30, completion_tokens=40)
+    metrics.http.observe(method="GET", route="/r", status=200, code="", seconds=0.5)
+    metrics.starts.observe(RequestStarted("r", 0.5, 0.25, Tier.DISK, 16))
+    metrics.usage.observe("acme", prompt_tokens=30, completion_tokens=40)
     metrics.observe_expiring_keys("tenant", 1)
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
     metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
@@ -199,7 +199,7 @@ def test_a_sequence_that_is_not_whole_has_no_end_to_end_time() -> None:
 def test_only_so_many_tenants_have_a_label_of_their_own() -> None:
     recorded = Recorded()
     for number in range(MAX_TENANTS + 5):
-        recorded.metrics.observe_usage(f"t{number}", prompt_tokens=2, completion_tokens=1)
+        recorded.metrics.usage.observe(f"t{number}", prompt_tokens=2, completion_tokens=1)
     kept = re.findall(r'tokens_total{kind="prompt",tenant="t\d+"} 2.0', recorded.text())
     assert len(kept) == MAX_TENANTS
     assert recorded.value(f'tokens_total{{kind="prompt",tenant="{OTHER_TENANTS}"}}') == 2 * 5

@@ -134,6 +134,7 @@ def test_what_cannot_be_written_waits_for_the_database(
 def test_closing_while_entries_are_written_loses_none_of_the_others(
     database: Database, tenant_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "WRITE_SECONDS", 0.0)
     plane = ControlPlane(database, b"secret")
     refusals = Refusals(plane)
 
@@ -148,7 +149,6 @@ def test_closing_while_entries_are_written_loses_none_of_the_others(
             add(refusals, party(tenant_id, name))
         with monkeypatch.context() as patch:
             patch.setattr(plane, "note", hang)
-            patch.setattr(module, "WRITE_SECONDS", 0.0)
             refusals.start()
             await is_writing.wait()
         await refusals.close()

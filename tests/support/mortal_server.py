@@ -27,8 +27,8 @@ import msgspec
 
 from loraplex.api.inference.ledger_writer import Owner
 from loraplex.api.serve import bind, run_server
-from loraplex.api.server import runtime
-from loraplex.api.server.runtime import JOURNAL_FILE
+from loraplex.api.server import planes
+from loraplex.api.server.planes import JOURNAL_FILE
 from loraplex.api.settings import Settings
 from loraplex.api.telemetry.logs import configure_logging
 from loraplex.engine.config import EngineConfig
@@ -217,7 +217,7 @@ def _serve(engine: str, config: EngineConfig, settings: Settings, port: int) -> 
     client = partial(EngineClient, command=command, restarts=restarts)
     os.dup2(2, 1)  # what is said to the test is the parent's to say
     configure_logging()
-    with patch.object(runtime, "EngineClient", client):
+    with patch.object(planes, "EngineClient", client):
         run_server(
             settings,
             config,

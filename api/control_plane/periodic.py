@@ -1,0 +1,63 @@
+"""Work that a service repeats beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from structlog.stdlib import BoundLogger
+
+from ...platform.errors import PlatformError
+from .background_loop import BackgroundLoop
+
+
+class Periodic(BackgroundLoop):
+    """Does its work every so many seconds. A round that fails is logged; the next one follows."""
+
+    def __init__(
+        self,
+        work: Callable[[], Awaitable[object]],
+        *,
+        seconds: float,
+        log: BoundLogger,
+        failed: str,
+        delayed: str | None = None,
+        delayed_by: type[Exception] | tuple[type[Exception], ...] = PlatformError,
+        at_once: bool = False,
+        by_clock: bool = False,
+    ) -> None:
+        """`seconds` pass after each round, and before the first unless that comes `at_once`; with
+        `by_clock` rounds begin at the whole multiples of `seconds` by the system's clock.
+
+        A failure is the event `failed` in `log`, with its traceback. A failure of the types
+        `delayed_by`, which pass by themselves, is only a warning: the event `delayed`, if given.
+        """
+        super().__init__(self._repeat)
+        self._work = work
+        self._seconds = seconds
+        self._log = log
+        self._failed = failed
+        self._delayed = delayed or failed
+        self._delayed_by = delayed_by
+        self._at_once = at_once
+        self._by_clock = by_clock
+
+    async def _repeat(self) -> None:
+        if self._at_once:
+            await self._do_round()
+        while True:
+            await asyncio.sleep(self._pause())
+            await self._do_round()
+
+    async def _do_round(self) -> None:
+        try:
+            await self._work()
+        except self._delayed_by as exc:
+            self._log.warning(self._delayed, error=str(exc))
+        except Exception:
+            self._log.exception(self._failed)
+
+    def _pause(self) -> float:
+        early = time.time() % self._seconds if self._by_clock else 0.0
+        return self._seconds - early

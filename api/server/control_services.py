@@ -1,0 +1,86 @@
+"""The services whose work lies in the database: records, signs of life, upkeep, sign-in."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from ...platform.base import utc_now
+from ...platform.idempotency.service import IdempotentAnswers
+from ...platform.servers.service import ServerInfo
+from ...platform.version import __version__
+from ..adapters.residency_usage import ResidencyUsage
+from ..control_plane.jobs import Jobs
+from ..control_plane.presence import Presence
+from ..control_plane.refusals import Refusals
+from ..control_plane.sign_in import SignIn
+from ..telemetry.metrics import Metrics
+from ..telemetry.request_log import RequestLog
+from ..upkeep.expiring_keys import ExpiringKeys
+from ..upkeep.garbage import Garbage
+from ..upkeep.shared_upkeep import SharedUpkeep
+from .planes import Planes
+
+
+@dataclass(frozen=True, slots=True)
+class ControlServices:
+    presence: Presence
+    residency_usage: ResidencyUsage
+    expiring_keys: ExpiringKeys
+    idempotent_answers: IdempotentAnswers
+    jobs: Jobs
+    sign_in: SignIn
+    request_log: RequestLog
+    refusals: Refusals
+
+
+def open_control(
+    planes: Planes, metrics: Metrics, garbage: Garbage, stack: AsyncExitStack
+) -> ControlServices:
+    """Nothing of it runs yet; `stack` closes it."""
+    control_plane, secrets = planes.control_plane, planes.settings.load_secrets()
+    presence = Presence(_describe_server(planes), control_plane)
+    stack.push_async_callback(presence.close)
+    residency_usage = ResidencyUsage(lambda: planes.engine.stats, control_plane)
+    stack.push_async_callback(residency_usage.close)
+    expiring_keys = ExpiringKeys(control_plane=control_plane, metrics=metrics)
+    stack.push_async_callback(expiring_keys.close)
+    jobs = _open_jobs(planes, garbage)
+    stack.push_async_callback(jobs.close)
+    sign_in = SignIn(control_plane, secrets[0])
+    stack.push_async_callback(sign_in.aclose)
+    request_log = RequestLog(control_plane, metrics)
+    stack.push_async_callback(request_log.close)
+    refusals = Refusals(control_plane)
+    stack.push_async_callback(refusals.close)
+    return ControlServices(
+        presence=presence,
+        residency_usage=residency_usage,
+        expiring_keys=expiring_keys,
+        idempotent_answers=IdempotentAnswers(secrets, planes.server_id),
+        jobs=jobs,
+        sign_in=sign_in,
+        request_log=request_log,
+        refusals=refusals,
+    )
+
+
+def _describe_server(planes: Planes) -> ServerInfo:
+    return ServerInfo(
+        id=planes.server_id,
+        name=socket.gethostname(),
+        version=__version__,
+        base_id=planes.engine.info.base_id,
+        started_at=utc_now(),
+    )
+
+
+def _open_jobs(planes: Planes, garbage: Garbage) -> Jobs:
+    upkeep = SharedUpkeep(
+        planes.control_plane,
+        garbage,
+        request_log_days=planes.settings.request_log_days,
+        upload_days=planes.settings.upload_days,
+    )
+    return Jobs(planes.leases, upkeep.jobs())

@@ -1,0 +1,72 @@
+"""The services that answer generations and account for them."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from ..inference.admission import Admission
+from ..inference.inference import Inference
+from ..inference.ledger_writer import LedgerWriter
+from ..inference.metering import Metering
+from ..telemetry.memories import Memories
+from ..telemetry.metrics import Metrics
+from ..telemetry.overview import Overview
+from .planes import Planes
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceServices:
+    metrics: Metrics
+    metering: Metering
+    admission: Admission
+    memories: Memories
+    overview: Overview
+    inference: Inference
+
+
+def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
+    """Nothing of it runs yet; `stack` closes it."""
+    metrics = Metrics(lambda: planes.engine.stats, planes.fetcher.stats)
+    ledger = LedgerWriter(planes.control_plane)
+    metering = _open_metering(planes, ledger, metrics, stack)
+    admission = Admission(planes.control_plane, ledger, planes.server_id, is_open=metering.is_open)
+    memories = Memories(
+        engine=planes.engine,
+        disk_stats=lambda: planes.fetcher.stats().disk,
+        cache_directory=planes.settings.data_dir / "cache",
+        control_plane=planes.control_plane,
+        server_id=planes.server_id,
+    )
+    overview = Overview(planes.control_plane, memories, planes.server_id)
+    stack.push_async_callback(overview.close)
+    stack.push_async_callback(admission.close)
+    inference = Inference(
+        engine=planes.engine,
+        tokenizer=planes.tokenizer,
+        control_plane=planes.control_plane,
+        metering=metering,
+        seen_adapters=planes.seen_adapters,
+        admission=admission,
+        metrics=metrics,
+        tenant_figures=overview.of_tenant,
+        served_model_name=planes.served_model_name,
+        adapter_wait_seconds=planes.settings.adapter_wait_seconds,
+        tool_format=planes.settings.tool_format,
+    )
+    stack.push_async_callback(inference.aclose)
+    return InferenceServices(metrics, metering, admission, memories, overview, inference)
+
+
+def _open_metering(
+    planes: Planes, ledger: LedgerWriter, metrics: Metrics, stack: AsyncExitStack
+) -> Metering:
+    metering = Metering(
+        journal=planes.journal, engine=planes.engine, ledger=ledger, metrics=metrics
+    )
+    stack.push_async_callback(metering.close)
+    metrics.show_ledger(
+        is_database_away=lambda: planes.control_plane.watch.is_away,
+        num_unsettled=lambda: metering.num_unsettled,
+    )
+    return metering

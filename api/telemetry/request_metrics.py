@@ -1,0 +1,116 @@
+"""What is counted of requests: over HTTP, of their sequences, and what is metered."""
+
+from __future__ import annotations
+
+from ...engine.messages import RequestStarted
+from ...engine.scheduling.tenant_service import TenantLabels
+from .metric_registry import MetricRegistry
+
+# From a GPU that answers at once to a CPU with a long prompt.
+_LATENCY_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
+_GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class HttpMetrics:
+    """Every request, generations or not."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._requests = registry.counter(
+            "http_requests",
+            "HTTP requests; `code` is the error code.",
+            ("method", "route", "status", "code"),
+        )
+        self._seconds = registry.histogram(
+            "http_request_seconds",
+            "Time from arrival to the last byte of the response.",
+            _LATENCY_BUCKETS,
+            ("route",),
+        )
+
+    def observe(self, *, method: str, route: str, status: int, code: str, seconds: float) -> None:
+        self._requests.labels(method, route, str(status), code).inc()
+        self._seconds.labels(route).observe(seconds)
+
+
+class SequenceMetrics:
+    """How fast the tokens of sequences come, and how sequences end."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self.first_token_seconds = registry.histogram(
+            "time_to_first_token_seconds",
+            "TTFT: time from arrival to a sequence's first token.",
+            _LATENCY_BUCKETS,
+        )
+        self.token_gap_seconds = registry.loop_histogram(
+            "inter_token_latency_seconds",
+            "ITL: time between a sequence's token events; tokens accepted in one step are one "
+            "event.",
+            _GAP_BUCKETS,
+        )
+        self.output_token_seconds = registry.histogram(
+            "time_per_output_token_seconds",
+            "TPOT: mean time per token of a sequence after its first.",
+            _GAP_BUCKETS,
+        )
+        self.end_to_end_seconds = registry.histogram(
+            "end_to_end_seconds", "Time from arrival to the end of a sequence.", _LATENCY_BUCKETS
+        )
+        self.finished = registry.counter(
+            "sequences", "Finished sequences: stop, length, aborted, error.", ("finish_reason",)
+        )
+
+
+class StartMetrics:
+    """What a request waited for before its first step."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._queue_seconds = registry.histogram(
+            "queue_seconds",
+            "Time from arrival in the engine to the first step, including the adapter wait.",
+            _LATENCY_BUCKETS,
+        )
+        self._adapter_wait_seconds = registry.histogram(
+            "adapter_wait_seconds",
+            "The part of the queue time in which only the adapter was missing.",
+            _LATENCY_BUCKETS,
+        )
+        self._adapter_tier = registry.counter(
+            "adapter_tier_hits",
+            "Requests by the tier in which their adapter was: device, host, disk, store.",
+            ("tier",),
+        )
+
+    def observe(self, started: RequestStarted) -> None:
+        self._queue_seconds.observe(started.queue_seconds)
+        if started.adapter_tier is not None:
+            self._adapter_tier.labels(started.adapter_tier.value).inc()
+            self._adapter_wait_seconds.observe(started.adapter_wait_seconds)
+
+
+class UsageMetrics:
+    """Metered tokens."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._tenants = TenantLabels()
+        self._tokens = registry.counter(
+            "tokens",
+            "Metered tokens, `prompt` and `completion`, by tenant slug.",
+            ("tenant", "kind"),
+        )
+        self._prompt_tokens = registry.histogram(
+            "request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS
+        )
+        self._completion_tokens = registry.histogram(
+            "request_completion_tokens", "Output tokens of a request.", _TOKEN_BUCKETS
+        )
+
+    def observe(self, tenant: str, *, prompt_tokens: int, completion_tokens: int) -> None:
+        label = self._tenants.label(tenant)
+        self._tokens.labels(label, "prompt").inc(prompt_tokens)
+        self._tokens.labels(label, "completion").inc(completion_tokens)
+        self._prompt_tokens.observe(prompt_tokens)
+        self._completion_tokens.observe(completion_tokens)
