@@ -34,8 +34,8 @@ class Request:
     request_id: str = field(init=False)
     tenant_id: str = field(init=False)
     tenant_weight: float = field(init=False)
-    line: AdapterKey | None = field(init=False)
-    """The adapter: requests of one tenant and adapter form a line."""
+    adapter: AdapterKey | None = field(init=False)
+    """None: the base. Requests of one tenant and adapter form a queue."""
     priority: int = field(init=False)
     deadline: float | None = field(init=False)
     num_prompt_tokens: int = field(init=False)
@@ -78,7 +78,7 @@ class Request:
         self.request_id = submitted.request_id
         self.tenant_id = submitted.tenant_id
         self.tenant_weight = submitted.tenant_weight
-        self.line = submitted.adapter
+        self.adapter = submitted.adapter
         self.priority = submitted.priority
         self.num_lone_steps = submitted.num_lone_steps
         self.deadline = None

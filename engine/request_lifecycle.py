@@ -15,7 +15,7 @@ from .messages import (
     ErrorInfo,
     FinishReason,
     GenerationRequest,
-    PromptRead,
+    PromptOutput,
     RequestFinished,
     RequestStarted,
     TokensGenerated,
@@ -106,7 +106,7 @@ class RequestLifecycle:
             self._statistics.start(request, event)
             self._outbox.events.started.append(event)
 
-    def read(self, read: PromptRead) -> None:
+    def read(self, read: PromptOutput) -> None:
         """Announce log-probabilities or the embedding of a part of a prompt."""
         self._outbox.events.prompts.append(read)
 

@@ -47,7 +47,7 @@ CORE_TORCH_FREE = (
     "engine.scheduling.queue_limits",
     "engine.scheduling.swap_costs",
     "engine.scheduling.tenant_order",
-    "engine.scheduling.waiting_lines",
+    "engine.scheduling.adapter_queues",
     "engine.scheduling.backlog",
     "engine.scheduling.deadlines",
     "engine.execution.execution",

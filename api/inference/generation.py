@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ...adapters.manager import Tier
-from ...engine.messages import GenerationRequest, PromptRead, RequestStarted, TokensGenerated
+from ...engine.messages import GenerationRequest, PromptOutput, RequestStarted, TokensGenerated
 from ...engine.process.engine import Engine
 from ...engine.process.request_stream import RequestEvent, RequestStream
 from ...engine.text.tokenizer import Tokenizer
@@ -267,7 +267,7 @@ class Generation:
             self._count_prompt(sequence.spec, event)
             self._arrivals.start(event)
             return None
-        if isinstance(event, PromptRead):
+        if isinstance(event, PromptOutput):
             return sequence.text.read(event)
         return sequence.text.finish(event)
 

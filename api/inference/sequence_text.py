@@ -10,7 +10,7 @@ import msgspec
 from ...engine.messages import (
     FinishReason,
     GenerationRequest,
-    PromptRead,
+    PromptOutput,
     RequestFinished,
     TokenLogprobs,
     TokensGenerated,
@@ -63,7 +63,7 @@ class SequenceText:
         self._is_plain = not self._detokenizer.has_stops
         self._end_ids = frozenset(request.sampling.stop_token_ids)
 
-    def read(self, event: PromptRead) -> Delta:
+    def read(self, event: PromptOutput) -> Delta:
         """Process the results for the prompt."""
         return Delta(self._index, "", [], prompt_logprobs=event.logprobs, embedding=event.embedding)
 

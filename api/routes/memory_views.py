@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...adapters.disk_cache import CachedFile, file_name
 from ...adapters.identity import AdapterKey
-from ...engine.messages import ExtentUse, HostUse, LineUse
+from ...engine.messages import AdapterKvUse, ExtentUse, HostUse
 from ...platform.adapters.repository import LiveContent
 from ...platform.keys.principal import Principal
 from ..schemas.memory import (
@@ -98,7 +98,7 @@ class PlatformMemoryViews:
             eviction_order=order,
         )
 
-    def _kv_uses(self, lines: Iterable[LineUse]) -> list[KvUseView]:
+    def _kv_uses(self, lines: Iterable[AdapterKvUse]) -> list[KvUseView]:
         return [
             KvUseView(self._tenant(line.tenant_id), *self._name(line.adapter), line.num_kv_blocks)
             for line in lines
@@ -186,7 +186,7 @@ class OwnMemoryViews(PlatformMemoryViews):
             by_adapter=own,
         )
 
-    def _is_visible(self, line: LineUse) -> bool:
+    def _is_visible(self, line: AdapterKvUse) -> bool:
         if line.tenant_id != self._principal.tenant_id:
             return False
         if line.adapter is None:

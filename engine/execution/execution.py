@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..draft import NO_DRAFT
 from ..errors import EngineError, GrammarFailed, NumericalError, StaleExtent
-from ..messages import FinishReason, PromptRead, TokensGenerated
+from ..messages import FinishReason, PromptOutput, TokensGenerated
 from ..request import Request
 from ..scheduling.batch import ScheduledSequence
 from ..scheduling.scheduler import Scheduler
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Output(Protocol):
-    """The step's output for its kept rows, those of each sequence adjacent and in its order."""
+    """The step's output for its logits rows, those of each sequence adjacent and in its order."""
 
     @property
     def finite(self) -> Sequence[bool]:
@@ -61,7 +61,7 @@ class Observer(Protocol):
 class Requests(Protocol):
     """See `RequestLifecycle`."""
 
-    def read(self, read: PromptRead) -> None: ...
+    def read(self, read: PromptOutput) -> None: ...
 
     def generate(self, request: Request, generated: TokensGenerated) -> None:
         """The request has these tokens only afterwards."""
@@ -91,7 +91,7 @@ class StepRows(NamedTuple):
     """Its rows among all."""
 
 
-Read = Callable[[ScheduledSequence, OutputT, StepRows], PromptRead | None]
+Read = Callable[[ScheduledSequence, OutputT, StepRows], PromptOutput | None]
 """Gives what is asked of the prompt's positions `sequence.read`, if it is complete. Raises
 EngineError if what it finds ends the request."""
 Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn | EngineError]]
@@ -105,7 +105,7 @@ class _Drawing(NamedTuple):
 
     sequence: ScheduledSequence
     rows: range
-    """The kept rows of the sequence in the step: its last token's, then those of its draft."""
+    """The logits rows of the sequence in the step: its last token's, then those of its draft."""
 
 
 class Execution(Generic[OutputT]):
@@ -301,7 +301,7 @@ def _is_one_without_draft(sequences: Sequence[ScheduledSequence]) -> bool:
 
 
 def _rows(sequences: Sequence[ScheduledSequence]) -> list[StepRows]:
-    kept = _adjacent(sequence.num_kept_rows for sequence in sequences)
+    kept = _adjacent(sequence.num_logits_rows for sequence in sequences)
     computed = _adjacent(sequence.num_tokens for sequence in sequences)
     return list(map(StepRows, kept, computed))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..messages import PromptRead, TokenLogprobs
+from ..messages import PromptOutput, TokenLogprobs
 from ..scheduling.batch import ScheduledSequence
 from .execution import StepRows
 from .pooling import pool
@@ -16,7 +16,7 @@ from .sampler import MAX_DRAWN_CELLS, logprobs_of, ranks_of
 
 def read_prompt(
     sequence: ScheduledSequence, output: StepOutput, rows: StepRows
-) -> PromptRead | None:
+) -> PromptOutput | None:
     """The results for the positions `sequence.read`; None while a pooling is incomplete.
 
     Raises NumericalError if a value is not finite.
@@ -26,11 +26,11 @@ def read_prompt(
         logits = output.logits[rows.kept.start : rows.kept.start + len(read)]
         targets = request.token_ids[read.start + 1 : read.stop + 1]
         num_top = request.submitted.num_prompt_logprobs or 0
-        return PromptRead(request.request_id, logprobs=_logprobs(logits, targets, num_top))
+        return PromptOutput(request.request_id, logprobs=_logprobs(logits, targets, num_top))
     assert output.token_states is not None, "a step with an embedding keeps its states"
     first = rows.computed.start + read.start - request.num_computed_tokens
     vector = pool(request, output.token_states[first : first + len(read)])
-    return None if vector is None else PromptRead(request.request_id, embedding=vector)
+    return None if vector is None else PromptOutput(request.request_id, embedding=vector)
 
 
 def _logprobs(logits: Tensor, targets: list[int], num_top: int) -> list[TokenLogprobs]:

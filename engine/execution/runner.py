@@ -31,18 +31,18 @@ for prompts read them once for many rows."""
 
 
 class StepOutput(NamedTuple):
-    """The step's output for its kept rows, those of each sequence adjacent and in its order."""
+    """The step's output for its logits rows, those of each sequence adjacent and in its order."""
 
     logits: Tensor
-    """fp32 `[num_kept_rows, vocab_size]`; valid until the next step."""
+    """fp32 `[num_logits_rows, vocab_size]`; valid until the next step."""
     hidden_states: Tensor | None
-    """`[num_kept_rows, hidden_size]`: the input of the output head; None unless requested."""
+    """`[num_logits_rows, hidden_size]`: the input of the output head; None unless requested."""
     token_states: Tensor | None = None
     """`[num_tokens, hidden_size]` for all rows, kept or not: the output of the last layer; None
     unless an embedding is requested."""
 
     are_finite: Tensor | None = None
-    """bool `[num_kept_rows]`, where the step has found it out: see `finite`."""
+    """bool `[num_logits_rows]`, where the step has found it out: see `finite`."""
 
     @property
     def finite(self) -> list[bool]:
@@ -125,7 +125,7 @@ class ModelRunner:
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
         """Compute keys and values of the scheduled tokens.
 
-        The last `num_kept_rows` rows of each sequence are kept, whether they are sampled or only
+        The last `num_logits_rows` rows of each sequence are kept, whether they are sampled or only
         checked: a sequence with a non-finite row has written entries that must not be reused.
         """
         chunks = [_chunk(sequence) for sequence in sequences]
@@ -212,12 +212,12 @@ class ModelRunner:
         pairs = list(zip(chunks, leases, strict=True))
         return self._adapters.build(
             [_run(len(chunk.token_ids), lease) for chunk, lease in pairs],
-            [_run(chunk.num_kept_rows, lease) for chunk, lease in pairs],
+            [_run(chunk.num_logits_rows, lease) for chunk, lease in pairs],
             num_decodes=sum(len(chunk.token_ids) == 1 for chunk in chunks),
             num_verified=sum(
                 len(chunk.token_ids)
                 for chunk in chunks
-                if chunk.num_kept_rows > 1 and not chunk.is_prompt
+                if chunk.num_logits_rows > 1 and not chunk.is_prompt
             ),
         )
 
@@ -231,7 +231,7 @@ def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
         token_ids=[*known, *draft.token_ids],
         start=start,
         tables=request.kv.tables,
-        num_kept_rows=sequence.num_kept_rows,
+        num_logits_rows=sequence.num_logits_rows,
         is_prompt=not sequence.num_draft_tokens,
         tree=draft.parents,
     )

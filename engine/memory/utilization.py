@@ -50,7 +50,7 @@ class Span(Protocol):
     def num_tokens(self) -> int: ...
 
     @property
-    def num_kept_rows(self) -> int:
+    def num_logits_rows(self) -> int:
         """Its last rows, that have logits."""
 
     @property
@@ -76,9 +76,9 @@ class ModelCost:
 
     def work(self, spans: Iterable[Span], *, adapter_bytes: int = 0) -> StepWork:
         """The work of a step over `spans`; `adapter_bytes`: its distinct adapters together."""
-        num_kept_rows = num_tokens = kv_bytes = 0
+        num_logits_rows = num_tokens = kv_bytes = 0
         for span in spans:
-            num_kept_rows += span.num_kept_rows
+            num_logits_rows += span.num_logits_rows
             num_tokens += span.num_tokens
             for reads in self.kv_reads:
                 num_read = reads.num_visible(span.context_len)
@@ -89,7 +89,7 @@ class ModelCost:
         per_token = self.shared_parameters + self.expert_share * self.expert_parameters
         return StepWork(
             num_bytes=weight_bytes + kv_bytes + adapter_bytes,
-            num_flops=2 * (per_token * num_tokens + self.head_parameters * num_kept_rows),
+            num_flops=2 * (per_token * num_tokens + self.head_parameters * num_logits_rows),
         )
 
 

@@ -125,7 +125,7 @@ class KvUse:
 
 
 @dataclass(frozen=True, slots=True)
-class LineUse:
+class AdapterKvUse:
     """What one tenant's requests for one adapter hold."""
 
     tenant_id: str
@@ -146,7 +146,7 @@ class MemoryMap:
     host: list[HostUse]
     """Least recently used first."""
     kv: KvUse
-    lines: list[LineUse]
+    lines: list[AdapterKvUse]
     free_bytes: int
     """Of the arena."""
     largest_free_bytes: int

@@ -72,7 +72,7 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRead:
+class PromptOutput:
     """What was asked of a part of the prompt that a step has computed; parts come in order."""
 
     request_id: str
@@ -125,7 +125,7 @@ class StepEvents:
     started: list[RequestStarted] = field(default_factory=list)
     tokens: list[TokensGenerated] = field(default_factory=list)
     finished: list[RequestFinished] = field(default_factory=list)
-    prompts: list[PromptRead] = field(default_factory=list)
+    prompts: list[PromptOutput] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

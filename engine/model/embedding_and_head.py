@@ -2,7 +2,7 @@
 
 Hooks change the results of both, as PEFT's wrappers do. This is correct only for a plain table and
 a plain linear layer that the model calls once per forward pass: the table with the step's tokens,
-the head with the kept rows. Any other module supports no adapters, and the reason is reported.
+the head with the logits rows. Any other module supports no adapters, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _head_objection(module: nn.Module, calls: list[_Call]) -> str | None:
     if type(module) is not nn.Linear:
         return _type_objection(module)
     if [tuple(_shape(call)) for call in calls] != [(1, len(_PROBE_KEPT), module.in_features)]:
-        return "the model does not call it exactly once with the kept rows"
+        return "the model does not call it exactly once with the logits rows"
     return None
 
 

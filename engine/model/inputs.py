@@ -33,13 +33,13 @@ class SequenceChunk:
     """Position of the first token in its sequence."""
     tables: Sequence[Sequence[int]]
     """Per KV group the sequence's blocks, enough to hold the chunk."""
-    num_kept_rows: int = 1
+    num_logits_rows: int = 1
     """The number of last rows whose logits are kept."""
     tree: Sequence[int] | None = None
     """For each of the last `len(tree)` tokens, draft tokens, the index of the one among them that
     it follows, -1 for the token before them all; None: every token follows the one before."""
     is_prompt: bool = False
-    """Its kept rows are read, and verify nothing."""
+    """Its logits rows are read, and verify nothing."""
 
     def tokens(self) -> list[SequenceChunk]:
         """Each token as a separate chunk that sees those before it, for a chunk without a tree."""
@@ -153,7 +153,7 @@ def logits_rows(chunks: Sequence[SequenceChunk]) -> list[int]:
     return [
         row
         for chunk, end in zip(chunks, ends, strict=True)
-        for row in range(end - chunk.num_kept_rows, end)
+        for row in range(end - chunk.num_logits_rows, end)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The output head: it runs on the kept rows only, so its adapter rows differ from the step's.
+"""The output head: it runs on the logits rows only, so its adapter rows differ from the step's.
 
 The head module remains unchanged and unquantized, and may be tied to the input embedding; a hook
 changes its result. The model's own operations on logits (caps, scales) follow after that.

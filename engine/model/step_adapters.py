@@ -20,7 +20,7 @@ class StepAdapters:
     lora: LoraBatch | None = None
     """For all tokens; None: no adapter in the whole step."""
     head: LoraBatch | None = None
-    """For the kept rows; None: no adapter changes the output head."""
+    """For the logits rows; None: no adapter changes the output head."""
     embedding: tuple[Segment, ...] = ()
     """The tokens whose adapters change the input embedding."""
 

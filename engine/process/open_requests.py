@@ -24,7 +24,7 @@ from ..messages import (
     ErrorInfo,
     FinishReason,
     GenerationRequest,
-    PromptRead,
+    PromptOutput,
     RequestFinished,
     RequestStarted,
     StepEvents,
@@ -160,7 +160,7 @@ class OpenRequests:
         if request.request_id not in self._in_process:
             self._in_process[request.request_id] = asyncio.get_running_loop().create_future()
 
-    def _feed(self, events: Sequence[RequestStarted | PromptRead | TokensGenerated]) -> None:
+    def _feed(self, events: Sequence[RequestStarted | PromptOutput | TokensGenerated]) -> None:
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is not None:

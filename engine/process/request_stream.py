@@ -8,13 +8,13 @@ from typing import Self
 
 from ..messages import (
     GenerationRequest,
-    PromptRead,
+    PromptOutput,
     RequestFinished,
     RequestStarted,
     TokensGenerated,
 )
 
-RequestEvent = RequestStarted | PromptRead | TokensGenerated | RequestFinished
+RequestEvent = RequestStarted | PromptOutput | TokensGenerated | RequestFinished
 
 
 class RequestStream:

@@ -9,7 +9,7 @@ from ...adapters.identity import AdapterKey
 from ...adapters.manager import AdapterManager
 from ..kv.blocks import KvBlocks
 from ..kv.group_blocks import GroupBlocks
-from ..messages import ExtentUse, HostUse, KvUse, LineUse, MemoryMap
+from ..messages import AdapterKvUse, ExtentUse, HostUse, KvUse, MemoryMap
 from ..scheduling.scheduler import Scheduler
 
 
@@ -43,14 +43,14 @@ def map_memory(
     )
 
 
-def _lines(scheduler: Scheduler, group: GroupBlocks) -> list[LineUse]:
+def _lines(scheduler: Scheduler, group: GroupBlocks) -> list[AdapterKvUse]:
     """What each tenant's requests for each adapter hold, in the order of the first of them."""
     uses: dict[tuple[str, AdapterKey | None], tuple[int, int, int]] = {}
     for request in scheduler.requests():
-        line = (request.tenant_id, request.line)
+        line = (request.tenant_id, request.adapter)
         num_running, num_waiting, num_blocks = uses.get(line, (0, 0, 0))
         if scheduler.is_running(request):
             uses[line] = num_running + 1, num_waiting, num_blocks + group.num_held(request.kv)
         else:
             uses[line] = num_running, num_waiting + 1, num_blocks
-    return [LineUse(tenant_id, key, *use) for (tenant_id, key), use in uses.items()]
+    return [AdapterKvUse(tenant_id, key, *use) for (tenant_id, key), use in uses.items()]

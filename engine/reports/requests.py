@@ -36,7 +36,7 @@ def _state(request: Request, scheduler: Scheduler, now: float) -> RequestState:
     return RequestState(
         request_id=request.request_id,
         tenant_id=request.tenant_id,
-        adapter=request.line,
+        adapter=request.adapter,
         state=("decoding" if is_decoding else "prefilling") if is_running else "waiting",
         waits_for=None if is_running else _obstacle(request, scheduler),
         age_seconds=now - request.arrival_time,

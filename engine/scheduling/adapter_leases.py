@@ -45,8 +45,8 @@ class AdapterLeases:
 
     def expect_last(self, request: Request) -> None:
         """A request has come."""
-        if request.line:
-            self._manager.expect_last(request.line)
+        if request.adapter:
+            self._manager.expect_last(request.adapter)
 
     def expect_next(self, waiting: WaitingQueue[Request]) -> None:
         """Say now and then whose turn is next, however full the batch is: their adapters are loaded
@@ -54,8 +54,8 @@ class AdapterLeases:
         if self._clock() < self._next_expect_time:
             return
         self._next_expect_time = self._clock() + EXPECT_INTERVAL_SECONDS
-        lines = waiting.next_lines(self._max_expected)
-        self._manager.expect(line for line in lines if isinstance(line, AdapterKey))
+        queues = waiting.next_adapters(self._max_expected)
+        self._manager.expect(queue for queue in queues if isinstance(queue, AdapterKey))
 
     def expect_none(self) -> None:
         """No request is left."""
@@ -65,14 +65,14 @@ class AdapterLeases:
 
     def is_settled(self, request: Request) -> bool:
         """Whether its adapter is on the device or has failed; if not, its wait for it begins."""
-        if request.line is None or self._manager.is_settled(request.line):
+        if request.adapter is None or self._manager.is_settled(request.adapter):
             return True
         self._note_missing(request)
         return False
 
     def load_error(self, request: Request) -> EngineError | None:
         """Why the request must end: its adapter cannot be had."""
-        failure = self._manager.failure(request.line) if request.line else None
+        failure = self._manager.failure(request.adapter) if request.adapter else None
         if failure is None:
             return None
         error = LOAD_ERRORS.get(failure.code, AdapterLoadFailed)
@@ -83,11 +83,11 @@ class AdapterLeases:
 
         `cap`: the part of the arena that the tenant may lease; what it leases already is granted.
         """
-        if request.line is None:
+        if request.adapter is None:
             return True
         tenant_id = request.tenant_id
         before = self._manager.leased_share(tenant_id)
-        request.lease = self._manager.acquire(request.line, request.request_id)
+        request.lease = self._manager.acquire(request.adapter, request.request_id)
         if request.lease is None:
             self._note_missing(request)
             return False
@@ -112,18 +112,18 @@ class AdapterLeases:
 
     def tier_of(self, request: Request) -> Tier | None:
         """Where the request's adapter is now; None for the base model."""
-        return None if request.line is None else self._manager.tier(request.line)
+        return None if request.adapter is None else self._manager.tier(request.adapter)
 
     def found_tier(self, request: Request) -> Tier | None:
         """Where the adapter was when the request came; what lay on disk only the fetcher knew."""
-        if request.line is None or request.adapter_tier is not Tier.STORE:
+        if request.adapter is None or request.adapter_tier is not Tier.STORE:
             return request.adapter_tier
-        return self._manager.loaded_from(request.line) or Tier.STORE
+        return self._manager.loaded_from(request.adapter) or Tier.STORE
 
     def load_ms(self, request: Request) -> float | None:
         """How long the load took that the request waited for; None for the base model."""
-        if request.line is None:
+        if request.adapter is None:
             return None
         if request.adapter_tier is Tier.DEVICE and not request.adapter_wait_seconds:
             return 0.0
-        return 1e3 * self._manager.load_seconds(request.line)
+        return 1e3 * self._manager.load_seconds(request.adapter)

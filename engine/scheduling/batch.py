@@ -50,7 +50,7 @@ class ScheduledSequence(NamedTuple):
         return 1 + self.num_draft_tokens
 
     @property
-    def num_kept_rows(self) -> int:
+    def num_logits_rows(self) -> int:
         """Its last rows whose logits are looked at: those to draw from and those to read."""
         if self.request.reads_logits and (read := self.read):
             return self.context_len - read.start

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterator
 from heapq import heappop, heappush
 from typing import Generic
 
+from .adapter_queues import AdapterQueue, Entry, Ticket, WaitingTenant
 from .tenant_order import TenantOrder
-from .waiting_lines import Entry, Line, Ticket, WaitingTenant
 
 
 class Candidates(Generic[Entry]):
@@ -28,8 +28,8 @@ class Candidates(Generic[Entry]):
         self._place = (0.0, 0)
         """Of the tenant that is visited, when the visit began or went on."""
         self._visit: Visit[Entry] | None = None
-        """The candidate's tenant, its line and its ticket; None once they are answered for."""
-        self._line: Line[Entry] | None = None
+        """The candidate's tenant, its queue and its ticket; None once they are answered for."""
+        self._queue: AdapterQueue[Entry] | None = None
         self._ticket: Ticket[Entry] | None = None
 
     def __iter__(self) -> Iterator[Entry]:
@@ -39,30 +39,30 @@ class Candidates(Generic[Entry]):
         visit = self._put_back()
         while visit or (visit := self._next_visit()):
             if taken := visit.take():
-                self._visit, (self._line, self._ticket) = visit, taken
+                self._visit, (self._queue, self._ticket) = visit, taken
                 return self._ticket.entry
             visit = None
         raise StopIteration
 
     def park_line(self) -> None:
-        """Its adapter is absent: nothing more of this line in this step; other lines go on."""
+        """Its adapter is absent: nothing more of this queue in this step; other queues go on."""
         assert self._visit, "one answer for each candidate"
-        assert self._line, "one answer for each candidate"
-        self._visit.park(self._line)
-        self._line = self._ticket = None
+        assert self._queue, "one answer for each candidate"
+        self._visit.park(self._queue)
+        self._queue = self._ticket = None
 
     def skip(self) -> None:
         """Not this one in this step, but those behind it: it waits for another of its group."""
-        assert self._line, "one answer for each candidate"
-        self._aside.take_first(self._line)
+        assert self._queue, "one answer for each candidate"
+        self._aside.take_first(self._queue)
         self._ticket = None
 
     def stop_tenant(self) -> None:
         """A cap is reached: nothing more of this tenant in this step."""
-        self._visit = self._line = self._ticket = None
+        self._visit = self._queue = self._ticket = None
 
     def end(self) -> None:
-        """Return to their lines those that the walk has set aside."""
+        """Return to their queues those that the walk has set aside."""
         self._aside.put_back()
 
     def _next_visit(self) -> Visit[Entry] | None:
@@ -79,14 +79,14 @@ class Candidates(Generic[Entry]):
         return visit
 
     def _put_back(self) -> Visit[Entry] | None:
-        """Return the last candidate's line and tenant to the order, unless this goes on with it."""
+        """Put the last candidate's queue and tenant back, unless the walk continues with it."""
         assert self._ticket is None or not self._ticket.is_waiting, "every candidate is answered"
-        visit, line = self._visit, self._line
-        self._visit = self._line = self._ticket = None
+        visit, queue = self._visit, self._queue
+        self._visit = self._queue = self._ticket = None
         if visit is None:
             return None
-        if line:
-            visit.offer(line)
+        if queue:
+            visit.offer(queue)
         tenant = visit.tenant
         if not tenant.num_waiting:
             return None
@@ -100,75 +100,75 @@ class Candidates(Generic[Entry]):
 
 
 class _SetAside(Generic[Entry]):
-    """Tickets that are out of their lines until the walk ends."""
+    """Tickets that are out of their queues until the walk ends."""
 
     def __init__(self, last_number: int) -> None:
         self._last_number = last_number
-        self._tickets: list[tuple[Line[Entry], Ticket[Entry]]] = []
+        self._tickets: list[tuple[AdapterQueue[Entry], Ticket[Entry]]] = []
 
-    def first_of(self, line: Line[Entry]) -> Ticket[Entry] | None:
-        """The first of a line, those aside that were added after the walk began."""
-        while (ticket := line.first()) and ticket.number > self._last_number:
-            self.take_first(line)
+    def first_of(self, queue: AdapterQueue[Entry]) -> Ticket[Entry] | None:
+        """The first of a queue, those aside that were added after the walk began."""
+        while (ticket := queue.first()) and ticket.number > self._last_number:
+            self.take_first(queue)
         return ticket
 
-    def take_first(self, line: Line[Entry]) -> None:
-        ticket = line.first()
+    def take_first(self, queue: AdapterQueue[Entry]) -> None:
+        ticket = queue.first()
         assert ticket, "only what waits is set aside"
-        line.pop()
-        self._tickets.append((line, ticket))
+        queue.pop()
+        self._tickets.append((queue, ticket))
 
     def put_back(self) -> None:
-        for line, ticket in self._tickets:
+        for queue, ticket in self._tickets:
             if ticket.is_waiting:
-                line.push(ticket)
+                queue.push(ticket)
         self._tickets.clear()
 
 
 class Visit(Generic[Entry]):
-    """One tenant's part of a walk: its lines that may still be served in this step.
+    """One tenant's part of a walk: its queues that may still be served in this step.
 
-    A line is in the heap, parked, the candidate's, or has no ticket left for this walk. A heap
-    entry has the service as it was when the line was offered, as in `TenantOrder`.
+    A queue is in the heap, parked, the candidate's, or has no ticket left for this walk. A heap
+    entry has the service as it was when the queue was offered, as in `TenantOrder`.
     """
 
     def __init__(self, tenant: WaitingTenant[Entry], aside: _SetAside[Entry]) -> None:
         self.tenant = tenant
         self._aside = aside
         self._parked: set[Hashable] = set()
-        self._heap: list[tuple[bool, float, int, Line[Entry]]] = []
+        self._heap: list[tuple[bool, float, int, AdapterQueue[Entry]]] = []
 
     def offer_all(self, may_run: Callable[[Entry], bool]) -> None:
-        """Offer all lines but those whose first request may not run: these are parked."""
-        for line in self.tenant.lines.values():
-            first = self._aside.first_of(line)
+        """Offer all queues but those whose first request may not run: these are parked."""
+        for queue in self.tenant.queues.values():
+            first = self._aside.first_of(queue)
             if first and not may_run(first.entry):
-                self.park(line)
+                self.park(queue)
             else:
-                self.offer(line)
+                self.offer(queue)
 
-    def park(self, line: Line[Entry]) -> None:
-        self._parked.add(line.name)
-        self.tenant.service.deactivate(line.name)
+    def park(self, queue: AdapterQueue[Entry]) -> None:
+        self._parked.add(queue.name)
+        self.tenant.service.deactivate(queue.name)
 
-    def offer(self, line: Line[Entry]) -> None:
-        first = self._aside.first_of(line)
+    def offer(self, queue: AdapterQueue[Entry]) -> None:
+        first = self._aside.first_of(queue)
         if first:
-            served = self.tenant.service.counter(line.name)
-            heappush(self._heap, (not first.is_preempted, served, line.turn, line))
+            served = self.tenant.service.counter(queue.name)
+            heappush(self._heap, (not first.is_preempted, served, queue.turn, queue))
 
-    def take(self) -> tuple[Line[Entry], Ticket[Entry]] | None:
-        """The line that is next, out of the heap, and its first ticket."""
+    def take(self) -> tuple[AdapterQueue[Entry], Ticket[Entry]] | None:
+        """The queue that is next, out of the heap, and its first ticket."""
         while self._heap:
-            was_fresh, was_served, _, line = heappop(self._heap)
-            first, served = self._aside.first_of(line), self.tenant.service.counter(line.name)
+            was_fresh, was_served, _, queue = heappop(self._heap)
+            first, served = self._aside.first_of(queue), self.tenant.service.counter(queue.name)
             if first and (was_fresh, was_served) == (not first.is_preempted, served):
-                return line, first
-            self.offer(line)  # its place in the order is a later one by now
+                return queue, first
+            self.offer(queue)  # its place in the order is a later one by now
         return None
 
     @property
     def is_held_up(self) -> bool:
-        """Whether every line of the tenant is parked."""
-        lines = self.tenant.lines
-        return len(self._parked) >= len(lines) and self._parked.issuperset(lines)
+        """Whether every queue of the tenant is parked."""
+        queues = self.tenant.queues
+        return len(self._parked) >= len(queues) and self._parked.issuperset(queues)

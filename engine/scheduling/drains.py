@@ -64,7 +64,7 @@ class Drains:
 
     def note_end(self, request: Request, *, is_deleted: bool) -> None:
         """A request has ended, with `adapter_deleted` or in any other way."""
-        key = request.line
+        key = request.adapter
         drain = self._drains.get(key) if key else None
         if drain is None or key is None:
             return
@@ -104,4 +104,4 @@ class Drains:
             self._kv.drop_adapter(key)
 
     def _requests(self, key: AdapterKey) -> list[Request]:
-        return [request for request in self._scheduler.requests() if request.line == key]
+        return [request for request in self._scheduler.requests() if request.adapter == key]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Generic
 
+from .adapter_queues import Entry, WaitingTenant
 from .fairness import VirtualTokenCounters
-from .waiting_lines import Entry, WaitingTenant
 
 Place = tuple[float, int]
 """Service and turn."""

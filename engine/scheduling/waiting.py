@@ -1,11 +1,11 @@
 """Requests that wait, and the order in which a step offers them to the scheduler.
 
 The tenant with the least service first; within it the adapter with the least; within an adapter's
-*line* by priority and arrival, aged: one level of priority is worth `ageing_seconds` of arrival, so
-a request lets pass only those of its line that arrive less than (its level - theirs) ·
-ageing_seconds after it. Nobody starves, and no key ever changes: the lines are plain heaps.
+queue by priority and arrival, with ageing: one level of priority is worth `ageing_seconds` of
+arrival, so a request is passed only by those of its queue that arrive less than (their level - its
+level) · ageing_seconds after it. No request starves, and keys never change: queues are plain heaps.
 
-A walk costs what it looks at: the tenants it visits, all lines of these, and its candidates.
+A walk costs what it looks at: the tenants it visits, all queues of these, and its candidates.
 Torch-free.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Callable, Hashable, KeysView
 from itertools import count, islice, zip_longest
 from typing import Generic
 
+from .adapter_queues import Entry, Ticket, WaitingTenant
 from .candidates import Candidates
 from .fairness import VirtualTokenCounters
 from .tenant_order import TenantOrder
-from .waiting_lines import Entry, Ticket, WaitingTenant
 
 
 class WaitingQueue(Generic[Entry]):
@@ -70,7 +70,7 @@ class WaitingQueue(Generic[Entry]):
         self._add(entry, is_preempted=False)
 
     def add_front(self, entry: Entry) -> None:
-        """A preempted request: before its tenant's others, whatever their line."""
+        """A preempted request: before its tenant's others, whatever their queue."""
         self._add(entry, is_preempted=True)
 
     def admit(self, entry: Entry) -> None:
@@ -91,7 +91,7 @@ class WaitingQueue(Generic[Entry]):
         return True
 
     def charge(self, entry: Entry, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Charge a request's tenant in `counters`, and its line among the tenant's lines.
+        """Charge a request's tenant in `counters`, and its queue among the tenant's queues.
 
         Whether it waits or runs. Lines that are never charged take turns.
         """
@@ -100,9 +100,9 @@ class WaitingQueue(Generic[Entry]):
         counters.add(tenant_id, service)
         tenant = self._tenants.get(tenant_id)
         if tenant:
-            tenant.service.add(entry.line, service)
+            tenant.service.add(entry.adapter, service)
 
-    def next_lines(self, limit: int) -> list[Hashable]:
+    def next_adapters(self, limit: int) -> list[Hashable]:
         """Lines that wait, of the least served tenants first, one after another of each tenant."""
         counter = self.counters.counter
         tenants = sorted(self._tenants.values(), key=lambda tenant: counter(tenant.tenant_id))
@@ -115,9 +115,9 @@ class WaitingQueue(Generic[Entry]):
     ) -> Candidates[Entry]:
         """The walk of one step; it ends the one before.
 
-        `may_run`: asked once for the first of each line of a tenant that the walk comes to. A line
-        for which it says no is parked: with hundreds of adapters on their way, it is what most of
-        a walk consists of.
+        `may_run` is called once for the first request of each queue of a visited tenant. If it is
+        False, the queue is parked. With hundreds of adapters being loaded, a walk consists mostly
+        of these calls.
         """
         if self._walk:
             self._walk.end()

@@ -187,7 +187,7 @@ class Control:
         for request in decodes:
             asked = request.submitted.speculation
             if asked is None or asked.num_tokens != 0:
-                alike[request.line, asked].append(request)
+                alike[request.adapter, asked].append(request)
         groups = []
         for (line, asked), requests in alike.items():
             tracks = self._use(line)
@@ -376,7 +376,7 @@ class Control:
 
     def _tracks_of(self, request: Request, proposer: str) -> tuple[Track, Track]:
         """The tracks of the request's adapter and of all adapters."""
-        return self._use(request.line)[proposer], self._overall[proposer]
+        return self._use(request.adapter)[proposer], self._overall[proposer]
 
     def _use(self, key: AdapterKey | None) -> dict[str, Track]:
         """The tracks of an adapter, which becomes the most recently used."""

@@ -85,7 +85,7 @@ class _Piece(NamedTuple):
             token_ids=self.drafting.next_tokens(self.num_tokens),
             start=sequence.num_computed,
             tables=sequence.tables,
-            num_kept_rows=int(self.is_last),
+            num_logits_rows=int(self.is_last),
         )
 
 
@@ -200,7 +200,7 @@ class DraftModelProposer:
         return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
 
     def _run(self, chunks: Sequence[SequenceChunk]) -> Tensor:
-        """fp32 logits of the kept rows."""
+        """fp32 logits of the logits rows."""
         device = self._model.device
         inputs = make_inputs(
             chunks, groups=self._pages.groups, block_size=self._pages.block_size, device=device

@@ -26,7 +26,7 @@ class Job:
     tenant_weight: float
     num_inputs: int
     num_outputs: int
-    line: str | None = None
+    adapter: str | None = None
     priority: int = 0
     arrival_time: float = 0.0
 

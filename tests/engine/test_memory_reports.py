@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loraplex.engine.messages import LineUse, MemoryMap
+from loraplex.engine.messages import AdapterKvUse, MemoryMap
 from loraplex.engine.reports.memory import map_memory
 from support.blocks import make_key
 from support.manager import ResidencyWorld
@@ -46,7 +46,7 @@ def test_each_tenants_requests_are_told_by_their_adapter() -> None:
     running = found["acme", key]
     assert (running.num_running, running.num_waiting) == (1, 0)
     assert running.num_kv_blocks > 0
-    assert found["bolt", None] == LineUse("bolt", None, 0, 1, 0)
+    assert found["bolt", None] == AdapterKvUse("bolt", None, 0, 1, 0)
 
 
 def test_the_arena_is_told_as_it_is() -> None:

@@ -67,7 +67,7 @@ def test_an_end_that_the_model_calls_in_its_own_way_carries_no_adapters(tmp_path
     model.__dict__["forward"] = forward
     ends = adapt_ends(model)
     assert "exactly once with the step's tokens" in ends.refused["model.embed_tokens"]
-    assert "exactly once with the kept rows" in ends.refused["lm_head"]
+    assert "exactly once with the logits rows" in ends.refused["lm_head"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from support.models import make_adapter, make_tiny_llama, save_byte_tokenizer
 class Span:
     num_tokens: int
     context_len: int
-    num_kept_rows: int = 1
+    num_logits_rows: int = 1
 
 
 COST = ModelCost(

@@ -20,7 +20,7 @@ AGEING = 10.0
 class Entry:
     request_id: str
     tenant_id: str = "a"
-    line: str | None = None
+    adapter: str | None = None
     priority: int = 0
     arrival_time: float = 0.0
     tenant_weight: float = 1.0
@@ -37,11 +37,11 @@ class Stay:
 
 @dataclass(eq=False, slots=True)
 class Past:
-    """The model's memory of a tenant: its lines' service and when each was served last."""
+    """The model's memory of a tenant: its queues' service and when each was served last."""
 
     turn: int
     service: VirtualTokenCounters[str | None]
-    line_turns: dict[str | None, int]
+    queue_turns: dict[str | None, int]
 
 
 class SortedQueue:
@@ -68,20 +68,20 @@ class SortedQueue:
         self.stays[entry.request_id] = Stay(entry, number, is_preempted)
         self.excluded.add(entry.request_id)
         past = self.pasts.setdefault(entry.tenant_id, Past(number, VirtualTokenCounters(), {}))
-        past.line_turns.setdefault(entry.line, number)
+        past.queue_turns.setdefault(entry.adapter, number)
         self.activate(entry)
 
     def activate(self, entry: Entry) -> None:
         self.counters.activate(entry.tenant_id, entry.tenant_weight)
-        self.pasts[entry.tenant_id].service.activate(entry.line)
+        self.pasts[entry.tenant_id].service.activate(entry.adapter)
 
     def remove(self, entry: Entry) -> None:
         del self.stays[entry.request_id]
         left = [stay.entry for stay in self.stays.values() if same_tenant(stay.entry, entry)]
         past = self.pasts[entry.tenant_id]
-        if entry.line not in {other.line for other in left}:
-            del past.line_turns[entry.line]
-            past.service.deactivate(entry.line)
+        if entry.adapter not in {other.adapter for other in left}:
+            del past.queue_turns[entry.adapter]
+            past.service.deactivate(entry.adapter)
         if not left:
             del self.pasts[entry.tenant_id]
             self.counters.deactivate(entry.tenant_id)
@@ -95,10 +95,10 @@ class SortedQueue:
         while (first := self._first()) and first.tenant_id not in self.visited:
             self.visited.add(first.tenant_id)
             offered = [stay.entry for stay in self._offered() if same_tenant(stay.entry, first)]
-            heads = {entry.line: entry for entry in offered if entry.line in self.absent}
-            for line in self.pasts[first.tenant_id].line_turns:
-                if line in heads:
-                    self.park(heads[line])
+            heads = {entry.adapter: entry for entry in offered if entry.adapter in self.absent}
+            for queue in self.pasts[first.tenant_id].queue_turns:
+                if queue in heads:
+                    self.park(heads[queue])
             self.note_held_up(first.tenant_id)
         return first
 
@@ -107,13 +107,13 @@ class SortedQueue:
             stay
             for stay in self.stays.values()
             if stay.entry.request_id not in self.excluded
-            and (stay.entry.tenant_id, stay.entry.line) not in self.parked
+            and (stay.entry.tenant_id, stay.entry.adapter) not in self.parked
             and stay.entry.tenant_id not in self.stopped
         ]
 
     def _first(self) -> Entry | None:
         offered = self._offered()
-        preempted = {(s.entry.tenant_id, s.entry.line) for s in offered if s.is_preempted}
+        preempted = {(s.entry.tenant_id, s.entry.adapter) for s in offered if s.is_preempted}
 
         def key(stay: Stay) -> tuple[float, ...]:
             entry = stay.entry
@@ -121,9 +121,9 @@ class SortedQueue:
             return (
                 self.counters.counter(entry.tenant_id),
                 past.turn,
-                (entry.tenant_id, entry.line) not in preempted,
-                past.service.counter(entry.line),
-                past.line_turns[entry.line],
+                (entry.tenant_id, entry.adapter) not in preempted,
+                past.service.counter(entry.adapter),
+                past.queue_turns[entry.adapter],
                 not stay.is_preempted,
                 entry.arrival_time + AGEING * entry.priority,
                 stay.number,
@@ -134,23 +134,23 @@ class SortedQueue:
     def admit(self, entry: Entry, service: int) -> None:
         self.activate(entry)
         past = self.pasts[entry.tenant_id]
-        past.turn = past.line_turns[entry.line] = self.turn()
+        past.turn = past.queue_turns[entry.adapter] = self.turn()
         self.remove(entry)
         self.charge(entry, service)
 
     def charge(self, entry: Entry, service: int) -> None:
         self.counters.charge(entry.tenant_id, service)
         if entry.tenant_id in self.pasts:
-            self.pasts[entry.tenant_id].service.charge(entry.line, service)
+            self.pasts[entry.tenant_id].service.charge(entry.adapter, service)
 
     def park(self, entry: Entry) -> None:
-        self.parked.add((entry.tenant_id, entry.line))
+        self.parked.add((entry.tenant_id, entry.adapter))
         past = self.pasts[entry.tenant_id]
-        past.service.deactivate(entry.line)
+        past.service.deactivate(entry.adapter)
 
     def note_held_up(self, tenant: str) -> None:
-        lines = self.pasts[tenant].line_turns if tenant in self.pasts else {}
-        if lines and all((tenant, line) in self.parked for line in lines):
+        queues = self.pasts[tenant].queue_turns if tenant in self.pasts else {}
+        if queues and all((tenant, queue) in self.parked for queue in queues):
             self.counters.deactivate(tenant)
 
 
@@ -163,7 +163,7 @@ ENTRIES = st.builds(
     Entry,
     request_id=st.just(""),
     tenant_id=st.sampled_from("abc"),
-    line=st.sampled_from([None, "x", "y"]),
+    adapter=st.sampled_from([None, "x", "y"]),
     priority=st.integers(-1, 2),
     arrival_time=st.integers(0, 30).map(float),
 )
@@ -213,7 +213,7 @@ class QueueAgainstSort(RuleBasedStateMachine):
     )
     def walk(self, data: st.DataObject, service: int, absent: set[str | None]) -> None:
         self.model.begin_walk(absent)
-        for entry in (walk := self.queue.candidates(lambda entry: entry.line not in absent)):
+        for entry in (walk := self.queue.candidates(lambda entry: entry.adapter not in absent)):
             assert entry is self.model.next()
             answer = data.draw(ANSWERS)
             if answer == "leave":
@@ -284,14 +284,14 @@ def drain(queue: WaitingQueue[Entry]) -> list[str]:
 
 def test_parked_lines_hide_neither_their_tenants_other_lines_nor_other_tenants() -> None:
     queue = make_queue(
-        *(Entry(f"cold-{number}", line="cold") for number in range(3)),
-        Entry("warm", line="warm"),
+        *(Entry(f"cold-{number}", adapter="cold") for number in range(3)),
+        Entry("warm", adapter="warm"),
         Entry("base"),
-        Entry("other", tenant_id="b", line="cold"),
+        Entry("other", tenant_id="b", adapter="cold"),
     )
     admitted = []
     for entry in (walk := queue.candidates()):
-        if (entry.tenant_id, entry.line) == ("a", "cold"):
+        if (entry.tenant_id, entry.adapter) == ("a", "cold"):
             walk.park_line()
             continue
         queue.admit(entry)
@@ -324,34 +324,36 @@ def test_a_flood_of_better_priority_passes_a_request_for_its_ageing_only(priorit
 
 
 def test_a_preempted_request_comes_before_its_tenants_others_but_not_before_other_tenants() -> None:
-    queue = make_queue(Entry("new", line="x"), Entry("b", tenant_id="b"))
+    queue = make_queue(Entry("new", adapter="x"), Entry("b", tenant_id="b"))
     queue.counters.charge("a", input_tokens=5)
-    queue.add_front(Entry("preempted", line="y", priority=9, arrival_time=99.0))
+    queue.add_front(Entry("preempted", adapter="y", priority=9, arrival_time=99.0))
     assert drain(queue) == ["b", "preempted", "new"]
 
 
 def test_lines_of_a_tenant_share_by_tokens_not_by_requests() -> None:
     queue = make_queue(
-        *(Entry(f"x{number}", line="x") for number in range(4)),
-        *(Entry(f"y{number}", line="y") for number in range(4)),
+        *(Entry(f"x{number}", adapter="x") for number in range(4)),
+        *(Entry(f"y{number}", adapter="y") for number in range(4)),
     )
     order = []
     for entry in queue.candidates():
         queue.admit(entry)
-        queue.charge(entry, input_tokens=30 if entry.line == "x" else 10)
+        queue.charge(entry, input_tokens=30 if entry.adapter == "x" else 10)
         order.append(entry.request_id)
     assert order[:5] == ["x0", "y0", "y1", "y2", "x1"]
 
 
-def test_lines_that_are_never_charged_take_turns() -> None:
-    queue = make_queue(*(Entry(f"{line}{n}", line=line) for line in "xy" for n in range(3)))
+def test_adapters_that_are_never_charged_take_turns() -> None:
+    queue = make_queue(
+        *(Entry(f"{adapter}{n}", adapter=adapter) for adapter in "xy" for n in range(3))
+    )
     assert drain(queue) == ["x0", "y0", "x1", "y1", "x2", "y2"]
 
 
 def test_a_tenant_held_up_by_its_adapter_earns_no_credit_and_lets_no_one_earn_any() -> None:
-    queue = make_queue(Entry("cold", line="cold"), Entry("busy", tenant_id="b"))
+    queue = make_queue(Entry("cold", adapter="cold"), Entry("busy", tenant_id="b"))
     for entry in (walk := queue.candidates()):
-        if entry.line == "cold":
+        if entry.adapter == "cold":
             walk.park_line()
         else:
             walk.skip()
@@ -390,7 +392,7 @@ def test_those_who_left_do_not_pile_up_behind_one_who_stays() -> None:
         entry = Entry(str(number), arrival_time=float(number))
         queue.add(entry)
         queue.remove(entry)
-    assert len(queue._tenants["a"].lines[None]._heap) < 50
+    assert len(queue._tenants["a"].queues[None]._heap) < 50
 
 
 class CountedReads(VirtualTokenCounters[str]):
@@ -415,13 +417,13 @@ def test_a_walk_looks_only_at_the_tenants_it_visits(num_tenants: int) -> None:
     assert 0 < counters.num_reads < 40
 
 
-def test_the_next_lines_are_the_least_served_of_the_least_served_tenants_in_turn() -> None:
+def test_the_next_adapters_are_the_least_served_of_the_least_served_tenants_in_turn() -> None:
     queue: WaitingQueue[Entry] = WaitingQueue(VirtualTokenCounters(), lambda: 0.0, AGEING)
     waiting = [("served", "s1"), ("new", "n1"), ("new", None), ("new", "n2"), ("served", "s2")]
-    for number, (tenant_id, line) in enumerate(waiting):
-        queue.add(Entry(f"r{number}", tenant_id, line))
+    for number, (tenant_id, adapter) in enumerate(waiting):
+        queue.add(Entry(f"r{number}", tenant_id, adapter))
     queue.charge(Entry("r0", "served", "s1"), input_tokens=10)
-    assert queue.next_lines(10) == ["n1", "s2", "s1", "n2"]
-    assert queue.next_lines(1) == ["n1"]
+    assert queue.next_adapters(10) == ["n1", "s2", "s1", "n2"]
+    assert queue.next_adapters(1) == ["n1"]
     queue.add_front(Entry("r5", "new", "n3"))
-    assert queue.next_lines(3) == ["n3", "s2", "n1"]
+    assert queue.next_adapters(3) == ["n3", "s2", "n1"]

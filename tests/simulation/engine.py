@@ -17,7 +17,7 @@ from loraplex.engine.messages import (
     EvictionReceipt,
     FinishReason,
     GenerationRequest,
-    PromptRead,
+    PromptOutput,
     TokensGenerated,
 )
 from loraplex.engine.request import Request
@@ -143,7 +143,7 @@ class SimulatedEngine:
 
     # --- what comes of requests, see `execution.Requests` -----------------------------------------
 
-    def read(self, read: PromptRead) -> None:
+    def read(self, read: PromptOutput) -> None:
         raise AssertionError("`readings` keeps what was read")
 
     def generate(self, request: Request, generated: TokensGenerated) -> None:

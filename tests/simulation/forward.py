@@ -36,7 +36,7 @@ NO_FAULTS = Faults()
 
 
 class Rows(NamedTuple):
-    """What a step says of its kept rows: here the values of their positions."""
+    """What a step says of its logits rows: here the values of their positions."""
 
     values: list[int]
     token_states: list[int]
@@ -92,7 +92,7 @@ class FakeForward:
         self._device.run(sequences, self._contents, computed, tables)
         kept = zip(sequences, computed, strict=True)
         return Rows(
-            [value for entry, row in kept for value in row[-entry.num_kept_rows :]],
+            [value for entry, row in kept for value in row[-entry.num_logits_rows :]],
             [value for row in computed for value in row],
         )
 

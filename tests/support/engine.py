@@ -28,7 +28,7 @@ from loraplex.engine.messages import (
     FromEngine,
     GenerationRequest,
     Pooling,
-    PromptRead,
+    PromptOutput,
     RequestFinished,
     RequestStarted,
     SpeculationParams,
@@ -50,7 +50,7 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokensGenerated] = field(default_factory=list)
-    prompts: list[PromptRead] = field(default_factory=list)
+    prompts: list[PromptOutput] = field(default_factory=list)
     started: RequestStarted | None = None
     finished: RequestFinished | None = None
 

@@ -159,15 +159,15 @@ class Device:
 
     def _verify(self, request: Request, proposer: str, length: int) -> None:
         drafter = self.drafters[proposer]
-        right = drafter.right[request.line]
+        right = drafter.right[request.adapter]
         num_accepted = next((n for n in range(length) if self.rng.random() >= right), length)
         self.control.observe(request, proposer, length, range(num_accepted))
-        self.num_tokens += drafter.expected(request.line, length)
+        self.num_tokens += drafter.expected(request.adapter, length)
 
 
 def best_fixed_rate(device: Device) -> float:
     """Of those that always draft the same number for each adapter, all by the same proposer."""
-    counts = Counter(request.line for request in device.requests)
+    counts = Counter(request.adapter for request in device.requests)
     return max(
         _fixed_rate(device.costs, drafter, counts, dict(zip(counts, lengths, strict=True)))
         for drafter in device.drafters.values()

@@ -200,7 +200,7 @@ class SchedulerBench:
             assert sequence.context_len <= len(request.token_ids)
             assert all(sequence.context_len <= len(t) * BLOCK for t in request.kv.tables)
             assert not request.kv.is_swapped
-            assert (request.lease is None) == (request.line is None)
+            assert (request.lease is None) == (request.adapter is None)
 
     def run(self, limit: int = 10_000) -> int:
         """Step until nothing is left; the number of steps."""

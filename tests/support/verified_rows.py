@@ -108,7 +108,7 @@ class Verifier:
                 [draft_token.known[-1], *draft_token.drafted],
                 len(draft_token.known) - 1,
                 tables,
-                num_kept_rows=1 + len(draft_token.drafted),
+                num_logits_rows=1 + len(draft_token.drafted),
                 tree=draft_token.tree,
             )
             for draft_token, tables in zip(self.draft_tokens, self.tables, strict=True)

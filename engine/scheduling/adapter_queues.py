@@ -12,7 +12,7 @@ from .fairness import VirtualTokenCounters
 
 
 class Waiter(Protocol):
-    """What the queue knows of a request."""
+    """The scheduling properties of a waiting request."""
 
     @property
     def request_id(self) -> str: ...
@@ -21,12 +21,12 @@ class Waiter(Protocol):
     @property
     def tenant_weight(self) -> float: ...
     @property
-    def line(self) -> Hashable:
+    def adapter(self) -> Hashable:
         """The adapter; None is the base model."""
 
     @property
     def priority(self) -> int:
-        """The lower the earlier, within its line."""
+        """The lower the earlier, within its queue."""
 
     @property
     def arrival_time(self) -> float: ...
@@ -49,11 +49,11 @@ class Ticket(Generic[Entry]):
 
     @property
     def place(self) -> tuple[bool, float, int]:
-        """Its place in its line; it never changes."""
+        """Its place in its queue; it never changes."""
         return not self.is_preempted, self.rank, self.number
 
 
-class Line(Generic[Entry]):
+class AdapterQueue(Generic[Entry]):
     """The waiting requests of one tenant for one adapter.
 
     The heap has every waiting ticket but those that a walk has taken out with `pop`; `push` puts
@@ -63,7 +63,7 @@ class Line(Generic[Entry]):
     def __init__(self, name: Hashable, turn: int) -> None:
         self.name = name
         self.turn = turn
-        """When it was served last: the order among lines of equal service."""
+        """When it was served last: the order among queues of equal service."""
         self.num_waiting = 0
         self._heap: list[tuple[tuple[bool, float, int], Ticket[Entry]]] = []
 
@@ -98,9 +98,9 @@ class Line(Generic[Entry]):
 
 
 class WaitingTenant(Generic[Entry]):
-    """The lines of one tenant: exactly those in which a request waits.
+    """The queues of one tenant: exactly those in which a request waits.
 
-    It exists as long as it has one. `service` has what each line was charged; a line is active in
+    It exists as long as it has one. `service` has what each queue was charged; a queue is active in
     it unless a walk has parked it.
     """
 
@@ -112,39 +112,39 @@ class WaitingTenant(Generic[Entry]):
         self.waiting_since = now
         """Since its last admission or, if later, its first entry."""
         self.num_waiting = 0
-        self.lines: dict[Hashable, Line[Entry]] = {}
+        self.queues: dict[Hashable, AdapterQueue[Entry]] = {}
         self.service: VirtualTokenCounters[Hashable] = VirtualTokenCounters()
 
     def enter(self, ticket: Ticket[Entry]) -> None:
         entry = ticket.entry
-        line = self.lines.get(entry.line)
-        if line is None:
-            line = self.lines[entry.line] = Line(entry.line, ticket.number)
+        queue = self.queues.get(entry.adapter)
+        if queue is None:
+            queue = self.queues[entry.adapter] = AdapterQueue(entry.adapter, ticket.number)
         self.weight = entry.tenant_weight
         self.num_waiting += 1
-        line.enter(ticket)
-        self.service.activate(line.name)
+        queue.enter(ticket)
+        self.service.activate(queue.name)
 
     def leave(self, ticket: Ticket[Entry]) -> None:
-        line = self.lines[ticket.entry.line]
+        queue = self.queues[ticket.entry.adapter]
         ticket.is_waiting = False
         self.num_waiting -= 1
-        line.leave()
-        if not line.num_waiting:
-            del self.lines[line.name]
-            self.service.deactivate(line.name)
+        queue.leave()
+        if not queue.num_waiting:
+            del self.queues[queue.name]
+            self.service.deactivate(queue.name)
 
     def note_admission(self, ticket: Ticket[Entry], turn: int, now: float) -> None:
-        """The ticket, which still waits, is served: the tenant and its line have had their turn."""
-        line = self.lines[ticket.entry.line]
-        self.service.activate(line.name)
-        self.turn = line.turn = turn
+        """The waiting ticket is served: the tenant and its queue have had their turn."""
+        queue = self.queues[ticket.entry.adapter]
+        self.service.activate(queue.name)
+        self.turn = queue.turn = turn
         self.waiting_since = now
 
     def lines_in_order(self) -> list[Hashable]:
-        """The names of its lines, the next one first."""
+        """The names of its queues, the next one first."""
         places = [
-            (not line.is_urgent, self.service.counter(name), line.turn, name)
-            for name, line in self.lines.items()
+            (not queue.is_urgent, self.service.counter(name), queue.turn, name)
+            for name, queue in self.queues.items()
         ]
         return [name for *_, name in sorted(places, key=itemgetter(0, 1, 2))]
