@@ -45,8 +45,9 @@ def test_a_signal_while_the_server_is_spawned_stops_the_server(
         return spawned[0]
 
     monkeypatch.setattr(subprocess, "Popen", spawn)
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     leave_on_sigterm()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     try:
         with (
             pytest.raises((SystemExit, KeyboardInterrupt)),
@@ -54,7 +55,8 @@ def test_a_signal_while_the_server_is_spawned_stops_the_server(
         ):
             pytest.fail("the signal is lost")
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
     assert spawned[0].returncode is not None
 
 
