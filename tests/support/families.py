@@ -129,7 +129,6 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 """Case name to (model type, what differs from the common tiny configuration)."""
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "gptj": ("gptj", {**GPT2, "rotary_dim": 8}, "attention interface 0 times"),
     "bloom": ("bloom", {"n_layer": 4, "n_head": 4}, "attention interface 0 times"),
     "hunyuan_v1_moe": (
         "hunyuan_v1_moe",
