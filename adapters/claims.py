@@ -1,4 +1,4 @@
-"""Windows of the arena that are cleared, each for one adapter: nobody else is placed there."""
+"""Claims: windows of the arena that are being cleared, each reserved for one adapter."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Demand:
         return self.reach(record.key), record.order
 
     def missed_since(self, record: Record[Any]) -> float:
-        """While other adapters' turns come before, nobody misses this one."""
+        """An adapter is not missed while other adapters have earlier turns."""
         if not self.turns:
             return record.entered_at
         soon_since = self.turns.soon_since(record.key)

@@ -31,7 +31,7 @@ class Erasures(Generic[BlockT]):
         return len(self._erasures)
 
     def begin(self, key: AdapterKey, placement: Placement) -> None:
-        """Retire a place of this adapter and zero it behind that."""
+        """Retire a placement of this adapter, then zero it."""
         self._arena.retire(placement)
         self._erasures.append(_Erasure(key, placement, self._submit(placement)))
 
