@@ -14,7 +14,7 @@ from loraplex.engine.config import EngineConfig
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_step_is_traced_from_the_message_to_the_events(
+def test_a_step_is_traced_from_its_schedule_to_its_events_and_a_message_apart(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--json", "-"]) == 0
@@ -27,8 +27,8 @@ def test_a_step_is_traced_from_the_message_to_the_events(
     assert report["is_within_bar"] is holds
     assert all((ROOT / path).is_file() for path in by_file)
     path, names = next(iter(by_file.items()))
-    assert (path, names[0]) == ("engine/core.py", "EngineCore.handle")
-    assert "EngineCore.step" in names
+    assert (path, names[0]) == ("engine/core.py", "EngineCore.step")
+    assert report["submission"]["engine/core.py"] == ["EngineCore.handle"]
     passed = "engine/scheduling/", "engine/execution/", "engine/model/", "kernels/", "engine/kv/"
     assert all(any(path.startswith(package) for path in by_file) for package in passed)
 
