@@ -225,6 +225,21 @@ def test_adapter_forgotten_while_it_is_fetched_leaves_nothing(
     assert fetch(fetcher, 1).tier is Tier.STORE
 
 
+def test_adapter_forgotten_before_its_turn_leaves_nothing(
+    store: ScriptedStore, tmp_path: Path
+) -> None:
+    fetcher = Fetcher(store, DiskCache(tmp_path / "cache", 1 << 20), max_workers=1)
+    store.open_gate.clear()
+    running, waiting = submit(fetcher, 1), submit(fetcher, 2)
+    assert store.arrived.acquire(timeout=TIMEOUT)
+    fetcher.forget(make_key(2))
+    store.open_gate.set()
+    with pytest.raises(ObjectNotFound, match="deleted"):
+        waiting.result(TIMEOUT)
+    assert cached_files(tmp_path) == [running.result(TIMEOUT).path]
+    fetcher.close()
+
+
 def test_closing_answers_everyone(store: ScriptedStore, tmp_path: Path) -> None:
     fetcher = Fetcher(store, DiskCache(tmp_path / "cache", 1 << 20), max_workers=1)
     store.open_gate.clear()

@@ -84,6 +84,11 @@ def truncate(stored: StoredBlock) -> None:
     stored.path.write_bytes(content[:-1])
 
 
+def lengthen(stored: StoredBlock) -> None:
+    content = stored.path.read_bytes()
+    stored.path.write_bytes(content + b"\0")
+
+
 def scramble_magic(stored: StoredBlock) -> None:
     content = stored.path.read_bytes()
     stored.path.write_bytes(b"X" + content[1:])
@@ -134,6 +139,7 @@ def take_sizes_from_another_layout(stored: StoredBlock) -> None:
     "spoil",
     [
         truncate,
+        lengthen,
         scramble_magic,
         name_another_adapter,
         name_another_base,

@@ -216,6 +216,24 @@ def test_those_who_begin_share_transactions_with_those_who_end(
     assert sums(control_plane, acme) == (1, 1, 3)
 
 
+def test_a_request_that_used_nothing_gives_its_reservation_back_and_gets_no_row(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    acme = tenant_ids[0]
+    limit(control_plane._database, acme, concurrent_requests=1)
+    nothing = Charge(0, 0, 0, None, None, "aborted", utc_now())
+
+    async def scenario() -> None:
+        writer = LedgerWriter(control_plane)
+        await writer.reserve(acme, make_demand("a"), SERVER_ID)
+        assert not await writer.write(owner(acme, "a"), nothing)
+        await writer.reserve(acme, make_demand("b"), SERVER_ID)
+
+    asyncio.run(scenario())
+    assert reserved(control_plane, acme) == {"b"}
+    assert sums(control_plane, acme) == (0, 0, 0)
+
+
 def test_one_that_cannot_be_reserved_keeps_no_other_from_being_so(
     control_plane: Counting, tenant_ids: list[str]
 ) -> None:

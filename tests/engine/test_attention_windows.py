@@ -15,7 +15,7 @@ from transformers.masking_utils import (
 
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.admission import probe_kv_shapes
-from loraplex.engine.model.attention_windows import MaskFunction, read_window
+from loraplex.engine.model.attention_windows import LayerProbe, MaskFunction, read_window
 from support.families import SERVED, save_family
 
 
@@ -64,6 +64,14 @@ def test_windows_that_only_masks_hold_are_found_by_layer(tmp_path: Path) -> None
     shapes = probe_kv_shapes(model, model.config, max_model_len=256)
 
     assert [shape.window for shape in shapes] == [20 if is_it else None for is_it in is_windowed]
+
+
+def test_a_mask_that_the_model_has_changed_is_refused() -> None:
+    probe = LayerProbe(max_model_len=256)
+    mask = probe.stand_in(sliding_window_causal_mask_function(20))
+    assert probe.window_of(mask) == 20
+    with pytest.raises(UnsupportedModel, match="a mask of its own"):
+        probe.window_of(mask & True)
 
 
 def test_a_mask_that_no_layer_gets_is_not_read(tmp_path: Path) -> None:

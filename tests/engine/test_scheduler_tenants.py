@@ -77,6 +77,19 @@ def test_the_cap_counts_adapter_bytes_too() -> None:
     assert set(counts(batch)) == {"a0", "a1", "a4"}
 
 
+def test_an_adapter_beyond_the_cap_is_not_leased_while_its_request_waits() -> None:
+    bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
+    bench.manager.capacity = 4
+    adapters = [AdapterKey("a", f"sha256:{index}") for index in range(3)]
+    bench.manager.resident.update(adapters)
+    for index, adapter in enumerate(adapters):
+        bench.add(f"a{index}", 4, max_tokens=9, adapter=adapter, tenant="a")
+    bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    for _ in range(3):
+        assert set(counts(bench.step())) == {"a0", "a1"}
+        assert bench.manager.leases.keys() == {"a0", "a1"}
+
+
 def test_one_request_of_a_tenant_runs_whatever_its_cap() -> None:
     bench = SchedulerBench(num_blocks=20, budget=200, tenant_cap=0.1)
     bench.add("big", 60, max_tokens=2, tenant="a")
@@ -99,6 +112,28 @@ def test_a_full_batch_makes_room_for_a_tenant_below_its_share() -> None:
     running = [name for name in ("a0", "a1", "b0", "b1") if bench.state(name) == "running"]
     assert running == ["a0", "a1", "b0", "b1"]
     assert bench.scheduler.num_reclaims == 2
+
+
+def test_a_tenant_does_not_inherit_how_long_another_has_waited() -> None:
+    def full_batch() -> SchedulerBench:
+        bench = SchedulerBench(num_blocks=200, max_num_seqs=4)
+        for index in range(4):
+            bench.add(f"a{index}", 4, max_tokens=200, tenant="greedy")
+        bench.step()
+        return bench
+
+    def steps_until_late_runs(bench: SchedulerBench) -> int:
+        bench.add("late", 4, max_tokens=200, tenant="late")
+        return steps_until(bench, lambda: bench.state("late") == "running")
+
+    num_steps = steps_until_late_runs(full_batch())
+    bench = full_batch()
+    gone = bench.add("gone", 4, max_tokens=200, tenant="gone")
+    for _ in range(num_steps - 1):
+        bench.step()
+    assert bench.state("gone") == "waiting"
+    bench.scheduler.finish(gone)
+    assert steps_until_late_runs(bench) == num_steps
 
 
 def test_blocks_are_taken_back_from_who_holds_more_than_its_share() -> None:
