@@ -93,10 +93,8 @@ class ModelRunner:
         adapter = sequence.request.submitted.adapter
         if lease is None:
             return adapter is None
-        return lease.key == adapter and self._arena.identity(lease.row) == (
-            lease.key,
-            lease.generation,
-        )
+        published = self._arena.published.get(lease.row)
+        return lease.key == adapter and published == (lease.key, lease.generation)
 
     def prepare_blocks(self, batch: ScheduledBatch) -> None:
         """Execute the batch's operations on blocks; once, before its first run."""
