@@ -89,7 +89,7 @@ class Request:
             self.deadline = self.arrival_time + submitted.deadline_seconds
         self.num_prompt_tokens = len(submitted.prompt_token_ids)
         self.token_ids = list(submitted.prompt_token_ids)
-        eos = frozenset() if submitted.sampling.ignore_eos else self.eos_token_ids
+        eos: frozenset[int] = frozenset() if submitted.sampling.ignore_eos else self.eos_token_ids
         self.end_token_ids = eos.union(submitted.sampling.stop_token_ids)
         self.reads_logits = submitted.num_prompt_logprobs is not None
         self.unread = _positions_to_read(submitted)
