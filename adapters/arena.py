@@ -49,7 +49,6 @@ class _Occupant:
     entries: npt.NDArray[np.int64]
     """`[num_slices, 3]`: one SliceEntry for each slice."""
     auxiliary: RowAuxiliary
-    is_published: bool = False
     copies: list[Tensor] = field(default_factory=list)
     """The kernels' copies of its matrices, to be zeroed with it."""
 
@@ -69,6 +68,10 @@ class Arena:
     """The same rows on the host, as Python numbers."""
     row_auxiliary: list[RowAuxiliary]
     """The auxiliary tensors of each row's adapter."""
+    row_bytes: dict[int, int]
+    """The bytes of the adapter of each placed row."""
+    published: dict[int, tuple[AdapterKey, int]]
+    """The adapter and generation of each published row: the only rows that steps may use."""
 
     def __init__(
         self,
@@ -94,6 +97,8 @@ class Arena:
         """Called with each removed row. A kernel that holds copies of the row's matrices zeroes
         them or hands them to `copy_budget`."""
         self._occupants: dict[int, _Occupant] = {}  # by row
+        self.row_bytes = {}
+        self.published = {}
         num_rows = initial_rows(len(layout.slices), device)
         self._generations = [0] * num_rows
         self._free_rows = list(range(num_rows))  # heap: low rows first keep the table short
@@ -129,17 +134,6 @@ class Arena:
     @property
     def used_bytes(self) -> int:
         return self._extents.used * self.flat.itemsize
-
-    def identity(self, row: int) -> tuple[AdapterKey, int] | None:
-        """The adapter and generation of a published row; None for any other row."""
-        occupant = self._occupants.get(row)
-        if occupant is None or not occupant.is_published:
-            return None
-        return occupant.key, occupant.generation
-
-    def row_bytes(self, row: int) -> int:
-        """The bytes of a row's adapter."""
-        return self._occupants[row].extent.size * self.flat.itemsize
 
     def place(
         self,
@@ -191,6 +185,7 @@ class Arena:
         row = heapq.heappop(self._free_rows)
         self._generations[row] += 1
         self._occupants[row] = _Occupant(key, self._generations[row], extent, entries, auxiliary)
+        self.row_bytes[row] = extent.size * self.flat.itemsize
         return Placement(row, self._generations[row], extent)
 
     def copy_into(self, placement: Placement, block: HostBlock) -> None:
@@ -220,7 +215,7 @@ class Arena:
         """Make a copied block visible in the table."""
         occupant = self._occupants[placement.row]
         assert occupant.generation == placement.generation
-        occupant.is_published = True
+        self.published[placement.row] = (occupant.key, occupant.generation)
         self.row_auxiliary[placement.row] = occupant.auxiliary
         self.row_tables[placement.row] = [(a, b, rank) for a, b, rank in occupant.entries.tolist()]
         self._write_row(placement.row, torch.from_numpy(occupant.entries))
@@ -235,8 +230,7 @@ class Arena:
         if self.on_remove:
             self.on_remove(placement.row)
             occupant.copies = self.copy_budget.take_discarded()
-        if occupant.is_published:
-            occupant.is_published = False
+        if self.published.pop(placement.row, None):
             self.row_tables[placement.row] = self._untouched
             self.row_auxiliary[placement.row] = {}
             self.table[placement.row].zero_()
@@ -262,7 +256,8 @@ class Arena:
         """Make an erased extent and its row available for reuse."""
         occupant = self._occupants.pop(placement.row)
         assert occupant.generation == placement.generation
-        assert not occupant.is_published
+        assert placement.row not in self.published
+        del self.row_bytes[placement.row]
         self._extents.free(placement.extent)
         heapq.heappush(self._free_rows, placement.row)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -33,58 +33,51 @@ class NextTokens:
         logits = output.logits
         if len(rows) < len(logits):  # a copy, and a wait for the device
             logits = logits[rows]
-        allowed, failed = self._grammars.restrict(requests, logits)
+        allowed: Tensor = logits
+        failed: Mapping[Request, EngineError] = {}
+        if any(request.matcher is not None for request in requests):
+            allowed, failed = self._grammars.restrict(requests, logits)
         verified = self._acceptor.accept(requests, allowed)
-        kept = _kept_rows(requests, verified)
-        logprobs = _logprobs(requests, verified, kept, logits)
-        return [
-            failed.get(request)
-            or Drawn(accepted.path, _event(request, accepted.token_ids, own_rows, entries, logits))
-            for request, accepted, own_rows, entries in zip(
-                requests, verified, kept, logprobs, strict=True
-            )
-        ]
-
-
-def _kept_rows(requests: Sequence[Request], verified: Sequence[Accepted]) -> list[list[int]]:
-    """Rows that precede each request's new tokens."""
-    rows, start = [], 0
-    for request, accepted in zip(requests, verified, strict=True):
-        rows.append([start, *(start + 1 + index for index in accepted.path)])
-        start += 1 + len(request.draft)
-    return rows
+        logprobs: Sequence[list[TokenLogprobs] | None] = [None] * len(requests)
+        if any(request.submitted.sampling.num_logprobs is not None for request in requests):
+            logprobs = _logprobs(requests, verified, logits)
+        drawn: list[Drawn | EngineError] = []
+        row = 0
+        for request, accepted, entries in zip(requests, verified, logprobs, strict=True):
+            generated = _event(request, accepted.token_ids, entries, logits, row)
+            drawn.append(failed.get(request) or Drawn(accepted.path, generated))
+            row += 1 + len(request.draft.token_ids)
+        return drawn
 
 
 def _event(
     request: Request,
     token_ids: list[int],
-    rows: list[int],
     logprobs: list[TokenLogprobs] | None,
     logits: Tensor,
+    row: int,
 ) -> TokensGenerated:
+    """`row`: the one of its last known token."""
     wants_logits = request.submitted.return_logits and request.num_generated_tokens == 0
-    raw = logits[rows[0]].cpu().numpy().tobytes() if wants_logits else None
     return TokensGenerated(
         request.request_id,
         token_ids,
         logprobs=logprobs,
-        logits=raw,
-        num_draft_tokens=len(request.draft),
+        logits=logits[row].cpu().numpy().tobytes() if wants_logits else None,
+        num_draft_tokens=len(request.draft.token_ids),
     )
 
 
 def _logprobs(
     requests: Sequence[Request],
     verified: Sequence[Accepted],
-    rows: Sequence[list[int]],
     logits: Tensor,
 ) -> list[list[TokenLogprobs] | None]:
     """For each request's new tokens, the requested number of log-probabilities; None if not
-    requested."""
+    requested. At least one request asks for some."""
     numbers = [request.submitted.sampling.num_logprobs for request in requests]
     asked = [index for index, number in enumerate(numbers) if number is not None]
-    if not asked:
-        return [None] * len(requests)
+    rows = _kept_rows(requests, verified)
     entries = iter(
         logprobs_of(
             logits[[row for index in asked for row in rows[index]]],
@@ -97,3 +90,12 @@ def _logprobs(
         own = [next(entries) for _ in rows[index]]
         found[index] = [TokenLogprobs(entry.chosen, entry.top[: numbers[index]]) for entry in own]
     return found
+
+
+def _kept_rows(requests: Sequence[Request], verified: Sequence[Accepted]) -> list[list[int]]:
+    """Rows that precede each request's new tokens."""
+    rows, start = [], 0
+    for request, accepted in zip(requests, verified, strict=True):
+        rows.append([start, *(start + 1 + index for index in accepted.path)])
+        start += 1 + len(request.draft.token_ids)
+    return rows

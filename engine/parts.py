@@ -151,7 +151,7 @@ def _open_speculation(
     costs: StepCosts,
     clock: Callable[[], float],
 ) -> Speculation:
-    drafting = open_draft_model(config, loaded.base, loaded.draft, plan.num_draft_blocks)
+    drafting = open_draft_model(config, loaded.draft, plan.num_draft_blocks)
     return open_speculation(
         config,
         base=loaded.base,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +29,8 @@ class Request:
     arrival_time: float
     adapter_tier: Tier | None
     """The adapter's tier at arrival."""
+    eos_token_ids: frozenset[int] = frozenset()
+    """The base's end-of-sequence tokens."""
 
     request_id: str = field(init=False)
     tenant_id: str = field(init=False)
@@ -43,6 +44,8 @@ class Request:
     """Given by `Scheduler.add`."""
     token_ids: list[int] = field(init=False)
     """Prompt and output."""
+    end_token_ids: frozenset[int] = field(init=False)
+    """The tokens that end its output; its grammar adds its own."""
     unread: range = field(init=False)
     """The prompt positions that are still to be read."""
     reads_logits: bool = field(init=False)
@@ -86,6 +89,8 @@ class Request:
             self.deadline = self.arrival_time + submitted.deadline_seconds
         self.num_prompt_tokens = len(submitted.prompt_token_ids)
         self.token_ids = list(submitted.prompt_token_ids)
+        eos: frozenset[int] = frozenset() if submitted.sampling.ignore_eos else self.eos_token_ids
+        self.end_token_ids = eos.union(submitted.sampling.stop_token_ids)
         self.reads_logits = submitted.num_prompt_logprobs is not None
         self.unread = _positions_to_read(submitted)
 
@@ -95,21 +100,8 @@ class Request:
         return self.unread.start if self.unread else len(self.token_ids)
 
     @property
-    def generates(self) -> bool:
-        """Whether anything follows its prompt."""
-        return self.submitted.sampling.max_tokens > 0
-
-    @property
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
-
-    def is_ended_by(self, token: int, eos_token_ids: Container[int]) -> bool:
-        """Whether nothing follows this token of the output."""
-        if self.matcher is not None and token in self.matcher.end_token_ids:
-            return True
-        params = self.submitted.sampling
-        is_eos = token in eos_token_ids and not params.ignore_eos
-        return is_eos or token in params.stop_token_ids
 
     @property
     def num_remaining_tokens(self) -> int:

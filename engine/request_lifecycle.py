@@ -37,6 +37,7 @@ class RequestLifecycle:
 
     def __init__(self, parts: EngineParts, info: EngineInfo, statistics: Statistics) -> None:
         self._info = info
+        self._eos_token_ids = parts.base.eos_token_ids
         self._clock = parts.clock
         self._scheduler = parts.scheduler
         self._manager = parts.tiers.manager
@@ -173,6 +174,7 @@ class RequestLifecycle:
             seed=secrets.randbits(63) if seed is None else seed,
             arrival_time=self._clock(),
             adapter_tier=self._manager.tier(adapter) if adapter else None,
+            eos_token_ids=self._eos_token_ids,
         )
 
     def _check(self, submitted: GenerationRequest) -> None:

@@ -63,10 +63,6 @@ class SamplingParams:
         for bias in self.logit_bias.values():
             _check("logit_bias", bias, -100.0, 100.0)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
-
 
 def _check(param: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:

@@ -37,7 +37,6 @@ class StepExecutor:
             speculation=parts.speculation,
             read=read_prompt,
             draw=NextTokens(parts.speculation.acceptor, parts.grammars).draw,
-            eos_token_ids=parts.base.eos_token_ids,
             requests=requests,
         )
 
@@ -48,20 +47,26 @@ class StepExecutor:
     def run(self, batch: ScheduledBatch) -> None:
         """Run one step and process its output."""
         start = self._clock()
-        self._runner.prepare_blocks(batch)
+        if batch.operations:
+            self._runner.prepare_blocks(batch)
         prepared = self._clock()
         sequences = self._execution.current(batch.sequences)
         if not sequences:
             return
+        parts = [sequences]
+        if any(sequence.request.num_lone_steps for sequence in sequences):
+            parts = list(parts_of(sequences))
         ran = []
         end = start
-        for part in parts_of(sequences):
+        for part in parts:
             ran.append(self._run_part(part, since=end))
             end = self._clock()
         self._statistics.step(len(sequences))
         if len(ran) > 1 or not ran[0].is_one_step:
             return  # several forwards: not the cost of one step
-        computed = batch.running(ran[0].sequences)
+        computed = batch
+        if batch.shape.num_draft_tokens:
+            computed = batch.running(ran[0].sequences)
         if not computed.shape.num_prefill_tokens:
             self._speculation.observe_step(end - prepared)
         self._scheduler.observe(
@@ -75,18 +80,16 @@ class StepExecutor:
         start = self._clock()
         if self._heartbeat:
             self._heartbeat.begin_step(sequence.request.request_id for sequence in sequences)
-        sequences = self._speculation.draft(sequences)
+        if any(sequence.num_draft_tokens for sequence in sequences):
+            sequences = self._speculation.draft(sequences)
         drafted = self._clock()
-        work = self._cost.work(sequences, adapter_bytes=self._adapter_bytes(sequences))
+        leases = (sequence.request.lease for sequence in sequences)
+        rows = {lease.row for lease in leases if lease is not None}
+        adapter_bytes = sum(self._arena.row_bytes[row] for row in rows)
+        work = self._cost.work(sequences, adapter_bytes=adapter_bytes)
         is_one_step = self._execution.run(sequences)
         self._utilization.add(work, self._clock() - since)
         return _Ran(sequences, is_one_step, drafted - start)
-
-    def _adapter_bytes(self, sequences: Part) -> int:
-        """Bytes of the sequences' distinct adapters."""
-        leases = (sequence.request.lease for sequence in sequences)
-        rows = {lease.row for lease in leases if lease is not None}
-        return sum(map(self._arena.row_bytes, rows))
 
 
 class _Ran(NamedTuple):

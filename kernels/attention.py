@@ -22,8 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .few_rows import enough_rows, repeat_last_row
 from .kv_pages import KvPages
+
+MIN_ROWS = 4
+"""From this number of rows on, the sums of a row of a CPU matmul in fp32 do not depend on it: MKL
+adds a row's products in different orders for one row, for two or three, and for four or more. So a
+token that decodes alone and is verified with draft tokens would differ in its last bits, and a few
+layers amplify the difference tenfold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,11 @@ def _attend_group(
     # The heads that share a key/value head become its queries: nothing is repeated.
     num_shared = num_heads // num_kv_heads
     queries = q.reshape(num_sequences, num_rows, num_kv_heads, num_shared, dim)
-    visible = _visible_to_group(group, keys.shape[2], key_pages.block_size, options)
+    positions = _key_positions(group.block_positions, keys.shape[2], key_pages.block_size, q.device)
+    if group.ancestors is None:
+        visible = _visible(positions[..., None, :], group.positions[..., None], options)
+    else:
+        visible = _visible_in_trees(positions, group.positions, group.ancestors, options)
     if num_rows > 1:
         visible = visible.repeat(1, num_shared, 1)
     sinks = None
@@ -151,21 +160,18 @@ def _attend_group(
     return out.flatten(2, 3)
 
 
-def _visible_to_group(
-    group: SequenceGroup, num_keys: int, block_size: int, options: AttentionOptions
+def _visible_in_trees(
+    keys: Tensor, queries: Tensor, ancestors: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """bool `[num_sequences, max_rows, num_keys]`."""
-    queries = group.positions
-    keys = _key_positions(group.block_positions, num_keys, block_size, queries.device)
-    if group.ancestors is None:
-        return _visible(keys[..., None, :], queries[..., None], options)
+    """bool `[num_sequences, max_rows, num_keys]`, for the key positions, query positions and
+    ancestors of a SequenceGroup."""
     # From the first new token on, a key's index identifies the new token, not its position.
     index = keys.expand(len(queries), -1) - queries[:, :1]
     num_rows = queries.shape[1]
     is_new = (index >= 0) & (index < num_rows)
     index = index.clamp(0, num_rows - 1)
     keys = torch.where(is_new, queries.gather(1, index), keys)
-    seen = group.ancestors.gather(2, index[:, None].expand(-1, num_rows, -1))
+    seen = ancestors.gather(2, index[:, None].expand(-1, num_rows, -1))
     return _visible(keys[:, None], queries[..., None], options) & (seen | ~is_new[:, None])
 
 
@@ -226,10 +232,10 @@ def _softmax_attention(
     """`q [B, H, Q, D]`, `k, v [B, H, K, D]`, `visible` broadcasts to `[B, H, Q, K]`."""
     if options.softcap is None and sinks is None:
         num_queries = q.shape[-2]
-        if num_queries > 1:  # of one alone it would take longer
-            q = enough_rows(q)
+        if num_queries > 1 and q.dtype == torch.float32:  # of one alone it would take longer
+            q = _repeat_last_row(q, MIN_ROWS)
         if visible.shape[-2] > 1:
-            visible = repeat_last_row(visible, q.shape[-2])
+            visible = _repeat_last_row(visible, q.shape[-2])
         out = F.scaled_dot_product_attention(q, k, v, visible, scale=options.scale)
         return out[..., :num_queries, :]
     scores = (q @ k.transpose(-1, -2)).float() * options.scale
@@ -241,3 +247,13 @@ def _softmax_attention(
     sinks = sinks.float().expand(*scores.shape[:-1], 1)
     weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
     return weights.to(v.dtype) @ v
+
+
+def _repeat_last_row(x: Tensor, num_rows: int) -> Tensor:
+    """x `[..., n, k]` with its last row repeated up to `num_rows` rows; x itself if it has
+    enough."""
+    missing = num_rows - x.shape[-2]
+    if missing <= 0:
+        return x
+    last = x[..., -1:, :].expand(*x.shape[:-2], missing, -1)
+    return torch.cat([x, last], dim=-2)

@@ -68,14 +68,12 @@ class PackedLinear(Linear):
         self.weight_bytes = weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._multiply(x, self.bias)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return y
 
     def products(self, x: Tensor) -> Tensor:
-        return self._multiply(x, None).float()
-
-    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
-        return result
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        return y.float()
 
 
 def row_norms(weight: Tensor) -> Tensor:

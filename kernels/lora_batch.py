@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -111,6 +112,7 @@ class LoraBatchBuilder:
     def __init__(self, weights: AdapterWeights, device: torch.device) -> None:
         self._weights = weights
         self._device = device
+        self._is_cuda = device.type == "cuda"
         self._has_window = has_window(weights.flat.dtype, device)
         self._ranks: dict[int, tuple[int, int]] = {}  # row: (generation, highest rank)
 
@@ -130,72 +132,63 @@ class LoraBatchBuilder:
         if not self._has_window and not self._is_cuda:
             num_decodes = 0
         decoding, prefilling = _split(runs, num_decodes)
+        held = self._weights.row_auxiliary
+        token_rows = [run.row for run in runs for _ in range(run.num_tokens)]
         adapters = {
             ActiveAdapter(run.row, run.generation) for run in decoding if run.row != BASE_ROW
         }
         return LoraBatch(
-            token_rows=self._to_device(_token_rows(runs)),
+            token_rows=self._to_device(token_rows),
             num_decodes=num_decodes,
             decode_adapters=tuple(sorted(adapters)),
             segments=tuple(_segments(prefilling, num_decodes)),
             tiles=self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None,
-            auxiliary=self._auxiliary(runs),
+            auxiliary=tuple(segment for segment in _segments(runs, 0) if held[segment.row]),
         )
+
+    def rows_touching(self, slice_index: int, runs: Sequence[AdapterRun]) -> set[int]:
+        """The table rows of the runs whose adapters change this slice."""
+        tables, held = self._weights.row_tables, self._weights.row_auxiliary
+        rows = {run.row for run in runs if run.row != BASE_ROW}
+        return {row for row in rows if tables[row][slice_index][2] or slice_index in held[row]}
 
     def build_touching(
         self, slice_index: int, runs: Sequence[AdapterRun], *, num_decodes: int
     ) -> LoraBatch | None:
         """Like `build`, for one slice: runs of adapters that do not change it count as the
         base's."""
-        return self.build(self._touching(slice_index, runs), num_decodes=num_decodes)
+        return self.build(self._only_touching(slice_index, runs), num_decodes=num_decodes)
 
     def segments_touching(
         self, slice_index: int, runs: Sequence[AdapterRun]
     ) -> tuple[Segment, ...]:
         """All tokens, including decoding ones, whose adapters change this slice."""
-        return tuple(_segments(self._touching(slice_index, runs), 0))
+        return tuple(_segments(self._only_touching(slice_index, runs), 0))
+
+    def _only_touching(self, slice_index: int, runs: Sequence[AdapterRun]) -> list[AdapterRun]:
+        rows = self.rows_touching(slice_index, runs)
+        return [run if run.row in rows else AdapterRun(run.num_tokens) for run in runs]
 
     def make_tiles(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraTiles:
         """The same step as tiles, for the Triton kernels."""
         decoding, prefilling = _split(runs, num_decodes)
         segments = list(_segments(prefilling, num_decodes))
-        tiles = plan_tiles(_token_rows(decoding), segments)
+        decode_rows = [run.row for run in decoding for _ in range(run.num_tokens)]
+        tiles = plan_tiles(decode_rows, segments)
         max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
         return LoraTiles(self._to_device(tiles).view(-1, 3), max_rank)
 
     def plain_rank(self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int]) -> int | None:
         """The highest rank of the runs' adapters, 0 without adapters; None if one of them has
         auxiliary tensors or changes one of the slices `elsewhere`."""
+        if any(self.rows_touching(index, runs) for index in elsewhere):
+            return None
         highest = 0
         for run in {run for run in runs if run.row != BASE_ROW}:
             if self._weights.row_auxiliary[run.row]:
                 return None
-            if any(self._touches(run.row, index) for index in elsewhere):
-                return None
             highest = max(highest, self._max_rank(run))
         return highest
-
-    def _auxiliary(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
-        held = self._weights.row_auxiliary
-        if not any(run.row != BASE_ROW and held[run.row] for run in runs):
-            return ()
-        return tuple(segment for segment in _segments(runs, 0) if held[segment.row])
-
-    def _touching(self, slice_index: int, runs: Sequence[AdapterRun]) -> list[AdapterRun]:
-        return [
-            run if self._touches(run.row, slice_index) else AdapterRun(run.num_tokens)
-            for run in runs
-        ]
-
-    def _touches(self, row: int, slice_index: int) -> bool:
-        if row == BASE_ROW:
-            return False
-        has_rank = self._weights.row_tables[row][slice_index][2] > 0
-        return has_rank or slice_index in self._weights.row_auxiliary[row]
-
-    @property
-    def _is_cuda(self) -> bool:
-        return self._device.type == "cuda"
 
     def _max_rank(self, run: AdapterRun) -> int:
         generation, rank = self._ranks.get(run.row, (-1, 0))
@@ -239,12 +232,8 @@ def _split(
     return runs[: ends.index(num_decodes)], runs[ends.index(num_decodes) :]
 
 
-def _token_rows(runs: Sequence[AdapterRun]) -> list[int]:
-    return [run.row for run in runs for _ in range(run.num_tokens)]
-
-
 def _segments(runs: Sequence[AdapterRun], start: int) -> Iterable[Segment]:
-    for row, group in groupby(runs, key=lambda run: run.row):
+    for row, group in groupby(runs, key=attrgetter("row")):
         end = start + sum(run.num_tokens for run in group)
         if row != BASE_ROW and end > start:
             yield Segment(start, end, row)

@@ -4,7 +4,7 @@ In bf16 oneDNN sets up each call anew, which takes longer than the arithmetic of
 with few tokens of many adapters. The window needs only one matmul over the A matrices of all active
 adapters, a selection, and one matmul per slice over their B matrices. For a 1.1 B Llama in bf16
 with 16 tokens of 8 rank-16 adapters, on two cores with AMX, it took 22.6 ms per step, where
-`lora_segments` took 80 ms. In fp32, where a call takes a few microseconds, segments are faster: for
+`LoraSegments` took 80 ms. In fp32, where a call takes a few microseconds, segments are faster: for
 six layers with 16 tokens of 12 rank-8 adapters, one core of an AMD EPYC, the window took 22 ms in
 addition to the base's 70 ms, and segments 13 ms.
 

@@ -30,7 +30,6 @@ from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
 from ..model.inputs import SequenceChunk
 from ..model.output_head import head_inputs
-from ..model.step_adapters import StepAdapters
 from .decode_inputs import DecodeInputs, DecodeLayout
 
 logger = logging.getLogger(__name__)
@@ -214,9 +213,7 @@ class DecodeGraphs:
 
     def _compute(self, shape: Shape) -> None:
         num_rows, inputs = shape.num_rows, self._inputs
-        forward = PagedForward(
-            self._cache, inputs.attention(num_rows), StepAdapters(self._lora(shape))
-        )
+        forward = PagedForward(self._cache, inputs.attention(num_rows), self._lora(shape))
         with head_inputs(self._base.model) as seen:
             logits = run_model(
                 self._base.model,

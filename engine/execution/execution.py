@@ -8,12 +8,12 @@ through unchanged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..draft import NO_DRAFT
 from ..errors import EngineError, GrammarFailed, NumericalError, StaleExtent
+from ..grammars.matcher import Matcher
 from ..messages import FinishReason, PromptOutput, TokensGenerated
 from ..request import Request
 from ..scheduling.batch import ScheduledSequence
@@ -119,7 +119,6 @@ class Execution(Generic[OutputT]):
         speculation: Observer,
         read: Read[OutputT],
         draw: Draw[OutputT],
-        eos_token_ids: Container[int],
         requests: Requests,
     ) -> None:
         self._runner = runner
@@ -127,7 +126,6 @@ class Execution(Generic[OutputT]):
         self._speculation = speculation
         self._read_prompt = read
         self._draw_tokens = draw
-        self._eos_token_ids = eos_token_ids
         self._requests = requests
 
     def current(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
@@ -161,7 +159,8 @@ class Execution(Generic[OutputT]):
         failed: list[ScheduledSequence] = []
         for sequence in self.current(sequences):
             rows = rows_of[sequence]
-            kept, first_drawn = rows.kept, rows.kept.stop - sequence.num_drawn_rows
+            kept = rows.kept
+            first_drawn = kept.stop - 1 - sequence.num_draft_tokens
             is_finite = all(finite[kept.start : first_drawn + 1])
             if not all(finite[first_drawn : kept.stop]) and sequence.num_draft_tokens:
                 sequence = self._without_draft(sequence)
@@ -172,8 +171,8 @@ class Execution(Generic[OutputT]):
                 self._requests.fail(sequence.request, NumericalError())
             elif sequence.request.unread and not self._read(sequence, output, rows):
                 continue
-            elif sequence.samples and sequence.request.generates:
-                drawn = range(first_drawn, first_drawn + sequence.num_drawn_rows)
+            elif sequence.samples and sequence.request.submitted.sampling.max_tokens:
+                drawn = range(first_drawn, first_drawn + 1 + sequence.num_draft_tokens)
                 drawing.append(_Drawing(sequence, drawn))
             else:
                 is_complete = sequence.samples
@@ -238,9 +237,11 @@ class Execution(Generic[OutputT]):
     ) -> None:
         """Give the request its new tokens, up to the one that ends it."""
         sequence, request = entry.sequence, entry.sequence.request
-        generated = generated.first(self._num_until_end(request, generated.token_ids))
-        path = path[: len(generated.token_ids)]
-        if not self._keeps(request, path):
+        sampling = request.submitted.sampling
+        num_tokens = self._num_until_end(request, generated.token_ids)
+        if num_tokens < len(generated.token_ids):
+            path, generated = path[:num_tokens], generated.first(num_tokens)
+        if path and not self._keeps(request, path):
             path, generated = (), generated.first(1)
         num_tokens = len(generated.token_ids)
         self._requests.generate(request, generated)
@@ -252,8 +253,13 @@ class Execution(Generic[OutputT]):
             request, path, None if hidden_states is None else hidden_states[row]
         )
         request.draft = NO_DRAFT
-        if not self._finish_if_done(request, generated.token_ids[-1]):
-            self._follow(request, generated.token_ids)
+        last = generated.token_ids[-1]
+        if last in request.end_token_ids:
+            self._requests.finish(request, FinishReason.STOP, stop_token_id=last)
+        elif len(request.token_ids) - request.num_prompt_tokens >= sampling.max_tokens:
+            self._requests.finish(request, FinishReason.LENGTH)
+        elif request.matcher is not None:
+            self._follow(request, request.matcher, generated.token_ids)
 
     def _keeps(self, request: Request, path: Sequence[int]) -> bool:
         """Whether the entries of these draft tokens could be moved to their positions."""
@@ -267,25 +273,14 @@ class Execution(Generic[OutputT]):
     def _num_until_end(self, request: Request, token_ids: Sequence[int]) -> int:
         """The number of these new tokens up to the first that ends the output."""
         for index, token in enumerate(token_ids):
-            if request.is_ended_by(token, self._eos_token_ids):
+            if token in request.end_token_ids:
                 return index + 1
         return len(token_ids)
 
-    def _finish_if_done(self, request: Request, token: int) -> bool:
-        if request.is_ended_by(token, self._eos_token_ids):
-            self._requests.finish(request, FinishReason.STOP, stop_token_id=token)
-        elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
-            self._requests.finish(request, FinishReason.LENGTH)
-        else:
-            return False
-        return True
-
-    def _follow(self, request: Request, token_ids: Sequence[int]) -> None:
+    def _follow(self, request: Request, matcher: Matcher, token_ids: Sequence[int]) -> None:
         """Advance the request's grammar by its new tokens."""
-        if request.matcher is None:
-            return
         try:
-            request.matcher.accept(token_ids)
+            matcher.accept(token_ids)
         except Exception as exc:
             if not isinstance(exc, GrammarFailed):
                 logger.exception("the grammar of request %s failed", request.request_id)
@@ -301,10 +296,11 @@ def _is_one_without_draft(sequences: Sequence[ScheduledSequence]) -> bool:
 
 
 def _rows(sequences: Sequence[ScheduledSequence]) -> list[StepRows]:
-    kept = _adjacent(sequence.num_logits_rows for sequence in sequences)
-    computed = _adjacent(sequence.num_tokens for sequence in sequences)
-    return list(map(StepRows, kept, computed))
-
-
-def _adjacent(sizes: Iterable[int]) -> Iterable[range]:
-    return (range(start, end) for start, end in pairwise(accumulate(sizes, initial=0)))
+    """The rows of each, adjacent and in their order."""
+    found: list[StepRows] = []
+    kept = computed = range(0)
+    for sequence in sequences:
+        kept = range(kept.stop, kept.stop + sequence.num_logits_rows)
+        computed = range(computed.stop, computed.stop + sequence.num_tokens)
+        found.append(StepRows(kept, computed))
+    return found

@@ -32,8 +32,8 @@ class Restricted(NamedTuple):
 def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) -> Restricted:
     """Mask each row by the state of the grammar after its token.
 
-    `logits`: for each request the row of its last token, then one for each token of its draft. They
-    are not modified.
+    One of the requests at least has a grammar. `logits`: for each request the row of its last
+    token, then one for each token of its draft. They are not modified.
     """
     sizes = [1 + len(request.draft) for request in requests]
     roots = {
@@ -41,8 +41,6 @@ def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) ->
         for request, row in zip(requests, accumulate(sizes, initial=0), strict=False)
         if request.matcher is not None
     }
-    if not roots:
-        return Restricted(logits, {})
     masks = _Masks(logits)
     masks.fill_all({row: _matcher(request) for row, request in roots.items()}, executor)
     for row, request in roots.items():

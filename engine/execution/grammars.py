@@ -85,9 +85,8 @@ class Grammars:
             self._cache.drop(_key(request))
 
     def restrict(self, requests: Sequence[Request], logits: Tensor) -> Restricted:
-        """See `masks.restrict`."""
-        if self._backend is None:
-            return Restricted(logits, {})
+        """See `grammar_masks.restrict`; one of the requests has a grammar."""
+        assert self._backend is not None
         return restrict(requests, logits, self._backend.executor)
 
     def close(self) -> None:
@@ -108,11 +107,11 @@ class Grammars:
                 return exc
             logger.exception("the grammar of request %s cannot be compiled", request.request_id)
             return GrammarFailed()
+        ends = self._backend.end_token_ids
         request.matcher = Matcher(
-            automaton,
-            end_token_ids=self._backend.end_token_ids,
-            ignores_end=request.submitted.sampling.ignore_eos,
+            automaton, end_token_ids=ends, ignores_end=request.submitted.sampling.ignore_eos
         )
+        request.end_token_ids |= ends
         return None
 
 

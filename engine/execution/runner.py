@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ...adapters.arena import Arena
 from ...adapters.manager import Lease
-from ...kernels.lora_batch import AdapterRun, LoraBatchBuilder
+from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder
 from ..draft import NO_DRAFT
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
-from ..model.forward import PagedForward, run_model
+from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
 from ..model.inputs import SequenceChunk, logits_rows, make_inputs
 from ..model.output_head import head_inputs
-from ..model.step_adapters import StepAdapters, StepAdaptersBuilder
 from ..request import Request
 from ..scheduling.batch import ScheduledBatch, ScheduledSequence
 from .decode_graphs import DecodeGraphs
@@ -93,10 +92,8 @@ class ModelRunner:
         adapter = sequence.request.submitted.adapter
         if lease is None:
             return adapter is None
-        return lease.key == adapter and self._arena.identity(lease.row) == (
-            lease.key,
-            lease.generation,
-        )
+        published = self._arena.published.get(lease.row)
+        return lease.key == adapter and published == (lease.key, lease.generation)
 
     def prepare_blocks(self, batch: ScheduledBatch) -> None:
         """Execute the batch's operations on blocks; once, before its first run."""
@@ -130,16 +127,18 @@ class ModelRunner:
         """
         chunks = [_chunk(sequence) for sequence in sequences]
         leases = [sequence.request.lease for sequence in sequences]
-        reads_states = any(sequence.request.submitted.pooling for sequence in sequences)
+        pools = any(sequence.request.submitted.pooling for sequence in sequences)
         if self._graphs:
-            output = None if reads_states else self._replay(self._graphs, chunks, leases)
+            output = None if pools else self._replay(self._graphs, chunks, leases)
             if output is not None:
                 self.num_graph_steps += 1
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
-        with self._token_states(sequences) as seen:
+        if not pools:
+            return self.run_chunks(chunks, leases)
+        with last_hidden_states(self._base.model) as seen:
             output = self.run_chunks(chunks, leases)
-        return output._replace(token_states=seen[0]) if seen else output
+        return output._replace(token_states=seen[0])
 
     def _replay(
         self, graphs: DecodeGraphs, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
@@ -152,8 +151,8 @@ class ModelRunner:
             return None
         runs = [
             run
-            for chunk, lease in zip(chunks, leases, strict=True)
-            for run in [_run(1, lease)] * len(chunk.token_ids)
+            for chunk, place in zip(chunks, _places(leases), strict=True)
+            for run in [AdapterRun(1, *place)] * len(chunk.token_ids)
         ]
         rank = self._adapters.plain_rank(runs)
         if rank is None:
@@ -179,10 +178,17 @@ class ModelRunner:
             device=self._base.device,
         )
         rows = torch.tensor(inputs.logits_rows, dtype=torch.int64).to(self._base.device)
-        adapters = self._step_adapters(chunks, leases)
-        forward = PagedForward(self._cache, inputs.attention, adapters)
+        adapters = StepAdapters()
+        if any(lease is not None for lease in leases):
+            adapters = self._step_adapters(chunks, leases)
+        forward = PagedForward(self._cache, inputs.attention, adapters.lora)
+        seen: list[Tensor] = []
         try:
-            with self._head_inputs() as seen:
+            with ExitStack() as hooks:
+                if self.keeps_hidden_states:
+                    seen = hooks.enter_context(head_inputs(self._base.model))
+                if adapters.head or adapters.embedding:
+                    hooks.enter_context(self._base.ends.changed_by(adapters))
                 logits = run_model(
                     self._base.model, forward, inputs.input_ids, inputs.positions, rows
                 )
@@ -191,28 +197,13 @@ class ModelRunner:
             raise
         return StepOutput(logits, seen[0][0] if seen else None)
 
-    def _head_inputs(self) -> AbstractContextManager[list[Tensor]]:
-        """Collects the input of the output head, if hidden states are requested."""
-        return head_inputs(self._base.model) if self.keeps_hidden_states else nullcontext([])
-
-    def _token_states(
-        self, sequences: tuple[ScheduledSequence, ...]
-    ) -> AbstractContextManager[list[Tensor]]:
-        """Collects the output of the last layer, if an embedding is requested."""
-        if any(sequence.request.submitted.pooling for sequence in sequences):
-            return last_hidden_states(self._base.model)
-        return nullcontext([])
-
     def _step_adapters(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
-    ) -> StepAdapters | None:
-        """None for a step of base rows only: it pays nothing for LoRA."""
-        if all(lease is None for lease in leases):
-            return None
-        pairs = list(zip(chunks, leases, strict=True))
+    ) -> StepAdapters:
+        pairs = list(zip(chunks, _places(leases), strict=True))
         return self._adapters.build(
-            [_run(len(chunk.token_ids), lease) for chunk, lease in pairs],
-            [_run(chunk.num_logits_rows, lease) for chunk, lease in pairs],
+            [AdapterRun(len(chunk.token_ids), *place) for chunk, place in pairs],
+            [AdapterRun(chunk.num_logits_rows, *place) for chunk, place in pairs],
             num_decodes=sum(len(chunk.token_ids) == 1 for chunk in chunks),
             num_verified=sum(
                 len(chunk.token_ids)
@@ -242,7 +233,6 @@ def _num_prompt_reads(chunk: SequenceChunk) -> int:
     return num_tokens * (chunk.start + num_tokens) if num_tokens > 1 and chunk.is_prompt else 0
 
 
-def _run(num_tokens: int, lease: Lease | None) -> AdapterRun:
-    if lease is None:
-        return AdapterRun(num_tokens)
-    return AdapterRun(num_tokens, lease.row, lease.generation)
+def _places(leases: Sequence[Lease | None]) -> list[tuple[int, int]]:
+    """The table row and the generation of each one's adapter."""
+    return [(BASE_ROW, 0) if lease is None else (lease.row, lease.generation) for lease in leases]

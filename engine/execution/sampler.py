@@ -63,11 +63,12 @@ def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """The values whose maximum `sample` takes: log-weights with noise; for a greedy row, the logits
     after penalties and biases."""
     adjusted = _adjust(logits, rows)
-    if drawn := _drawn(rows):
+    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0.0]
+    if drawn:
         adjusted = adjusted.clone() if adjusted is logits else adjusted
         drawn_rows = [rows[index] for index in drawn]
-        log_weights = _log_weights(adjusted[drawn], drawn_rows)
-        adjusted[drawn] = log_weights + _noise(drawn_rows, logits, Stream.TOKEN)
+        noise = gumbel_noise(*_counters(drawn_rows, logits.device), logits.shape[-1])
+        adjusted[drawn] = _log_weights(adjusted[drawn], drawn_rows) + noise
     return adjusted
 
 
@@ -76,7 +77,8 @@ def probabilities_of(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     token."""
     adjusted = _adjust(logits, rows)
     probabilities = F.one_hot(adjusted.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    if drawn := _drawn(rows):
+    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0.0]
+    if drawn:
         log_weights = _log_weights(adjusted[drawn], [rows[index] for index in drawn])
         probabilities[drawn] = log_weights.softmax(-1)
     return probabilities
@@ -87,7 +89,8 @@ def draw_from(weights: Tensor, rows: Sequence[SamplingRow], stream: Stream) -> l
 
     They are not negative and need not sum to 1; of the rows only seed and position matter.
     """
-    tokens: list[int] = (weights.log() + _noise(rows, weights, stream)).argmax(-1).tolist()
+    noise = gumbel_noise(*_counters(rows, weights.device), weights.shape[-1], stream)
+    tokens: list[int] = (weights.log() + noise).argmax(-1).tolist()
     return tokens
 
 
@@ -123,24 +126,19 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Apply penalties and biases; rows without any are left as they are."""
     adjusted = logits
     for index, row in enumerate(rows):
-        if _is_plain(row.params):
+        params = row.params
+        is_penalized = (
+            params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+        )
+        if not is_penalized and not params.logit_bias:
             continue
         adjusted = adjusted.clone() if adjusted is logits else adjusted
         _penalize(adjusted[index], row)
-        if row.params.logit_bias:
-            tokens = torch.tensor(list(row.params.logit_bias), device=logits.device)
-            biases = torch.tensor(list(row.params.logit_bias.values()), device=logits.device)
-            adjusted[index].index_add_(0, tokens, biases.to(adjusted.dtype))
+        if params.logit_bias:
+            tokens = torch.tensor(list(params.logit_bias), device=logits.device)
+            biases = adjusted.new_tensor(list(params.logit_bias.values()))
+            adjusted[index].index_add_(0, tokens, biases)
     return adjusted
-
-
-def _is_plain(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty == 1.0
-        and params.presence_penalty == 0.0
-        and params.frequency_penalty == 0.0
-        and not params.logit_bias
-    )
 
 
 def _penalize(logits: Tensor, row: SamplingRow) -> None:
@@ -159,20 +157,19 @@ def _penalize(logits: Tensor, row: SamplingRow) -> None:
         logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts
 
 
-def _drawn(rows: Sequence[SamplingRow]) -> list[int]:
-    """The rows that are sampled, not greedy."""
-    return [index for index, row in enumerate(rows) if not row.params.is_greedy]
-
-
 def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Scale by temperature, cut to top-k, top-p and min-p: log-probabilities but for a constant."""
     params = [row.params for row in rows]
-    temperature = _column([max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
+    temperature = logits.new_tensor([max(p.temperature, MIN_TEMPERATURE) for p in params])[:, None]
     # The most likely token is at 0, so it does not overflow at any temperature.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
-    scaled = _keep_top_k(scaled, [p.top_k for p in params])
-    scaled = _keep_top_p(scaled, [p.top_p for p in params])
-    return _keep_min_p(scaled, [p.min_p for p in params])
+    if any(p.top_k for p in params):
+        scaled = _keep_top_k(scaled, [p.top_k for p in params])
+    if any(p.top_p < 1.0 for p in params):
+        scaled = _keep_top_p(scaled, [p.top_p for p in params])
+    if any(p.min_p for p in params):
+        scaled = _keep_min_p(scaled, [p.min_p for p in params])
+    return scaled
 
 
 def _keep_top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
@@ -189,13 +186,11 @@ def _keep_top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
 
 def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
     """Keep the smallest set of most likely tokens whose probability reaches top_p."""
-    if all(p == 1.0 for p in top_p):
-        return logits
     values, order = logits.sort(descending=True)
     probabilities = values.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     # A row's top_p of 1 must cut nothing, whatever the sum rounds to.
-    limits = _column([p if p < 1.0 else 2.0 for p in top_p], logits)
+    limits = logits.new_tensor([p if p < 1.0 else 2.0 for p in top_p])[:, None]
     cut = before >= limits
     cut[:, 0] = False  # the most likely token stays, however small top_p is
     return logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), float("-inf"))
@@ -203,35 +198,8 @@ def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
 
 def _keep_min_p(logits: Tensor, min_p: Sequence[float]) -> Tensor:
     """Keep tokens with at least min_p times the probability of the most likely one."""
-    if not any(min_p):
-        return logits
-    threshold = logits.amax(-1, keepdim=True) + _column(min_p, logits).log()
+    threshold = logits.amax(-1, keepdim=True) + logits.new_tensor(min_p)[:, None].log()
     return logits.masked_fill(logits < threshold, float("-inf"))
-
-
-def _noise(rows: Sequence[SamplingRow], like: Tensor, stream: Stream) -> Tensor:
-    """Each row's Gumbel noise, of the shape and on the device of `like`."""
-    seeds, positions = _counters(rows, like.device)
-    return gumbel_noise(seeds, positions, like.shape[-1], stream)
-
-
-def gumbel_noise(
-    seeds: Tensor, positions: Tensor, vocab_size: int, stream: Stream = Stream.TOKEN
-) -> Tensor:
-    """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token)
-    and of its purpose.
-
-    The generator is counter-based: each int64 counter goes through the finalizer of SplitMix64
-    (Steele, Lea, Flood 2014), seeded per row by a mix of seed and position.
-    """
-    tokens = torch.arange(1, vocab_size + 1, device=seeds.device)
-    keys = _keys(seeds, positions, stream)[:, None] + tokens * _GOLDEN_GAMMA
-    return _uniform(keys).log().neg_().log().neg_().float()
-
-
-def uniform_noise(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
-    """Noise fp64 `[num_rows]`, uniform in (0, 1), by the same generator."""
-    return _uniform(_keys(seeds, positions, stream))
 
 
 def _counters(rows: Sequence[SamplingRow], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -242,33 +210,39 @@ def _counters(rows: Sequence[SamplingRow], device: torch.device) -> tuple[Tensor
     )
 
 
-def _keys(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
-    # No sequence has 2**48 positions, so each stream has its own counters.
-    return _mix(_mix(seeds) ^ _mix(positions + 1 + (stream << 48)))
+def gumbel_noise(
+    seeds: Tensor, positions: Tensor, vocab_size: int, stream: Stream = Stream.TOKEN
+) -> Tensor:
+    """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token)
+    and of its purpose."""
+    tokens = torch.arange(1, vocab_size + 1, device=seeds.device)
+    return _uniform(seeds, positions, stream, tokens).log().neg_().log().neg_().float()
 
 
-def _uniform(keys: Tensor) -> Tensor:
-    """fp64 in (0, 1): 24 bits, centred in their interval, so never 0 nor 1 in fp32."""
-    return ((_mix(keys) >> 40) & 0xFFFFFF).double().add_(0.5).mul_(2.0**-24)
+def uniform_noise(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    """Noise fp64 `[num_rows]`, uniform in (0, 1), by the same generator."""
+    return _uniform(seeds, positions, stream, seeds.new_zeros(1))[:, 0]
 
 
 _GOLDEN_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
-_MULTIPLIERS = (
-    -4658895280553007687,
-    -7723592293110705685,
-)  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _uniform(seeds: Tensor, positions: Tensor, stream: Stream, numbers: Tensor) -> Tensor:
+    """fp64 `[num_rows, len(numbers)]`, uniform in (0, 1): the numbers of each row's generator.
+
+    The generator is counter-based: each int64 counter goes through the finalizer of SplitMix64
+    (Steele, Lea, Flood 2014), seeded per row by a mix of seed and position.
+    """
+    # No sequence has 2**48 positions, so each stream has its own counters.
+    keys = _mix(_mix(seeds) ^ _mix(positions + 1 + (stream << 48)))
+    bits = (_mix(keys[:, None] + numbers * _GOLDEN_GAMMA) >> 40) & 0xFFFFFF
+    # Centred in their interval, 24 bits are never 0 nor 1 in fp32.
+    return bits.double().add_(0.5).mul_(2.0**-24)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer on int64 (multiplication wraps, shifts are logical)."""
-    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
-        x = (x ^ _logical_right_shift(x, shift)) * multiplier
-    return x ^ _logical_right_shift(x, 31)
-
-
-def _logical_right_shift(x: Tensor, shift: int) -> Tensor:
-    return (x >> shift) & ((1 << (64 - shift)) - 1)
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    """SplitMix64's finalizer on int64: multiplication wraps, and a mask makes each shift logical,
+    as of unsigned numbers."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -4658895280553007687  # 0xBF58476D1CE4E5B9
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -7723592293110705685  # 0x94D049BB133111EB
+    return x ^ ((x >> 31) & ((1 << 33) - 1))

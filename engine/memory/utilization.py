@@ -37,11 +37,6 @@ class KvReads(NamedTuple):
     """Positions a query sees, its own included; None: all."""
     sinks: int = 0
 
-    def num_visible(self, context_len: int) -> int:
-        if self.window is None:
-            return context_len
-        return min(context_len, self.window + self.sinks)
-
 
 class Span(Protocol):
     """Adjacent tokens of one sequence in a step."""
@@ -80,9 +75,10 @@ class ModelCost:
         for span in spans:
             num_logits_rows += span.num_logits_rows
             num_tokens += span.num_tokens
-            for reads in self.kv_reads:
-                num_read = reads.num_visible(span.context_len)
-                kv_bytes += (num_read + span.num_tokens) * reads.bytes_per_token
+            context_len = span.context_len
+            for bytes_per_token, window, sinks in self.kv_reads:
+                num_read = context_len if window is None else min(context_len, window + sinks)
+                kv_bytes += (num_read + span.num_tokens) * bytes_per_token
         # For independently routed tokens: the expected part of the experts that any of them uses.
         expert_share = 1 - (1 - self.expert_share) ** num_tokens
         weight_bytes = self.shared_bytes + expert_share * self.expert_bytes

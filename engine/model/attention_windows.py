@@ -9,7 +9,7 @@ name, for which no mask is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...kernels.attention import AttentionOptions
-from ...kernels.lora_batch import LoraBatch, Segment
+from ...kernels.lora_batch import LoraBatch
 from ..errors import UnsupportedModel
 from ..kv.groups import LayerKvShape
 from .forward import attention, current_forward
@@ -36,8 +36,6 @@ class LayerProbe:
     def __init__(self, max_model_len: int = 0) -> None:
         """`max_model_len`: the longest sequence whose masks matter; 0 if no mask is built."""
         self.lora: LoraBatch | None = None
-        self.head_lora: LoraBatch | None = None
-        self.embedding_segments: Sequence[Segment] = ()
         self.calls: list[int] = []
         self.shapes: dict[int, LayerKvShape] = {}
         self.window: int | None = None
@@ -104,7 +102,7 @@ def _sampled_positions(max_model_len: int, window: int) -> list[int]:
 
 
 def _running_probe() -> LayerProbe:
-    probe = current_forward()
+    probe = current_forward.get()
     assert isinstance(probe, LayerProbe), f"{PROBE_NAME} runs under a LayerProbe"
     return probe
 

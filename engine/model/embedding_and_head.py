@@ -1,12 +1,15 @@
 """The input embedding and the output head, if adapters may change them.
 
-Hooks change the results of both, as PEFT's wrappers do. This is correct only for a plain table and
-a plain linear layer that the model calls once per forward pass: the table with the step's tokens,
-the head with the logits rows. Any other module supports no adapters, and the reason is reported.
+In a step whose adapters change them, hooks change their results, as PEFT's wrappers do. This is
+correct only for a plain table and a plain linear layer that the model calls once per forward pass:
+the table with the step's tokens, the head with the logits rows. Any other module supports no
+adapters, and the reason is reported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attention_windows import LayerProbe
-from .forward import run_model
+from .forward import StepAdapters, run_model
 from .input_embedding import InputEmbedding
 from .output_head import OutputHead
 
@@ -35,9 +38,23 @@ class ModelEnds:
     are_tied: bool
     """The head multiplies by the embedding's own table."""
 
+    @contextmanager
+    def changed_by(self, adapters: StepAdapters) -> Iterator[None]:
+        """Both have the changes of the step's adapters during the step's forward pass."""
+        hooks = []
+        if self.embedding and adapters.embedding:
+            hooks.append(self.embedding.change(adapters.embedding))
+        if self.head and adapters.head:
+            hooks.append(self.head.change(adapters.head))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
 
 def adapt_ends(model: PreTrainedModel) -> ModelEnds:
-    """Let adapters change the results of these modules. Call once: it registers hooks."""
+    """The ends by what a few tokens show of them."""
     table, linear = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     calls = _record_calls(model, table, linear)

@@ -60,7 +60,7 @@ class RouterProjection:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The router's own forward, its scores with the deltas of the step's adapters."""
-        step = current_forward()
+        step = current_forward.get()
         lora = step.lora if step else None
         if lora is None or not self._is_touched(lora):
             return self._forward(*args, **kwargs)

@@ -111,7 +111,7 @@ class ServedExperts:
 
     def _touching_lora(self) -> LoraBatch | None:
         """The step's adapters; None if none of them changes this layer's experts."""
-        step = current_forward()
+        step = current_forward.get()
         lora = step.lora if step else None
         if lora and (self.up.is_touched(lora) or self.down.is_touched(lora)):
             return lora

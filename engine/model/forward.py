@@ -1,4 +1,4 @@
-"""The context of the running step for the model's layers.
+"""The running step: what the model's layers compute with, and the adapters of its rows.
 
 transformers' classes call Loraplex's attention function and linear layers without additional
 arguments, so a context variable provides the step during the model's forward pass.
@@ -6,22 +6,21 @@ arguments, so a context variable provides the step during the model's forward pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ...adapters.layout import BaseLayout, SliceKind
 from ...kernels.attention import AttentionBatch, AttentionOptions, paged_attention
 from ...kernels.kv_pages import write_pages
-from ...kernels.lora_batch import LoraBatch, Segment
+from ...kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder, Segment
 from ..errors import UnsupportedModel
 from ..kv.cache import KvCache
-from .step_adapters import StepAdapters
 
 ATTENTION_NAME = "loraplex"
 _IGNORED_KWARGS = frozenset(
@@ -34,15 +33,73 @@ _IGNORED_KWARGS = frozenset(
 read from masks at load (`attention_windows`), and outputs are handled elsewhere."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepAdapters:
+    """One step's rows and their adapters, for each part of the model; by default all are the
+    base's.
+
+    The decoder's projections and the embedding see every token, the output head only the rows
+    whose logits are kept.
+    """
+
+    lora: LoraBatch | None = None
+    """For all tokens; None: no adapter in the whole step."""
+    head: LoraBatch | None = None
+    """For the logits rows; None: no adapter changes the output head."""
+    embedding: tuple[Segment, ...] = ()
+    """The tokens whose adapters change the input embedding."""
+
+
+class StepAdaptersBuilder:
+    """Builds one StepAdapters per step."""
+
+    def __init__(
+        self, batches: LoraBatchBuilder, layout: BaseLayout, head_name: str | None
+    ) -> None:
+        """head_name: the output head's slice, if adapters may touch it."""
+        self._batches = batches
+        self._embedding = next(
+            (i for i, part in enumerate(layout.slices) if part.kind is SliceKind.EMBEDDING), None
+        )
+        self._head = None if head_name is None else layout.slice_index[head_name]
+
+    def plain_rank(self, runs: Sequence[AdapterRun]) -> int | None:
+        """The highest rank of the runs' adapters, 0 without adapters; None if one of them changes
+        more than A and B of the decoder's linear layers."""
+        ends = [index for index in (self._embedding, self._head) if index is not None]
+        return self._batches.plain_rank(runs, elsewhere=ends)
+
+    def build(
+        self,
+        runs: Sequence[AdapterRun],
+        kept: Sequence[AdapterRun],
+        *,
+        num_decodes: int,
+        num_verified: int = 0,
+    ) -> StepAdapters:
+        """`runs` in the order of their tokens: those of `num_decodes` tokens decode, those of the
+        next `num_verified` verify draft tokens; `kept` in the order of the rows whose logits are
+        kept.
+        """
+        lora = self._batches.build(runs, num_decodes=num_decodes, num_verified=num_verified)
+        head = None
+        if self._head is not None and self._batches.rows_touching(self._head, kept):
+            # Few rows of many adapters, as when decoding.
+            num_rows = sum(run.num_tokens for run in kept)
+            head = self._batches.build_touching(self._head, kept, num_decodes=num_rows)
+        embedding: tuple[Segment, ...] = ()
+        if self._embedding is not None and self._batches.rows_touching(self._embedding, runs):
+            embedding = self._batches.segments_touching(self._embedding, runs)
+        return StepAdapters(lora, head, embedding)
+
+
 class ForwardContext(Protocol):
     """One forward of the model."""
 
-    lora: LoraBatch | None
-    """None: the whole step is base rows, and no LoRA code runs."""
-    head_lora: LoraBatch | None
-    """For the rows whose logits are kept; None: no adapter of the step changes the output head."""
-    embedding_segments: Sequence[Segment]
-    """The tokens whose adapters change the input embedding."""
+    @property
+    def lora(self) -> LoraBatch | None:
+        """None: the whole step is base rows, and no LoRA code runs."""
+        ...
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
@@ -51,31 +108,24 @@ class ForwardContext(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class PagedForward:
     """A forward pass over the paged cache, as in every served step."""
 
-    def __init__(
-        self,
-        cache: KvCache,
-        attention: Sequence[AttentionBatch],
-        adapters: StepAdapters | None = None,
-    ) -> None:
-        """`attention`: one batch per KV group. `adapters`: None for a step of base rows only."""
-        adapters = adapters or StepAdapters()
-        self.lora = adapters.lora
-        self.head_lora = adapters.head
-        self.embedding_segments: Sequence[Segment] = adapters.embedding
-        self._cache = cache
-        self._attention = attention
+    cache: KvCache
+    attention: Sequence[AttentionBatch]
+    """One batch per KV group."""
+    lora: LoraBatch | None = None
+    """None for a step of base rows only."""
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        index = self._cache.group_of[layer_index]
-        group, batch = self._cache.groups[index], self._attention[index]
-        keys, values = self._cache.keys[layer_index], self._cache.values[layer_index]
+        index = self.cache.group_of[layer_index]
+        group, batch = self.cache.groups[index], self.attention[index]
+        keys, values = self.cache.keys[layer_index], self.cache.values[layer_index]
         write_pages(keys, values, batch.slot_mapping, k, v)
-        window, sinks = self._cache.windows[layer_index], 0
+        window, sinks = self.cache.windows[layer_index], 0
         if group.window is not None:  # the layer's own, or the operator's for one that sees all
             window, sinks = group.window, group.sinks
         if window is not None:
@@ -83,22 +133,8 @@ class PagedForward:
         return paged_attention(q, keys, values, batch, options)
 
 
-_CONTEXT: ContextVar[ForwardContext] = ContextVar("loraplex_forward")
-
-
-@contextmanager
-def forward_context(context: ForwardContext) -> Iterator[None]:
-    """Make `context` the running step for every layer called inside."""
-    token = _CONTEXT.set(context)
-    try:
-        yield
-    finally:
-        _CONTEXT.reset(token)
-
-
-def current_forward() -> ForwardContext | None:
-    """The running step; None outside of one, as in a dense reference forward."""
-    return _CONTEXT.get(None)
+current_forward: ContextVar[ForwardContext | None] = ContextVar("loraplex_forward", default=None)
+"""The running step; None outside of one, as in a dense reference forward."""
 
 
 def attention(
@@ -131,7 +167,9 @@ def attention(
         sinks=s_aux,
     )
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    out = _CONTEXT.get().attend(layer_index, q, k, v, options)
+    step = current_forward.get()
+    assert step is not None, "a served model attends within a step"
+    out = step.attend(layer_index, q, k, v, options)
     return out[None], None
 
 
@@ -151,12 +189,16 @@ def run_model(
 
     Returns fp32 logits `[len(rows), vocab_size]` of the tokens `rows`; in `out`, if given.
     """
-    with forward_context(context), torch.inference_mode():
-        output = model(
-            input_ids=input_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=rows,
-        )
-        logits: Tensor = output.logits[0]
-        return logits.float() if out is None else out.copy_(logits)
+    token = current_forward.set(context)
+    try:
+        with torch.inference_mode():
+            output = model(
+                input_ids=input_ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=rows,
+            )
+            logits: Tensor = output.logits[0]
+            return logits.float() if out is None else out.copy_(logits)
+    finally:
+        current_forward.reset(token)

@@ -1,20 +1,22 @@
 """The input embedding: adapters add to its rows or replace them.
 
-The embedding module remains unchanged, and may be tied to the output head; a hook changes its
-result. LoRA's A is stored by token, so a token's delta is one row of A times B.
+The embedding module remains unchanged, and may be tied to the output head. In a step whose adapters
+change it, a hook changes its result. LoRA's A is stored by token, so a token's delta is one row of
+A times B.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ...adapters.arena import Arena
 from ...adapters.layout import Projection, Slice, SliceKind
-from .forward import current_forward
+from ...kernels.lora_batch import Segment
 from .slice_auxiliary import HeldAuxiliary, change_embedding
 
 _PIECE_TOKENS = 1024
@@ -30,8 +32,8 @@ class InputEmbedding:
         )
         self.base_weights = TableWeights(module)
         self._scale = scale
+        self._module = module
         self._adapters: _TableAdapters | None = None
-        module.register_forward_hook(self._change)
 
     def attach(self, arena: Arena, slice_range: range) -> None:
         num_tokens = self.projection.in_features
@@ -46,13 +48,19 @@ class InputEmbedding:
     def forget_step(self) -> None:
         """It keeps nothing between steps."""
 
-    def _change(self, _module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
-        step = current_forward()
-        if self._adapters and step and step.embedding_segments:
-            token_ids, rows = args[0].reshape(-1), y.view(-1, y.shape[-1])
-            for segment in step.embedding_segments:
-                own = slice(segment.start, segment.end)
-                self._adapters.add(segment.row, token_ids[own], rows[own])
+    def change(self, segments: Sequence[Segment]) -> RemovableHandle:
+        """From now on, the embedding's results have the changes of these tokens' adapters, until
+        the hook is removed."""
+        return self._module.register_forward_hook(
+            lambda _module, args, y: self._add(args[0], y, segments)
+        )
+
+    def _add(self, token_ids: Tensor, y: Tensor, segments: Sequence[Segment]) -> None:
+        assert self._adapters is not None, "adapters need an arena"
+        token_ids, rows = token_ids.reshape(-1), y.view(-1, y.shape[-1])
+        for segment in segments:
+            own = slice(segment.start, segment.end)
+            self._adapters.add(segment.row, token_ids[own], rows[own])
 
 
 class _TableAdapters:

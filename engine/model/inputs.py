@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import AttentionBatch, PrefillChunk, SequenceGroup
-from ..kv.block_pool import NULL_BLOCK, padding_class
+from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
 
 T = TypeVar("T")
@@ -56,11 +56,6 @@ class SequenceChunk:
         return self.start + len(self.token_ids)
 
     @property
-    def is_grouped(self) -> bool:
-        """Whether it is computed together with others of few tokens."""
-        return self.tree is not None or len(self.token_ids) <= MAX_GROUPED_ROWS
-
-    @property
     def positions(self) -> Sequence[int]:
         """The position of each token in its sequence."""
         if self.tree is None:
@@ -85,6 +80,14 @@ class SequenceChunk:
         tree = self.tree or ()
         num_known = len(self.token_ids) - len(tree)
         return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
+
+
+def padding_class(size: int) -> int:
+    """Sizes of one class differ by less than a factor of two.
+
+    Chunks of one class can share a padded table; one long sequence must not pad all the others.
+    """
+    return (size - 1).bit_length()
 
 
 class VisibleBlocks(NamedTuple):
@@ -169,15 +172,16 @@ class _Layout:
 
     def batch(self, chunks: Sequence[SequenceChunk], starts: Sequence[int]) -> AttentionBatch:
         """`starts`: the row of each chunk's first token."""
-        groups: defaultdict[tuple[int, int], list[_Reads]] = defaultdict(list)
+        groups: defaultdict[Hashable, list[_Reads]] = defaultdict(list)
         prefills: list[PrefillChunk] = []
-        for read in map(self._reads, chunks, starts):
-            if self.in_place:
-                groups[read.row_class].append(read)
-            elif read.chunk.is_grouped:
-                groups[read.size_class].append(read)
-            else:
+        for chunk, start in zip(chunks, starts, strict=False):
+            rows = range(start, start + len(chunk.token_ids))
+            blocks = visible_blocks(chunk, self.index, self.group, self.block_size)
+            read = _Reads(chunk, rows, *blocks)
+            if (together := self._class_of(read)) is None:
                 prefills.append(self._prefill_chunk(read))
+            else:
+                groups[together].append(read)
         return AttentionBatch(
             slot_mapping=_int64(self._slots(chunks), self.device),
             groups=tuple(
@@ -197,35 +201,45 @@ class _Layout:
         assert min(slots) >= size, "the null block is never written"
         return slots
 
-    def _reads(self, chunk: SequenceChunk, row: int) -> _Reads:
-        blocks = visible_blocks(chunk, self.index, self.group, self.block_size)
-        return _Reads(chunk, row, *blocks)
+    def _class_of(self, read: _Reads) -> Hashable:
+        """Chunks of one class are computed together; None: the chunk is computed alone."""
+        num_tokens = len(read.rows)
+        is_long = num_tokens > MAX_GROUPED_ROWS and read.chunk.tree is None
+        if self.in_place:
+            # Decoding sequences, those with few tokens, and prompt chunks each share one table.
+            return 0 if num_tokens == 1 else 2 if is_long else 1
+        if is_long:
+            return None
+        return padding_class(num_tokens), padding_class(len(read.block_ids))
 
     def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
         """Parts that need no more memory than a large chunk."""
         if self.in_place:
             return [members]
-        num_rows = max(len(read.chunk.token_ids) for read in members)
+        num_rows = max(len(read.rows) for read in members)
         num_keys = max(len(read.block_ids) for read in members) * self.block_size
         size = max(MAX_GROUP_CELLS // (num_rows * num_keys), 1)
         return [members[start : start + size] for start in range(0, len(members), size)]
 
     def _group(self, members: list[_Reads]) -> SequenceGroup:
-        num_rows = max(len(read.chunk.token_ids) for read in members)
+        num_rows = max(len(read.rows) for read in members)
         num_blocks = max(len(read.block_ids) for read in members)
         tables = [_padded(read.block_ids, NULL_BLOCK, num_blocks) for read in members]
         # Padding begins where the sequence ends: no query sees it.
         begins = [
-            _padded(read.positions, read.chunk.end, num_blocks)
+            _padded(read.block_positions, read.chunk.end, num_blocks)
             for read in members
-            if read.positions is not None
+            if read.block_positions is not None
         ]
         ancestors = None
         if any(read.chunk.tree is not None for read in members):
-            sees = [_extended(read.chunk.ancestors(num_rows), num_rows) for read in members]
+            sees = [read.chunk.ancestors(num_rows) for read in members]
+            sees = [_padded(own, None, num_rows) for own in sees]
             ancestors = torch.tensor(sees).to(self.device, non_blocking=True)
-        rows = [self._padded_rows(read.rows, num_rows) for read in members]
-        positions = [self._padded_rows(read.chunk.positions, num_rows) for read in members]
+        # In place, a row of -1 is no work; else a chunk's last row is computed again.
+        filling = -1 if self.in_place else None
+        rows = [_padded(read.rows, filling, num_rows) for read in members]
+        positions = [_padded(read.chunk.positions, filling, num_rows) for read in members]
         return SequenceGroup(
             rows=_int64(rows, self.device),
             positions=_int64(positions, self.device),
@@ -234,16 +248,15 @@ class _Layout:
             ancestors=ancestors,
         )
 
-    def _padded_rows(self, values: Sequence[int], width: int) -> list[int]:
-        return _padded(values, -1, width) if self.in_place else _extended(values, width)
-
     def _prefill_chunk(self, read: _Reads) -> PrefillChunk:
         return PrefillChunk(
-            start=read.row,
+            start=read.rows.start,
             end=read.rows.stop,
             context_len=read.chunk.end,
             block_table=_int64(read.block_ids, self.device),
-            block_positions=None if read.positions is None else _int64(read.positions, self.device),
+            block_positions=None
+            if read.block_positions is None
+            else _int64(read.block_positions, self.device),
         )
 
 
@@ -251,34 +264,17 @@ class _Reads(NamedTuple):
     """The blocks that a chunk reads."""
 
     chunk: SequenceChunk
-    row: int
-    """The row of its first token in the flat batch."""
+    rows: range
+    """Those of its tokens in the flat batch."""
     block_ids: list[int]
-    positions: list[int] | None
+    block_positions: list[int] | None
     """The position of each block; None: contiguous from 0."""
 
-    @property
-    def rows(self) -> range:
-        return range(self.row, self.row + len(self.chunk.token_ids))
 
-    @property
-    def row_class(self) -> tuple[int, int]:
-        """Decoding sequences, those with few tokens, and prompt chunks each share one table."""
-        return (0 if len(self.chunk.token_ids) == 1 else 1 if self.chunk.is_grouped else 2), 0
-
-    @property
-    def size_class(self) -> tuple[int, int]:
-        """Members of one class pad each other by less than their own size."""
-        return padding_class(len(self.chunk.token_ids)), padding_class(len(self.block_ids))
-
-
-def _padded(values: Sequence[T], padding: T, width: int) -> list[T]:
-    return [*values, *[padding] * (width - len(values))]
-
-
-def _extended(values: Sequence[T], width: int) -> list[T]:
-    """Padded with the last of them."""
-    return _padded(values, values[-1], width)
+def _padded(values: Sequence[T], padding: T | None, width: int) -> list[T]:
+    """`padding` None: with the last of them."""
+    filling = values[-1] if padding is None else padding
+    return [*values, *[filling] * (width - len(values))]
 
 
 def _int64(values: list[int] | list[list[int]], device: torch.device) -> Tensor:

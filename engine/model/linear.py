@@ -7,17 +7,57 @@ others return their slice after checking that their input is the same tensor obj
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
 
 from torch import Tensor, nn
 
+from ...adapters.arena import Arena
 from ...adapters.layout import Projection
 from ...kernels.linear import Linear
+from ...kernels.lora import LoraProjection
+from ...kernels.lora_batch import LoraBatch, Segment
+from .adapted_module import BaseWeights
 from .forward import current_forward
-from .linear_adapters import LinearAdapters
+from .slice_auxiliary import HeldAuxiliary, change_linear
 
-if TYPE_CHECKING:
-    from ...adapters.arena import Arena
+
+class LinearAdapters:
+    """Changes the base's result of one linear projection in the rows of the step's adapters."""
+
+    def __init__(
+        self, projection: Projection, weights: BaseWeights, arena: Arena, slice_range: range
+    ) -> None:
+        outs = [part.out_features for part in projection.slices]
+        self._weights = weights
+        self._arena = arena
+        self._columns = [slice(*ends) for ends in pairwise(accumulate(outs, initial=0))]
+        self._lora = LoraProjection(slice_range.start, projection.in_features, tuple(outs))
+        self._auxiliary = HeldAuxiliary(arena, slice_range)
+
+    def begin(self, x: Tensor, batch: LoraBatch) -> Tensor:
+        """Start, on the batch's side stream, the part that does not need the base's result; returns
+        the argument for `add`."""
+        return self._lora.begin(x, self._arena, batch)
+
+    def add(
+        self, x: Tensor, y: Tensor, batch: LoraBatch, lora_hidden: Tensor | None = None
+    ) -> None:
+        """Change y `[n, out]`, the base's result for x `[n, in]`, in place."""
+        for segment in batch.auxiliary:
+            self._change(x, y, segment)
+        self._lora.add(x, y, self._arena, batch, lora_hidden)
+
+    def forget(self, row: int) -> None:
+        """Zero and drop cached data of a table row's adapter."""
+        self._lora.forget(row)
+        self._auxiliary.forget(row)
+
+    def _change(self, x: Tensor, y: Tensor, segment: Segment) -> None:
+        rows, bias = slice(segment.start, segment.end), self._weights.bias
+        for index, auxiliary in self._auxiliary.of_row(segment.row):
+            columns = self._columns[index]
+            own_bias = None if bias is None else bias[columns]
+            change_linear(x[rows], y[rows, columns], own_bias, auxiliary)
 
 
 class FusedProjection:
@@ -62,13 +102,14 @@ class FusedProjection:
 
     def _compute(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        step = current_forward()
-        if not (step and step.lora and self._adapters):
+        step = current_forward.get()
+        lora = step.lora if step else None
+        if lora is None or self._adapters is None:
             y: Tensor = self.linear(rows)
         else:
-            lora_hidden = self._adapters.begin(rows, step.lora)
+            lora_hidden = self._adapters.begin(rows, lora) if lora.side_stream else None
             y = self.linear(rows)
-            self._adapters.add(rows, y, step.lora, lora_hidden)
+            self._adapters.add(rows, y, lora, lora_hidden)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 

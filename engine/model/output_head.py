@@ -1,7 +1,8 @@
 """The output head: it runs on the logits rows only, so its adapter rows differ from the step's.
 
-The head module remains unchanged and unquantized, and may be tied to the input embedding; a hook
-changes its result. The model's own operations on logits (caps, scales) follow after that.
+The head module remains unchanged and unquantized, and may be tied to the input embedding. In a step
+whose adapters change it, a hook changes its result. The model's own operations on logits (caps,
+scales) follow after that.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from ...adapters.arena import Arena
 from ...adapters.layout import Projection, Slice
 from ...kernels.linear import row_norms
-from .forward import current_forward
-from .linear_adapters import LinearAdapters
+from ...kernels.lora_batch import LoraBatch
+from .linear import LinearAdapters
 
 
 class OutputHead:
@@ -28,8 +29,8 @@ class OutputHead:
     def __init__(self, name: str, module: nn.Linear) -> None:
         self.projection = Projection((Slice(name, module.in_features, module.out_features),))
         self.base_weights = HeadWeights(module)
+        self._module = module
         self._adapters: LinearAdapters | None = None
-        module.register_forward_hook(self._change)
 
     def attach(self, arena: Arena, slice_range: range) -> None:
         self._adapters = LinearAdapters(self.projection, self.base_weights, arena, slice_range)
@@ -41,11 +42,16 @@ class OutputHead:
     def forget_step(self) -> None:
         """It keeps nothing between steps."""
 
-    def _change(self, _module: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
-        step = current_forward()
-        if self._adapters and step and step.head_lora:
-            x: Tensor = args[0]
-            self._adapters.add(x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), step.head_lora)
+    def change(self, batch: LoraBatch) -> RemovableHandle:
+        """From now on, the head's results have the changes of this step's adapters, by logits row,
+        until the hook is removed."""
+        return self._module.register_forward_hook(
+            lambda _module, args, y: self._add(args[0], y, batch)
+        )
+
+    def _add(self, x: Tensor, y: Tensor, batch: LoraBatch) -> None:
+        assert self._adapters is not None, "adapters need an arena"
+        self._adapters.add(x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), batch)
 
 
 @contextmanager

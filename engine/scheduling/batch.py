@@ -45,16 +45,11 @@ class ScheduledSequence(NamedTuple):
         return range(start, max(start, min(unread.stop, self.context_len)))
 
     @property
-    def num_drawn_rows(self) -> int:
-        """Its last rows, of the last known and of the draft tokens: what is drawn from."""
-        return 1 + self.num_draft_tokens
-
-    @property
     def num_logits_rows(self) -> int:
         """Its last rows whose logits are looked at: those to draw from and those to read."""
         if self.request.reads_logits and (read := self.read):
             return self.context_len - read.start
-        return self.num_drawn_rows
+        return 1 + self.num_draft_tokens
 
     def with_draft(self) -> ScheduledSequence:
         """With what the request's draft really has, which may be less than was scheduled."""

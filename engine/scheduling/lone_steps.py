@@ -13,14 +13,8 @@ from .batch import ScheduledSequence
 Part = tuple[ScheduledSequence, ...]
 
 
-def parts_of(sequences: Sequence[ScheduledSequence]) -> list[Part]:
+def parts_of(sequences: Sequence[ScheduledSequence]) -> Iterator[Part]:
     """The sequences in the parts of the step that are run one after another."""
-    if not any(sequence.request.num_lone_steps for sequence in sequences):
-        return [tuple(sequences)]
-    return list(_apart(sequences))
-
-
-def _apart(sequences: Sequence[ScheduledSequence]) -> Iterator[Part]:
     others = tuple(each for each in sequences if not each.request.num_lone_steps)
     if others:
         yield others

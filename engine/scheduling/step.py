@@ -93,7 +93,7 @@ class Step:
         """None if nothing runs: what is to be done to the cache then waits for the next step."""
         if not self.decodes and not self._prefills:
             return None
-        # Sequences of one padding class (`block_pool.padding_class`) stand together.
+        # Sequences of one padding class (`inputs.padding_class`) stand together.
         classes: dict[int, list[ScheduledSequence]] = defaultdict(list)
         for request, sequence in self.decodes.items():
             if sequence.num_draft_tokens:

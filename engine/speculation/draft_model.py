@@ -211,9 +211,9 @@ class DraftModelProposer:
 
 
 def open_draft_model(
-    config: EngineConfig, base: BaseModel, draft: BaseModel | None, num_blocks: int
+    config: EngineConfig, draft: BaseModel | None, num_blocks: int
 ) -> DraftModelProposer | None:
-    """`draft`, if there is one, proposes for `base`, with `num_blocks` blocks of cache."""
+    """`draft`, if there is one, with `num_blocks` blocks of cache."""
     if draft is None:
         return None
     return DraftModelProposer(
@@ -221,6 +221,6 @@ def open_draft_model(
         num_blocks=num_blocks,
         block_size=config.kv_block_size,
         drawing=make_drawing(config.acceptance),
-        ends=lambda request, token: request.is_ended_by(token, base.eos_token_ids),
+        ends=lambda request, token: token in request.end_token_ids,
         prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
     )

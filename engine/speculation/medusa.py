@@ -108,7 +108,7 @@ def _log_beliefs(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     A head's error is an error in logits, so gaps are measured in logits: at a low temperature the
     sample is not more certain because its perturbed log-weights are further apart.
     """
-    scales = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
+    scales = [row.params.temperature or 1.0 for row in rows]
     scale = torch.tensor(scales, device=logits.device)[:, None]
     return (perturbed(logits, rows) * scale).log_softmax(-1)
 

@@ -76,17 +76,17 @@ def test_a_row_is_invisible_until_it_is_published(tmp_path: Path) -> None:
     stored = write_block(tmp_path / "block", make_key("a"))
     placement = arena.place(stored.key, stored.plan.num_elements, stored.plan.table)
     assert placement is not None
-    assert arena.identity(placement.row) is None
+    assert arena.published.get(placement.row) is None
     assert not arena.table.any()
     arena.publish(placement)
-    assert arena.identity(placement.row) == (stored.key, placement.generation)
+    assert arena.published.get(placement.row) == (stored.key, placement.generation)
     remove(arena, placement)
-    assert arena.identity(placement.row) is None
+    assert arena.published.get(placement.row) is None
 
 
 @pytest.mark.parametrize("row", [-1, 0, INITIAL_ROWS, 10**6])
 def test_a_free_or_unknown_row_stands_for_nothing(row: int) -> None:
-    assert make_arena().identity(row) is None
+    assert make_arena().published.get(row) is None
 
 
 def test_a_row_is_reused_under_a_new_generation(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_removal_zeroes_the_bytes_and_the_row_and_nothing_else(tmp_path: Path) -
     assert not arena.flat[going.extent.offset : going.extent.end].any()
     assert not arena.table[going.row].any()
     assert torch.equal(arena.flat[staying.extent.offset : staying.extent.end], before)
-    assert arena.identity(staying.row) == (make_key("b"), staying.generation)
+    assert arena.published.get(staying.row) == (make_key("b"), staying.generation)
 
 
 def test_who_keeps_copies_hears_of_every_row_that_goes(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_retired_row_stands_for_nothing_and_its_room_is_not_free_until_it_is_z
     arena = make_arena(size)
     placement = load(arena, stored)
     arena.retire(placement)
-    assert arena.identity(placement.row) is None
+    assert arena.published.get(placement.row) is None
     assert not arena.table.any()
     assert arena.place(stored.key, size, stored.plan.table) is None
     arena.erase(placement)
@@ -168,13 +168,13 @@ def test_a_moved_adapter_is_found_at_its_new_place_under_a_new_row(tmp_path: Pat
     assert target is not None
     assert target.extent.offset >= source.extent.end + 64
     arena.copy_between(source, target)
-    assert arena.identity(source.row) == (stored.key, source.generation)
-    assert arena.identity(target.row) is None
+    assert arena.published.get(source.row) == (stored.key, source.generation)
+    assert arena.published.get(target.row) is None
     arena.publish(target)
     remove(arena, source)
 
-    assert arena.identity(source.row) is None
-    assert arena.identity(target.row) == (stored.key, target.generation)
+    assert arena.published.get(source.row) is None
+    assert arena.published.get(target.row) == (stored.key, target.generation)
     assert arena.row_auxiliary[target.row][2][0].offset == target.extent.offset + 64
     for index in stored.plan.ranks:
         a, b = matrices(arena, target.row, index)
@@ -206,7 +206,7 @@ def test_copies_that_kernels_held_are_zeroed_with_the_adapter(tmp_path: Path) ->
     assert copies.all()
     arena.erase(placement)
     assert copies.sum(1).tolist() == [7, 0, 0, 7, 7]
-    assert arena.identity(other.row) is not None
+    assert arena.published.get(other.row) is not None
 
 
 def test_counts_bytes_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_the_table_grows_and_keeps_its_rows(tmp_path: Path) -> None:
     placements = [load(arena, block) for block in stored]
     assert len(arena.table) == len(arena.row_tables) == 4 * INITIAL_ROWS
     for block, placement in zip(stored, placements, strict=True):
-        assert arena.identity(placement.row) == (block.key, placement.generation)
+        assert arena.published.get(placement.row) == (block.key, placement.generation)
         a, _ = matrices(arena, placement.row, 5)
         torch.testing.assert_close(a, block.matrices(5)[0])
 
@@ -306,4 +306,4 @@ def test_two_tenants_with_equal_content_have_rows_of_their_own(tmp_path: Path) -
     assert placements[0].row != placements[1].row
     assert not placements[0].extent.overlaps(placements[1].extent)
     remove(arena, placements[0])
-    assert arena.identity(placements[1].row) == (keys[1], placements[1].generation)
+    assert arena.published.get(placements[1].row) == (keys[1], placements[1].generation)

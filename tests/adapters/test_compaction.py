@@ -125,7 +125,7 @@ def test_free_runs_are_joined_by_a_move_instead_of_an_eviction() -> None:
     for key in (A, C, D):
         lease = world.manager.acquire(key, key.digest)
         assert lease is not None
-        assert world.arena.identity(lease.row) == (key, lease.generation)
+        assert world.arena.published.get(lease.row) == (key, lease.generation)
 
 
 def test_nobody_leases_what_moves_and_its_new_place_has_a_row_of_its_own() -> None:
@@ -148,9 +148,9 @@ def test_nobody_leases_what_moves_and_its_new_place_has_a_row_of_its_own() -> No
     world.settle()
     lease = world.manager.acquire(moving[0], "again")
     assert lease is not None
-    assert world.arena.identity(lease.row) == (lease.key, lease.generation)
+    assert world.arena.published.get(lease.row) == (lease.key, lease.generation)
     assert lease.generation != old[moving[0]].generation
-    assert world.arena.identity(old[moving[0]].row) != (moving[0], old[moving[0]].generation)
+    assert world.arena.published.get(old[moving[0]].row) != (moving[0], old[moving[0]].generation)
 
 
 def test_a_leased_adapter_is_not_moved() -> None:
@@ -160,7 +160,7 @@ def test_a_leased_adapter_is_not_moved() -> None:
     assert world.manager.tier(D) is Tier.HOST
     for lease in leases:
         assert lease is not None
-        assert world.arena.identity(lease.row) == (lease.key, lease.generation)
+        assert world.arena.published.get(lease.row) == (lease.key, lease.generation)
     assert world.reports.figures().num_moves == 0
 
 

@@ -38,7 +38,7 @@ def test_a_cold_adapter_is_fetched_read_and_copied_and_then_leased() -> None:
     lease = manager.acquire(A, "r")
     assert lease is not None
     assert (lease.key, lease.request_id) == (A, "r")
-    assert world.arena.identity(lease.row) == (A, lease.generation)
+    assert world.arena.published.get(lease.row) == (A, lease.generation)
     assert manager.num_loads == 1
     assert not manager.poll()
 
@@ -189,7 +189,7 @@ def test_a_leased_adapter_is_never_displaced() -> None:
     for _ in range(20):
         world.now += PATIENCE_SECONDS
         world.load(B, 4)
-        assert world.arena.identity(lease.row) == (A, lease.generation)
+        assert world.arena.published.get(lease.row) == (A, lease.generation)
     world.manager.release("r")
     world.settle()
     assert world.resident() == {B}

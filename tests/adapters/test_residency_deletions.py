@@ -53,7 +53,7 @@ def test_deleting_a_leased_adapter_refuses_new_leases_and_waits_for_the_old_ones
     assert failure is not None
     assert failure.code == "adapter_deleted"
     world.settle()
-    assert world.arena.identity(lease.row) == (A, lease.generation)
+    assert world.arena.published.get(lease.row) == (A, lease.generation)
     assert world.evicted() == []
     manager.release("r")
     world.settle()
@@ -127,5 +127,5 @@ def test_the_same_content_of_another_tenant_outlives_a_deletion() -> None:
     lease = world.manager.acquire(theirs, "r")
     assert lease is not None
     world.manager.evict(mine)
-    assert world.arena.identity(lease.row) == (theirs, lease.generation)
+    assert world.arena.published.get(lease.row) == (theirs, lease.generation)
     assert world.host.holds(theirs)

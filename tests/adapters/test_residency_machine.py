@@ -133,7 +133,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @invariant()
     def leases_are_valid_while_they_are_held(self) -> None:
         for lease in self.leases.values():
-            assert self.world.arena.identity(lease.row) == (lease.key, lease.generation)
+            assert self.world.arena.published.get(lease.row) == (lease.key, lease.generation)
 
     @invariant()
     def extents_tile_the_arena_and_free_ones_hold_zeros(self) -> None:

@@ -64,7 +64,7 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
                 if not remaining[key]:
                     del remaining[key]
             for lease in leases.values():
-                assert arena.identity(lease.row) == (lease.key, lease.generation)
+                assert arena.published.get(lease.row) == (lease.key, lease.generation)
                 assert holds_its_own_weights(arena, lease, stored[lease.key])
             if turn % 4 == 3:
                 for request_id in leases:

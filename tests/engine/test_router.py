@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from loraplex.adapters.arena import Arena
 from loraplex.engine.model.expert_router import RouterProjection, find_routers
-from loraplex.engine.model.forward import forward_context
-from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder, Segment
+from loraplex.engine.model.forward import current_forward
+from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
 from loraplex.kernels.lora_reference import add_lora_reference
 from support.lora_weights import PoisonedWeights, assert_lora_close, make_layout
 
@@ -40,11 +41,18 @@ class Step:
 
     def __init__(self, lora: LoraBatch | None) -> None:
         self.lora = lora
-        self.head_lora: LoraBatch | None = None
-        self.embedding_segments: Sequence[Segment] = ()
 
     def attend(self, *_args: Any) -> Tensor:
         raise NotImplementedError
+
+
+@contextmanager
+def running(step: Step) -> Iterator[None]:
+    token = current_forward.set(step)
+    try:
+        yield
+    finally:
+        current_forward.reset(token)
 
 
 def make_step(weights: PoisonedWeights, rows: list[int]) -> Step:
@@ -72,7 +80,7 @@ def test_scores_get_the_deltas_before_what_the_family_does_with_them(
     router = RouterProjection("mlp.gate", module)
     router.attach(cast(Arena, weights), range(1, 2))
 
-    with torch.inference_mode(), forward_context(make_step(weights, rows)):
+    with torch.inference_mode(), running(make_step(weights, rows)):
         result = module(x.view(shape)).view(5, NUM_EXPERTS)
 
     assert result.dtype == torch.float32
@@ -93,7 +101,7 @@ def test_the_router_is_its_own_outside_of_a_step_and_in_one_that_does_not_touch_
     RouterProjection("mlp.gate", module).attach(cast(Arena, weights), range(1, 2))
     assert torch.equal(module(x), expected)
     for step in (Step(None), make_step(weights, [0, 0, -1, 0])):
-        with forward_context(step):
+        with running(step):
             assert torch.equal(module(x), expected)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
-from loraplex.engine.model.step_adapters import StepAdapters, StepAdaptersBuilder
+from loraplex.engine.model.forward import StepAdapters, StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder, Segment
 from support.lora_weights import PoisonedWeights
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex.kernels.lora import MIN_KEPT_ADAPTERS, LoraSegments
 from loraplex.kernels.lora_batch import Segment
 from loraplex.kernels.lora_reference import add_lora_reference
-from loraplex.kernels.lora_segments import MIN_KEPT_ADAPTERS, LoraSegments
 from support.lora_weights import PoisonedWeights, assert_lora_close, make_layout
 
 FIRST_SLICE = 1

@@ -86,7 +86,6 @@ class SimulatedEngine:
             speculation=self.draft_tokens,
             read=self.readings.read,
             draw=draw,
-            eos_token_ids={STOP_TOKEN},
             requests=self,
         )
         self.drains = Drains(
@@ -125,6 +124,7 @@ class SimulatedEngine:
             seed=submitted.sampling.seed or 0,
             arrival_time=self._clock(),
             adapter_tier=self.manager.tier(adapter) if adapter else None,
+            eos_token_ids=frozenset({STOP_TOKEN}),
         )
         self.scheduler.add(request)
         self.contents[request.request_id] = Contents(request.namespace)

@@ -78,7 +78,7 @@ class FakeForward:
         adapter, lease = request.submitted.adapter, request.lease
         if adapter is None or lease is None:
             return adapter is None
-        return self._arena.identity(lease.row) == (adapter, lease.generation)
+        return self._arena.published.get(lease.row) == (adapter, lease.generation)
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> Rows:
         ids = {sequence.request.request_id for sequence in sequences}

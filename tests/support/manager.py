@@ -133,7 +133,7 @@ class FakeArena:
         self.extents = ExtentAllocator(capacity)
         self.cells: list[AdapterKey | None] = [None] * capacity
         self.placements: dict[int, tuple[AdapterKey, Placement]] = {}
-        self.published: set[int] = set()
+        self.published: dict[int, tuple[AdapterKey, int]] = {}
         self._num_placed = 0
 
     @property
@@ -151,12 +151,6 @@ class FakeArena:
     @property
     def largest_free(self) -> int:
         return self.extents.largest_free
-
-    def identity(self, row: int) -> tuple[AdapterKey, int] | None:
-        if row not in self.published:
-            return None
-        key, placement = self.placements[row]
-        return key, placement.generation
 
     def place(
         self,
@@ -205,11 +199,12 @@ class FakeArena:
         key, placed = self.placements[placement.row]
         assert placed == placement
         assert set(self.cells[placement.extent.offset : placement.extent.end]) == {key}
-        self.published.add(placement.row)
+        key, _ = self.placements[placement.row]
+        self.published[placement.row] = (key, placement.generation)
 
     def retire(self, placement: Placement) -> None:
         assert self.placements[placement.row][1] == placement
-        self.published.discard(placement.row)
+        self.published.pop(placement.row, None)
 
     def erase(self, placement: Placement) -> None:
         assert self.placements[placement.row][1] == placement

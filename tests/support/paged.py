@@ -14,9 +14,13 @@ from loraplex.engine.kv.cache import KvCache
 from loraplex.engine.kv.groups import group_layers, one_group
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.model.base_model import BaseModel
-from loraplex.engine.model.forward import PagedForward, run_model
+from loraplex.engine.model.forward import (
+    PagedForward,
+    StepAdapters,
+    StepAdaptersBuilder,
+    run_model,
+)
 from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
-from loraplex.engine.model.step_adapters import StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
 BLOCK_SIZE = 4
@@ -65,15 +69,16 @@ def paged_logits(
             for i in order
         ]
         inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
-        step = None
+        step = StepAdapters()
         if builder:
             runs = [AdapterRun(counts[i], *rows[i]) for i in order]
             num_decodes = sum(counts[i] == 1 for i in order)
             step_builder = StepAdaptersBuilder(builder, base.layout, base.head_name)
             step = step_builder.build(runs, runs, num_decodes=num_decodes)
-        forward = PagedForward(cache, inputs.attention, step)
+        forward = PagedForward(cache, inputs.attention, step.lora)
         everything = torch.arange(len(inputs.input_ids), device=base.device)
-        out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
+        with base.ends.changed_by(step):
+            out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
         for i, part in zip(order, out.split([counts[i] for i in order]), strict=True):
             logits[i].append(part)
             done[i] += counts[i]

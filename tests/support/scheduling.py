@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Failure, Lease, Tier
 from loraplex.engine.errors import EngineError
-from loraplex.engine.kv.block_pool import padding_class
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest, RequestStarted
+from loraplex.engine.model.inputs import padding_class
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.batch import ScheduledBatch

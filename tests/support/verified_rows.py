@@ -13,9 +13,13 @@ from torch import Tensor
 from loraplex.engine.kv.cache import KvCache
 from loraplex.engine.kv.groups import group_layers
 from loraplex.engine.model.base_model import BaseModel
-from loraplex.engine.model.forward import PagedForward, run_model
+from loraplex.engine.model.forward import (
+    PagedForward,
+    StepAdapters,
+    StepAdaptersBuilder,
+    run_model,
+)
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
-from loraplex.engine.model.step_adapters import StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder
 
 BLOCK_SIZE = 4
@@ -122,10 +126,13 @@ class Verifier:
             for chunk, adapter in zip(chunks, self._adapters, strict=True)
         ]
         occupied = [chunk for chunk in chunks if chunk.token_ids]
-        step = self._steps.build(runs, runs, num_decodes=num_decodes) if self._steps else None
+        step = StepAdapters()
+        if self._steps:
+            step = self._steps.build(runs, runs, num_decodes=num_decodes)
         inputs = make_inputs(
             occupied, groups=self.cache.groups, block_size=BLOCK_SIZE, device=self._base.device
         )
         rows = torch.arange(len(inputs.input_ids))
-        forward = PagedForward(self.cache, inputs.attention, step)
-        return run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
+        forward = PagedForward(self.cache, inputs.attention, step.lora)
+        with self._base.ends.changed_by(step):
+            return run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
