@@ -14,8 +14,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ...adapters.fetcher_client import FetcherStats
+from ...adapters.load_times import SecondsHistogram
 from ...adapters.manager import Tier
-from ...engine.messages import AdapterTierStats, EngineStats, SecondsHistogram
+from ...adapters.status import AdapterTierStats
+from ...engine.messages import EngineStats
 
 _GAUGES = {
     "num_leases": ("adapter_leases", "Adapter leases held by requests."),
@@ -94,7 +96,7 @@ def _engine_families(tiers: AdapterTierStats) -> Iterator[Metric]:
             "Adapters that left the device, by reason.",
             labels=("reason",),
         ),
-        tiers.evictions,
+        {reason.value: count for reason, count in tiers.evictions.items()},
     )
     loads = HistogramMetricFamily(
         "loraplex_adapter_load_seconds",

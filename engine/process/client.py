@@ -240,7 +240,7 @@ class EngineClient(Engine):
             case AdapterEvicted(key, receipt):
                 self._on_evicted(key, receipt)
             case AdapterExplanation():
-                self._explanations.answer(message.key, message)
+                self._explanations.answer(message.load.key, message)
             case RequestList():
                 self._lists.answer(message.number, message)
             case MemoryMap():

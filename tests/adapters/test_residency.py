@@ -7,7 +7,7 @@ import pytest
 from loraplex.adapters.arena_planner import PATIENCE_SECONDS
 from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS
-from loraplex.adapters.reports import AdapterStatus
+from loraplex.adapters.status import AdapterStatus
 from support.blocks import make_key
 from support.manager import ResidencyWorld
 
@@ -131,7 +131,7 @@ def test_snapshot_names_every_adapter_with_its_tier_bytes_and_leases() -> None:
     world.manager.acquire(B, "r")
     world.manager.acquire(B, "s")
     world.manager.request(C)
-    assert sorted(world.reports.snapshot()) == [
+    assert sorted(world.reports.snapshot(), key=lambda status: status.key) == [
         AdapterStatus(A, Tier.HOST, 0, 0),
         AdapterStatus(B, Tier.DEVICE, 6, 2),
         AdapterStatus(C, Tier.STORE, 0, 0),

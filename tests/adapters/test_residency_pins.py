@@ -40,7 +40,7 @@ def test_a_pinned_adapter_makes_no_room_for_others() -> None:
         world.now += 100
         world.use(make_key(str(index)), 6)
     assert on_device(world, A)
-    assert world.reports.figures().pinned_bytes == 8
+    assert world.reports.tier_stats().pinned_bytes == 8
     world.manager.set_pinned([])
     world.now += 100
     world.use(B, 10)
@@ -99,7 +99,7 @@ def test_an_adapter_that_fits_nowhere_else_displaces_pins_for_a_time() -> None:
     world.now += PATIENCE_SECONDS
     world.settle()
     assert world.manager.acquire(B, "r") is not None
-    assert world.reports.figures().evictions[Departure.DRAINED] == 1
+    assert world.reports.tier_stats().evictions[Departure.DRAINED] == 1
     world.now += MAX_BACKOFF_SECONDS
     world.manager.release("r")
     for _ in range(3):

@@ -6,6 +6,7 @@ from loraplex.adapters.histories import MAX_ADAPTERS, MAX_TRANSITIONS, Histories
 from loraplex.adapters.load_times import BOUNDS, LoadTimes
 from loraplex.adapters.manager import Failure, Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS, Departure, State
+from loraplex.adapters.status import AdapterTransition
 from support.blocks import make_key
 from support.manager import ResidencyWorld
 
@@ -16,12 +17,11 @@ def test_an_explanation_follows_an_adapter_through_its_load() -> None:
     world = ResidencyWorld(arena=10)
     manager = world.manager
     assert manager.reports.explain(A).state == "stored"
-    assert manager.reports.explain(A).since is None
+    assert manager.reports.explain(A).since_seconds is None
     manager.request(A)
-    begun_at = world.now
     world.now += 2
     found = manager.reports.explain(A)
-    assert (found.state, found.tier, found.since) == ("fetching", Tier.STORE, begun_at)
+    assert (found.state, found.tier, found.since_seconds) == ("fetching", Tier.STORE, 2)
     assert found.needed_bytes is None
     world.fetch(A, 4)
     world.settle()
@@ -40,9 +40,9 @@ def test_an_explanation_gives_the_reason_of_a_failure_and_the_time_of_the_next_a
     world.manager.fetch_failed(A, "object_not_found", "no such object")
     found = world.reports.explain(A)
     assert found.state == "failed"
-    assert found.failure == Failure("object_not_found", "no such object")
-    assert found.retry_at == world.now + 0.5
-    assert found.transitions[-1] == ("failed", world.now, "object_not_found")
+    assert found.reason == Failure("object_not_found", "no such object")
+    assert found.retry_in_seconds == 0.5
+    assert found.transitions[-1] == AdapterTransition("failed", 0.0, "object_not_found")
 
 
 def test_an_explanation_says_how_many_loads_are_ahead_and_what_holds_the_room() -> None:
@@ -94,7 +94,7 @@ def test_the_stages_of_a_load_are_timed_each_for_itself() -> None:
     world.now += 0.02
     world.loaders.run()
     world.manager.poll()
-    found = world.reports.figures().load_seconds
+    found = world.reports.tier_stats().load_seconds
     seconds = {stage: round(histogram.sum, 6) for stage, histogram in found.items()}
     assert seconds == {"fetch": 2.0, "read": 0.2, "wait": 0.0, "copy": 0.02}
     assert all(sum(histogram.counts) == 1 for histogram in found.values())
@@ -108,7 +108,7 @@ def test_a_failed_stage_is_not_counted_as_passed() -> None:
     world.manager.fetch_failed(A, "store_unavailable", "no answer")
     world.now += 100
     world.load(A, 4)
-    found = world.reports.figures().load_seconds
+    found = world.reports.tier_stats().load_seconds
     assert sum(found["fetch"].counts) == 1
     assert found["fetch"].sum == 0
 
@@ -130,7 +130,7 @@ def test_leases_of_requests_that_are_gone_are_released_and_counted() -> None:
         world.load(A, 4)
         assert world.manager.acquire(A, request_id) is not None
     assert world.manager.reap(["alive", "unrelated"]) == ["gone", "lost"]
-    assert world.reports.figures().num_leases_reaped == 2
+    assert world.reports.tier_stats().num_leases_reaped == 2
     assert world.reports.explain(A).leased_bytes == 8
     assert world.manager.reap(["alive"]) == []
     world.manager.release("gone")

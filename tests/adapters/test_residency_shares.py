@@ -32,7 +32,7 @@ def test_a_parade_of_one_tenants_adapters_leaves_the_others_working_sets_alone(s
                 assert world.manager.acquire(key, f"{key.digest} {turn}") is not None
                 world.manager.release(f"{key.digest} {turn}")
     assert world.manager.num_loads == num_loads + 200
-    assert world.reports.figures().evictions[Departure.SHARE] > 100
+    assert world.reports.tier_stats().evictions[Departure.SHARE] > 100
 
 
 def test_a_burst_that_cannot_displace_its_own_waits_for_its_turn() -> None:

@@ -196,7 +196,7 @@ def test_who_waited_too_long_is_not_held_up_by_one_whose_turn_came_just_now_befo
         world.manager.release(key.digest)
     world.settle()
     assert C in world.resident()
-    assert world.reports.figures().evictions[Departure.DRAINED] == 1
+    assert world.reports.tier_stats().evictions[Departure.DRAINED] == 1
 
 
 def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
@@ -283,7 +283,7 @@ def num_displaced_by_turn(rng: Random) -> int:
 
 
 def count_drained(world: ResidencyWorld) -> int:
-    return world.reports.figures().evictions[Departure.DRAINED]
+    return world.reports.tier_stats().evictions[Departure.DRAINED]
 
 
 def makes_room(

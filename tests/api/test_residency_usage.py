@@ -12,9 +12,10 @@ from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
+from loraplex.adapters.status import AdapterStatus
 from loraplex.api.adapters.residency_usage import ResidencyIntegral, ResidencyUsage
 from loraplex.api.control_plane.control_plane import ControlPlane
-from loraplex.engine.messages import AdapterResidency, EngineStats
+from loraplex.engine.messages import EngineStats
 from loraplex.platform.database import Database
 from loraplex.platform.models import UsageDay
 from loraplex.platform.usage.repository import Residency
@@ -101,8 +102,8 @@ def test_it_is_written_for_the_version_when_the_server_stops(tmp_path: Path) -> 
         make_version(session, "bot", "weights")
     key = AdapterKey(tenant.id, make_digest("weights"))
     held = [
-        AdapterResidency(key, Tier.DEVICE, 10_000_000, 0),
-        AdapterResidency(AdapterKey(tenant.id, "sha256:host"), Tier.HOST, 5, 0),
+        AdapterStatus(key, Tier.DEVICE, 10_000_000, 0),
+        AdapterStatus(AdapterKey(tenant.id, "sha256:host"), Tier.HOST, 5, 0),
     ]
     stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, adapters=held)
 
