@@ -80,7 +80,7 @@ class Failure(NamedTuple):
 
 @dataclass(eq=False)
 class Record(Generic[BlockT]):
-    """The state machine of one adapter. Times are readings of residency's clock."""
+    """The state machine of one adapter. Times are on the adapter manager's clock."""
 
     key: AdapterKey
     state: State = State.STORED

@@ -16,7 +16,7 @@ import structlog
 
 from ...adapters.failpoints import failpoint
 from ...adapters.identity import AdapterKey
-from ...adapters.tenant_lines import TenantLines
+from ...adapters.tenant_queues import TenantQueues
 from ...engine.errors import EngineError
 from ...engine.messages import GenerationRequest, RequestFinished, TokensGenerated
 from ...engine.process.engine import Engine
@@ -102,7 +102,7 @@ class Attestations:
         self._prompts = prompts
         self._contract = contract
         self._leases = leases
-        self._lines: TenantLines[AdapterVersion] = TenantLines(NUM_WORKERS)
+        self._queues: TenantQueues[AdapterVersion] = TenantQueues(NUM_WORKERS)
         self._known: set[str] = set()
         """The waiting and running versions."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,22 +123,22 @@ class Attestations:
                 self.add(version)
 
     def add(self, version: AdapterVersion) -> None:
-        """Attest this version in its turn; a version of another base once that base is served."""
+        """Queue the version. One of another base waits until that base is served."""
         if version.base_id == self._engine.info.base_id and version.id not in self._known:
             self._known.add(version.id)
-            self._lines.add(version.tenant_id, version)
+            self._queues.add(version.tenant_id, version)
             self._begin_next()
 
     async def close(self) -> None:
         await self._looks.close()
-        self._lines.clear()
+        self._queues.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin_next(self) -> None:
-        while taken := self._lines.take():
+        while taken := self._queues.take():
             task = asyncio.create_task(self._work(taken[1]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -152,7 +152,7 @@ class Attestations:
             log.exception("attestation_failed", version_id=version.id)
         finally:
             self._known.discard(version.id)
-            self._lines.end(version.tenant_id)
+            self._queues.end(version.tenant_id)
             self._begin_next()
 
     async def _attest_once(self, version: AdapterVersion) -> None:

@@ -37,7 +37,7 @@ from ...platform.sessions import PlatformSession, TenantSession
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.leases import LeaseLost, Leases
 from ..control_plane.periodic import Periodic
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ class Deletions:
         self._fetcher = fetcher
         self._store = store
         self._control_plane = control_plane
-        self._turns = TenantTurns("deletions", NUM_THREADS)
+        self._threads = AsyncTenantThreads("deletions", NUM_THREADS)
         self._leases = leases
         self._running: dict[str, asyncio.Task[Deletion]] = {}
         """By version."""
@@ -133,7 +133,7 @@ class Deletions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._turns.close()
+        self._threads.close()
 
     async def look(self) -> None:
         """Release content that other servers delete, and take over abandoned deletions.
@@ -222,10 +222,10 @@ class Deletions:
         begun_at = await self._control_plane.read_all_tenants(shared_now)
         evicted = await self._engine.evict_adapter(key, drain_seconds=drain_seconds)
         failpoint("deletions.evicted")
-        await self._turns.run(key.tenant_id, self._fetcher.forget, key)
+        await self._threads.run(key.tenant_id, self._fetcher.forget, key)
         failpoint("deletions.forgotten")
         await self._wait_for_others(begun_at)
-        await self._turns.run(key.tenant_id, self._store.delete, object_key(key))
+        await self._threads.run(key.tenant_id, self._store.delete, object_key(key))
         failpoint("deletions.removed")
         return {"engine": asdict(evicted), "disk": "removed", "object": object_key(key)}
 
@@ -247,7 +247,7 @@ class Deletions:
         if not deletion.is_content_shared:
             await self._engine.evict_adapter(deletion.key, drain_seconds=drain_seconds)
             tenant_id = deletion.key.tenant_id
-            await self._turns.run(tenant_id, self._fetcher.forget, deletion.key)
+            await self._threads.run(tenant_id, self._fetcher.forget, deletion.key)
         self._let_go_of.add(deletion.version_id)
 
 

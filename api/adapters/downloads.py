@@ -15,7 +15,7 @@ from ...adapters.errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound
 from ...adapters.export import run_export
 from ...adapters.identity import AdapterKey
 from ...engine.process.adapter_fetches import FetchedBlock
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 
 NUM_EXPORTERS = 2
 """Threads, of different tenants."""
@@ -68,7 +68,7 @@ class Downloads:
         self._directory = directory
         self._room = DiskRoom(directory) if room is None else room
         self._fetch_block = fetch_block
-        self._turns = TenantTurns("exports", NUM_EXPORTERS)
+        self._threads = AsyncTenantThreads("exports", NUM_EXPORTERS)
 
     async def export(
         self, key: AdapterKey, name: str, *, base_model_name: str | None = None
@@ -80,7 +80,7 @@ class Downloads:
         for _ in range(MAX_ATTEMPTS):
             try:
                 block = await self._fetch_block(key)
-                return await self._turns.run(
+                return await self._threads.run(
                     key.tenant_id, self._export, block.path, name, base_model_name
                 )
             except FileNotFoundError:
@@ -92,7 +92,7 @@ class Downloads:
         )
 
     def close(self) -> None:
-        self._turns.close()
+        self._threads.close()
 
     def _export(self, block: Path, name: str, base_model_name: str | None) -> ExportedFile:
         self._room.check(block.stat().st_size)

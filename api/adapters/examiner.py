@@ -13,7 +13,7 @@ from ...adapters.examination import IntakeReport
 from ...adapters.intake import IntakeRequest, run_intake
 from ...engine.messages import EngineInfo
 from ...platform.adapters.models import Upload
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 from .staging import Staging
 from .staging_budget import EXAMINATION_COPIES
 from .upload_room import UploadRoom
@@ -44,7 +44,7 @@ class Examiner:
         self._staging = staging
         self._room = room
         self._max_full_matrix_bytes = max_full_matrix_bytes
-        self._turns = TenantTurns("intake", NUM_EXAMINERS)
+        self._threads = AsyncTenantThreads("intake", NUM_EXAMINERS)
 
     async def examine(self, upload: Upload) -> IntakeReport:
         """Examine when it is the tenant's turn; once more if room had to be made for it.
@@ -52,17 +52,17 @@ class Examiner:
         Raises AdapterRejected, StorageFull or another AdapterError.
         """
         try:
-            return await self._turns.run(upload.tenant_id, self._examine, upload)
+            return await self._threads.run(upload.tenant_id, self._examine, upload)
         except StorageFull:
             self._staging.discard_block(upload.id)
             needed = _needed_bytes(upload)
             if not await self._room.make(lambda: self._room.budget.lacking_to_write(needed)):
                 raise
-            return await self._turns.run(upload.tenant_id, self._examine, upload)
+            return await self._threads.run(upload.tenant_id, self._examine, upload)
 
     def close(self) -> None:
         """Let what runs end; start nothing more."""
-        self._turns.close()
+        self._threads.close()
 
     def _examine(self, upload: Upload) -> IntakeReport:
         """In a thread."""

@@ -32,7 +32,7 @@ from ...platform.tenants import service as tenants
 from ...platform.tenants.access import act_on_tenant
 from .auth_cache import MAX_STALE_SECONDS, AuthCache, is_current
 from .database_watch import DatabaseWatch
-from .tenant_turns import TenantTurns
+from .tenant_threads import AsyncTenantThreads
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +97,7 @@ class ControlPlane:
         self.accounts = AccountService()
         self._audit_log = AuditLog(Keyring(secrets, AUDIT_CHAIN_KEY))
         self._auth_cache = AuthCache(stale_seconds=stale_seconds)
-        self._turns = TenantTurns("control-plane", NUM_THREADS)
+        self._threads = AsyncTenantThreads("control-plane", NUM_THREADS)
         self.watch = DatabaseWatch(database.ping)
         self.note_change: Callable[[str | None], None] = lambda tenant_id: None
         """The function set by `tell_of_changes`; also called for changes that other servers
@@ -288,7 +288,7 @@ class ControlPlane:
             raise
         self._auth_cache.put(token, tenant_slug, principal, ticket)
         if found.is_use_to_be_noted:
-            self._turns.start(None, self._note_use, service, token)
+            self._threads.start(None, self._note_use, service, token)
         return principal
 
     def _note_use(self, service: _Authenticator, token: str) -> None:
@@ -299,9 +299,9 @@ class ControlPlane:
             log.warning("use_not_noted")  # the next look-up tries again
 
     async def _run(self, tenant_id: str | None, work: Callable[[], Result]) -> Result:
-        return await self.watch.unless_away(lambda: self._turns.run(tenant_id, work))
+        return await self.watch.unless_away(lambda: self._threads.run(tenant_id, work))
 
     def close(self) -> None:
         """Wait for the units of work that run."""
-        self._turns.close()
+        self._threads.close()
         self._database.close()

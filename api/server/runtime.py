@@ -114,7 +114,7 @@ async def _recover_and_start(
     inference.admission.start()
     await planes.control_plane.write_all_tenants(control.idempotent_answers.recover)
     await control.presence.start()
-    control.residency_usage.start()
+    control.device_usage.start()
     inference.overview.start()
     adapters.attestations.start()
     await adapters.garbage.sweep_at_start()

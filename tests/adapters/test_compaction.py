@@ -20,7 +20,7 @@ from loraplex.adapters.extents import Extent, ExtentAllocator
 from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 CAPACITY = 24
 A, B, C, D = (make_key(name) for name in "abcd")
@@ -103,9 +103,9 @@ def test_a_plan_among_a_thousand_adapters_does_not_hold_up_a_step(
     assert 1 <= tried.call_count <= MAX_TRIED_WINDOWS
 
 
-def fragmented() -> ResidencyWorld:
+def fragmented() -> ManagerWorld:
     """A at 0 to 3, C at 6 to 9, and free runs of 3 and 3 beside them: 12 in all."""
-    world = ResidencyWorld(arena=12)
+    world = ManagerWorld(arena=12)
     for key in (A, B, C):
         world.use(key, 3)
     world.manager.evict(B)

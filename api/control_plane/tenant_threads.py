@@ -15,8 +15,8 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class TenantTurns:
-    """Runs blocking calls in its own threads, in the order of `TenantLines`."""
+class AsyncTenantThreads:
+    """Runs blocking calls in its own threads, in the order of `TenantQueues`, and awaits them."""
 
     def __init__(self, name: str, num_threads: int, *, max_calls: float = math.inf) -> None:
         """`max_calls`: of one tenant, waiting and running; more are refused."""
