@@ -1,5 +1,5 @@
 """What Prometheus sees. Labels are bounded: routes, statuses, codes, tiers, a few tenants; never
-adapters. `docs/metrics.md` is printed from the texts given here and in the collectors.
+adapters. `docs/metrics.md` is generated from the texts here and in the collectors.
 """
 
 from __future__ import annotations
