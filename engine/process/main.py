@@ -44,7 +44,7 @@ _log = logging.getLogger("loraplex.engine.process.main")  # its own name is "__m
 
 
 class Core(Protocol):
-    """The object that the loop drives: EngineCore."""
+    """The interface of EngineCore for the loop."""
 
     @property
     def info(self) -> EngineInfo: ...
