@@ -255,7 +255,7 @@ class FetcherClient:
             began_at = time.monotonic()
             try:
                 self._live()
-            except Exception:
+            except Exception:  # the thread restarts the process after any failure
                 _log.exception("fetcher_failed")
             if not self._started.done():
                 self._started.set_exception(StoreUnavailable("the fetcher process did not start"))

@@ -127,5 +127,5 @@ class ReadQueue(Generic[BlockT]):
 def _result_of(future: Future[BlockT | None]) -> BlockT | Exception | None:
     try:
         return future.result()
-    except Exception as exc:  # any error is this adapter's own
+    except Exception as exc:  # any error fails this adapter only
         return exc

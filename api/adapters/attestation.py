@@ -148,7 +148,7 @@ class Attestations:
             await self._attest_once(version)
         except (LeaseLost, InvalidTransition):
             log.info("attestation_overtaken", version_id=version.id)  # or it was deleted
-        except Exception:
+        except Exception:  # a defect for one version must not stop the queue
             log.exception("attestation_failed", version_id=version.id)
         finally:
             self._known.discard(version.id)

@@ -130,7 +130,7 @@ class DeviceUsageMeter:
             except PlatformError as exc:
                 self._integral.put_back(tenant_id, usages)
                 log.warning("device_usage_not_recorded", error=str(exc))
-            except Exception:
+            except Exception:  # a defect for one tenant must not affect the others
                 log.exception("device_usage_not_recorded")
 
 

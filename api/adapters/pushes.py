@@ -211,8 +211,8 @@ class Pushes:
             return await self._control_plane.change(
                 tenant_id, origin, lambda session: self._accept_or_hold(session, new, known, held)
             )
-        except Exception:
-            for upload_id in held:  # the database does not know it
+        except Exception:  # whatever failed, the database has rolled back
+            for upload_id in held:
                 self._room.budget.release(upload_id)
             raise
 

@@ -82,7 +82,7 @@ class Reconciliation:
             except (PlatformError, EngineError) as exc:
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
                 log.warning("reconciliation_delayed", error=str(exc), seconds=pause)
-            except Exception:
+            except Exception:  # a defect in one round must not stop the next ones
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
                 log.exception("reconciliation_failed", seconds=pause)
             with suppress(TimeoutError):

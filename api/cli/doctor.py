@@ -181,6 +181,6 @@ def _look(check: str, look: Callable[[], Finding]) -> Finding:
     """What the look finds; that it fails is a finding."""
     try:
         return look()
-    except Exception as exc:  # whatever it is, the other checks are still wanted
+    except Exception as exc:  # the other checks run after any failure
         reason = next(iter(str(exc).splitlines()), "") or type(exc).__name__
         return Finding(check, FAILED, reason)

@@ -55,7 +55,7 @@ class Periodic(BackgroundLoop):
             await self._work()
         except self._delayed_by as exc:
             self._log.warning(self._delayed, error=str(exc))
-        except Exception:
+        except Exception:  # a defect in one round must not stop the next ones
             self._log.exception(self._failed)
 
     def _pause(self) -> float:

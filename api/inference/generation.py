@@ -227,7 +227,7 @@ class Generation:
             sequence.stream = self._engine.submit(
                 self._due(spec.request), partial(self._take, sequence)
             )
-        except Exception as exc:
+        except Exception as exc:  # any error ends the sequence, so that the request ends too
             self._fail(sequence, exc)
 
     def _due(self, request: GenerationRequest) -> GenerationRequest:
@@ -245,7 +245,7 @@ class Generation:
                 self._arrivals.add(delta)
                 if delta.finish_reason is not None:
                     self._end_well(sequence, delta.finish_reason)
-        except Exception as exc:  # is this caller's alone: the engine's client has others
+        except Exception as exc:  # it must not end the engine's client, which serves other requests
             self._fail(sequence, exc)
 
     def _end_well(self, sequence: _OpenSequence, finish_reason: str) -> None:

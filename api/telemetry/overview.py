@@ -120,7 +120,7 @@ class Overview:
             await self._control_plane.write_all_tenants(write)
         except PlatformError as exc:
             log.warning("overview_not_written", error=str(exc))
-        except Exception:
+        except Exception:  # a defect here must not stop later writes
             log.exception("overview_not_written")
 
 

@@ -115,7 +115,7 @@ class RequestLog:
             self._metrics.request_log_dropped.inc(len(batch))
             log.warning("request_log_not_written", num_entries=len(batch), reason=str(exc))
             return False
-        except Exception:  # of these entries: the next ones shall be written still
+        except Exception:  # a defect here must not stop later writes
             self._metrics.request_log_dropped.inc(len(batch))
             log.exception("request_log_not_written", num_entries=len(batch))
         return True

@@ -206,5 +206,5 @@ class Garbage:
             except PlatformError as exc:
                 pause = FIRST_SECONDS
                 log.warning("uploads_not_swept", error=str(exc))
-            except Exception:
+            except Exception:  # a defect in one sweep must not stop the next ones
                 log.exception("uploads_not_swept")

@@ -54,7 +54,7 @@ class AdapterFetches:
             block = await self._fetch_block(key)
         except AdapterError as exc:
             self._send(_failed(key, exc))
-        except Exception:
+        except Exception:  # every fetch is answered, or its requests would wait for ever
             _log.exception("adapter_fetch_failed", extra={"adapter_digest": key.digest})
             self._send(_failed(key, AdapterUnavailable()))
         else:

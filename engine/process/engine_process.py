@@ -154,7 +154,7 @@ class EngineProcess:
     def _take(self, frames: Frames, on_message: Callable[[FromEngine], None]) -> None:
         try:
             on_message(decode_from_engine(frames))
-        except Exception:
+        except Exception:  # also a defect of a handler: the state of the requests is unknown
             _log.exception("engine_message_not_understood")
             self.kill()  # before it notices the closed socket and reports a failure
             self._socket.close()
