@@ -47,7 +47,7 @@ class TenantThreads:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Future[Result]:
-        """The future of the function's result; if it is cancelled before the function starts, the
+        """The future of the function's result. If it is cancelled before the function starts, the
         function is never called.
 
         `tenant`: the owner of the work; None is the server itself. Raises RuntimeError after

@@ -151,7 +151,7 @@ class Settings(BaseSettings):
 
     @property
     def telemetry_environment(self) -> Mapping[str, str]:
-        """OpenTelemetry's standard variables, by which its exporter is set up too."""
+        """OpenTelemetry's standard variables, which also configure its exporter."""
         return {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
 
     @property

@@ -23,7 +23,7 @@ NUM_STORE_CALLS = 4
 
 
 class StoredBlocks:
-    """Calls the store in threads that tenants share by turns.
+    """Calls the store in threads that tenants share fairly.
 
     All raise StorageFull, StoreUnavailable or StoreDenied.
     """

@@ -27,7 +27,7 @@ class UploadReceiver:
         self._room = room
         self._records = records
         self._receiving: set[tuple[str, str]] = set()
-        """By the caller's tenant, so that nobody holds up the upload of another."""
+        """By the caller's tenant, so that no tenant delays the uploads of another."""
 
     async def receive(
         self,

@@ -75,7 +75,7 @@ class UploadRecords:
         )
 
     async def acknowledge(self, upload: Upload, num_bytes: int) -> Upload:
-        """So many more bytes are on the disk."""
+        """This many more bytes are on the disk."""
         return await self._control_plane.write(
             upload.tenant_id,
             lambda session: uploads.advance_upload(

@@ -13,7 +13,7 @@ from .background_loop import BackgroundLoop
 
 
 class Periodic(BackgroundLoop):
-    """Does its work every so many seconds. A round that fails is logged; the next one follows."""
+    """Runs its work at an interval. A round that fails is logged, and the next one follows."""
 
     def __init__(
         self,

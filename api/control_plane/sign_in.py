@@ -71,7 +71,7 @@ class SignIn:
         except (SignInFailed, SignInLocked) as refusal:
             refusal.refused = party_of(holder)
             raise
-        assert holder is not None, "nobody's password is right"
+        assert holder is not None, "a correct password has a holder"
 
         def sign_in(session: UnitOfWork) -> Changed[OpenedSession]:
             opened = accounts.open(session, holder)
@@ -198,7 +198,7 @@ def own_tenant_id(caller: AnyPrincipal) -> str | None:
 
 
 def _account_id(caller: AnyPrincipal) -> str:
-    assert caller.signed_in is not None, "the route is for whoever is signed in"
+    assert caller.signed_in is not None, "the route requires a session"
     return caller.signed_in.account_id
 
 

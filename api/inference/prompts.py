@@ -28,7 +28,7 @@ SHORT_PROMPT = 512
 
 
 class Prompts:
-    """Renders chat templates and tokenizes, in threads that tenants share by turns."""
+    """Renders chat templates and tokenizes, in threads that tenants share fairly."""
 
     def __init__(
         self, tokenizer: Tokenizer, engine: Engine, tool_format: ToolFormatName | None = None
@@ -93,7 +93,7 @@ class Prompts:
     ) -> list[list[int]]:
         """Each prompt's token ids; those of the caller's are checked later and taken as they are.
 
-        `truncate`: keep so many of the last ones, -1 as many as have room with `max_tokens`.
+        `truncate`: keep this many of the last tokens; -1: as many as fit beside `max_tokens`.
         `is_bounded`: as of `encode_chat`, for prompts that are not cut.
         """
         encode_all = partial(
@@ -114,7 +114,7 @@ class Prompts:
         return [prompt[max(len(prompt) - kept, 0) :] for prompt in encoded]
 
     async def decode(self, principal: Principal, token_ids: Sequence[int]) -> str:
-        """The text of these tokens, special ones too."""
+        """The text of these tokens, including special ones."""
         return await self._threads.run(
             principal.tenant_id, self._tokenizer.decode, token_ids, skip_special_tokens=False
         )

@@ -158,5 +158,5 @@ def _day_row(session: TenantSession, day: date, name: str, version: int) -> Usag
     except IntegrityError:
         pass  # another server was faster
     row = repository.lock_day(session, day, name, version)
-    assert row is not None, "it is there: by us or by whoever was faster"
+    assert row is not None, "it was inserted here or by a concurrent transaction"
     return row
