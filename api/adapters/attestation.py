@@ -39,16 +39,16 @@ from .quantization_contract import DRIFTED, NOT_MEASURED, Drift, NotMeasured, Qu
 log = structlog.get_logger(__name__)
 
 NUM_WORKERS = 4
-"""Attestations at a time, half of them of one tenant."""
+"""Concurrent attestations; at most half of them are of one tenant."""
 WATCH_SECONDS = 30.0
-"""How often a server takes over what one that is gone has left."""
+"""How often a server looks for attestations of stopped servers."""
 CACHE_NAMESPACE = "attestation"
 LOAD_FAILED = "adapter_load_failed"
 _MESSAGES = {
     "numerical_error": "The model's output with this adapter is not finite: lower alpha, or use "
     "an earlier checkpoint."
 }
-"""The sentences for the pusher; the engine's own sentences address the requester."""
+"""The messages for the pusher. The engine's own messages address a requester."""
 MAX_LOAD_FAILURES = 5
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
@@ -147,7 +147,7 @@ class Attestations:
         try:
             await self._attest_once(version)
         except (LeaseLost, InvalidTransition):
-            log.info("attestation_overtaken", version_id=version.id)  # or it was deleted
+            log.info("attestation_overtaken", version_id=version.id)  # or deleted
         except Exception:  # a defect for one version must not stop the queue
             log.exception("attestation_failed", version_id=version.id)
         finally:
@@ -156,7 +156,8 @@ class Attestations:
             self._begin_next()
 
     async def _attest_once(self, version: AdapterVersion) -> None:
-        """Unless another server does it. Raises LeaseLost or InvalidTransition if one has."""
+        """Attest the version, unless another server does. Raises LeaseLost or InvalidTransition if
+        it has."""
         lease = f"attestation:{version.id}"
         if await until_answered(lambda: self._leases.claim(lease)):
             await self._leases.keep(lease, self._attest(version))

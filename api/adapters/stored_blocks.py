@@ -35,11 +35,11 @@ class StoredBlocks:
         self._threads = AsyncTenantThreads("store-calls", NUM_STORE_CALLS)
 
     async def put(self, upload: Upload, report: IntakeReport) -> None:
-        """Store the block that the upload's examination has left."""
+        """Store the block of the upload's examination."""
         await self._threads.run(upload.tenant_id, self._put, upload, report)
 
     async def put_if_missing(self, upload: Upload, report: IntakeReport) -> None:
-        """Store it unless the store has it."""
+        """Store it if the store does not have it."""
         await self._threads.run(upload.tenant_id, self._put_if_missing, upload, report)
 
     async def has_whole(self, version: AdapterVersion) -> bool:
@@ -47,7 +47,7 @@ class StoredBlocks:
         return await self._threads.run(version.tenant_id, self._has_whole, version)
 
     def close(self) -> None:
-        """Let what runs end; start nothing more."""
+        """Wait for running calls; start no more."""
         self._threads.close()
 
     def _put(self, upload: Upload, report: IntakeReport) -> None:

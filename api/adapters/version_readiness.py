@@ -61,7 +61,7 @@ class VersionReadiness:
 
     @property
     def is_servable(self) -> bool:
-        """A request for it is taken, though it may have to wait for the weights."""
+        """Requests for it are accepted, although they may wait for the weights."""
         return self.reason not in _UNSERVABLE
 
 

@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 Result = TypeVar("Result")
 
 NUM_THREADS = 8
-"""Units of work at a time; tenants take turns."""
+"""Concurrent units of work; tenants are served in rotation."""
 
 
 class _Authenticated(Protocol):
@@ -85,11 +85,9 @@ class ControlPlane:
     def __init__(
         self, database: Database, *secrets: bytes, stale_seconds: float = MAX_STALE_SECONDS
     ) -> None:
-        """`secrets`: the server's, from which the keys of every purpose are derived; the present
-        one first.
-
-        While the database is away, keys are good that were so at most `stale_seconds` ago.
-        """
+        """`secrets`: the server's secrets, from which all keys are derived; the current one first.
+        While the database is unavailable, keys stay valid if they were valid at most
+        `stale_seconds` ago."""
         peppers = Keyring(secrets, API_KEY_PEPPER)
         self._database = database
         self.keys = ApiKeyService(peppers)
@@ -131,7 +129,7 @@ class ControlPlane:
     async def write_plain(
         self, tenant_id: str, change: Callable[[TenantStatements], Result]
     ) -> Result:
-        """The same with plain statements, for the writes of every request."""
+        """Like `write`, with plain statements, for the writes of every request."""
 
         def run() -> Result:
             with self._database.statements(tenant_id) as statements:
@@ -302,6 +300,6 @@ class ControlPlane:
         return await self.watch.unless_away(lambda: self._threads.run(tenant_id, work))
 
     def close(self) -> None:
-        """Wait for the units of work that run."""
+        """Wait for running units of work."""
         self._threads.close()
         self._database.close()

@@ -28,7 +28,8 @@ from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
 
 MAX_OPEN_SEQUENCES = 64
-"""The maximum of one HTTP request in the engine at once: embeddings may have more."""
+"""Maximum sequences of one HTTP request in the engine at once; embeddings may have more in
+total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,13 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenSequence:
-    """A sequence that the engine has been given and that has not ended."""
+    """A sequence that was submitted to the engine and has not ended."""
 
     spec: SequenceSpec
     text: SequenceText
     times: SequenceTimes
     stream: RequestStream | None = None
-    """None: it is just being submitted."""
+    """None while it is being submitted."""
 
 
 def _leave(_: Delta) -> bool:
@@ -112,10 +113,7 @@ class Generation:
         deadline_at: float | None = None,
     ) -> None:
         """`meter` is called exactly once at the end, before the last delta is returned. `figures`:
-        the tenant's current ones.
-
-        `arrived_at` and `deadline_at` are on the monotonic clock.
-        """
+        the tenant's current figures. `arrived_at` and `deadline_at` are on the monotonic clock."""
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine

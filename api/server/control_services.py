@@ -1,4 +1,4 @@
-"""The services whose work lies in the database: records, signs of life, upkeep, sign-in."""
+"""The services that work on the database: records, presence, upkeep, sign-in."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ControlServices:
 def open_control(
     planes: Planes, metrics: Metrics, garbage: Garbage, stack: AsyncExitStack
 ) -> ControlServices:
-    """Nothing of it runs yet; `stack` closes it."""
+    """Create the services without starting them; `stack` closes them."""
     control_plane, secrets = planes.control_plane, planes.settings.load_secrets()
     presence = Presence(_describe_server(planes), control_plane)
     stack.push_async_callback(presence.close)

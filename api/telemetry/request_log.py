@@ -65,7 +65,7 @@ class RequestLog:
         measures: RequestMeasures,
         now: datetime | None = None,
     ) -> None:
-        """Take note of a request that has ended; `now` is when it did."""
+        """Add a request that has ended; `now` is its end."""
         if route not in GENERATING_ROUTES:
             return
         if len(self._pending) >= MAX_PENDING:

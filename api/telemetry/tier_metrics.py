@@ -54,7 +54,7 @@ _DISK_COUNTERS = {
 
 
 class TierCollector(Collector):
-    """Read when Prometheus asks. Of the engine nothing while it is down."""
+    """Collected at each scrape; without the engine's metrics while it is down."""
 
     def __init__(
         self, engine: Callable[[], EngineStats | None], fetcher: Callable[[], FetcherStats]
@@ -110,7 +110,7 @@ def _engine_families(tiers: AdapterTierStats) -> Iterator[Metric]:
 
 
 def _buckets(histogram: SecondsHistogram) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound, as Prometheus wants them."""
+    """Cumulative counts by upper bound, in Prometheus' format."""
     bounds = [*map(str, histogram.bounds), "+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 

@@ -44,14 +44,14 @@ class Collected:
 
     dry_run: bool
     num_objects: int = 0
-    """In the store, before."""
+    """Bytes in the store before the collection."""
     removed_objects: list[str] = field(default_factory=list)
     removed_bytes: int = 0
     abandoned_uploads: list[str] = field(default_factory=list)
     removed_files: list[str] = field(default_factory=list)
     """Files of uploads that have ended."""
     abandoned_transfers: int = 0
-    """Unfinished ones between this server and the store."""
+    """Unfinished transfers from this server to the store."""
 
 
 class Garbage:
@@ -108,11 +108,8 @@ class Garbage:
         await self._sweep(self._grace)
 
     async def sweep_at_start(self) -> None:
-        """The same before anything is received: files that no upload needs were left by a killed
-        server.
-
-        Call it while the data folder is locked. Raises a PlatformError.
-        """
+        """The same at start, before any upload is received: files that no upload needs were left by
+        a killed server. Call it while the data folder is locked. Raises a PlatformError."""
         await self._sweep(timedelta(0))
 
     async def _sweep(self, grace: timedelta) -> None:
