@@ -1,11 +1,11 @@
-"""Room on the device: places blocks in the arena, moves and displaces idle adapters for them.
+"""Places adapters in the arena, and moves and evicts idle adapters to make room.
 
-Bytes are zeroed by the loader threads before they are free again, so room that is made is not there
-at once: whoever it is made for claims the window, and nobody else is placed in it. What lies in a
-claimed window gets no new leases. Who may be displaced for whom is the eviction policy's decision.
+The loader threads zero bytes before they are free again, so room is not available at once. An
+adapter claims the window that is freed for it, and no other adapter is placed there. The adapters
+in a claimed window get no new leases. The eviction policy decides which adapters may be evicted.
 
-Nobody starves: smaller adapters overtake one that does not fit for `PATIENCE_SECONDS` only. Then it
-claims a window though leased adapters lie there; each goes when its last lease ends.
+No adapter starves: smaller adapters overtake one that does not fit for at most `PATIENCE_SECONDS`.
+Then it claims a window that may contain leased adapters; each is evicted when its last lease ends.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .record import Departure, Record
 
 PATIENCE_SECONDS = 4.0
 MAX_REFUSALS = 16
-"""Adapters for which room is looked for in vain in one round; the others wait for the next."""
+"""The number of failed searches for room in one round; the other adapters wait for the next."""
 
 
 class Eviction(NamedTuple, Generic[BlockT]):
-    """An adapter that is on the device no more."""
+    """An adapter that was removed from the device."""
 
     record: Record[BlockT]
     reason: Departure
 
 
 class ArenaPlanner(Generic[BlockT]):
-    """The arena's occupants and who waits for their place."""
+    """The adapters in the arena, and claims on their places."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ArenaPlanner(Generic[BlockT]):
         self._erasures = Erasures(arena, loaders)
         self._moves = Moves(arena, loaders, self._erasures)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
-        """Those that have a placement."""
+        """The adapters that have a placement."""
 
     @property
     def has_work(self) -> bool:
@@ -82,9 +82,9 @@ class ArenaPlanner(Generic[BlockT]):
         return self._erasures.poll() or has_moved
 
     def place_in_order(self, waiting: list[Record[BlockT]]) -> list[Eviction[BlockT]]:
-        """Give a placement to each of `waiting` for which there is room, or begin to make room.
+        """Place each of `waiting` for which there is room, or begin to make room.
 
-        Returns the adapters that were displaced: they are on the device no more.
+        Returns the adapters that were evicted.
         """
         evicted: list[Eviction[BlockT]] = []
         num_reachable = self._policy.num_reachable(self.occupants) if waiting else []
@@ -92,10 +92,10 @@ class ArenaPlanner(Generic[BlockT]):
         for record in sorted(waiting, key=self._demand.rank):
             assert record.block is not None
             size, rights = record.block.num_elements, self._policy.rights(record)
-            reach = self._demand.reach(record.key)
-            most = min(num_reachable[reach], refused.get(rights, size + 1) - 1)
+            distance = self._demand.eviction_distance(record.key)
+            most = min(num_reachable[distance], refused.get(rights, size + 1) - 1)
             if size > most and not self.has_claim(record.key):
-                continue  # where a smaller one with the same rights found no room there is none
+                continue  # a smaller one with the same rights found no room
             evicted += self._place(record, record.block)
             if record.placement is None and not self.has_claim(record.key):
                 refused[rights] = size
@@ -105,9 +105,9 @@ class ArenaPlanner(Generic[BlockT]):
         return evicted
 
     def vacate(self, record: Record[BlockT]) -> None:
-        """Take an adapter off the device, and off the list of those that wait for room.
+        """Remove an adapter from the device, or its claim on room.
 
-        Its bytes are zeroed behind this; `is_erasing` tells whether they are not yet.
+        Its bytes are zeroed afterwards; `is_erasing` is True until then.
         """
         assert not record.leases, "a leased adapter stays where it is"
         assert not record.is_moving, "a move ends first"
@@ -118,7 +118,7 @@ class ArenaPlanner(Generic[BlockT]):
         self._claims.drop(record.key)
 
     def is_leaving(self, record: Record[BlockT]) -> bool:
-        """Whether the adapter lies in a claimed window or moves: nobody may lease it now."""
+        """Whether the adapter is in a claimed window or moves; then it cannot be leased."""
         if record.placement is None:
             return False
         return record.is_moving or self._claims.cover(record.placement.extent)
@@ -128,13 +128,13 @@ class ArenaPlanner(Generic[BlockT]):
         return key in self._claims
 
     def is_erasing(self, key: AdapterKey) -> bool:
-        """Whether bytes of this adapter are in the arena that nothing refers to any more."""
+        """Whether bytes of this adapter are still to be zeroed."""
         return self._erasures.is_erasing(key)
 
     def eviction_order(self) -> list[AdapterKey]:
-        """Who would make room for another tenant's requests, first to last; who stays is not in it.
+        """The adapters that would be evicted for another tenant's requests, in this order.
 
-        What its tenant holds beyond its share goes before all others; see `byte_shares`.
+        Adapters above their tenant's share come first; see `byte_shares`.
         """
         return self._policy.order(self.occupants)
 
@@ -164,7 +164,7 @@ class ArenaPlanner(Generic[BlockT]):
         return True
 
     def _begin_compaction(self, record: Record[BlockT], block: BlockT) -> bool:
-        """Move idle adapters together so that a run that is large enough comes free."""
+        """Move idle adapters together to free a contiguous range of the needed size."""
         if self._arena.num_free < block.num_elements:
             return False
         avoid = self._claims.of_others(record.key)
@@ -181,7 +181,7 @@ class ArenaPlanner(Generic[BlockT]):
             self._moves.begin(self._records[key], [*avoid, plan.window])
         return True
 
-    # --- displacing -------------------------------------------------------------------------------
+    # --- evicting -------------------------------------------------------------------------------
 
     def _evict_victims(self, record: Record[BlockT], block: BlockT) -> list[Eviction[BlockT]]:
         newcomer = self._policy.newcomer(record, block.num_elements, self.occupants)
@@ -196,7 +196,7 @@ class ArenaPlanner(Generic[BlockT]):
         return evicted
 
     def _claim_if_overdue(self, waiting: list[Record[BlockT]]) -> list[Eviction[BlockT]]:
-        """Claim a window for the most urgent of those that requests have missed for too long."""
+        """Claim a window for the most urgent adapter that requests have waited for too long."""
         if self._claims.is_draining:
             return []
         overdue = [record for record in waiting if self._is_overdue(record)]
@@ -208,7 +208,7 @@ class ArenaPlanner(Generic[BlockT]):
         )
         window = self._choose_window(newcomer, first.block)
         if window is None:
-            return []  # other claims are in the way, and will be served first
+            return []  # other claims come first
         self._claims.drain(first.key, window.extent)
         return self._evict_leaving(first)
 
@@ -217,7 +217,7 @@ class ArenaPlanner(Generic[BlockT]):
         return is_missed and self._demand.missed_since(record) <= self._clock() - PATIENCE_SECONDS
 
     def _evict_leaving(self, record: Record[BlockT]) -> list[Eviction[BlockT]]:
-        """Displace who lies in the window that this record claims, and may go by now."""
+        """Evict the adapters in the window that this record claims, if they are idle now."""
         window = self._claims.get(record.key)
         if window is None:
             return []
@@ -230,7 +230,7 @@ class ArenaPlanner(Generic[BlockT]):
         ]
         is_drain = self._claims.is_drained_for(record.key)
         if not is_drain and any(occupant.key in self._demand.pins for occupant in leaving):
-            self._claims.drop(record.key)  # it was to be moved, or was pinned meanwhile
+            self._claims.drop(record.key)  # an adapter there was pinned since
             return []
         return self._evict(leaving, Departure.DRAINED if is_drain else Departure.ROOM)
 
@@ -248,7 +248,7 @@ class ArenaPlanner(Generic[BlockT]):
         )
 
     def _priced(self, cost: Callable[[Record[BlockT]], Cost | None]) -> list[Occupant]:
-        """All that lies in the arena: adapters, what is on its way and what is zeroed."""
+        """Everything in the arena: adapters, targets of moves, and ranges that are being zeroed."""
         adapters = [
             Occupant(record.placement.extent, record.key, cost(record))
             for record in self.occupants

@@ -12,7 +12,7 @@ class Claims:
     def __init__(self) -> None:
         self._windows: dict[AdapterKey, Extent] = {}
         self._draining: AdapterKey | None = None
-        """Whose claim waits for leases to end."""
+        """The adapter whose claim waits for leases to end."""
 
     def __contains__(self, key: AdapterKey) -> bool:
         """Whether room is being made for this adapter."""

@@ -16,14 +16,14 @@ from .extents import Extent
 from .identity import AdapterKey
 
 MAX_MOVED_PER_PLACED = 2
-"""Elements moved for each element of room that is made: beyond that it is not worth the copying."""
+"""Maximum elements moved per element of room. Beyond this, copying is not worth it."""
 MAX_TRIED_WINDOWS = 16
 """The number of windows to try; if the adapters in none of them can be moved, adapters are evicted
 instead."""
 
 
 class Compaction(NamedTuple):
-    """`movers`, largest first, leave `window` for holes elsewhere."""
+    """The adapters `movers`, largest first, move out of `window` into other holes."""
 
     window: Extent
     movers: tuple[AdapterKey, ...]
@@ -91,7 +91,8 @@ def _moved_elements(occupant: Occupant) -> int:
 
 
 def _fit(sizes: list[int], holes: list[Extent]) -> bool:
-    """Whether each finds the tightest hole, as the allocator will choose it."""
+    """Whether each mover fits into a hole. As the allocator does, each takes the smallest
+    sufficient one."""
     free = sorted((hole.size, hole.offset) for hole in holes)
     for size in sizes:
         index = bisect_left(free, (size, 0))

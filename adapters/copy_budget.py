@@ -18,7 +18,7 @@ class CopyBudget:
         self._discarded: list[Tensor] = []
 
     def take(self, num_bytes: int) -> bool:
-        """Spend so much, or nothing and False if it is not left."""
+        """Take this many bytes; False, without effect, if fewer are left."""
         if self.used_bytes + num_bytes > self.max_bytes:
             return False
         self.used_bytes += num_bytes
@@ -33,6 +33,6 @@ class CopyBudget:
         self._discarded.append(values)
 
     def take_discarded(self) -> list[Tensor]:
-        """All that was discarded since the last call; the caller zeroes it."""
+        """The copies discarded since the last call. The caller zeroes them."""
         discarded, self._discarded = self._discarded, []
         return discarded

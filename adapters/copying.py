@@ -15,7 +15,8 @@ from .record import Record
 
 
 class CopyQueue(Generic[BlockT]):
-    """Those that were not begun may be overtaken by what becomes more urgent."""
+    """The queued and running copies. A more urgent copy may overtake those that have not
+    started."""
 
     def __init__(
         self,
@@ -40,18 +41,18 @@ class CopyQueue(Generic[BlockT]):
         self._queued[record.key] = record
 
     def discard(self, key: AdapterKey) -> None:
-        """Forget a copy that was not begun."""
+        """Remove a copy that has not started."""
         self._queued.pop(key, None)
 
     def start(self) -> None:
-        """Begin the most urgent copies, no more than run at once."""
+        """Start the most urgent copies, up to the concurrency limit."""
         room = max(MAX_SUBMITTED - len(self._running), 0)
         for record in sorted(self._queued.values(), key=self._rank)[:room]:
             del self._queued[record.key]
             self._running[record.key] = record, self._begin(record)
 
     def take_finished(self) -> list[tuple[Record[BlockT], BaseException | None]]:
-        """Whose copies have ended, each with its error if it failed."""
+        """The records whose copies have ended, each with its error if it failed."""
         finished = [entry for entry in self._running.values() if entry[1].done()]
         for record, _ in finished:
             del self._running[record.key]

@@ -1,4 +1,4 @@
-"""Which adapters are needed, and how soon: pins first, then the turns of what requests wait for."""
+"""Which adapters are needed, and how soon: pins first, then by their next use."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .record import Record
 
 
 class Demand:
-    """The pins, the turns, and the order that follows from them."""
+    """The pins, the next uses, and the order that follows from them."""
 
     def __init__(self, capacity: int, num_soon: int, clock: Callable[[], float]) -> None:
-        """`capacity` of the arena, in elements; of `num_soon` adapters the turn is soon."""
+        """`capacity` of the arena, in elements; `num_soon`: see `NextUses`."""
         self.pins = Pins(capacity)
-        self.turns = NextUses(num_soon, clock)
+        self.next_uses = NextUses(num_soon, clock)
 
-    def reach(self, key: AdapterKey) -> int:
-        """What is at a greater distance than this may be displaced for the adapter."""
-        return -1 if key in self.pins else self.turns.reach(key)
+    def eviction_distance(self, key: AdapterKey) -> int:
+        """Adapters at a greater distance than this may be evicted for the adapter."""
+        return -1 if key in self.pins else self.next_uses.eviction_distance(key)
 
     def rank(self, record: Record[Any]) -> NextUseRank:
-        """Pins first, then what is needed soon, by its turn; all others as they were asked for."""
-        return self.reach(record.key), record.order
+        """Pins first, then adapters that are needed soon, then the others as requested."""
+        return self.eviction_distance(record.key), record.order
 
     def missed_since(self, record: Record[Any]) -> float:
-        """An adapter is not missed while other adapters have earlier turns."""
-        if not self.turns:
+        """Since when requests have missed it; infinity while its next use is not soon."""
+        if not self.next_uses:
             return record.entered_at
-        soon_since = self.turns.soon_since(record.key)
+        soon_since = self.next_uses.soon_since(record.key)
         return math.inf if soon_since is None else max(record.entered_at, soon_since)

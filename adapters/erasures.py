@@ -36,7 +36,7 @@ class Erasures(Generic[BlockT]):
         self._erasures.append(_Erasure(key, placement, self._submit(placement)))
 
     def poll(self) -> bool:
-        """Take up what was zeroed; True if something changed."""
+        """Free the extents that were zeroed; True if something changed."""
         finished = [erasure for erasure in self._erasures if erasure.job.done()]
         for erasure in finished:
             if erasure.job.exception() is None:

@@ -1,7 +1,7 @@
-"""Which adapters may be displaced for a newcomer, and which of them goes first. Without effects.
+"""Which adapters may be evicted for a newcomer, and in which order. Has no effects.
 
-An occupant of the arena that may go for a newcomer has a cost, its eviction key; `eviction` chooses
-the window whose dearest occupant is the cheapest.
+An occupant of the arena that may be evicted for a newcomer has a cost, its eviction key. `eviction`
+chooses the window whose most expensive occupant is the cheapest.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .identity import AdapterKey
 from .record import Record
 
 WORKING_SET_SECONDS = 10.0
-"""An adapter within its tenant's share that was used so lately is not displaced for a tenant that
-is beyond its own."""
+"""An adapter within its tenant's share that was used within this time is not evicted for a tenant
+above its share."""
 ACTIVE_SECONDS = 60.0
-"""A tenant that used none of its adapters for so long, and keeps none, has no share."""
+"""A tenant that used none of its adapters for this time, and keeps none, has no share."""
 
-NOBODY = AdapterKey("", "")
-"""In the place of a newcomer, where it is only asked who would go."""
+NO_NEWCOMER = AdapterKey("", "")
+"""Stands for the newcomer when only the order of eviction is asked for."""
 
 Occupants = Collection[Record[Any]]
 
 
 class Rank(IntEnum):
-    """The first part of an eviction key: the least goes first."""
+    """The first part of an eviction key: the smallest is evicted first."""
 
     SURPLUS = 0
-    """Of a tenant that holds more than its byte share."""
+    """Its tenant holds more than its byte share."""
     ORDINARY = 1
     KEPT = 2
     """A prefetch asked for a stay that is not over."""
@@ -43,13 +43,13 @@ class Rank(IntEnum):
 
 
 class Newcomer(NamedTuple):
-    """An adapter for which others may be displaced."""
+    """An adapter for which others may be evicted."""
 
     record: Record[Any]
     surplus: Surplus
-    """What the tenants would hold beyond their shares with it."""
+    """What the tenants would hold above their shares with it."""
     is_overdue: bool
-    """Requests have missed it for too long: its window may wait for leases to end."""
+    """Requests have waited for it too long: its window may wait for leases to end."""
 
 
 class EvictionPolicy:
@@ -69,7 +69,7 @@ class EvictionPolicy:
         return Newcomer(record, surplus, is_overdue)
 
     def cost(self, occupant: Record[Any], newcomer: Newcomer) -> Cost | None:
-        """The eviction key of an occupant; None if it may not go for this newcomer."""
+        """The eviction key of an occupant; None if it may not be evicted for this newcomer."""
         if not self._may_go_for(occupant, newcomer):
             return None
         return self.eviction_key(occupant, newcomer.surplus, is_overdue=newcomer.is_overdue)
@@ -77,52 +77,54 @@ class EvictionPolicy:
     def eviction_key(
         self, occupant: Record[Any], surplus: Surplus, *, is_overdue: bool = False
     ) -> Cost:
-        """The eviction key, `(rank, order within the rank)`: the least goes first.
+        """The eviction key, `(rank, order within the rank)`: the smallest is evicted first.
 
         An adapter has the first of these ranks that applies:
 
-        PINNED: the least recently used goes first. Only an overdue newcomer gets that far.
-        EXPECTED: the last turn goes first.
-        SURPLUS, KEPT, ORDINARY: the least recently used goes first.
+        PINNED: by recency, the least recently used first. Only for an overdue newcomer.
+        EXPECTED: by next use, the latest first.
+        SURPLUS, KEPT, ORDINARY: by recency, the least recently used first.
 
-        For an overdue newcomer turns and stays count no more.
+        An overdue newcomer ignores next uses and requested stays.
         """
         if occupant.key in self._demand.pins:
             return Cost(Rank.PINNED, occupant.last_used)
-        turn = None if is_overdue else self._demand.turns.of(occupant.key)
-        if turn is not None:
-            return Cost(Rank.EXPECTED, -turn)
+        position = None if is_overdue else self._demand.next_uses.position(occupant.key)
+        if position is not None:
+            return Cost(Rank.EXPECTED, -position)
         if occupant.key in surplus.keys:
             return Cost(Rank.SURPLUS, occupant.last_used)
         is_kept = not is_overdue and self._clock() < occupant.kept_until
         return Cost(Rank.KEPT if is_kept else Rank.ORDINARY, occupant.last_used)
 
     def may_go(self, occupant: Record[Any]) -> bool:
-        """Whether the adapter may be displaced for some newcomer that is not overdue."""
+        """Whether the adapter may be evicted for some newcomer that is not overdue."""
         is_staying = self._clock() < occupant.stays_until
         return occupant.is_idle and not is_staying and occupant.key not in self._demand.pins
 
     def order(self, occupants: Occupants) -> list[AdapterKey]:
-        """Who would make room for another tenant's requests, first to last."""
-        surplus = self._surplus(occupants, NOBODY, 0, self.may_go)
+        """The adapters that would be evicted for another tenant's requests, in this order."""
+        surplus = self._surplus(occupants, NO_NEWCOMER, 0, self.may_go)
         going = [occupant for occupant in occupants if self.may_go(occupant)]
         going.sort(key=lambda occupant: self.eviction_key(occupant, surplus))
         return [occupant.key for occupant in going]
 
     def rights(self, newcomer: Record[Any]) -> tuple[str, bool, int]:
-        """Newcomers that are alike in these may displace the same others."""
+        """Newcomers with equal rights may evict the same adapters."""
         key = newcomer.key
-        return key.tenant_id, newcomer.is_requested, self._demand.reach(key)
+        return key.tenant_id, newcomer.is_requested, self._demand.eviction_distance(key)
 
     def num_reachable(self, occupants: Occupants) -> list[int]:
-        """How many elements are free or held by adapters that may be displaced now: nothing larger
-        fits. By the newcomer's reach, from 0 on; at the end, index -1, for a reach of -1."""
-        turns, now, num_held = self._demand.turns, self._clock(), 0
-        by_distance = [0] * (turns.num_soon + 2)
+        """The largest size that may fit: all elements that are free or held by evictable adapters.
+
+        Indexed by the newcomer's eviction distance; -1 is last.
+        """
+        uses, now, num_held = self._demand.next_uses, self._clock(), 0
+        by_distance = [0] * (uses.num_soon + 2)
         for occupant in occupants:
             num_held += occupant.num_placed
             if occupant.is_idle and now >= occupant.stays_until:
-                by_distance[turns.distance(occupant.key)] += occupant.num_placed
+                by_distance[uses.distance(occupant.key)] += occupant.num_placed
         num_free = self._capacity - num_held
         beyond = [num_free + size for size in accumulate(reversed(by_distance))]
         return beyond[-2::-1] + beyond[-1:]
@@ -130,15 +132,15 @@ class EvictionPolicy:
     def _may_go_for(self, occupant: Record[Any], newcomer: Newcomer) -> bool:
         if newcomer.is_overdue:
             return _can_be_awaited(occupant)
-        reach = self._demand.reach(newcomer.record.key)
-        if not self.may_go(occupant) or self._demand.turns.distance(occupant.key) <= reach:
+        limit = self._demand.eviction_distance(newcomer.record.key)
+        if not self.may_go(occupant) or self._demand.next_uses.distance(occupant.key) <= limit:
             return False
         if self._clock() < occupant.kept_until and not newcomer.record.is_requested:
             return False
         return self._is_fair(occupant, newcomer)
 
     def _is_fair(self, occupant: Record[Any], newcomer: Newcomer) -> bool:
-        """A tenant beyond its share displaces of others only their surplus, or what is at rest."""
+        """A tenant above its share may evict only the surplus and the unused adapters of others."""
         key, surplus = newcomer.record.key, newcomer.surplus
         if key in self._demand.pins or not surplus.is_newcomer_beyond:
             return True
@@ -173,5 +175,5 @@ class EvictionPolicy:
 
 
 def _can_be_awaited(occupant: Record[Any]) -> bool:
-    """Leases end; an adapter that moves leaves its place by itself."""
+    """Whether waiting frees its place: leases end. A moving adapter frees its place anyway."""
     return not occupant.is_moving

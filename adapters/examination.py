@@ -52,7 +52,7 @@ class IntakeReport:
     num_parameters: int
     num_modules: int
     min_rank: int
-    """0 if nothing has a rank: only whole matrices, biases or rows of tokens."""
+    """The smallest rank; 0 if the adapter has only full matrices, biases or token rows."""
     max_rank: int
     targets: tuple[str, ...]
     """Last part of the touched modules' names, such as `q_proj`, sorted."""
@@ -130,7 +130,7 @@ def _read_config(path: Path) -> bytes:
 
 
 def _check_full_matrices(binding: Binding, max_bytes: int, serving_dtype: str) -> None:
-    """Whole matrices cost as much as thousands of ranks, so their operator decides."""
+    """A full matrix takes as much memory as thousands of ranks, so the operator decides."""
     matrices = [part for part in binding.auxiliary if part.extra.kind is ExtraKind.MATRIX]
     num_bytes = sum(part.extra.num_elements for part in matrices) * _ITEM_BYTES[serving_dtype]
     if not matrices or num_bytes <= max_bytes:

@@ -24,7 +24,8 @@ from .tier import Tier
 MAX_ATTEMPTS = 2
 """A damaged or interrupted transfer is tried again once, from the store itself."""
 MAX_TRANSFERS = 48
-"""At a time. A transfer mostly waits for the store, so slow ones must not hold up each other."""
+"""Concurrent transfers. A transfer mostly waits for the store, so slow ones must not delay the
+others."""
 MAX_TRANSFERS_OF_TENANT = min(max(2, os.cpu_count() or 1), MAX_TRANSFERS // 2)
 """Fetched adapters are verified, read, copied and served by the processors that serve all tenants:
 with more concurrent transfers, one tenant's cold adapters leave too little for the others (decision
@@ -41,7 +42,7 @@ class FetchedBlock(NamedTuple):
     tier: Tier
     """The tier in which it was found: Tier.DISK or Tier.STORE."""
     seconds: float = 0.0
-    """From the first request for it to its being there."""
+    """Time from the first request to the complete file."""
 
 
 class BlockSource(Protocol):
@@ -101,7 +102,7 @@ class Fetcher:
             self._disk_cache.remove(key)
 
     def note_read(self, key: AdapterKey) -> None:
-        """The local copy may make room for others from now on."""
+        """The local copy may be evicted from now on."""
         self._disk_cache.note_read(key)
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ from .niceness import yield_processor
 from .store import ObjectStore, StoredObject
 from .store.base import OnProgress, check_key, check_prefix
 
-# -P: the working directory is no place to import from.
+# -P: do not import from the working directory.
 FETCHER_COMMAND = (sys.executable, "-P", "-m", "loraplex.adapters.fetcher_process")
 START_SECONDS = 120.0
 STALL_SECONDS = 30.0
@@ -107,7 +107,9 @@ class _Outbox:
         self._thread.join()
 
     def _send(self) -> None:
-        with contextlib.suppress(OSError):  # the process has ended, as its end will tell
+        with contextlib.suppress(
+            OSError
+        ):  # the process has ended, which the reader of the socket reports
             while (data := self._queue.get()) is not None:
                 self._socket.sendall(data)
 
@@ -255,7 +257,7 @@ class FetcherClient:
             began_at = time.monotonic()
             try:
                 self._live()
-            except Exception:
+            except Exception:  # the thread restarts the process after any failure
                 _log.exception("fetcher_failed")
             if not self._started.done():
                 self._started.set_exception(StoreUnavailable("the fetcher process did not start"))
@@ -360,7 +362,7 @@ class FetcherClient:
 
 
 class RemoteStore:
-    """The object store as the fetcher process reaches it; every method waits. See `ObjectStore`."""
+    """The object store, through the fetcher process. Every method blocks. See `ObjectStore`."""
 
     def __init__(self, client: FetcherClient) -> None:
         self._client = client

@@ -150,7 +150,7 @@ class FetcherService:
             answer = call()
         except (AdapterError, OSError) as exc:
             answer = as_failure(call_id, exc)
-        except Exception:
+        except Exception:  # every call is answered, or its caller would wait for ever
             _log.exception("fetcher_call_failed")
             answer = Failed(call_id, AdapterUnavailable.code, "the fetcher failed")
         self._note()

@@ -1,4 +1,4 @@
-"""What the fetcher is to be told: which adapters are wanted here, and whose files were read."""
+"""Messages for the fetcher: the adapters to fetch, and those whose files were read."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from .identity import AdapterKey
 
 
 class Fetches:
-    """Kept until the owner takes it along after a step."""
+    """They are kept until the engine's loop takes them after a step."""
 
     def __init__(self) -> None:
         self._wanted: list[AdapterKey] = []
         self._read: list[AdapterKey] = []
 
     def __bool__(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there are messages."""
         return bool(self._wanted or self._read)
 
     def want(self, key: AdapterKey) -> None:
@@ -23,12 +23,12 @@ class Fetches:
         self._read.append(key)
 
     def take_wanted(self) -> list[AdapterKey]:
-        """What to ask the fetcher for; `fetched` or `fetch_failed` answers each, in any order."""
+        """The adapters to fetch. `fetched` or `fetch_failed` answers each, in any order."""
         wanted, self._wanted = self._wanted, []
         return wanted
 
     def take_read(self) -> list[AdapterKey]:
-        """Whose fetched files were read, or could not be. Tell these first: a file that was gone is
-        wanted again."""
+        """The adapters whose fetched files were read, or could not be. Send these first, because a
+        missing file is fetched again."""
         read, self._read = self._read, []
         return read

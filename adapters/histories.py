@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .identity import AdapterKey
 
 MAX_TRANSITIONS = 16
-"""Kept of one adapter."""
+"""The maximum number of transitions per adapter."""
 MAX_ADAPTERS = 1024
 """The maximum number of adapters; the one with the oldest last change is dropped first."""
 
@@ -22,7 +22,7 @@ class Transition(NamedTuple):
 
 
 class Histories:
-    """Bounded, and all that is left of an adapter that was displaced."""
+    """A bounded history per adapter. It outlives the adapter's record."""
 
     def __init__(self) -> None:
         self._transitions: OrderedDict[AdapterKey, deque[Transition]] = OrderedDict()

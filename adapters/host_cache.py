@@ -178,7 +178,8 @@ class HostCache:
         return block
 
     def remove(self, key: AdapterKey) -> None:
-        """Drop this adapter; when this returns, none of its bytes are left. Unknown is fine."""
+        """Drop this adapter's block; none of its bytes are left when this returns. Unknown keys are
+        ignored."""
         with self._erasing:
             with self._lock:
                 self._in_use.discard(key)
@@ -241,7 +242,8 @@ class HostCache:
         return None if victim is None else self._blocks.pop(victim)
 
     def _erase(self, extent: Extent) -> None:
-        """Zero and free. The caller holds `_erasing`: no one else sees a half-dropped block."""
+        """Zero and free an extent. The caller holds `_erasing`, so that no other thread sees a
+        block that is partly dropped."""
         target, work = self._pool[extent.offset : extent.end], Paced(self._pace)
         for start in range(0, extent.size, PIECE_ELEMENTS):
             target[start : start + PIECE_ELEMENTS].zero_()

@@ -255,7 +255,7 @@ def _answer(request: IntakeRequest) -> dict[str, object]:
         if exc.errno not in _NO_ROOM:
             raise
         return _rejection(_too_long(request, exc.errno))
-    except Exception as exc:
+    except Exception as exc:  # a defect of the examination; the upload is a tenant's
         error = AdapterRejected("intake_failed", f"the examination failed: {type(exc).__name__}")
         error.add_note(traceback.format_exc()[-MAX_LOG_BYTES:])
         return _rejection(error)

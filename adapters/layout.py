@@ -17,7 +17,7 @@ class SliceKind(StrEnum):
     """The operation of a slice, which determines the layout of its matrices in a block."""
 
     LINEAR = "linear"
-    """`y = x Wᵀ`: A `[rank, in]`, B transposed `[rank, out]`. Output heads and routers are too."""
+    """`y = x Wᵀ`: A `[rank, in]`, B transposed `[rank, out]`. Also for output heads and routers."""
     EMBEDDING = "embedding"
     """`y = W[token]`, in_features is the vocabulary: A transposed `[in, rank]`, so that a token's
     values are adjacent; B transposed `[rank, out]`."""

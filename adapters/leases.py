@@ -30,7 +30,7 @@ class Leases:
         self._by_request: dict[str, _Held] = {}
         self._elements: dict[str, int] = {}  # of the arena, by tenant
         self.num_reaped = 0
-        """That were not released by who held them."""
+        """Leases that their requests did not release."""
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -39,7 +39,7 @@ class Leases:
         return request_id in self._by_request
 
     def keys(self) -> KeysView[str]:
-        """The requests that hold one."""
+        """The requests that hold a lease."""
         return self._by_request.keys()
 
     def get(self, request_id: str) -> Lease | None:
@@ -58,7 +58,7 @@ class Leases:
         return lease
 
     def end(self, request_id: str) -> Record[Any] | None:
-        """End a request's lease; return whose it was, None if it holds none."""
+        """End a request's lease; returns its adapter, or None if it holds none."""
         held = self._by_request.pop(request_id, None)
         if held is None:
             return None
@@ -77,7 +77,7 @@ class Leases:
 
     @property
     def elements(self) -> int:
-        """The same of all tenants."""
+        """Elements of the arena under leases of all tenants' requests."""
         return sum(self._elements.values())
 
     def _count(self, record: Record[Any], sign: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from .record import State
 
@@ -18,10 +18,14 @@ STAGES = {
 """The stage that an adapter passes while it is in a state."""
 
 
-class Histogram(NamedTuple):
-    """`counts` per bucket of BOUNDS and above them; `sum` in seconds."""
+@dataclass(frozen=True, slots=True)
+class SecondsHistogram:
+    """A histogram of durations."""
 
-    counts: tuple[int, ...]
+    bounds: list[float]
+    """Upper bounds of the buckets, ascending. One more bucket has none."""
+    counts: list[int]
+    """The number of durations in each bucket, not cumulated."""
     sum: float
 
 
@@ -33,14 +37,14 @@ class LoadTimes:
         self._sums = dict.fromkeys(STAGES.values(), 0.0)
 
     def add(self, state: State, seconds: float) -> None:
-        """An adapter has left this state for the next one; states that are no stage are ignored."""
+        """Count the time that an adapter spent in a state. Only stages are counted."""
         stage = STAGES.get(state)
         if stage is not None:
             self._counts[stage][bisect_left(BOUNDS, seconds)] += 1
             self._sums[stage] += seconds
 
-    def snapshot(self) -> dict[str, Histogram]:
+    def snapshot(self) -> dict[str, SecondsHistogram]:
         return {
-            stage: Histogram(tuple(counts), self._sums[stage])
+            stage: SecondsHistogram(list(BOUNDS), list(counts), self._sums[stage])
             for stage, counts in self._counts.items()
         }

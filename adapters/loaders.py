@@ -48,13 +48,13 @@ class Pace:
     ) -> None:
         assert duty > 0
         self.is_busy = False
-        """Set by the engine's loop: whether steps run that must not be held up."""
+        """Set by the engine's loop: whether steps run that must not be delayed."""
         self._duty = duty
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
         self._free_at = 0.0
-        """When the work that was done so far has been paid for."""
+        """When the pause for the work so far ends."""
 
     def rest(self, worked_seconds: float) -> None:
         """Called by a loader thread with its work time since the last pause: sleep for the pace."""
@@ -74,17 +74,17 @@ UNPACED = Pace(1.0)
 
 
 class Paced:
-    """One job's account with the pace: `with Paced(pace) as work: ...; work.pause()`."""
+    """One job's use of the pace: `with Paced(pace) as work: ...; work.pause()`."""
 
     QUANTUM_SECONDS = 0.0005
-    """Work between two rests: much less than a step takes."""
+    """Work between two pauses: much less than a step."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._since = time.thread_time()
 
     def pause(self) -> None:
-        """Between two pieces of work: rest, if it is time to."""
+        """Call between two pieces of work: pauses if the pace requires it."""
         worked = time.thread_time() - self._since
         if worked >= self.QUANTUM_SECONDS:
             self._pace.rest(worked)
@@ -92,7 +92,7 @@ class Paced:
 
 
 class LoaderThreads:
-    """`num_threads` threads that take jobs in their order, the large ones not on all threads."""
+    """`num_threads` threads that run jobs in order; large jobs never occupy all of them."""
 
     def __init__(self, num_threads: int = 2) -> None:
         assert num_threads >= 1
@@ -128,7 +128,7 @@ class LoaderThreads:
         return future
 
     def close(self) -> None:
-        """End the threads after the jobs that run; the others are cancelled."""
+        """End the threads after the running jobs; the others are cancelled."""
         with self._changed:
             self._is_closed = True
             for job in self._jobs:

@@ -184,7 +184,7 @@ class Loads(Generic[BlockT]):
         }
         logger.warning("adapter_load_failed", extra=facts, exc_info=cause)
         self._vacate(record)
-        self._demand.turns.remove(record.key)
+        self._demand.next_uses.remove(record.key)
         self._records.enter(record, State.FAILED, failure)
         self._forget_old_failures()
 
@@ -280,8 +280,8 @@ class Loads(Generic[BlockT]):
         if not holders:
             return False
         last = max(holders, key=self._demand.rank)
-        turns = self._demand.turns
-        if turns.reach(last.key) <= turns.reach(blocked.key) or last.key in self._demand.pins:
+        distance = self._demand.next_uses.eviction_distance
+        if distance(last.key) <= distance(blocked.key) or last.key in self._demand.pins:
             return False
         self._release_block(last)
         if last.path is None:

@@ -115,7 +115,7 @@ class AdapterManager(Generic[BlockT]):
         Also tells that a request waits for it still, so call it as long as one does. While enough
         others are needed before it nothing begins, see `expect`.
         """
-        record = self._ask(key, may_begin=self._demand.turns.may_begin(key))
+        record = self._ask(key, may_begin=self._demand.next_uses.may_begin(key))
         if record is not None:
             record.is_requested = True
             record.last_used = self._clock()
@@ -135,14 +135,14 @@ class AdapterManager(Generic[BlockT]):
         None of these is displaced for one that is needed later. Those whose turn is soon are
         requested: they may have been displaced, or have failed, since their requests came.
         """
-        self._demand.turns.set(keys)
+        self._demand.next_uses.set(keys)
         self._loads.reorder()
-        for key in self._demand.turns.next():
+        for key in self._demand.next_uses.next():
             self.request(key)
 
     def expect_last(self, key: AdapterKey) -> None:
         """The same as `request` for one that has just come: its turn is behind all others'."""
-        self._demand.turns.add(key)
+        self._demand.next_uses.add(key)
         self.request(key)
 
     def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
@@ -168,7 +168,7 @@ class AdapterManager(Generic[BlockT]):
         record = self._records.resident(key)
         if record is None or key in self._retirements or self._planner.is_leaving(record):
             return None
-        self._demand.turns.remove(key)
+        self._demand.next_uses.remove(key)
         return self._leases.grant(record, request_id)
 
     def is_settled(self, key: AdapterKey) -> bool:

@@ -1,4 +1,4 @@
-"""The memories that residency works with, as contracts: a block, host memory and the device."""
+"""The interfaces that the adapter manager uses: a block, host memory and the device."""
 
 from __future__ import annotations
 

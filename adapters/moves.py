@@ -1,4 +1,4 @@
-"""Idle adapters that are copied to another place in the arena, so that free runs join."""
+"""Copies idle adapters to other extents of the arena, to join free extents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Move(NamedTuple, Generic[BlockT]):
 
 
 class Moves(Generic[BlockT]):
-    """While one moves, both its places are taken; the one that it leaves is zeroed."""
+    """A moving adapter occupies both extents; the old one is zeroed afterwards."""
 
     def __init__(
         self, arena: DeviceArena[BlockT], loaders: Loaders, erasures: Erasures[BlockT]
@@ -30,15 +30,15 @@ class Moves(Generic[BlockT]):
         self._erasures = erasures
         self._moves: list[_Move[BlockT]] = []
         self.num_moves = 0
-        """That succeeded."""
+        """Successful moves."""
         self.num_moved_elements = 0
-        """Of the arena, that were moved."""
+        """Elements of the arena moved."""
 
     def __len__(self) -> int:
         return len(self._moves)
 
     def begin(self, record: Record[BlockT], avoid: Sequence[Extent]) -> None:
-        """Copy an idle adapter elsewhere; one for which there is no place will be displaced."""
+        """Start copying an idle adapter to another extent. If there is none, it will be evicted."""
         source = record.placement
         assert source is not None
         target = self._arena.place_again(source.row, avoid=avoid)
@@ -50,7 +50,7 @@ class Moves(Generic[BlockT]):
         self._moves.append(_Move(record, target, job))
 
     def poll(self) -> bool:
-        """Take up moves that have ended; True if something changed."""
+        """Complete the moves whose copies have ended; True if something changed."""
         finished = [move for move in self._moves if move.job.done()]
         for move in finished:
             self._moves.remove(move)

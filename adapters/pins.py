@@ -17,7 +17,7 @@ MAX_PINNED_PART = 0.5
 
 
 class Pins:
-    """The pins, and those of them that are in force."""
+    """All pins, and the active ones."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity` of the arena, in elements."""
@@ -33,7 +33,7 @@ class Pins:
         return iter(list(self._in_force))
 
     def set(self, keys: Iterable[AdapterKey]) -> None:
-        """Replace all pins; most wanted first."""
+        """Replace all pins; the most important first."""
         self._keys = list(dict.fromkeys(keys))
         self._sizes = {key: size for key, size in self._sizes.items() if key in set(self._keys)}
         self._choose()

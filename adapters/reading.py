@@ -42,7 +42,7 @@ class ReadQueue(Generic[BlockT]):
         self._queued: dict[AdapterKey, _Read[BlockT]] = {}
         self._running: dict[AdapterKey, tuple[_Read[BlockT], Future[BlockT | None]]] = {}
         self._num_refused = 0
-        """Of the reads that wait or run, those that found no room before."""
+        """The number of waiting and running reads that found no room before."""
         self._blocked: Record[BlockT] | None = None
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class ReadQueue(Generic[BlockT]):
 
     @property
     def blocked(self) -> Record[BlockT] | None:
-        """Whose read is the most urgent one, if none begins as there is no room in host memory."""
+        """The record of the most urgent read, if it waits for room in host memory; else None."""
         return self._blocked
 
     def is_running(self, key: AdapterKey) -> bool:
@@ -63,7 +63,7 @@ class ReadQueue(Generic[BlockT]):
             self.look_again()
 
     def discard(self, key: AdapterKey) -> None:
-        """Forget a read that was not begun."""
+        """Remove a read that has not started."""
         read = self._queued.pop(key, None)
         if read is not None:
             self._num_refused -= read.was_refused
@@ -74,7 +74,7 @@ class ReadQueue(Generic[BlockT]):
         self._blocked = None
 
     def reorder(self) -> None:
-        """Urgencies have changed."""
+        """The order of urgency has changed."""
         if self._blocked is not None and self._soonest() is not self._blocked:
             self.look_again()
 
@@ -127,5 +127,5 @@ class ReadQueue(Generic[BlockT]):
 def _result_of(future: Future[BlockT | None]) -> BlockT | Exception | None:
     try:
         return future.result()
-    except Exception as exc:  # any error is this adapter's own
+    except Exception as exc:  # any error fails this adapter only
         return exc

@@ -15,7 +15,7 @@ from .tier import Tier
 MIN_STAY_SECONDS = 0.1
 """A resident adapter stays at least this long, which bounds the copying under thrashing."""
 UNCLAIMED_STAY_SECONDS = 1.0
-"""The same until its first lease: the request that it was loaded for waits for its turn."""
+"""The same before its first lease, because its request may still be queued."""
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
 
@@ -72,7 +72,7 @@ class Departure(StrEnum):
 
 
 class Failure(NamedTuple):
-    """Why an adapter cannot be had now."""
+    """Why an adapter cannot be loaded now."""
 
     code: str
     message: str
@@ -80,7 +80,7 @@ class Failure(NamedTuple):
 
 @dataclass(eq=False)
 class Record(Generic[BlockT]):
-    """The state machine of one adapter. Times are readings of residency's clock."""
+    """The state machine of one adapter. Times are on the adapter manager's clock."""
 
     key: AdapterKey
     state: State = State.STORED
@@ -94,13 +94,13 @@ class Record(Generic[BlockT]):
     load_seconds: float = 0.0
     """From the request to the device, of the load that made it resident."""
     is_requested: bool = False
-    """A request has asked for it in this attempt, not only a pin or a prefetch."""
+    """Whether a request has asked for it in this attempt, not only a pin or a prefetch."""
     kept_until: float = 0.0
-    """Until then a prefetch asked for it to stay, unless a request needs the room."""
+    """When the stay that a prefetch requested ends. A waiting request may end it earlier."""
     stay_seconds: float = 0.0
     """The same for an adapter that is still being loaded."""
     is_moving: bool = False
-    """It is being copied to another place in the arena and cannot be leased meanwhile."""
+    """Whether it is being copied to another extent and cannot be leased meanwhile."""
     resident_since: float = 0.0
     last_used: float = 0.0
     path: Path | None = None
@@ -109,15 +109,15 @@ class Record(Generic[BlockT]):
     """In use in host memory while set."""
     placement: Placement | None = None
     leases: set[str] = field(default_factory=set)
-    """Ids of the requests that hold one: a set, so that nothing can be released twice."""
+    """The ids of the requests that lease it; as a set, no lease can be released twice."""
     is_claimed: bool = False
-    """Leased at least once since it is resident."""
+    """Whether it was leased since it became resident."""
     failure: Failure | None = None
     backoff_seconds: float = 0.0
-    """After the last failure; it doubles with each in a row."""
+    """The back-off after the last failure; it doubles with each consecutive failure."""
     retry_at: float = 0.0
     was_fetched_again: bool = False
-    """Its file was missing when it was to be read, once in this attempt."""
+    """Whether its file was missing when it was to be read in this attempt."""
 
     @property
     def is_idle(self) -> bool:

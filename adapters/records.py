@@ -13,9 +13,9 @@ from .record import COMPLETES, Failure, Record, State
 
 
 class Records(Generic[BlockT]):
-    """Adapters that are on the device, on their way or failed; the others have a history at most.
+    """The adapters that are on the device, being loaded, or failed. Others have at most a history.
 
-    All changes of state go through here, so that histories and load times miss none.
+    All state changes go through this class, so that histories and load times include them.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -24,7 +24,7 @@ class Records(Generic[BlockT]):
         self._clock = clock
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         self._waiting: dict[AdapterKey, Record[BlockT]] = {}
-        """Those in HOST."""
+        """The records in state HOST."""
         self._num_begun = 0
 
     def __iter__(self) -> Iterator[Record[BlockT]]:
@@ -39,7 +39,7 @@ class Records(Generic[BlockT]):
         return record if record is not None and record.state is State.RESIDENT else None
 
     def waiting(self) -> list[Record[BlockT]]:
-        """Those in host memory that wait for a place on the device."""
+        """The records in host memory that wait for a place on the device."""
         return list(self._waiting.values())
 
     def begin(self, key: AdapterKey) -> Record[BlockT]:
@@ -64,7 +64,7 @@ class Records(Generic[BlockT]):
         self.note(record.key, state, failure.code if failure else None)
 
     def forget(self, key: AdapterKey, why: str | None = None) -> None:
-        """The adapter is STORED again; the history tells if there is a reason."""
+        """Remove the record: the adapter is STORED again. `why` is added to its history."""
         del self._records[key]
         self._waiting.pop(key, None)
         if why is not None:

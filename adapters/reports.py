@@ -1,99 +1,33 @@
-"""What residency tells about itself: where every adapter is, and why."""
+"""Reports on the adapter manager's state: the position of every adapter, and the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple
+from typing import Generic
 
 from .arena_planner import ArenaPlanner
 from .extents import Extent
-from .histories import Transition
 from .identity import AdapterKey
 from .leases import Leases
-from .load_times import Histogram
 from .loads import Loads
 from .memories import BlockT, DeviceArena, Host
 from .pins import Pins
-from .record import Departure, Failure, Record, State
+from .record import Failure, Record, State
 from .records import Records
 from .retirements import DELETED, DELETING, Retirements
+from .status import (
+    AdapterLoad,
+    AdapterStatus,
+    AdapterTierStats,
+    AdapterTransition,
+    ExtentUse,
+    HostUse,
+)
 from .tier import Tier
 
 
-class AdapterStatus(NamedTuple):
-    """One adapter in a snapshot."""
-
-    key: AdapterKey
-    tier: Tier
-    device_bytes: int
-    num_leases: int
-
-
-class Explanation(NamedTuple):
-    """Where an adapter is and what it waits for; times are readings of residency's clock."""
-
-    key: AdapterKey
-    now: float
-    state: str
-    """A State or DELETING."""
-    tier: Tier
-    since: float | None
-    failure: Failure | None
-    retry_at: float | None
-    order: int
-    """Loads ahead of it."""
-    needed_bytes: int | None
-    free_bytes: int
-    largest_free_bytes: int
-    leased_bytes: int
-    is_pinned: bool
-    transitions: tuple[Transition, ...]
-
-
-class ExtentStatus(NamedTuple):
-    """One adapter's place in the arena."""
-
-    key: AdapterKey
-    offset_bytes: int
-    num_bytes: int
-    state: str
-    """`leased`, `idle` or `loading`."""
-    is_pinned: bool
-    num_leases: int
-    idle_seconds: float
-    """Since it was last used; 0 while it is leased or on its way."""
-    eviction_order: int | None
-    """0 for who would make room first; None for who stays."""
-
-
-class HostStatus(NamedTuple):
-    """One adapter's block in host memory."""
-
-    key: AdapterKey
-    num_bytes: int
-    is_pinned: bool
-    is_in_use: bool
-
-
-class Figures(NamedTuple):
-    """What residency counts and holds."""
-
-    device_bytes: int
-    host_bytes: int
-    num_leases: int
-    leased_bytes: int
-    pinned_bytes: int
-    free_bytes: int
-    largest_free_bytes: int
-    evictions: dict[Departure, int]
-    num_leases_reaped: int
-    num_moves: int
-    moved_bytes: int
-    load_seconds: dict[str, Histogram]
-
-
 class Reports(Generic[BlockT]):
-    """Reads the parts of residency and changes none."""
+    """Reads the adapter manager's parts and changes none."""
 
     def __init__(
         self,
@@ -128,7 +62,7 @@ class Reports(Generic[BlockT]):
         return Tier.DISK if record is not None and record.state is State.READING else Tier.STORE
 
     def failure(self, key: AdapterKey) -> Failure | None:
-        """Why the adapter cannot be had now, if it is known."""
+        """Why the adapter cannot be loaded now, if it is known."""
         if key in self._retirements:
             return DELETED
         record = self._records.get(key)
@@ -140,58 +74,61 @@ class Reports(Generic[BlockT]):
         keys = dict.fromkeys([*(record.key for record in records), *self._host.keys()])
         return [self._status(key) for key in keys]
 
-    def extents(self) -> list[ExtentStatus]:
+    def extents(self) -> list[ExtentUse]:
         """Every adapter that has a place in the arena, by offset."""
         order = {key: position for position, key in enumerate(self._planner.eviction_order())}
         now = self._clock()
         return sorted(
             (
-                self._extent_status(record, record.placement.extent, now, order.get(record.key))
+                self._extent_use(record, record.placement.extent, now, order.get(record.key))
                 for record in self._records
                 if record.placement is not None
             ),
-            key=lambda status: status.offset_bytes,
+            key=lambda use: use.offset_bytes,
         )
 
-    def host_entries(self) -> list[HostStatus]:
+    def host_entries(self) -> list[HostUse]:
         """Every adapter in host memory, least recently used first."""
         keys = self._host.keys()
         in_use = {record.key for record in self._records if record.block is not None}
         return [
-            HostStatus(key, self._host.size_of(key), key in self._pins, key in in_use)
-            for key in keys
+            HostUse(key, self._host.size_of(key), key in self._pins, key in in_use) for key in keys
         ]
 
-    def explain(self, key: AdapterKey) -> Explanation:
+    def explain(self, key: AdapterKey) -> AdapterLoad:
         """Why an adapter is where it is."""
         histories = self._records.histories
         record, last = self._records.get(key), histories.last(key)
-        unit = self._arena.element_bytes
+        now, unit = self._clock(), self._arena.element_bytes
         needed = record.num_elements if record is not None else None
         state = record.state if record is not None else State.STORED
-        return Explanation(
+        return AdapterLoad(
             key=key,
-            now=self._clock(),
             state=DELETING if key in self._retirements else state.value,
             tier=self.tier(key),
-            since=last.at if last else None,
-            failure=self.failure(key),
-            retry_at=record.retry_at if record and record.failure else None,
+            since_seconds=now - last.at if last else None,
+            reason=self.failure(key),
+            retry_in_seconds=max(0.0, record.retry_at - now) if record and record.failure else None,
             order=self._num_ahead(record) if record else 0,
             needed_bytes=None if needed is None else needed * unit,
             free_bytes=self._arena.num_free * unit,
             largest_free_bytes=self._arena.largest_free * unit,
             leased_bytes=self._leases.elements * unit,
             is_pinned=key in self._pins,
-            transitions=histories.of(key),
+            transitions=[
+                AdapterTransition(state, now - at, reason)
+                for state, at, reason in histories.of(key)
+            ],
         )
 
-    def figures(self) -> Figures:
+    def tier_stats(self) -> AdapterTierStats:
         unit = self._arena.element_bytes
         pinned = sum(record.num_placed for record in self._records if record.key in self._pins)
-        return Figures(
-            device_bytes=(self._arena.capacity - self._arena.num_free) * unit,
-            host_bytes=self._host.used_bytes,
+        return AdapterTierStats(
+            bytes_by_tier={
+                Tier.DEVICE: (self._arena.capacity - self._arena.num_free) * unit,
+                Tier.HOST: self._host.used_bytes,
+            },
             num_leases=len(self._leases),
             leased_bytes=self._leases.elements * unit,
             pinned_bytes=pinned * unit,
@@ -205,7 +142,7 @@ class Reports(Generic[BlockT]):
         )
 
     def _num_ahead(self, record: Record[BlockT]) -> int:
-        """Loads that began earlier and are not over, if this one is not."""
+        """The number of unfinished loads that began before this one; 0 if this one is finished."""
         ended = (State.RESIDENT, State.FAILED)
         if record.state in ended:
             return 0
@@ -213,12 +150,12 @@ class Reports(Generic[BlockT]):
             other.order < record.order and other.state not in ended for other in self._records
         )
 
-    def _extent_status(
+    def _extent_use(
         self, record: Record[BlockT], extent: Extent, now: float, order: int | None
-    ) -> ExtentStatus:
+    ) -> ExtentUse:
         is_resident = record.state is State.RESIDENT
         is_idle = is_resident and not record.leases
-        return ExtentStatus(
+        return ExtentUse(
             key=record.key,
             offset_bytes=extent.offset * self._arena.element_bytes,
             num_bytes=extent.size * self._arena.element_bytes,

@@ -57,7 +57,7 @@ class Retirements(Generic[BlockT]):
         return waits_for_jobs or bool(self._evicted)
 
     def begin(self, key: AdapterKey, device_bytes: int) -> None:
-        """May be repeated."""
+        """Start the deletion of an adapter. May be repeated."""
         self._retirements.setdefault(key, _Retirement(device_bytes))
 
     def keys_on_device(self) -> list[AdapterKey]:

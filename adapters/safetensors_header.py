@@ -1,8 +1,8 @@
-"""The header of a safetensors file of unknown origin, checked before any byte of it is believed.
+"""Checks the header of an untrusted safetensors file before its content is used.
 
-Stricter than the format: the library accepts duplicate keys, hostile names, zero-size tensors with
-astronomic dimensions and headers of 100 MB. What passes here tiles the file exactly: every byte
-after the header belongs to exactly one tensor, whose shape and element type account for it.
+The check is stricter than the format: the library accepts duplicate keys, hostile names, zero-size
+tensors with astronomic dimensions and headers of 100 MB. An accepted header tiles the file exactly:
+every byte after the header belongs to exactly one tensor, according to its shape and element type.
 """
 
 from __future__ import annotations

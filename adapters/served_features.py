@@ -1,4 +1,4 @@
-"""Which of the published features an adapter uses."""
+"""The published features that an adapter uses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a block's header says of the files it was made from: enough to write them again.
+"""The source information of a block, from which the adapter's original files are restored.
 
-The configuration's fields, and per tensor its name, type, shape, place and order in the block.
-Nothing else of the files: equal digests are equal blocks, byte for byte, because both are stored
-under one key.
+It holds the configuration's fields, and per tensor its name, type, shape, position and order in the
+block. It holds nothing else about the files: equal digests must give equal blocks, byte for byte,
+because both are stored under one key.
 """
 
 from __future__ import annotations

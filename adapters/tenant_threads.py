@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from .tenant_lines import TenantLines
+from .tenant_queues import TenantQueues
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -30,13 +30,13 @@ class _Call(NamedTuple):
 
 
 class TenantThreads:
-    """A bounded pool of threads, assigned by `TenantLines`."""
+    """A bounded pool of threads, assigned by `TenantQueues`."""
 
     def __init__(self, name: str, num_threads: int, *, max_held: int | None = None) -> None:
-        """`max_held`: threads of one tenant, see `TenantLines`."""
+        """`max_held`: threads of one tenant, see `TenantQueues`."""
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._lock = threading.Lock()
-        self._lines: TenantLines[_Call] = TenantLines(num_threads, max_held=max_held)
+        self._queues: TenantQueues[_Call] = TenantQueues(num_threads, max_held=max_held)
         self._is_closed = False
 
     def submit(
@@ -47,8 +47,8 @@ class TenantThreads:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Future[Result]:
-        """The future of the function's result; if it is cancelled before its turn, the function is
-        never called.
+        """The future of the function's result. If it is cancelled before the function starts, the
+        function is never called.
 
         `tenant`: the owner of the work; None is the server itself. Raises RuntimeError after
         `close`.
@@ -57,7 +57,7 @@ class TenantThreads:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the threads have ended")
-            self._lines.add(tenant, call)
+            self._queues.add(tenant, call)
             self._begin()
         call.outcome.add_done_callback(lambda outcome: self._forget(tenant, call, outcome))
         return call.outcome
@@ -66,7 +66,7 @@ class TenantThreads:
         """Start nothing more and cancel waiting calls; `wait` for running ones."""
         with self._lock:
             self._is_closed = True
-            waiting = self._lines.clear()
+            waiting = self._queues.clear()
         for call in waiting:
             call.outcome.cancel()
         self._executor.shutdown(wait)
@@ -75,15 +75,15 @@ class TenantThreads:
         """Drop a cancelled call from the queue at once."""
         if outcome.cancelled():
             with self._lock:
-                self._lines.remove(tenant, call)
+                self._queues.remove(tenant, call)
 
     def _begin(self) -> None:
         """Give idle threads their next work; the lock is held."""
-        while taken := self._lines.take():
+        while taken := self._queues.take():
             self._executor.submit(self._run, *taken)
 
     def _run(self, tenant: Hashable, call: _Call) -> None:
         call.run()
         with self._lock:
-            self._lines.end(tenant)
+            self._queues.end(tenant)
             self._begin()

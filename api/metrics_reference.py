@@ -29,16 +29,17 @@ class _Section(NamedTuple):
 _INTRODUCTION = """\
 # Metrics and traces
 
-`GET /metrics` answers in Prometheus' text format. It is open to the machine itself, or to who has
-`LORAPLEX_METRICS_TOKEN`. Labels are bounded: never an adapter, and of tenants the first 50 since
-the start by name, all others as `_other`. Codes are those of [errors.md](errors.md).
+`GET /metrics` responds in Prometheus' text format. It is open to callers on the same machine, or to
+callers with `LORAPLEX_METRICS_TOKEN`. Labels are bounded: adapters are never labels, and only the
+first 50 tenants since the start have their own label; the others share `_other`. Codes are listed
+in [errors.md](errors.md).
 """
 _OF_THE_ENGINE = """
-From the engine's last snapshot (two a second); absent while it is down, counters from 0 when it
-restarts.
+These metrics come from the engine's last snapshot (two per second). They are absent while the
+engine is down. Their counters restart at 0 with the engine.
 """
 _BATCHES = """
-How many sequences run at once, how long a step takes, how well the prefix cache hits:
+Sequences per step, step time, and hit rate of the prefix cache:
 
 ```
 rate(loraplex_engine_step_sequences_total[1m]) / rate(loraplex_engine_steps_total[1m])
@@ -48,9 +49,9 @@ rate(loraplex_prefix_cache_hit_tokens_total[5m])
 ```
 """
 _OF_SPECULATION = """
-By proposer (`ngram`, `draft`, `early_exit`, `medusa`, `medusa_tree`); of the engine's figures the
-same holds as above. Of adapters only their number is told: one version's figures are in
-`loraplex adapters why`.
+These metrics are labelled by proposer (`ngram`, `draft`, `early_exit`, `medusa`, `medusa_tree`).
+Those of the engine come from its last snapshot, as above. Adapters are only counted;
+`loraplex adapters why` shows the figures of one version.
 """
 _DRAFTS = """
 Tokens per step with draft tokens, and the acceptance rate:
@@ -63,11 +64,11 @@ rate(loraplex_speculation_accepted_tokens_total[5m])
 ```
 """
 _OF_TIERS = """
-Tiers are the store, this machine's disk, host memory and the device. Of the engine's own figures
-the same holds as above; those of disk and fetcher are since the server's start.
+The tiers are the store, this machine's disk, host memory and the device. The engine's metrics come
+from its last snapshot, as above. The counters of the disk and the fetcher start with the server.
 """
 _COLD_STARTS = """
-How often a request finds its adapter on the device, and how long a cold start takes:
+Share of requests whose adapter is on the device, and duration of a cold start:
 
 ```
 rate(loraplex_adapter_tier_hits_total{tier="device"}[5m])
@@ -76,12 +77,12 @@ histogram_quantile(0.95, sum by (stage, le) (rate(loraplex_adapter_load_seconds_
 ```
 """
 _PEAKS = """
-Both ratios are over the time in which steps ran since the last snapshot, 0 if none did. Counted is
-what no implementation avoids: each weight once a step (of experts those that the tokens are
-expected to take, of embeddings none), each visible key and value once per sequence, each adapter of
-the batch once; two operations per parameter and token, the output head once per sequence.
-Attention's own operations and LoRA's are left out. The peak is measured, not the data sheet's: a
-small model that fits a cache may exceed it. Over a longer time:
+Both ratios cover the steps since the last snapshot; they are 0 if no step ran. The bytes are those
+that every implementation must read: each weight once per step (of the experts, those that the
+tokens are expected to use; no embeddings), each visible key and value once per sequence, and each
+adapter of the batch once. The operations are two per parameter and token, with the output head once
+per sequence, and without the operations of attention and LoRA. The peak is measured on this device,
+so a small model that fits into a cache may exceed it. Over a longer time:
 
 ```
 rate(loraplex_engine_moved_bytes_total[1m]) / rate(loraplex_engine_step_seconds_total[1m])
@@ -91,30 +92,31 @@ rate(loraplex_engine_moved_bytes_total[1m]) / rate(loraplex_engine_step_seconds_
 _TRACES = """
 ## Traces
 
-A span per request under `/v1`, for OpenTelemetry: `pip install 'loraplex[otel]'`, then set
-`OTEL_EXPORTER_OTLP_ENDPOINT` (OTLP over HTTP) or `LORAPLEX_OTEL=1`; `LORAPLEX_OTEL=0` keeps it off.
-`OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` and the exporter's other variables mean what they mean
-everywhere. A caller's `traceparent` is the span's parent. Prompts and answers are never part of it.
+The server can write one OpenTelemetry span per request under `/v1`. Install the extra with
+`pip install 'loraplex[otel]'`, then set `OTEL_EXPORTER_OTLP_ENDPOINT` (OTLP over HTTP) or
+`LORAPLEX_OTEL=1`. `LORAPLEX_OTEL=0` disables spans. `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` and
+the exporter's other variables have their standard meaning. A caller's `traceparent` is the span's
+parent. A span never contains prompts or answers.
 
 | attribute | meaning |
 |---|---|
 | `http.request.method`, `http.route`, `http.response.status_code` | |
-| `error.type` | the error's code, also of a stream that failed on its way |
+| `error.type` | the error's code, also if a stream failed after it began |
 | `gen_ai.response.model` | the pinned name, such as `acme/support-bot@3` |
 | `gen_ai.usage.input_tokens`, `gen_ai.usage.cache_read.input_tokens`, \
 `gen_ai.usage.output_tokens` | tokens metered |
-| `gen_ai.response.finish_reasons` | why it ended; `aborted` if the answer is not whole |
+| `gen_ai.response.finish_reasons` | why it ended; `aborted` if the answer is incomplete |
 | `loraplex.request_id`, `loraplex.tenant_id` | as in the log and the ledger |
 | `loraplex.queue_seconds`, `loraplex.adapter_wait_seconds`, \
 `loraplex.time_to_first_token_seconds` | of the first sequence |
 """
 _CLOSING = """
-This page is printed by `python -m loraplex.api.metrics_reference`.
+This page is generated by `python -m loraplex.api.metrics_reference`.
 """
 
 
 def metrics_reference() -> str:
-    """Every metric with its type, its labels and the text that Prometheus gets too."""
+    """Every metric with its type, its labels and its help text."""
     sections = "".join(text for section in _sections() for text in _section_text(section))
     return _INTRODUCTION + sections + _TRACES + _CLOSING
 

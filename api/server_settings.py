@@ -1,22 +1,23 @@
 """A server's effective settings and their sources.
 
-Flags of `loraplex serve` are those of the engine and those that stand for a variable.
+An option of `loraplex serve` sets a field of the engine's configuration or of the settings.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
 from ..engine.config import EngineConfig
+from ..engine.option import unset_meaning
 from ..platform.database import database_name
 from .contract.openapi_shapes import field_meanings
-from .settings import Settings
+from .settings import Settings, environment_variable
 
 _FILES = {"secret": "secret", "secret_previous": "secret.previous"}
 """Settings read from files in the data folder if no variable is set."""
@@ -40,7 +41,6 @@ def list_settings_in_force(settings: Settings, engine_config: EngineConfig) -> l
 
 
 def _platform(settings: Settings) -> Iterator[Setting]:
-    prefix = Settings.model_config["env_prefix"]
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
         source: Source = "default"
@@ -50,17 +50,25 @@ def _platform(settings: Settings) -> Iterator[Setting]:
             source = "environment"
         elif name in _FILES and (settings.data_dir / _FILES[name]).exists():
             value, source = SecretStr("in the file"), "file"
-        meaning = " ".join((field.description or "").split())
-        yield Setting(f"{prefix}{name.upper()}", _shown(name, value), source, meaning)
+        meaning = _meaning(field.description or "", field.metadata)
+        yield Setting(environment_variable(name), _shown(name, value), source, meaning)
 
 
 def _engine(config: EngineConfig) -> Iterator[Setting]:
     meanings = field_meanings(EngineConfig)
+    hints = get_type_hints(EngineConfig, include_extras=True)
     for field in dataclasses.fields(EngineConfig):
         value = getattr(config, field.name)
         source: Source = "default" if value == field.default else "flag"
-        meaning = " ".join(meanings.get(field.name, "").split())
+        marks = getattr(hints[field.name], "__metadata__", ())
+        meaning = _meaning(meanings[field.name], marks)
         yield Setting(f"engine.{field.name}", _shown(field.name, value), source, meaning)
+
+
+def _meaning(description: str, marks: Iterable[object]) -> str:
+    unset = unset_meaning(marks)
+    default = f" Default: {unset}." if unset else ""
+    return " ".join(description.split()) + default
 
 
 def _shown(name: str, value: Any) -> str | None:

@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_valid
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..adapters.fetcher_environment import fetcher_environment, take_credentials
+from ..engine.option import Option, Unset, options_of
 from ..platform.errors import InvalidValue
 from ..platform.networks import Network
 from ..platform.secrets import (
@@ -23,6 +24,8 @@ from ..platform.secrets import (
     parse_secrets,
 )
 from .tools.tool_format import ToolFormatName
+
+MIB = 1 << 20
 
 
 def default_data_dir() -> Path:
@@ -34,66 +37,86 @@ def default_data_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """Settings of every command that touches the platform. The embedded parts are the defaults."""
+    """Settings of the server and of the commands that use its database or store.
+
+    A field with an `Option` is also an option of `loraplex serve`; the text below a field is its
+    description in the help and in `docs/settings.md`.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="LORAPLEX_", frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
-    data_dir: Path = Field(default_factory=default_data_dir)
+    data_dir: Annotated[Path, Option(), Unset("`loraplex` in the user's data folder")] = Field(
+        default_factory=default_data_dir
+    )
     """Folder of the embedded database, the local store and the secret."""
-    database: str | None = Field(default=None, repr=False)
-    """SQLAlchemy URL, possibly with a password; None is SQLite in `data_dir`."""
-    store: str | None = None
-    """URL of the adapter store; None is a folder in `data_dir`."""
-    secret: SecretStr | None = None
-    """64 hexadecimal digits; None is the file `secret` in `data_dir`, created on first use."""
-    secret_previous: SecretStr | None = None
-    """Earlier secrets, which still verify; None is the file `secret.previous`, if it exists."""
-    served_model_name: str | None = Field(default=None, min_length=1, max_length=256)
-    """Name of the base model in requests; None is its folder's name or its hub id."""
-    allowed_hosts: str | None = None
-    """Accepted `Host` names, separated by commas (`*.example.com`); None accepts any."""
-    metrics_token: SecretStr | None = None
-    """Bearer token for `/metrics`; None restricts it to this machine."""
-    trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
+    database: Annotated[str | None, Option(), Unset("SQLite in the data folder")] = Field(
+        default=None, repr=False
+    )
+    """SQLAlchemy URL of the database."""
+    store: Annotated[str | None, Option(), Unset("a folder in the data folder")] = None
+    """Adapter store: a folder or `s3://bucket/prefix`."""
+    served_model_name: Annotated[
+        str | None, Option(), Unset("the base's folder name or model ID")
+    ] = Field(default=None, min_length=1, max_length=256)
+    """Name of the base model in API requests."""
+    tool_format: Annotated[ToolFormatName | None, Option(), Unset("that of its chat template")] = (
+        None
+    )
+    """Tool call format of the base model."""
+    max_full_matrix_bytes: Annotated[
+        int, Option(name="max_full_matrix_mib", unit=MIB, minimum=0.0), Unset("refused")
+    ] = Field(default=0, ge=0)
+    """Maximum size of an adapter's full matrices (`modules_to_save`) as served; 0 refuses them."""
+    require_confinement: Annotated[bool, Option(), Unset("a warning in the log")] = False
+    """Start only if namespaces, Landlock and limits confine examinations."""
+    reference_base: Annotated[str | None, Option(metavar="DIR"), Unset("not measured")] = None
+    """Folder or model ID of the unquantized base. New versions are compared with it."""
+    max_reference_kl: Annotated[float | None, Option(), Unset("none is rejected")] = Field(
+        default=None, gt=0
+    )
+    """Versions whose KL divergence from `reference_base` is larger are rejected, in nats."""
+    secret: Annotated[SecretStr | None, Unset("file `secret`, created on first use")] = None
+    """64 hexadecimal digits, from which every key is derived."""
+    secret_previous: Annotated[SecretStr | None, Unset("file `secret.previous`, if any")] = None
+    """Earlier secrets, separated by spaces. What they signed stays valid."""
+    allowed_hosts: Annotated[str | None, Unset("any")] = None
+    """Accepted `Host` names, separated by commas, such as `*.example.com`."""
+    metrics_token: Annotated[SecretStr | None, Unset("`/metrics` only from this machine")] = None
+    """Bearer token for `/metrics`."""
+    trusted_proxies: Annotated[tuple[Network, ...], NoDecode, Unset("none")] = ()
     """Networks of the proxies whose `X-Forwarded-For` is trusted."""
-    tool_format: ToolFormatName | None = None
-    """Tool call format of the base; None is that of its chat template."""
-    otel: bool | None = None
-    """Whether to write OpenTelemetry spans; None: if `OTEL_…` variables are set."""
+    otel: Annotated[bool | None, Unset("if `OTEL_…` variables are set")] = None
+    """Write OpenTelemetry spans."""
     adapter_wait_seconds: float = Field(default=30.0, gt=0)
-    """Seconds that a request waits for its adapter; then it fails with `adapter_loading`."""
-    max_full_matrix_bytes: int = Field(default=0, ge=0)
-    """Maximum bytes of an adapter's full matrices (`modules_to_save`) as served; 0 refuses them."""
-    require_confinement: bool = False
-    """Whether to start only if namespaces, Landlock and limits confine examinations."""
+    """Maximum time that a request waits for its adapter; then it fails with `adapter_loading`."""
     max_pins: int = Field(default=16, ge=0)
     """Maximum pinned versions of one tenant."""
     disk_cache_bytes: int = Field(default=10 << 30, ge=0)
-    """Disk for cached copies of stored adapters."""
-    disk_reserve_bytes: int | None = Field(default=None, ge=0)
-    """Disk reserved for the database; None is a twentieth of the data folder's disk, between 8 MiB
-    and 1 GiB."""
-    staging_bytes: int | None = Field(default=None, ge=0)
-    """Disk for all tenants' unfinished uploads; None: a quarter of the data folder's disk."""
-    staging_tenant_bytes: int | None = Field(default=None, ge=0)
-    """The part of it for one tenant; a tenant never holds more than it leaves to others. None is
-    half."""
-    reference_base: str | None = None
-    """Folder or hub id of the unquantized base; every new version is compared with it."""
-    max_reference_kl: float | None = Field(default=None, gt=0)
-    """Versions with a larger KL divergence from it are rejected; None rejects none."""
+    """Disk space for cached copies of stored adapters."""
+    disk_reserve_bytes: Annotated[
+        int | None, Unset("1/20 of the data folder's disk, between 8 MiB and 1 GiB")
+    ] = Field(default=None, ge=0)
+    """Disk space reserved for the database."""
+    staging_bytes: Annotated[int | None, Unset("1/4 of the data folder's disk")] = Field(
+        default=None, ge=0
+    )
+    """Disk space for the unfinished uploads of all tenants."""
+    staging_tenant_bytes: Annotated[int | None, Unset("half of `staging_bytes`")] = Field(
+        default=None, ge=0
+    )
+    """Part of `staging_bytes` for one tenant. A tenant's uploads never exceed the free part."""
     stale_seconds: float = Field(default=300.0, ge=0)
     """How long cached keys and names stay valid while the database is unavailable."""
     reader_patience_seconds: float = Field(default=30.0, gt=0)
-    """A streaming client that reads nothing for so long is disconnected."""
+    """A streaming client that reads nothing for this time is disconnected."""
     request_log_days: int = Field(default=30, ge=1, le=3660)
     """Retention of the request log."""
     upload_days: int = Field(default=30, ge=1, le=3660)
     """Retention of closed uploads. The provenance of versions is kept."""
     drain_seconds: float = Field(default=25.0, ge=0)
-    """How long a server that was told to stop lets requests finish."""
+    """Maximum time that running requests may take to finish after SIGTERM."""
 
     _flags: frozenset[str] = PrivateAttr(default=frozenset())
 
@@ -128,7 +151,7 @@ class Settings(BaseSettings):
 
     @property
     def telemetry_environment(self) -> Mapping[str, str]:
-        """OpenTelemetry's standard variables, by which its exporter is set up too."""
+        """OpenTelemetry's standard variables, which also configure its exporter."""
         return {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
 
     @property
@@ -164,6 +187,11 @@ class Settings(BaseSettings):
         return load_secrets(self.data_dir / "secret.previous")
 
 
+def environment_variable(name: str) -> str:
+    """The variable of a setting."""
+    return f"{Settings.model_config['env_prefix']}{name.upper()}"
+
+
 def load_settings(**flags: Any) -> Settings:
     """A flag takes precedence over the environment, the environment over the default.
 
@@ -178,5 +206,5 @@ def load_settings(**flags: Any) -> Settings:
         error = exc.errors(include_url=False, include_input=False)[0]
         name = str(error["loc"][0])
         is_flag = flags.get(name) is not None
-        shown = f"--{name.replace('_', '-')}" if is_flag else f"LORAPLEX_{name.upper()}"
+        shown = options_of(Settings)[name].flag(name) if is_flag else environment_variable(name)
         raise InvalidValue(f"{shown}: {error['msg']}.", param=name) from None

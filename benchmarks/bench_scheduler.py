@@ -41,7 +41,7 @@ MAX_P99_SECONDS = 1e-3
 
 
 class AllResident:
-    """Every adapter is on the device: what residency costs is measured elsewhere."""
+    """Every adapter is on the device: loading is measured elsewhere."""
 
     def expect(self, keys: Iterable[AdapterKey]) -> None:
         """They are there; finding them is the scheduler's work."""

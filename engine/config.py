@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from .errors import InvalidParameter
+from .option import Option, Unset, options_of
+
+GIB = 1 << 30
 
 
 class Quantization(StrEnum):
@@ -57,78 +60,93 @@ class Acceptance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine's configuration; everything else is derived from the model at start."""
+    """One engine's configuration. The fields with an `Option` are options of `loraplex serve`; the
+    text below a field is the option's help."""
 
-    model: str
-    """A directory in the Hugging Face layout, or a hub id."""
-    quantization: Quantization = Quantization.NONE
-    """How the base's linear layers are stored."""
-    dtype: str = "auto"
-    """`auto`, `float32`, `bfloat16` or `float16`; auto is the checkpoint's own where the device
-    computes it fast, else float32."""
-    device: str = "auto"
-    """`auto`, `cpu` or `cuda`."""
-    max_model_len: int | None = None
-    """None: the model's own length, if it fits."""
-    max_num_seqs: int = 64
-    """The most sequences in one batch."""
-    max_num_batched_tokens: int = 1024
-    """The token budget of one step."""
+    model: Annotated[str, Option()]
+    """A model directory or Hugging Face model ID."""
+    quantization: Annotated[Quantization, Option(name="quantize")] = Quantization.NONE
+    """Quantization of the linear layers; int4 uses groups of 128 inputs."""
+    dtype: Annotated[str, Option()] = "auto"
+    """auto, float32, bfloat16 or float16. auto is the checkpoint's dtype if the device computes it
+    fast, else float32."""
+    device: Annotated[str, Option()] = "auto"
+    """auto, cpu or cuda."""
+    max_model_len: Annotated[int | None, Option(minimum=1), Unset("the model's length")] = None
+    """Maximum tokens of a sequence."""
+    max_num_seqs: Annotated[int, Option(minimum=1)] = 64
+    """Maximum sequences in a batch."""
+    max_num_batched_tokens: Annotated[int, Option(minimum=1)] = 1024
+    """Maximum tokens in a step."""
     kv_block_size: int = 16
     """Tokens of a KV block."""
-    enforce_eager: bool = False
-    """On CUDA, launch every kernel of every step: no step is captured as a graph."""
-    memory_bytes: int | None = None
-    """The device memory that the engine may use, weights included; None: the free memory, less a
-    reserve."""
-    arena_bytes: int | None = None
-    """Device bytes for adapters; None: a quarter of the memory that remains after the weights."""
-    lora_window_bytes: int | None = None
-    """On the CPU in half types, bytes for copies of the adapters that decode together; None: a
-    sixteenth of `arena_bytes`. Adapters that find no room there decode from the arena, at more time
-    a step."""
-    kv_cache_bytes: int | None = None
-    """Device bytes for KV blocks; None: the rest."""
-    host_cache_bytes: int = 1 << 30
-    """Bytes of the host memory cache of adapters."""
-    num_loader_threads: int = 2
-    """Threads that read, copy and zero adapters; one of them is kept for those below 64 MiB."""
-    loader_duty: float = 0.1
-    """The share of one CPU core that all of these together may use while requests run; 1 and more:
-    no limit. See `adapters.loaders.Pace`."""
-    num_threads: int | None = None
-    """CPU threads of the maths; None: all cores."""
+    enforce_eager: Annotated[bool, Option()] = False
+    """Disable CUDA graphs."""
+    memory_bytes: Annotated[
+        int | None,
+        Option(name="memory_gib", unit=GIB, minimum=0.1),
+        Unset("free memory, less a reserve"),
+    ] = None
+    """Memory limit of the engine, including weights."""
+    arena_bytes: Annotated[
+        int | None,
+        Option(name="arena_gib", unit=GIB, minimum=0.001),
+        Unset("1/4 of the memory after the weights"),
+    ] = None
+    """Device memory for adapters."""
+    kv_cache_bytes: Annotated[
+        int | None,
+        Option(name="kv_cache_gib", unit=GIB, minimum=0.001),
+        Unset("the remaining memory"),
+    ] = None
+    """Device memory for KV blocks."""
+    host_cache_bytes: Annotated[int, Option(name="host_cache_gib", unit=GIB, minimum=0.001)] = GIB
+    """Host memory for adapters."""
+    kv_dtype: Annotated[KvDtype, Option()] = KvDtype.AUTO
+    """Data type of the KV cache."""
+    # An adapter without room in the window decodes from the arena, which takes longer.
+    lora_window_bytes: Annotated[
+        int | None,
+        Option(name="lora_window_gib", unit=GIB, minimum=0.0),
+        Unset("1/16 of the arena"),
+    ] = None
+    """CPU memory for the compact decode windows of adapters (half dtypes)."""
+    # One of them is kept for adapters below 64 MiB.
+    num_loader_threads: Annotated[int, Option(minimum=1)] = 2
+    """Threads that load and zero adapters."""
+    # All loader threads share it; see `adapters.loaders.Pace`.
+    loader_duty: Annotated[float, Option(minimum=0.01)] = 0.1
+    """Share of a core that adapter loading may use while requests run; 1 or more is no limit."""
     prefix_caching: bool = True
     """Whether requests reuse prompt prefixes that were computed before."""
-    kv_dtype: KvDtype = KvDtype.AUTO
-    """How keys and values are stored."""
-    swap_bytes: int = 0
-    """Host memory for the KV of preempted sequences; 0: they are computed again."""
-    attention_window: int | None = None
-    """Full-attention layers see only this many positions, and the first `attention_sinks` ones
-    (StreamingLLM, Xiao et al. 2023), so memory is bounded however long an output is.
-
-    Positions keep growing and are not renumbered inside the window: an output still ends at
-    `max_model_len`.
-    """
-    attention_sinks: int = 4
-    """The number of first positions that remain visible outside `attention_window`."""
-    target_itl_ms: float | None = None
-    """Prompts share a step with decodes only as far as the step is expected to stay below this."""
-    speculation: tuple[str, ...] = ()
-    """The proposers, each a name and its argument after a colon: `ngram`, `draft:MODEL`,
-    `early_exit:LAYERS`, `medusa:CHECKPOINT`, `medusa_tree:CHECKPOINT`. Empty: plain decoding."""
-    max_draft_tokens: int = 8
-    """The most tokens drafted for a request in one step."""
-    acceptance: Acceptance = Acceptance.COUPLED
-    """The acceptance rule of draft tokens."""
-    max_queued: int = 4096
-    """Requests that wait, over all tenants."""
-    max_queued_per_tenant: int = 1024
-    """The maximum of these for one tenant."""
-    tenant_cap: float = 0.6
-    """The part of the sequences, KV blocks and adapter bytes that one tenant may hold while others
-    wait for them."""
+    swap_bytes: Annotated[int, Option(name="swap_gib", unit=GIB, minimum=0.0)] = 0
+    """Host memory for the KV blocks of preempted sequences; without it they are recomputed."""
+    # StreamingLLM (Xiao et al. 2023): memory is bounded for an output of any length. Positions are
+    # not renumbered within the window, so an output still ends at `max_model_len`.
+    attention_window: Annotated[int | None, Option(minimum=1), Unset("all")] = None
+    """Attention window of the full-attention layers, in tokens."""
+    attention_sinks: Annotated[int, Option(minimum=0)] = 4
+    """First positions that stay visible outside the window."""
+    target_itl_ms: Annotated[
+        float | None, Option(name="target_itl", metavar="MS", minimum=0.1), Unset("no target")
+    ] = None
+    """Target step time while prompts and decodes share a step."""
+    speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
+    """Speculative decoding: ngram, draft:MODEL, early_exit:LAYERS (a number), medusa:CHECKPOINT or
+    medusa_tree:CHECKPOINT (a folder); or off. Of several, the fastest is used."""
+    max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
+    """Maximum draft tokens per sequence and step."""
+    acceptance: Annotated[Acceptance, Option()] = Acceptance.COUPLED
+    """How draft tokens are accepted. coupled: the output equals plain decoding. rejection: accepts
+    more at high temperature; a seed no longer fixes the output."""
+    max_queued: Annotated[int, Option(minimum=1)] = 4096
+    """Maximum queued requests of all tenants."""
+    max_queued_per_tenant: Annotated[int, Option(minimum=1)] = 1024
+    """Maximum queued requests of one tenant."""
+    tenant_cap: Annotated[float, Option(minimum=0.01, maximum=1.0)] = 0.6
+    """Maximum share of the engine that one tenant holds while others wait."""
+    num_threads: Annotated[int | None, Option(minimum=1), Unset("all cores")] = None
+    """CPU threads for tensor work."""
 
     @property
     def proposers(self) -> list[str]:
@@ -144,17 +162,9 @@ class EngineConfig:
         return min(num_rows, self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:
+        for name, option in options_of(EngineConfig).items():
+            option.check(name, getattr(self, name))
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise InvalidParameter(
                 "max_num_batched_tokens", "must exceed max_num_seqs, or prompts would never advance"
             )
-        if self.attention_window is not None and self.attention_window < 1:
-            raise InvalidParameter("attention_window", "must be at least 1")
-        if self.num_loader_threads < 1:
-            raise InvalidParameter("num_loader_threads", "must be at least 1")
-        if not self.loader_duty > 0:
-            raise InvalidParameter("loader_duty", "must be positive")
-        if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
-            raise InvalidParameter("max_draft_tokens", f"must be from 1 to {MAX_DRAFT_TOKENS}")
-        if self.attention_sinks < 0:
-            raise InvalidParameter("attention_sinks", "must not be negative")

@@ -11,7 +11,7 @@ class EngineError(Exception):
 
     code: ClassVar[str] = "engine_error"
     retry_after_seconds: float | None = None
-    """When it is worth another try, where that is known."""
+    """Seconds until a retry may succeed, if known."""
     is_retryable: bool | None = None
     """Whether the same request may succeed later; None: as published for the code."""
 

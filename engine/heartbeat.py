@@ -30,11 +30,11 @@ class Heartbeat:
             self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
 
     def beat(self) -> None:
-        """Progress was made."""
+        """Count a progress event."""
         self._write_number(0, self.count + 1)
 
     def begin_step(self, request_ids: Iterable[str]) -> None:
-        """From now on these requests are computed."""
+        """Set the requests of the step that begins."""
         names = "\n".join(request_ids).encode()[: _FILE_BYTES - _HEADER_BYTES]
         self._write_number(_COUNTER_BYTES, 0)
         self._map[_HEADER_BYTES : _HEADER_BYTES + len(names)] = names

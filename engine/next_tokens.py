@@ -26,9 +26,10 @@ class NextTokens:
     def draw(
         self, requests: Sequence[Request], output: StepOutput, rows: Sequence[int]
     ) -> list[Drawn | EngineError]:
-        """Verify each request's draft and draw behind what was accepted; see `execution.Draw`.
+        """Verify each request's draft and sample the token after the accepted ones; see
+        `execution.Draw`.
 
-        Log-probabilities are the model's own, whatever a grammar forbids.
+        Log-probabilities are the model's own, regardless of the grammar.
         """
         logits = output.logits
         if len(rows) < len(logits):  # a copy, and a wait for the device

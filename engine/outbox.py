@@ -6,7 +6,7 @@ from .messages import FromEngine, StepEvents
 
 
 class Outbox:
-    """Collects messages in order, and the events of all requests in one message behind them."""
+    """Collects messages in order. The events of all requests follow them in one message."""
 
     def __init__(self) -> None:
         self.events = StepEvents()

@@ -12,7 +12,7 @@ class CopyBudget(Protocol):
     """Bytes for copies of the adapters' matrices, of all projections together."""
 
     def take(self, num_bytes: int) -> bool:
-        """Spend so much, or nothing and False if it is not left."""
+        """Take this many bytes; False, without effect, if fewer are left."""
 
     def give_back(self, num_bytes: int) -> None: ...
 

@@ -35,13 +35,13 @@ from .errors import (
 )
 from .row_security import confine
 from .sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWork
-from .writer_line import WriterLine
+from .writer_queue import WriterQueue
 
 BUSY_TIMEOUT_MS = 5000
 """How long a SQLite writer waits for writers of other processes."""
-LINE_SECONDS = 30.0
-"""How long a writer waits for others of its own process. They take turns, so this is for a hanging
-disk."""
+QUEUE_SECONDS = 30.0
+"""How long a writer waits for others of its own process. They are served in order, so only a disk
+that hangs takes this long."""
 WAL_RETRY_SECONDS = 0.01
 _PRIMARY_CODE = 0xFF
 """Of SQLite's error codes, whose other bits are details, such as SQLITE_BUSY_RECOVERY."""
@@ -73,7 +73,7 @@ class Database:
         self._url = url
         self._writing = make_engine(url)
         self._reading = _make_reading(self._writing)
-        self._writers = WriterLine(LINE_SECONDS)
+        self._writers = WriterQueue(QUEUE_SECONDS)
 
     @contextmanager
     def transaction(self, tenant_id: str, *, read_only: bool = False) -> Iterator[TenantSession]:
@@ -85,13 +85,13 @@ class Database:
         a value that it cannot hold.
         """
         session = TenantSession(self._engine(read_only), tenant_id=tenant_id, read_only=read_only)
-        with self._turn(read_only), _unit_of_work(session):
+        with self._queue(read_only), _unit_of_work(session):
             yield session
 
     @contextmanager
     def statements(self, tenant_id: str) -> Iterator[TenantStatements]:
         """A unit of work of plain statements on one tenant's rows; otherwise like `transaction`."""
-        with self._turn(False), _errors_told(), self._writing.begin() as connection:
+        with self._queue(False), _errors_told(), self._writing.begin() as connection:
             confine(connection, tenant_id)
             yield TenantStatements(connection, tenant_id)
 
@@ -99,7 +99,7 @@ class Database:
     def platform_transaction(self, *, read_only: bool = False) -> Iterator[PlatformSession]:
         """A unit of work on the rows of all tenants; otherwise like `transaction`."""
         session = PlatformSession(self._engine(read_only), read_only=read_only)
-        with self._turn(read_only), _unit_of_work(session):
+        with self._queue(read_only), _unit_of_work(session):
             yield session
 
     def upgrade(self) -> None:
@@ -137,10 +137,10 @@ class Database:
         """Close the idle connections."""
         self._writing.dispose()
 
-    def _turn(self, read_only: bool) -> AbstractContextManager[None]:
-        """The queue in which SQLite's writers wait for each other in order."""
+    def _queue(self, read_only: bool) -> AbstractContextManager[None]:
+        """The queue of SQLite's writers; other units of work do not wait."""
         is_shared = read_only or self._writing.dialect.name != "sqlite"
-        return nullcontext() if is_shared else self._writers.turn()
+        return nullcontext() if is_shared else self._writers.wait()
 
     def _engine(self, read_only: bool) -> Engine:
         return self._reading if read_only else self._writing

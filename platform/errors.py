@@ -267,7 +267,7 @@ class LimitReached(PlatformError):
     ) -> None:
         super().__init__(message)
         self.standing = standing
-        """What is left of the tenant's rates."""
+        """The tenant's remaining rates."""
         self.retry_after_seconds = retry_after_seconds
         """When the same request would pass if no other came first, where that is known."""
 

@@ -40,7 +40,7 @@ class Keyring:
         return hmac.digest(self._keys[self.current_id], message, hashlib.sha256)
 
     def is_signed(self, message: bytes, mac: bytes, under: str) -> bool:
-        """The code is right. Takes as long for one that nobody signed."""
+        """Whether the code is the message's. A forged code takes the same time."""
         return hmac.compare_digest(mac, self.mac(message, under) or b"")
 
     def age(self, under: str) -> int | None:

@@ -19,7 +19,7 @@ from sqlalchemy.orm import (
 )
 
 from .base import TenantOwned
-from .models import Tenant  # from there, so that whoever has a session knows every table
+from .models import Tenant  # from there, so that a module with a session has imported every table
 from .pinned_statements import TENANT_ID, is_pinned
 from .row_security import confine
 

@@ -16,7 +16,7 @@ import structlog
 
 from ...adapters.failpoints import failpoint
 from ...adapters.identity import AdapterKey
-from ...adapters.tenant_lines import TenantLines
+from ...adapters.tenant_queues import TenantQueues
 from ...engine.errors import EngineError
 from ...engine.messages import GenerationRequest, RequestFinished, TokensGenerated
 from ...engine.process.engine import Engine
@@ -39,16 +39,16 @@ from .quantization_contract import DRIFTED, NOT_MEASURED, Drift, NotMeasured, Qu
 log = structlog.get_logger(__name__)
 
 NUM_WORKERS = 4
-"""Attestations at a time, half of them of one tenant."""
+"""Concurrent attestations; at most half of them are of one tenant."""
 WATCH_SECONDS = 30.0
-"""How often a server takes over what one that is gone has left."""
+"""How often a server looks for attestations of stopped servers."""
 CACHE_NAMESPACE = "attestation"
 LOAD_FAILED = "adapter_load_failed"
 _MESSAGES = {
     "numerical_error": "The model's output with this adapter is not finite: lower alpha, or use "
     "an earlier checkpoint."
 }
-"""The sentences for the pusher; the engine's own sentences address the requester."""
+"""The messages for the pusher. The engine's own messages address a requester."""
 MAX_LOAD_FAILURES = 5
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
@@ -102,7 +102,7 @@ class Attestations:
         self._prompts = prompts
         self._contract = contract
         self._leases = leases
-        self._lines: TenantLines[AdapterVersion] = TenantLines(NUM_WORKERS)
+        self._queues: TenantQueues[AdapterVersion] = TenantQueues(NUM_WORKERS)
         self._known: set[str] = set()
         """The waiting and running versions."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,22 +123,22 @@ class Attestations:
                 self.add(version)
 
     def add(self, version: AdapterVersion) -> None:
-        """Attest this version in its turn; a version of another base once that base is served."""
+        """Queue the version. One of another base waits until that base is served."""
         if version.base_id == self._engine.info.base_id and version.id not in self._known:
             self._known.add(version.id)
-            self._lines.add(version.tenant_id, version)
+            self._queues.add(version.tenant_id, version)
             self._begin_next()
 
     async def close(self) -> None:
         await self._looks.close()
-        self._lines.clear()
+        self._queues.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin_next(self) -> None:
-        while taken := self._lines.take():
+        while taken := self._queues.take():
             task = asyncio.create_task(self._work(taken[1]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -147,16 +147,17 @@ class Attestations:
         try:
             await self._attest_once(version)
         except (LeaseLost, InvalidTransition):
-            log.info("attestation_overtaken", version_id=version.id)  # or it was deleted
-        except Exception:
+            log.info("attestation_overtaken", version_id=version.id)  # or deleted
+        except Exception:  # a defect for one version must not stop the queue
             log.exception("attestation_failed", version_id=version.id)
         finally:
             self._known.discard(version.id)
-            self._lines.end(version.tenant_id)
+            self._queues.end(version.tenant_id)
             self._begin_next()
 
     async def _attest_once(self, version: AdapterVersion) -> None:
-        """Unless another server does it. Raises LeaseLost or InvalidTransition if one has."""
+        """Attest the version, unless another server does. Raises LeaseLost or InvalidTransition if
+        it has."""
         lease = f"attestation:{version.id}"
         if await until_answered(lambda: self._leases.claim(lease)):
             await self._leases.keep(lease, self._attest(version))

@@ -37,7 +37,7 @@ from ...platform.sessions import PlatformSession, TenantSession
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.leases import LeaseLost, Leases
 from ..control_plane.periodic import Periodic
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ class Deletions:
         self._fetcher = fetcher
         self._store = store
         self._control_plane = control_plane
-        self._turns = TenantTurns("deletions", NUM_THREADS)
+        self._threads = AsyncTenantThreads("deletions", NUM_THREADS)
         self._leases = leases
         self._running: dict[str, asyncio.Task[Deletion]] = {}
         """By version."""
@@ -133,7 +133,7 @@ class Deletions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._turns.close()
+        self._threads.close()
 
     async def look(self) -> None:
         """Release content that other servers delete, and take over abandoned deletions.
@@ -144,9 +144,9 @@ class Deletions:
         self._let_go_of &= {version.id for version in deleting}
         others = [version for version in deleting if version.id not in self._running]
         for version in others:
-            with suppress(InvalidTransition):  # it is done by now
+            with suppress(InvalidTransition):  # it is complete
                 deletion = await self._resume(version.tenant_id, version.id)
-                if version.id in self._running:  # a caller of this server has just begun it
+                if version.id in self._running:  # a caller of this server has just started it
                     continue
                 await self._let_go(deletion, DRAIN_SECONDS)
                 if await self._leases.claim(_lease(deletion)):
@@ -176,7 +176,7 @@ class Deletions:
         return task
 
     async def _finish(self, deletion: Deletion, drain_seconds: float) -> Deletion:
-        """Evict, remove and write it down, again and again until it is done, here or elsewhere."""
+        """Run the deletion, and retry until it is complete, here or on another server."""
         pause = FIRST_PAUSE_SECONDS
         deadline = time.monotonic() + drain_seconds
         while True:
@@ -222,15 +222,15 @@ class Deletions:
         begun_at = await self._control_plane.read_all_tenants(shared_now)
         evicted = await self._engine.evict_adapter(key, drain_seconds=drain_seconds)
         failpoint("deletions.evicted")
-        await self._turns.run(key.tenant_id, self._fetcher.forget, key)
+        await self._threads.run(key.tenant_id, self._fetcher.forget, key)
         failpoint("deletions.forgotten")
         await self._wait_for_others(begun_at)
-        await self._turns.run(key.tenant_id, self._store.delete, object_key(key))
+        await self._threads.run(key.tenant_id, self._store.delete, object_key(key))
         failpoint("deletions.removed")
         return {"engine": asdict(evicted), "disk": "removed", "object": object_key(key)}
 
     async def _wait_for_others(self, begun_at: datetime) -> None:
-        """Wait until every other server has released the content, or counts as dead."""
+        """Wait until every other server has released the content or counts as stopped."""
         while True:
             holders = await self._control_plane.read_all_tenants(
                 lambda session: servers.list_holders(session, begun_at)
@@ -240,14 +240,14 @@ class Deletions:
             await asyncio.sleep(OTHERS_SECONDS)
 
     async def _let_go(self, deletion: Deletion, drain_seconds: float) -> None:
-        """Take the content out of this server's tiers; once for each deletion."""
+        """Remove the content from this server's tiers; once for each deletion."""
         if deletion.version_id in self._let_go_of:
             return
-        self._control_plane.note_change(deletion.key.tenant_id)  # no name leads there any more
+        self._control_plane.note_change(deletion.key.tenant_id)  # no name resolves to it any more
         if not deletion.is_content_shared:
             await self._engine.evict_adapter(deletion.key, drain_seconds=drain_seconds)
             tenant_id = deletion.key.tenant_id
-            await self._turns.run(tenant_id, self._fetcher.forget, deletion.key)
+            await self._threads.run(tenant_id, self._fetcher.forget, deletion.key)
         self._let_go_of.add(deletion.version_id)
 
 

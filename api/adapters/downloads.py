@@ -15,20 +15,18 @@ from ...adapters.errors import AdapterUnavailable, ObjectCorrupt, ObjectNotFound
 from ...adapters.export import run_export
 from ...adapters.identity import AdapterKey
 from ...engine.process.adapter_fetches import FetchedBlock
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 
 NUM_EXPORTERS = 2
-"""Threads, of different tenants."""
+"""Concurrent exports, of different tenants."""
 PIECE_BYTES = 1 << 20
 MAX_ATTEMPTS = 3
 """The disk cache may drop a block before it is read."""
 
 
 class ExportedFile:
-    """An open file that is already unlinked, so that nothing has to be cleaned up.
-
-    It is sent from a memory map: this process makes no copy of its bytes.
-    """
+    """An open file without a name, so that nothing has to be deleted later. It is sent from a
+    memory map, so this process copies no bytes."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -42,7 +40,8 @@ class ExportedFile:
         return f"sha-256=:{base64.b64encode(self._sha256).decode()}:"
 
     async def pieces(self) -> AsyncIterator[memoryview]:
-        """The whole content. A piece is released when the next is asked for."""
+        """The whole content in pieces. The memory of a piece is released when the next one is
+        requested."""
         with memoryview(self._mapped) as view:
             for start in range(0, self.size_bytes, PIECE_BYTES):
                 with view[start : start + PIECE_BYTES] as piece:
@@ -62,25 +61,25 @@ class Downloads:
         fetch_block: Callable[[AdapterKey], Awaitable[FetchedBlock]],
         room: DiskRoom | None = None,
     ) -> None:
-        """`fetch_block` brings a block to this machine's disk, or raises; `room` is the disk's."""
+        """`fetch_block` fetches a block to the local disk, or raises. `room`: the disk's."""
         shutil.rmtree(directory, ignore_errors=True)  # remains of a crash
         directory.mkdir(mode=0o700, parents=True)
         self._directory = directory
         self._room = DiskRoom(directory) if room is None else room
         self._fetch_block = fetch_block
-        self._turns = TenantTurns("exports", NUM_EXPORTERS)
+        self._threads = AsyncTenantThreads("exports", NUM_EXPORTERS)
 
     async def export(
         self, key: AdapterKey, name: str, *, base_model_name: str | None = None
     ) -> ExportedFile:
-        """The file `name` of this content, trained on the base that its trainer called so.
+        """The file `name` of this content. `base_model_name` is the trainer's name of the base.
 
-        Raises AdapterUnavailable, StorageFull, or as the store does.
+        Raises AdapterUnavailable, StorageFull, or an error of the store.
         """
         for _ in range(MAX_ATTEMPTS):
             try:
                 block = await self._fetch_block(key)
-                return await self._turns.run(
+                return await self._threads.run(
                     key.tenant_id, self._export, block.path, name, base_model_name
                 )
             except FileNotFoundError:
@@ -92,7 +91,7 @@ class Downloads:
         )
 
     def close(self) -> None:
-        self._turns.close()
+        self._threads.close()
 
     def _export(self, block: Path, name: str, base_model_name: str | None) -> ExportedFile:
         self._room.check(block.stat().st_size)

@@ -1,4 +1,4 @@
-"""The examination of uploads, each in a confined process of its own."""
+"""Examines uploads, each in a separate confined process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...adapters.examination import IntakeReport
 from ...adapters.intake import IntakeRequest, run_intake
 from ...engine.messages import EngineInfo
 from ...platform.adapters.models import Upload
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 from .staging import Staging
 from .staging_budget import EXAMINATION_COPIES
 from .upload_room import UploadRoom
@@ -21,13 +21,13 @@ from .upload_room import UploadRoom
 log = structlog.get_logger(__name__)
 
 NUM_EXAMINERS = 1 + max(1, min(2, (os.cpu_count() or 1) // 2))
-"""Intake processes at a time; all but one may be of one tenant."""
+"""Concurrent intake processes; all but one may be of one tenant."""
 
 _ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Examiner:
-    """Examines uploads that are all here, and leaves their blocks beside them."""
+    """Examines complete uploads and stores their blocks beside them."""
 
     def __init__(
         self,
@@ -38,34 +38,34 @@ class Examiner:
         room: UploadRoom,
         max_full_matrix_bytes: int,
     ) -> None:
-        """`max_full_matrix_bytes`: what whole matrices of one adapter may take together."""
+        """`max_full_matrix_bytes`: the maximum size of one adapter's full matrices."""
         self._info = info
         self._layout_path = layout_path
         self._staging = staging
         self._room = room
         self._max_full_matrix_bytes = max_full_matrix_bytes
-        self._turns = TenantTurns("intake", NUM_EXAMINERS)
+        self._threads = AsyncTenantThreads("intake", NUM_EXAMINERS)
 
     async def examine(self, upload: Upload) -> IntakeReport:
-        """Examine when it is the tenant's turn; once more if room had to be made for it.
+        """Examine the upload in the tenant's order; retries once if room had to be made.
 
         Raises AdapterRejected, StorageFull or another AdapterError.
         """
         try:
-            return await self._turns.run(upload.tenant_id, self._examine, upload)
+            return await self._threads.run(upload.tenant_id, self._examine, upload)
         except StorageFull:
             self._staging.discard_block(upload.id)
             needed = _needed_bytes(upload)
             if not await self._room.make(lambda: self._room.budget.lacking_to_write(needed)):
                 raise
-            return await self._turns.run(upload.tenant_id, self._examine, upload)
+            return await self._threads.run(upload.tenant_id, self._examine, upload)
 
     def close(self) -> None:
-        """Let what runs end; start nothing more."""
-        self._turns.close()
+        """Wait for running examinations; start no more."""
+        self._threads.close()
 
     def _examine(self, upload: Upload) -> IntakeReport:
-        """In a thread."""
+        """Runs in a thread."""
         with self._room.budget.writing(_needed_bytes(upload)) as room_bytes, full_disk_told():
             self._check_bytes(upload)
             report = run_intake(self._prepare(upload, room_bytes))
@@ -79,7 +79,7 @@ class Examiner:
             raise AdapterRejected("digest_mismatch", "The bytes do not have the declared SHA-256.")
 
     def _prepare(self, upload: Upload, room_bytes: int) -> IntakeRequest:
-        """Lay the configuration beside the weights."""
+        """Write the configuration beside the weights."""
         config_path = self._staging.config_path(upload.id)
         block_path = self._staging.block_path(upload.id)
         config_path.write_text(upload.config_json)
@@ -96,10 +96,8 @@ class Examiner:
 
 
 def check_fits(report: IntakeReport, info: EngineInfo) -> None:
-    """Raise AdapterRejected if the adapter exceeds the memory for all adapters.
-
-    How much that is says the log: it is the machine's, and the answer is the tenant's.
-    """
+    """Raise AdapterRejected if the adapter exceeds the memory for all adapters. The log contains
+    the size of this memory, but not the message, which the tenant reads."""
     room = min(info.arena_bytes, info.host_cache_bytes)
     needed = report.size_bytes * _ELEMENT_BYTES[info.dtype] // _ELEMENT_BYTES[report.dtype]
     if needed > room:

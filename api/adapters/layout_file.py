@@ -9,7 +9,7 @@ from ...adapters.layout import BaseLayout, layout_to_json
 
 
 def write_layout(data_dir: Path, layout: BaseLayout) -> Path:
-    """The file, written unless it is there; another base's is another file."""
+    """The file, written if it is missing. Each base has its own file."""
     content = layout_to_json(layout).encode()
     path = data_dir / f"layout-{hashlib.sha256(content).hexdigest()}.json"
     if path.exists() and path.read_bytes() == content:

@@ -18,8 +18,7 @@ from ..control_plane.control_plane import ControlPlane
 log = structlog.get_logger(__name__)
 
 PATIENCE = timedelta(minutes=30)
-"""A server may be away for this long, for an upgrade or a new machine, and still resume its
-uploads."""
+"""A server may be stopped for this long, such as for an upgrade, and still resume its uploads."""
 
 
 async def end_lost_uploads(control_plane: ControlPlane) -> None:

@@ -1,7 +1,7 @@
-"""Adapters on their way in: received, examined, stored, and made a version.
+"""Pushes: adapters are received, examined, stored, and registered as versions.
 
-An acknowledged byte is on the disk, an acknowledged version in the store and in the database.
-What a crash interrupts is taken up again by `recover`.
+An acknowledged byte is on the disk, and an acknowledged version is in the store and in the
+database. `recover` continues what a crash interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 class Pushed(NamedTuple):
-    """What an upload became."""
+    """The result of an upload."""
 
     adapter_name: str
     version: int
@@ -70,10 +70,9 @@ class Pushes:
         is_store_here: bool = True,
         note_stored: Callable[[AdapterKey], None],
     ) -> None:
-        """`max_full_matrix_bytes`: what whole matrices of one adapter may take together;
-        `is_store_here`: adapters are stored on the disk that uploads lie on; `note_stored` is told
-        whose block the store has, perhaps anew.
-        """
+        """`max_full_matrix_bytes`: the maximum size of one adapter's full matrices.
+        `is_store_here`: the store is on the disk of the uploads. `note_stored` is called with each
+        adapter whose block was stored or restored."""
         self._base_id = info.base_id
         self._staging = staging
         self._room = room
@@ -82,7 +81,7 @@ class Pushes:
         self._attestations = attestations
         self._served_model_name = served_model_name
         self.server_id = server_id
-        """Where the bytes of pushes lie."""
+        """The files of the uploads."""
         self._note_stored = note_stored
         self._records = UploadRecords(control_plane, server_id)
         self._receiver = UploadReceiver(staging=staging, room=room, records=self._records)
@@ -95,7 +94,7 @@ class Pushes:
         )
         self._blocks = StoredBlocks(store=store, staging=staging, budget=room.budget)
         self._validations: dict[str, asyncio.Task[Pushed]] = {}
-        """By upload."""
+        """The running validations, by upload id."""
 
     async def open(
         self,
@@ -105,13 +104,13 @@ class Pushes:
         *,
         declared_base_id: str | None,
     ) -> Upload:
-        """Expect an adapter; the same declaration again finds its unfinished upload.
+        """Declare an upload; repeating the declaration returns the unfinished upload.
 
-        It is accepted at once if the adapter has these bytes as a live version already, and the
-        store its block undamaged; else the bytes are sent and the block is written anew. Raises
-        ApiError for another base or a reserved name, InvalidValue, DiskShareExceeded, and an
-        AdapterError: AdapterRejected for what is too large to be taken, StorageFull, or that the
-        store does not answer.
+        If the adapter has a live version with these bytes and the store has its block undamaged,
+        the upload is accepted without the bytes. Otherwise the bytes are sent and the block is
+        written again. Raises ApiError for another base or a reserved name, InvalidValue,
+        DiskShareExceeded, and an AdapterError: AdapterRejected if it is too large, StorageFull, or
+        an error of the store.
         """
         self._check_declaration(principal, new, declared_base_id)
         try:
@@ -125,7 +124,7 @@ class Pushes:
         return upload
 
     async def get(self, tenant_id: str, upload_id: str) -> Upload:
-        """Where the upload stands. Raises UploadNotFound."""
+        """The state of the upload. Raises UploadNotFound."""
         return await self._records.get(tenant_id, upload_id)
 
     async def receive(
@@ -137,24 +136,23 @@ class Pushes:
         read: Callable[[int], AsyncIterator[bytes]],
         num_bytes: int | None = None,
     ) -> Upload:
-        """Take the bytes that `read` yields, from `offset` on; `read` is told the most to expect.
+        """Receive the bytes that `read` yields, from `offset` on; `read` is called with the maximum
+        to expect.
 
-        All that arrived are acknowledged, even if the rest did not. `num_bytes`: how many are
-        announced, if they are; too many are refused before one is read.
-
-        Raises UploadConflict if the upload stands elsewhere or another request writes to it,
-        UploadElsewhere, ApiError and StorageFull.
+        All received bytes are acknowledged, even if the rest is missing. `num_bytes`: the announced
+        number, if any; too many are refused before any is read. Raises UploadConflict if the offset
+        is wrong or another request writes to the upload, UploadElsewhere, ApiError and StorageFull.
         """
         return await self._receiver.receive(
             tenant_id, upload_id, offset=offset, read=read, num_bytes=num_bytes
         )
 
     async def commit(self, tenant_id: str, upload_id: str, origin: Origin) -> Pushed:
-        """Examine and store what was received; the version it became. Idempotent.
+        """Examine and store the received adapter; returns its version. Idempotent.
 
-        It goes on if the caller goes away. Raises ApiError with the reason if it is refused,
-        UploadConflict if bytes are missing, UploadElsewhere, and an AdapterError if this server
-        failed: the bytes are kept, and may be committed again.
+        It continues if the caller disconnects. Raises ApiError with the reason if the adapter is
+        rejected, UploadConflict if bytes are missing, UploadElsewhere, and an AdapterError if this
+        server failed: the bytes are kept, and the upload may be committed again.
         """
         upload = await self._records.get_here(tenant_id, upload_id)
         if upload.state is UploadState.RECEIVING:
@@ -165,7 +163,7 @@ class Pushes:
         return await self._outcome(upload)
 
     async def abandon(self, tenant_id: str, upload_id: str, origin: Origin) -> Upload:
-        """Expect nothing more of the upload; its bytes are gone when this returns. Idempotent.
+        """Abandon the upload; its bytes are deleted when this returns. Idempotent.
 
         Raises UploadNotFound, or InvalidTransition if it has ended otherwise or is being examined.
         """
@@ -174,13 +172,13 @@ class Pushes:
         return upload
 
     async def recover(self) -> None:
-        """Examine again what was being examined when the server stopped."""
+        """Restart the examinations that were running when the server stopped."""
         await self._room.refresh()
         for upload in await self._records.list_validating_here():
             self._validation(upload, BY_SYSTEM)
 
     async def close(self) -> None:
-        """Let the examinations under way end."""
+        """Wait for running examinations."""
         await asyncio.gather(*self._validations.values(), return_exceptions=True)
         self._examiner.close()
         self._blocks.close()
@@ -192,7 +190,7 @@ class Pushes:
     def _check_declaration(
         self, principal: Principal, new: NewUpload, declared_base_id: str | None
     ) -> None:
-        """Raise ApiError or AdapterRejected for what is not taken, whatever else lies here."""
+        """Raise ApiError or AdapterRejected for a declaration that is never accepted."""
         if declared_base_id not in (None, self._base_id):
             raise ApiError("base_mismatch", param="base_id")
         full_name = f"{principal.tenant_slug}/{new.adapter_name}"
@@ -211,13 +209,13 @@ class Pushes:
             return await self._control_plane.change(
                 tenant_id, origin, lambda session: self._accept_or_hold(session, new, known, held)
             )
-        except Exception:
-            for upload_id in held:  # the database does not know it
+        except Exception:  # whatever failed, the database has rolled back
+            for upload_id in held:
                 self._room.budget.release(upload_id)
             raise
 
     async def _find_whole_version(self, tenant_id: str, new: NewUpload) -> AdapterVersion | None:
-        """The live version that has these bytes, if the store has its block undamaged."""
+        """The live version with these bytes, if the store has its block undamaged."""
         version = await self._records.find_known_version(tenant_id, new, base_id=self._base_id)
         if version is None or not await self._blocks.has_whole(version):
             return None
@@ -230,10 +228,8 @@ class Pushes:
         known: AdapterVersion | None,
         held: list[str],
     ) -> Changed[Upload]:
-        """`known` is the version that has these bytes already, and a whole block.
-
-        `held` gets the upload that room was kept for now.
-        """
+        """`known` is the live version with these bytes and an undamaged block, if any. `held`
+        receives the id of the upload for which room was reserved."""
         accepted = uploads.accept_known_content(session, new, known.id) if known else None
         if accepted is not None:
             version, upload = accepted
@@ -249,7 +245,7 @@ class Pushes:
     # --- validating -------------------------------------------------------------------------------
 
     def _validation(self, upload: Upload, origin: Origin) -> asyncio.Task[Pushed]:
-        """The one validation of this upload, begun if it is not under way."""
+        """The validation of this upload, started if none runs."""
         task = self._validations.get(upload.id)
         if task is None:
             task = asyncio.create_task(self._validate(upload, origin))
@@ -269,7 +265,7 @@ class Pushes:
             return await self._outcome(upload)  # another validation has ended meanwhile
         try:
             version = await self._make_version(upload, origin)
-        except InvalidTransition:  # given up for lost meanwhile: this server was away
+        except InvalidTransition:  # closed as lost meanwhile, because this server was stopped
             self._room.release(upload.id)
             return await self._outcome(await self.get(upload.tenant_id, upload.id))
         self._room.release(upload.id)
@@ -278,7 +274,8 @@ class Pushes:
         return Pushed(upload.adapter_name, version.number)
 
     async def _make_version(self, upload: Upload, origin: Origin) -> AdapterVersion:
-        """Raises ApiError if the upload is refused; after another error it waits for a commit."""
+        """Raises ApiError if the upload is rejected. After another error, the upload waits for a
+        commit."""
         try:
             report = await self._examiner.examine(upload)
             failpoint("pushes.examined")
@@ -318,7 +315,7 @@ class Pushes:
     async def _refuse(
         self, upload: Upload, reason: str, message: str, pointer: str | None = None
     ) -> ApiError:
-        """Write down that nothing comes of the upload; what to tell its owner."""
+        """Record the rejection of the upload; returns the error for its owner."""
         await self._records.refuse(upload, reason=reason, message=message)
         self._room.release(upload.id)
         log.info(
@@ -335,6 +332,6 @@ class Pushes:
 
 
 def _log_notes(upload: Upload, error: AdapterError) -> None:
-    """What the examining process said about its end: for the operator, not for the tenant."""
+    """The output of the examining process at its end, for the operator, not for the tenant."""
     for note in getattr(error, "__notes__", ()):
         log.warning("examination_failed", upload_id=upload.id, code=error.code, note=note)

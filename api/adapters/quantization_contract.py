@@ -31,7 +31,7 @@ from .probes import Logits, kl_divergence
 NOT_MEASURED = "not measured"
 DRIFTED = "quantization_drift"
 MEASURE_SECONDS = 900.0
-"""For fetching the block, loading the reference and asking it."""
+"""Time for fetching the block, loading the reference and running it."""
 MAX_REASON_CHARACTERS = 300
 REFERENCE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process.reference_base")
 
@@ -74,7 +74,7 @@ class Drift:
 def compare_with_reference(
     reference: Sequence[Logits], served: Sequence[Logits], *, limit: float | None
 ) -> Drift:
-    """Both are one `[vocab_size]` per prompt."""
+    """Both have one `[vocab_size]` per prompt."""
     pairs = list(zip(reference, served, strict=True))
     divergences = [kl_divergence(one, other) for one, other in pairs]
     return Drift(
@@ -101,7 +101,8 @@ class QuantizationContract:
         measure_seconds: float = MEASURE_SECONDS,
         command: Sequence[str] = REFERENCE_COMMAND,
     ) -> None:
-        """`fetch` brings an adapter's block to the local disk; `limit` is of the largest KL."""
+        """`fetch` fetches an adapter's block to the local disk. `limit`: the largest accepted KL
+        divergence."""
         self._reference_dir = reference_dir
         self._base_id = base_id
         self._prompts = list(prompts)
@@ -138,7 +139,8 @@ class QuantizationContract:
         )
 
     async def _ask(self, request: ReferenceRequest) -> bytes:
-        """The child's answer; however this ends, the child has ended too. Raises NotMeasured."""
+        """The child's answer. The child has ended when this returns or raises. Raises
+        NotMeasured."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             request.to_json(),
@@ -174,7 +176,7 @@ class QuantizationContract:
 
 
 def check_reference(reference_dir: Path, base_id: str) -> None:
-    """Raise InvalidValue if the folder does not hold the base that is served; reads it whole."""
+    """Raise InvalidValue if the folder does not contain the served base. Reads all its files."""
     found = compute_base_id(reference_dir)
     if found != base_id:
         raise InvalidValue(

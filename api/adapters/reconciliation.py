@@ -29,7 +29,7 @@ MAX_PAUSE_SECONDS = 60.0
 
 
 class Reconciliation:
-    """Compares and corrects, every few seconds and on demand; one per server."""
+    """Compares the two and corrects the engine, every few seconds and on demand; one per server."""
 
     def __init__(self, *, engine: Engine, control_plane: ControlPlane) -> None:
         self._engine = engine
@@ -44,14 +44,14 @@ class Reconciliation:
         self._loop.start()
 
     def hasten(self) -> None:
-        """A wish was made or withdrawn: look now."""
+        """A wish was made or withdrawn: reconcile now."""
         self._is_due.set()
 
     async def close(self) -> None:
         await self._loop.close()
 
     async def reconcile(self) -> None:
-        """Look once. Raises a PlatformError or EngineError; the next look tries again."""
+        """Reconcile once. Raises a PlatformError or EngineError; the next round retries."""
         now = utc_now()
         base_id = self._engine.info.base_id
         wished = await self._control_plane.read_all_tenants(
@@ -82,7 +82,7 @@ class Reconciliation:
             except (PlatformError, EngineError) as exc:
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
                 log.warning("reconciliation_delayed", error=str(exc), seconds=pause)
-            except Exception:
+            except Exception:  # a defect in one round must not stop the next ones
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
                 log.exception("reconciliation_failed", seconds=pause)
             with suppress(TimeoutError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...adapters.disk_room import DiskRoom, full_disk_told
 from ...adapters.wiping import file_digest
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 
 NUM_WRITERS = 4
 
@@ -24,7 +24,7 @@ class Staging:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self.room = DiskRoom(directory) if room is None else room
-        self._turns = TenantTurns("uploads", NUM_WRITERS)
+        self._threads = AsyncTenantThreads("uploads", NUM_WRITERS)
 
     def weights_path(self, upload_id: str) -> Path:
         return self._directory / f"{upload_id}.safetensors"
@@ -50,16 +50,16 @@ class Staging:
         self, tenant_id: str, upload_id: str, offset: int, chunks: AsyncIterator[bytes]
     ) -> None:
         path = self.weights_path(upload_id)
-        file = await self._turns.run(tenant_id, _open_at, path, offset)
+        file = await self._threads.run(tenant_id, _open_at, path, offset)
         try:
             async for chunk in chunks:
                 await self._write(tenant_id, file, chunk)
         finally:
-            await self._turns.run(tenant_id, _finish, file)
+            await self._threads.run(tenant_id, _finish, file)
 
     async def _write(self, tenant_id: str, file: int, chunk: bytes) -> None:
         self.room.check(len(chunk))
-        writing = self._turns.run(tenant_id, _write_all, file, chunk)
+        writing = self._threads.run(tenant_id, _write_all, file, chunk)
         try:
             await asyncio.shield(writing)
         finally:
@@ -96,7 +96,7 @@ class Staging:
         return {upload_id for upload_id, at in touched.items() if at <= before.timestamp()}
 
     def close(self) -> None:
-        self._turns.close()
+        self._threads.close()
 
 
 def _open_at(path: Path, offset: int) -> int:

@@ -13,7 +13,7 @@ from ...adapters.identity import AdapterKey
 from ...adapters.store import ObjectStore, object_key
 from ...platform.adapters.models import AdapterVersion, Upload
 from ...platform.base import new_id
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 from .staging import Staging
 from .staging_budget import StagingBudget
 
@@ -23,7 +23,7 @@ NUM_STORE_CALLS = 4
 
 
 class StoredBlocks:
-    """Calls the store in threads that tenants share by turns.
+    """Calls the store in threads that tenants share fairly.
 
     All raise StorageFull, StoreUnavailable or StoreDenied.
     """
@@ -32,23 +32,23 @@ class StoredBlocks:
         self._store = store
         self._staging = staging
         self._budget = budget
-        self._turns = TenantTurns("store-calls", NUM_STORE_CALLS)
+        self._threads = AsyncTenantThreads("store-calls", NUM_STORE_CALLS)
 
     async def put(self, upload: Upload, report: IntakeReport) -> None:
-        """Store the block that the upload's examination has left."""
-        await self._turns.run(upload.tenant_id, self._put, upload, report)
+        """Store the block of the upload's examination."""
+        await self._threads.run(upload.tenant_id, self._put, upload, report)
 
     async def put_if_missing(self, upload: Upload, report: IntakeReport) -> None:
-        """Store it unless the store has it."""
-        await self._turns.run(upload.tenant_id, self._put_if_missing, upload, report)
+        """Store it if the store does not have it."""
+        await self._threads.run(upload.tenant_id, self._put_if_missing, upload, report)
 
     async def has_whole(self, version: AdapterVersion) -> bool:
         """Whether the store has the version's block undamaged."""
-        return await self._turns.run(version.tenant_id, self._has_whole, version)
+        return await self._threads.run(version.tenant_id, self._has_whole, version)
 
     def close(self) -> None:
-        """Let what runs end; start nothing more."""
-        self._turns.close()
+        """Wait for running calls; start no more."""
+        self._threads.close()
 
     def _put(self, upload: Upload, report: IntakeReport) -> None:
         block = self._staging.block_path(upload.id)

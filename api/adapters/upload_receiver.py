@@ -1,4 +1,4 @@
-"""The bytes of uploads on their way to this server's disk: what is acknowledged is there."""
+"""Receives the bytes of uploads to this server's disk. Acknowledged bytes are on the disk."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .upload_records import UploadRecords
 from .upload_room import UploadRoom
 
 UNDECLARED_BYTES = 1 << 20
-"""Room that a body of unknown length needs before it is read."""
+"""The room required before reading a body of unknown length."""
 
 
 class UploadReceiver:
-    """Lets one request at a time write to an upload."""
+    """Allows one request at a time to write to an upload."""
 
     def __init__(self, *, staging: Staging, room: UploadRoom, records: UploadRecords) -> None:
         self._staging = staging
         self._room = room
         self._records = records
         self._receiving: set[tuple[str, str]] = set()
-        """By the caller's tenant, so that nobody holds up the upload of another."""
+        """By tenant, so that no tenant delays the uploads of another."""
 
     async def receive(
         self,
@@ -38,7 +38,7 @@ class UploadReceiver:
         read: Callable[[int], AsyncIterator[bytes]],
         num_bytes: int | None,
     ) -> Upload:
-        """Take the bytes that `read` yields, from `offset` on; see `Pushes.receive`."""
+        """Receive the bytes that `read` yields, from `offset` on; see `Pushes.receive`."""
         claim = (tenant_id, upload_id)
         if claim in self._receiving:
             raise _conflict(await self._records.get(tenant_id, upload_id), is_busy=True)

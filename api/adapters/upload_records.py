@@ -1,4 +1,4 @@
-"""Uploads as the database knows them, and the versions that they become."""
+"""The database records of uploads and of the versions that they become."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..control_plane.control_plane import ControlPlane
 
 
 class UploadRecords:
-    """Each change is one transaction, with its audit entry where it has one.
+    """Each change is one transaction, with its audit entry if it has one.
 
-    All raise a PlatformError: UploadNotFound for what is not the tenant's, InvalidTransition for
-    what is not possible in the upload's state.
+    All methods raise a PlatformError: UploadNotFound for another tenant's upload, InvalidTransition
+    for a change that its state does not allow.
     """
 
     def __init__(self, control_plane: ControlPlane, server_id: str) -> None:
@@ -30,13 +30,14 @@ class UploadRecords:
         self._server_id = server_id
 
     async def get(self, tenant_id: str, upload_id: str) -> Upload:
-        """Where the upload stands."""
+        """The state of the upload."""
         return await self._control_plane.read(
             tenant_id, lambda session: uploads.get_upload(session, upload_id)
         )
 
     async def get_here(self, tenant_id: str, upload_id: str) -> Upload:
-        """Where it stands. Raises UploadElsewhere if another server receives or examines it."""
+        """The state of the upload. Raises UploadElsewhere if another server receives or examines
+        it."""
         upload = await self.get(tenant_id, upload_id)
         is_open = upload.state in (UploadState.RECEIVING, UploadState.VALIDATING)
         if is_open and not self._is_here(upload):
@@ -44,7 +45,7 @@ class UploadRecords:
         return upload
 
     async def get_version(self, upload: Upload) -> AdapterVersion:
-        """The version that the upload became. Raises ApiError with the reason if it became none."""
+        """The version of the upload. Raises ApiError with the reason if it was rejected."""
         if upload.version_id is None:
             reason = upload.reason_code or "upload_not_found"
             raise ApiError(reason, upload.reason_message)
@@ -69,13 +70,13 @@ class UploadRecords:
     async def find_known_version(
         self, tenant_id: str, new: NewUpload, *, base_id: str
     ) -> AdapterVersion | None:
-        """The adapter's live version that was made from these bytes."""
+        """The adapter's live version with these bytes."""
         return await self._control_plane.read(
             tenant_id, lambda session: uploads.find_known_content(session, new, base_id=base_id)
         )
 
     async def acknowledge(self, upload: Upload, num_bytes: int) -> Upload:
-        """So many more bytes are on the disk."""
+        """This many more bytes are on the disk."""
         return await self._control_plane.write(
             upload.tenant_id,
             lambda session: uploads.advance_upload(
@@ -84,19 +85,19 @@ class UploadRecords:
         )
 
     async def begin_validation(self, upload: Upload) -> Upload:
-        """All bytes are here. Raises UploadConflict if some are missing."""
+        """All bytes are received. Raises UploadConflict if some are missing."""
         return await self._control_plane.write(
             upload.tenant_id, lambda session: uploads.begin_validation(session, upload.id)
         )
 
     async def reopen(self, upload: Upload) -> None:
-        """The server failed, not the upload: it waits to be committed again."""
+        """The server failed, not the upload: it may be committed again."""
         await self._control_plane.write(
             upload.tenant_id, lambda session: uploads.reopen(session, upload.id)
         )
 
     async def refuse(self, upload: Upload, *, reason: str, message: str) -> None:
-        """Nothing comes of the upload."""
+        """The upload is rejected or lost."""
         await self._control_plane.write(
             upload.tenant_id,
             lambda session: uploads.mark_refused(
@@ -105,7 +106,7 @@ class UploadRecords:
         )
 
     async def abandon(self, tenant_id: str, upload_id: str, origin: Origin) -> Upload:
-        """The owner does not want it any more. Idempotent."""
+        """The owner abandons the upload. Idempotent."""
         return await self._control_plane.change(
             tenant_id, origin, lambda session: _abandon(session, upload_id)
         )
@@ -113,7 +114,7 @@ class UploadRecords:
     async def add_version(
         self, upload: Upload, report: IntakeReport, origin: Origin
     ) -> AdapterVersion:
-        """The version of what was examined. Raises QuotaExceeded."""
+        """Register the examined adapter as a version. Raises QuotaExceeded."""
         return await self._control_plane.change(
             upload.tenant_id, origin, lambda session: _add_version(session, upload, report)
         )
@@ -125,7 +126,8 @@ class UploadRecords:
 def set_wanted_aliases(
     session: TenantSession, upload: Upload, version: AdapterVersion
 ) -> Event | None:
-    """Set those that the upload asks for if its version is ready; else its attestation does."""
+    """Set the aliases that the upload requested if its version is ready; otherwise its attestation
+    sets them."""
     if version.state is not VersionState.READY or not upload.aliases:
         return None
     for alias in upload.aliases:
@@ -147,7 +149,7 @@ def _abandon(session: TenantSession, upload_id: str) -> Changed[Upload]:
 def _add_version(
     session: TenantSession, upload: Upload, report: IntakeReport
 ) -> Changed[AdapterVersion]:
-    """The version, with the upload's end in the same unit of work."""
+    """Register the version and end the upload, in one unit of work."""
     version, is_new = service.create_version(
         session,
         NewVersion(

@@ -1,7 +1,7 @@
 """Room for uploads on this server's disk, and how it is freed.
 
-Under pressure the cheapest files go first: those of uploads that ended elsewhere, cached copies of
-stored adapters, then the uploads that received no data for an hour, oldest first.
+If the disk is short, the cheapest files are deleted first: files of uploads that have ended, cached
+copies of stored adapters, then the uploads that received no data for an hour, oldest first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REFRESH_SECONDS = 60.0
 
 
 class UploadRoom:
-    """The budget, kept true to the database and to the disk; one for the server."""
+    """Keeps the budget consistent with the database and the disk; one per server."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class UploadRoom:
         self._threads = WorkerThreads("upload-room", 1)
         self._making = asyncio.Lock()
         self._receiving: set[str] = set()
-        """The uploads that receive now."""
+        """The uploads that are being received now."""
         self._refreshes = Periodic(
             self.refresh, seconds=REFRESH_SECONDS, log=log, failed="upload_room_not_refreshed"
         )
 
     async def refresh(self) -> Sequence[StagedUpload]:
-        """Reserve room for the uploads that are unfinished in the database, which are returned;
-        release the others.
+        """Reserve room for the unfinished uploads in the database, and return them; release all
+        others.
 
-        Upkeep jobs and tenants that call another server may end this server's uploads.
+        Upkeep jobs, and tenants that call another server, may end this server's uploads.
         """
         held = self.budget.held_ids
 
@@ -77,7 +77,8 @@ class UploadRoom:
 
     @contextmanager
     def receiving(self, upload_id: str) -> Iterator[None]:
-        """An upload that receives is not given up, however long ago bytes were acknowledged."""
+        """An upload that is being received is not deleted, even if its last acknowledged bytes are
+        old."""
         self._receiving.add(upload_id)
         try:
             yield
@@ -85,10 +86,8 @@ class UploadRoom:
             self._receiving.discard(upload_id)
 
     async def make(self, lacking_bytes: Callable[[], int]) -> bool:
-        """Give up what is missed least until nothing lacks; False if that was not enough.
-
-        Raises a PlatformError.
-        """
+        """Delete the cheapest files until enough is free; False if that is impossible. Raises a
+        PlatformError."""
         async with self._making:
             unfinished = await self.refresh()
             if (lacking := lacking_bytes()) > 0:

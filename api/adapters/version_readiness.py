@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...adapters.record import State
-from ...engine.messages import AdapterExplanation
+from ...adapters.status import AdapterLoad
 from ...platform.adapters.models import AdapterVersion
 from ...platform.adapters.states import VersionState
 
@@ -61,7 +61,7 @@ class VersionReadiness:
 
     @property
     def is_servable(self) -> bool:
-        """A request for it is taken, though it may have to wait for the weights."""
+        """Requests for it are accepted, although they may wait for the weights."""
         return self.reason not in _UNSERVABLE
 
 
@@ -72,7 +72,7 @@ def judge(
     base_id: str,
     is_engine_ready: bool,
     is_quarantined: bool,
-    load: AdapterExplanation | None,
+    load: AdapterLoad | None,
     sees_machine: bool,
 ) -> VersionReadiness:
     """The readiness of the version called `name`.
@@ -94,7 +94,7 @@ def _in_catalog(version: AdapterVersion, base_id: str) -> str | None:
     return "base_mismatch" if version.base_id != base_id else None
 
 
-def _in_engine(load: AdapterExplanation | None, *, is_ready: bool, is_quarantined: bool) -> str:
+def _in_engine(load: AdapterLoad | None, *, is_ready: bool, is_quarantined: bool) -> str:
     if is_quarantined:
         return "quarantined"
     if not is_ready:
@@ -103,7 +103,7 @@ def _in_engine(load: AdapterExplanation | None, *, is_ready: bool, is_quarantine
 
 
 def _words(
-    reason: str, version: AdapterVersion, load: AdapterExplanation | None, *, sees_machine: bool
+    reason: str, version: AdapterVersion, load: AdapterLoad | None, *, sees_machine: bool
 ) -> str:
     match reason:
         case "rejected" | "being_checked" if version.reason_code:
@@ -119,7 +119,7 @@ def _words(
             return REASONS[reason]
 
 
-def _room(load: AdapterExplanation, needed_bytes: int, *, sees_machine: bool) -> str:
+def _room(load: AdapterLoad, needed_bytes: int, *, sees_machine: bool) -> str:
     needed = f"It needs {_mib(needed_bytes)} of contiguous memory"
     if not sees_machine:
         return f"{needed}."
@@ -134,13 +134,13 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB"
 
 
-def _queue(load: AdapterExplanation) -> str:
+def _queue(load: AdapterLoad) -> str:
     if load.order <= 0:
         return ""
     return f" {load.order} other load{'s are' if load.order > 1 else ' is'} ahead."
 
 
-def _retry_seconds(reason: str, load: AdapterExplanation | None) -> float | None:
+def _retry_seconds(reason: str, load: AdapterLoad | None) -> float | None:
     if reason == "load_failed":
         return load.retry_in_seconds if load else None
     return _RETRY_SECONDS if reason in _TRANSIENT else None

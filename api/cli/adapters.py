@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import aliases, residency
+from . import aliases, pins
 from .client import ApiClient, api_path, open_client
 from .download import download_adapter
 from .exit_codes import CommandFailed, ExitCode
@@ -197,10 +197,10 @@ def abandon(
 
 app.command("validate")(validate)
 app.command("rollback")(aliases.rollback)
-app.command("pin")(residency.pin)
-app.command("unpin")(residency.unpin)
-app.command("prefetch")(residency.prefetch)
-app.command("why")(residency.why)
+app.command("pin")(pins.pin)
+app.command("unpin")(pins.unpin)
+app.command("prefetch")(pins.prefetch)
+app.command("why")(pins.why)
 app.add_typer(aliases.app, name="alias", help="Move, split, roll back and remove aliases.")
 
 

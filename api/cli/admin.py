@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ...platform.database import Database, database_name, failure_reason
 from ...platform.errors import DatabaseUnavailable, RevisionMismatch, RowSecurityMissing
@@ -17,27 +14,6 @@ from ..server.running_servers import RunningServer, list_running_servers
 from ..settings import Settings, load_settings
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
-
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        envvar="LORAPLEX_DATABASE",
-        help="SQLAlchemy URL of the database.",
-        show_default="SQLite in the data folder",
-    ),
-]
-
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        envvar="LORAPLEX_DATA_DIR",
-        help="Folder of the embedded database, store and secret.",
-        show_default="in the user's data folder",
-    ),
-]
 
 
 @contextmanager

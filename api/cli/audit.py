@@ -17,10 +17,11 @@ from ...platform.keyring import Keyring
 from ...platform.secrets import AUDIT_CHAIN_KEY
 from ...platform.tenants import service as tenants
 from ..settings import Settings, load_settings
-from .admin import DatabaseUrl, DataDir, open_current_database
+from .admin import open_current_database
 from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json, print_rows
+from .setting_options import DatabaseUrl, DataDir
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -8,8 +8,9 @@ from ...platform.keyring import secret_id
 from ...platform.revisions import head_revision
 from ...platform.secret_use import Needs, count_needs
 from ..settings import load_settings
-from .admin import DatabaseUrl, DataDir, open_current_database, open_database
+from .admin import open_current_database, open_database
 from .output import AsJson, note, print_json, print_rows
+from .setting_options import DatabaseUrl, DataDir
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

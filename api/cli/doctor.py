@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import typer
@@ -20,11 +20,12 @@ from ...adapters.store import check_usable, open_store
 from ...platform.database import Database, database_name
 from ..server.confinement import confinement_here
 from ..settings import Settings, load_settings
-from .admin import DatabaseUrl, DataDir, naming_the_database
+from .admin import naming_the_database
 from .client import open_client
 from .connection import find_connection, find_url
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, print_json, print_rows
+from .setting_options import DatabaseUrl, DataDir, StoreUrl
 
 app = typer.Typer(add_completion=False)
 
@@ -46,7 +47,7 @@ class Finding(NamedTuple):
 @app.command()
 def doctor(
     database: DatabaseUrl = None,
-    store: Annotated[str | None, typer.Option(envvar="LORAPLEX_STORE")] = None,
+    store: StoreUrl = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -180,6 +181,6 @@ def _look(check: str, look: Callable[[], Finding]) -> Finding:
     """What the look finds; that it fails is a finding."""
     try:
         return look()
-    except Exception as exc:  # whatever it is, the other checks are still wanted
+    except Exception as exc:  # the other checks run after any failure
         reason = next(iter(str(exc).splitlines()), "") or type(exc).__name__
         return Finding(check, FAILED, reason)

@@ -15,9 +15,10 @@ from ..adapters.staging import Staging
 from ..control_plane.control_plane import ControlPlane
 from ..settings import Settings, load_settings
 from ..upkeep.garbage import GRACE_SECONDS, Collected, Garbage
-from .admin import DatabaseUrl, DataDir, open_current_database
+from .admin import open_current_database
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json
+from .setting_options import DatabaseUrl, DataDir, StoreUrl
 
 app = typer.Typer(add_completion=False)
 
@@ -40,12 +41,7 @@ def gc(
     ] = GRACE_SECONDS / 3600,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            envvar="LORAPLEX_STORE", help="A folder or s3://bucket/prefix.", show_default="a folder"
-        ),
-    ] = None,
+    store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove objects that no version references, and abandoned uploads."""

@@ -16,17 +16,12 @@ from ...platform.keys.principal import OperatorRole
 from ...platform.operators.service import IssuedOperatorKey, OperatorService
 from ...platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
 from . import operator_keys
-from .admin import (
-    DatabaseUrl,
-    DataDir,
-    load_settings_beside_server,
-    moment,
-    open_current_database,
-)
+from .admin import load_settings_beside_server, moment, open_current_database
 from .client import api_path, open_client
 from .connection import find_url
 from .invitations import join_url, print_invitation
 from .output import AsJson, note, print_json, print_rows
+from .setting_options import DatabaseUrl, DataDir
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(operator_keys.app, name="keys", help="Manage an operator's API keys.")

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import shlex
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...adapters.errors import AdapterError, ConfinementMissing
 from ...engine.config import EngineConfig
 from ..server.running_servers import registered
-from ..settings import Settings, default_data_dir, load_settings
+from ..settings import Settings, default_data_dir
 from .admin import describe_running_server, naming_the_database
 from .client import DEFAULT_URL
 from .exit_codes import CommandFailed, ExitCode
-from .option_groups import with_options
 from .output import note
-from .serve_options import (
-    DEFAULT_SPECULATION,
-    MIB,
-    AdapterOptions,
-    BaseOptions,
-    BatchOptions,
-    ListenOptions,
-    LoadingOptions,
-    MemoryOptions,
-    PlatformOptions,
-    QueueOptions,
-    SequenceOptions,
-    SpeculationOptions,
-    ThreadOptions,
-    ToolOptions,
-)
+from .serve_options import with_options
 from .speculation import describe_speculation
 
 if TYPE_CHECKING:
     from ..server.runtime import Runtime
-
-__all__ = ["DEFAULT_SPECULATION", "app", "next_steps"]
 
 app = typer.Typer(add_completion=False)
 
@@ -46,40 +28,14 @@ app = typer.Typer(add_completion=False)
 @app.command()
 @with_options
 def serve(
-    base: BaseOptions,
-    listen: ListenOptions,
-    platform: PlatformOptions,
-    batch: BatchOptions,
-    memory: MemoryOptions,
-    loading: LoadingOptions,
-    sequences: SequenceOptions,
-    speculation: SpeculationOptions,
-    queue: QueueOptions,
-    adapters: AdapterOptions,
-    tools: ToolOptions,
-    threads: ThreadOptions,
+    engine_config: EngineConfig,
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
 ) -> None:
     """Serve a base model and its tenants' adapters until ^C or SIGTERM."""
-    engine_config = EngineConfig(model=base.model)
-    for group in (base, batch, memory, loading, sequences, speculation, queue, threads):
-        engine_config = group.configure(engine_config)
-    settings = _settings(platform, adapters, tools)
-    _run(settings, engine_config, host=listen.host, port=listen.port)
-
-
-def _settings(platform: PlatformOptions, adapters: AdapterOptions, tools: ToolOptions) -> Settings:
-    mib = adapters.max_full_matrix_mib
-    return load_settings(
-        data_dir=platform.data_dir,
-        database=platform.database,
-        store=platform.store,
-        served_model_name=platform.served_model_name,
-        tool_format=tools.tool_format,
-        reference_base=adapters.reference_base,
-        max_reference_kl=adapters.max_reference_kl,
-        max_full_matrix_bytes=None if mib is None else round(mib * MIB),
-        require_confinement=adapters.require_confinement,
-    )
+    _run(settings, engine_config, host=host, port=port)
 
 
 def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: int) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...engine.config import PROPOSERS
-from ...engine.messages import EngineInfo
+
+if TYPE_CHECKING:
+    from ...engine.messages import EngineInfo
 
 OFF = "off"
-BEHIND_COLON: dict[str, str | None] = {
+ARGUMENTS: dict[str, str | None] = {
     "ngram": None,
     "draft": "MODEL",
     "early_exit": "LAYERS",
@@ -45,7 +48,7 @@ def _objection(name: str, argument: str) -> str | None:
         return f"{OFF} cannot be combined with other proposers"
     if name not in PROPOSERS:
         return f"{name} is not one of {', '.join(PROPOSERS)}"
-    needed = BEHIND_COLON[name]
+    needed = ARGUMENTS[name]
     if needed is None:
         return f"{name} takes no argument" if argument else None
     if not argument:

@@ -48,7 +48,7 @@ class ApiError(Exception):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What a caller reads about an error."""
+    """An error in a response."""
 
     message: str
     type: str

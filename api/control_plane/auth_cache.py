@@ -17,7 +17,7 @@ from ...platform.base import utc_now
 from ...platform.keys.principal import AnyPrincipal, Principal
 
 TTL_SECONDS = 3.0
-"""A revocation is to hold within 5 s on every server: the rest is for the look-up itself."""
+"""A revocation must take effect within 5 s on every server, including the look-up itself."""
 MAX_STALE_SECONDS = 300.0
 """The default maximum age of an entry that is used while the database is unavailable."""
 MAX_ENTRIES = 20_000
@@ -78,12 +78,12 @@ class AuthCache:
                 self._entries.popitem(last=False)
 
     def drop(self, token: str, tenant_slug: str | None) -> None:
-        """Forget a key that was refused."""
+        """Drop a key that was refused."""
         with self._lock:
             self._entries.pop(_digest(token, tenant_slug), None)
 
     def clear(self) -> None:
-        """Forget everything: tenants or operators were changed."""
+        """Drop everything, because tenants or operators changed."""
         with self._lock:
             self._num_changes += 1
             self._entries.clear()
@@ -114,7 +114,7 @@ class AuthCache:
 
 
 class Ticket(NamedTuple):
-    """When a look-up began."""
+    """When the look-up began."""
 
     num_changes: int
     began_at: float

@@ -1,4 +1,4 @@
-"""A coroutine that runs beside the requests for as long as a service is open."""
+"""A background coroutine that runs while a service is open."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ class BackgroundLoop:
     """One task, from `start` to `close`."""
 
     def __init__(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """`run` goes on until it is cancelled."""
+        """`run` must run until it is cancelled."""
         self._run = run
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_started(self) -> bool:
-        """It was started, even if it is closed by now."""
+        """Whether it was started, even if it is closed now."""
         return self._task is not None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Cancel the loop wherever it is, and wait for its end."""
+        """Cancel the loop and wait for its end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

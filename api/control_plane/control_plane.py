@@ -32,14 +32,14 @@ from ...platform.tenants import service as tenants
 from ...platform.tenants.access import act_on_tenant
 from .auth_cache import MAX_STALE_SECONDS, AuthCache, is_current
 from .database_watch import DatabaseWatch
-from .tenant_turns import TenantTurns
+from .tenant_threads import AsyncTenantThreads
 
 log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 
 NUM_THREADS = 8
-"""Units of work at a time; tenants take turns."""
+"""Concurrent units of work; tenants are served in rotation."""
 
 
 class _Authenticated(Protocol):
@@ -85,11 +85,9 @@ class ControlPlane:
     def __init__(
         self, database: Database, *secrets: bytes, stale_seconds: float = MAX_STALE_SECONDS
     ) -> None:
-        """`secrets`: the server's, from which the keys of every purpose are derived; the present
-        one first.
-
-        While the database is away, keys are good that were so at most `stale_seconds` ago.
-        """
+        """`secrets`: the server's secrets, from which all keys are derived; the current one first.
+        While the database is unavailable, keys stay valid if they were valid at most
+        `stale_seconds` ago."""
         peppers = Keyring(secrets, API_KEY_PEPPER)
         self._database = database
         self.keys = ApiKeyService(peppers)
@@ -97,7 +95,7 @@ class ControlPlane:
         self.accounts = AccountService()
         self._audit_log = AuditLog(Keyring(secrets, AUDIT_CHAIN_KEY))
         self._auth_cache = AuthCache(stale_seconds=stale_seconds)
-        self._turns = TenantTurns("control-plane", NUM_THREADS)
+        self._threads = AsyncTenantThreads("control-plane", NUM_THREADS)
         self.watch = DatabaseWatch(database.ping)
         self.note_change: Callable[[str | None], None] = lambda tenant_id: None
         """The function set by `tell_of_changes`; also called for changes that other servers
@@ -131,7 +129,7 @@ class ControlPlane:
     async def write_plain(
         self, tenant_id: str, change: Callable[[TenantStatements], Result]
     ) -> Result:
-        """The same with plain statements, for the writes of every request."""
+        """Like `write`, with plain statements, for the writes of every request."""
 
         def run() -> Result:
             with self._database.statements(tenant_id) as statements:
@@ -288,7 +286,7 @@ class ControlPlane:
             raise
         self._auth_cache.put(token, tenant_slug, principal, ticket)
         if found.is_use_to_be_noted:
-            self._turns.start(None, self._note_use, service, token)
+            self._threads.start(None, self._note_use, service, token)
         return principal
 
     def _note_use(self, service: _Authenticator, token: str) -> None:
@@ -299,9 +297,9 @@ class ControlPlane:
             log.warning("use_not_noted")  # the next look-up tries again
 
     async def _run(self, tenant_id: str | None, work: Callable[[], Result]) -> Result:
-        return await self.watch.unless_away(lambda: self._turns.run(tenant_id, work))
+        return await self.watch.unless_away(lambda: self._threads.run(tenant_id, work))
 
     def close(self) -> None:
-        """Wait for the units of work that run."""
-        self._turns.close()
+        """Wait for running units of work."""
+        self._threads.close()
         self._database.close()

@@ -21,7 +21,7 @@ LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 3.0
 """A database that does not answer a check for this long counts as unavailable."""
 PAUSE_SECONDS = 0.1
-"""Between two looks, whatever fails meanwhile."""
+"""The minimum interval of checks."""
 FIRST_RETRY_SECONDS = 0.5
 MAX_RETRY_SECONDS = 15.0
 

@@ -25,12 +25,12 @@ RETRY = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Work that repeats."""
+    """A periodic job."""
 
     name: str
     every: timedelta
     run: Callable[[], Awaitable[object]]
-    """May be done twice, or stopped anywhere: the next time does the rest."""
+    """The work may run twice or stop at any point; the next run does the rest."""
 
 
 class Jobs:

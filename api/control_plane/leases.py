@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class LeaseLost(Exception):
-    """Another server does the work now: this one was away for longer than its lease."""
+    """Another server has taken over the work, because this one did not renew its lease in time."""
 
 
 class Leases:
@@ -54,7 +54,7 @@ class Leases:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def finish(self, name: str) -> None:
-        """The work is done, until it is due again."""
+        """The work is done until its next due time."""
         await self._control_plane.write_all_tenants(
             lambda session: jobs.finish(session, name, self.server_id)
         )
@@ -66,7 +66,7 @@ class Leases:
         )
 
     async def forget(self, name: str) -> None:
-        """The work is done once for all."""
+        """The work is done and never due again."""
         await self._control_plane.write_all_tenants(
             lambda session: jobs.forget(session, name, self.server_id)
         )

@@ -1,4 +1,4 @@
-"""Work that a service repeats beside the requests."""
+"""Background work that a service repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .background_loop import BackgroundLoop
 
 
 class Periodic(BackgroundLoop):
-    """Does its work every so many seconds. A round that fails is logged; the next one follows."""
+    """Runs its work at an interval. A round that fails is logged, and the next one follows."""
 
     def __init__(
         self,
@@ -27,11 +27,11 @@ class Periodic(BackgroundLoop):
         at_once: bool = False,
         by_clock: bool = False,
     ) -> None:
-        """`seconds` pass after each round, and before the first unless that comes `at_once`; with
-        `by_clock` rounds begin at the whole multiples of `seconds` by the system's clock.
+        """`seconds`: the interval after each round, and before the first unless `at_once`. With
+        `by_clock`, rounds start at multiples of `seconds` of the system's clock.
 
-        A failure is the event `failed` in `log`, with its traceback. A failure of the types
-        `delayed_by`, which pass by themselves, is only a warning: the event `delayed`, if given.
+        A failure is logged in `log` as the event `failed`, with its traceback. A temporary failure,
+        of the types `delayed_by`, is logged as a warning, as the event `delayed`, if given.
         """
         super().__init__(self._repeat)
         self._work = work
@@ -55,7 +55,7 @@ class Periodic(BackgroundLoop):
             await self._work()
         except self._delayed_by as exc:
             self._log.warning(self._delayed, error=str(exc))
-        except Exception:
+        except Exception:  # a defect in one round must not stop the next ones
             self._log.exception(self._failed)
 
     def _pause(self) -> float:

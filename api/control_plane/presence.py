@@ -30,7 +30,7 @@ class Presence:
         )
 
     async def start(self) -> None:
-        """Report it now and then periodically. Raises a PlatformError."""
+        """Report now, and then periodically. Raises a PlatformError."""
         await self._note()
         self._notes.start()
 

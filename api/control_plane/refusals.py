@@ -102,7 +102,7 @@ class Refusals:
         except DatabaseUnavailable:
             seen[refused] = first
             raise
-        except Exception:  # of this one: the others shall be written still
+        except Exception:  # a defect in one entry must not stop the others
             log.exception("refusal_not_written", code=refused.code)
 
     async def _write_entry(self, refused: _Refused, seen: _Seen) -> None:

@@ -26,7 +26,7 @@ from .threads import WorkerThreads
 
 NUM_HASHING = 2
 MAX_WAITING = 32
-"""Attempts that may wait for those two: about three seconds of work."""
+"""Waiting attempts: about three seconds of work."""
 
 
 class SignIn:
@@ -35,7 +35,7 @@ class SignIn:
     def __init__(
         self, control_plane: ControlPlane, secret: bytes, passwords: Passwords | None = None
     ) -> None:
-        """`secret`: the server's present one."""
+        """`secret`: the server's current secret."""
         self._control_plane = control_plane
         self._passwords = passwords or Passwords()
         self._subjects = failures.Subjects(secret)
@@ -71,7 +71,7 @@ class SignIn:
         except (SignInFailed, SignInLocked) as refusal:
             refusal.refused = party_of(holder)
             raise
-        assert holder is not None, "nobody's password is right"
+        assert holder is not None, "a correct password has a holder"
 
         def sign_in(session: UnitOfWork) -> Changed[OpenedSession]:
             opened = accounts.open(session, holder)
@@ -108,7 +108,7 @@ class SignIn:
     async def confirm(
         self, caller: AnyPrincipal, token: str, password: str, origin: Origin
     ) -> None:
-        """Take note that it is still the same person. Raises as `open`."""
+        """Note that the password was confirmed. Raises as `open`."""
         await self._check_own(caller, password, origin)
         accounts = self._control_plane.accounts
 
@@ -145,7 +145,8 @@ class SignIn:
 
     @asynccontextmanager
     async def _attempt(self, subjects: Sequence[str]) -> AsyncIterator[None]:
-        """Room to hash one password, if none of these is locked. Raises SignInLocked, ApiError."""
+        """Reserve one of the concurrent hashes, if none of these names is locked. Raises
+        SignInLocked, ApiError."""
         await self._check_unlocked(subjects)  # locked callers do not occupy a place
         async with self._place():
             await self._check_unlocked(subjects)
@@ -198,7 +199,7 @@ def own_tenant_id(caller: AnyPrincipal) -> str | None:
 
 
 def _account_id(caller: AnyPrincipal) -> str:
-    assert caller.signed_in is not None, "the route is for whoever is signed in"
+    assert caller.signed_in is not None, "the route requires a session"
     return caller.signed_in.account_id
 
 

@@ -30,5 +30,5 @@ class WorkerThreads:
         return loop.run_in_executor(self._executor, partial(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Wait for running calls; start nothing more."""
+        """Wait for running calls; start no more."""
         self._executor.shutdown(cancel_futures=True)

@@ -185,7 +185,7 @@ async def _events(
                 yield said
         closing = form.closing(usage_of(running.generation.counts))
         yield b"".join(map(form.event, closing)) + form.ending
-    except Exception as exc:
+    except Exception as exc:  # the stream has begun, so its last event reports the error
         error = as_api_error(exc)
         if error.code == "internal_error":
             log.exception("stream_failed_unexpectedly", request_id=running.order.request_id)

@@ -98,12 +98,12 @@ class Admission:
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, tenant_id: str, request_id: str) -> None:
-        """A failure is left to the next sweep."""
+        """If it fails, the next sweep releases the reservation."""
         try:
             await self._control_plane.write_plain(
                 tenant_id, lambda session: quotas.release(session, request_id)
             )
         except PlatformError as exc:
             log.warning("release_delayed", request_id=request_id, error=str(exc))
-        except Exception:
+        except Exception:  # a background task: the next sweep repeats it
             log.exception("release_failed", request_id=request_id)

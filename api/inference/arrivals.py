@@ -9,7 +9,7 @@ from ...engine.messages import RequestStarted
 from .sequence_text import Delta
 
 MAX_PIECES = 64
-"""Texts of one choice that wait side by side before they become one."""
+"""Waiting texts of one choice, merged when they are consumed."""
 
 
 class Arrivals:

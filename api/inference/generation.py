@@ -28,7 +28,8 @@ from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
 
 MAX_OPEN_SEQUENCES = 64
-"""The maximum of one HTTP request in the engine at once: embeddings may have more."""
+"""Maximum sequences of one HTTP request in the engine at once; embeddings may have more in
+total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,13 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenSequence:
-    """A sequence that the engine has been given and that has not ended."""
+    """A sequence that was submitted to the engine and has not ended."""
 
     spec: SequenceSpec
     text: SequenceText
     times: SequenceTimes
     stream: RequestStream | None = None
-    """None: it is just being submitted."""
+    """None while it is being submitted."""
 
 
 def _leave(_: Delta) -> bool:
@@ -112,10 +113,7 @@ class Generation:
         deadline_at: float | None = None,
     ) -> None:
         """`meter` is called exactly once at the end, before the last delta is returned. `figures`:
-        the tenant's current ones.
-
-        `arrived_at` and `deadline_at` are on the monotonic clock.
-        """
+        the tenant's current figures. `arrived_at` and `deadline_at` are on the monotonic clock."""
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine
@@ -227,7 +225,7 @@ class Generation:
             sequence.stream = self._engine.submit(
                 self._due(spec.request), partial(self._take, sequence)
             )
-        except Exception as exc:
+        except Exception as exc:  # any error ends the sequence, so that the request ends too
             self._fail(sequence, exc)
 
     def _due(self, request: GenerationRequest) -> GenerationRequest:
@@ -245,7 +243,7 @@ class Generation:
                 self._arrivals.add(delta)
                 if delta.finish_reason is not None:
                     self._end_well(sequence, delta.finish_reason)
-        except Exception as exc:  # is this caller's alone: the engine's client has others
+        except Exception as exc:  # it must not end the engine's client, which serves other requests
             self._fail(sequence, exc)
 
     def _end_well(self, sequence: _OpenSequence, finish_reason: str) -> None:

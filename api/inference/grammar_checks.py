@@ -50,8 +50,8 @@ class GrammarChecks:
         self._vocab_size = vocab_size
         self._command = command
         self._answers: GrammarCache[asyncio.Task[str | None]] = GrammarCache(CACHE_BYTES)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._turn = asyncio.Lock()
+        self._tenant_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lock = asyncio.Lock()
         self._process: Process | None = None
 
     async def check(self, tenant_id: str, spec: GrammarSpec) -> None:
@@ -60,7 +60,7 @@ class GrammarChecks:
         answer = self._answers.get(key)
         if answer is None or _has_failed(answer):
             # In a separate context, because the answer is kept longer than the request.
-            answer = asyncio.create_task(self._ask_in_turn(key), context=Context())
+            answer = asyncio.create_task(self._ask_in_order(key), context=Context())
             self._answers.put(key, answer)
         refusal = await asyncio.shield(answer)
         if refusal is not None:
@@ -70,9 +70,9 @@ class GrammarChecks:
         """End the process."""
         await self._end()
 
-    async def _ask_in_turn(self, key: GrammarKey) -> str | None:
-        own_turn = self._turns.setdefault(key.tenant_id, asyncio.Lock())
-        async with own_turn, self._turn:
+    async def _ask_in_order(self, key: GrammarKey) -> str | None:
+        tenant_lock = self._tenant_locks.setdefault(key.tenant_id, asyncio.Lock())
+        async with tenant_lock, self._lock:
             return await self._ask(key.spec)
 
     async def _ask(self, spec: GrammarSpec) -> str | None:

@@ -145,7 +145,7 @@ class LedgerWriter:
             results = await self._control_plane.write_plain(
                 tenant_id, lambda session: list(_carry_out(session, works))
             )
-        except Exception as exc:
+        except Exception as exc:  # every entry gets a result; one may have caused the error
             await self._note_failure(tenant_id, entries, exc)
             return
         for entry, result in zip(entries, results, strict=True):

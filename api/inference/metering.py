@@ -167,7 +167,7 @@ class Metering:
         charge = self._counted(account.slots, tier=outcome.tier, load_ms=outcome.load_ms)
         try:
             await self._charge(account, charge)
-        except Exception:
+        except Exception:  # a background task: there is no caller to report it to
             log.exception("usage_not_recorded", request_id=account.owner.request_id)
 
     def _counted(

@@ -11,7 +11,7 @@ from ...engine.process.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
 from ...platform.keys.principal import Principal
 from ..contract.errors import ApiError
-from ..control_plane.tenant_turns import TenantTurns
+from ..control_plane.tenant_threads import AsyncTenantThreads
 from ..tools.answer_plan import AnswerPlan, plan_answer
 from ..tools.chat_prompt import ChatPrompts
 from ..tools.conversation import ChatMessage
@@ -28,7 +28,7 @@ SHORT_PROMPT = 512
 
 
 class Prompts:
-    """Renders chat templates and tokenizes, in threads that tenants share by turns."""
+    """Renders chat templates and tokenizes, in threads that tenants share fairly."""
 
     def __init__(
         self, tokenizer: Tokenizer, engine: Engine, tool_format: ToolFormatName | None = None
@@ -36,10 +36,12 @@ class Prompts:
         self._tokenizer = tokenizer
         self._engine = engine
         self._chat_prompts = ChatPrompts(tokenizer, tool_format)
-        self._turns = TenantTurns("tokenizer", NUM_TOKENIZERS, max_calls=MAX_TOKENIZER_CALLS)
+        self._threads = AsyncTenantThreads(
+            "tokenizer", NUM_TOKENIZERS, max_calls=MAX_TOKENIZER_CALLS
+        )
 
     def close(self) -> None:
-        self._turns.close()
+        self._threads.close()
 
     def plan_answer(
         self,
@@ -70,7 +72,7 @@ class Prompts:
 
         `is_bounded`: what is certainly longer than the model's context is not tokenized.
         """
-        return await self._turns.run(
+        return await self._threads.run(
             principal.tenant_id,
             self._chat_prompts.encode,
             messages,
@@ -91,7 +93,7 @@ class Prompts:
     ) -> list[list[int]]:
         """Each prompt's token ids; those of the caller's are checked later and taken as they are.
 
-        `truncate`: keep so many of the last ones, -1 as many as have room with `max_tokens`.
+        `truncate`: keep this many of the last tokens; -1: as many as fit beside `max_tokens`.
         `is_bounded`: as of `encode_chat`, for prompts that are not cut.
         """
         encode_all = partial(
@@ -103,7 +105,7 @@ class Prompts:
         encoded = (
             encode_all()
             if _is_encoded_at_once(prompts)
-            else await self._turns.run(principal.tenant_id, encode_all)
+            else await self._threads.run(principal.tenant_id, encode_all)
         )
         if truncate is None:
             return encoded
@@ -112,8 +114,8 @@ class Prompts:
         return [prompt[max(len(prompt) - kept, 0) :] for prompt in encoded]
 
     async def decode(self, principal: Principal, token_ids: Sequence[int]) -> str:
-        """The text of these tokens, special ones too."""
-        return await self._turns.run(
+        """The text of these tokens, including special ones."""
+        return await self._threads.run(
             principal.tenant_id, self._tokenizer.decode, token_ids, skip_special_tokens=False
         )
 
@@ -137,7 +139,7 @@ class Prompts:
                 for prompt, token_ids in zip(prompts, encoded, strict=True)
             ]
 
-        return await self._turns.run(principal.tenant_id, echo_all)
+        return await self._threads.run(principal.tenant_id, echo_all)
 
     def room_for_output(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow the prompt. Raises ApiError if none."""

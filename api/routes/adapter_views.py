@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ...adapters.identity import AdapterKey
 from ...adapters.manager import Tier
+from ...adapters.status import AdapterLoad
 from ...engine.messages import AdapterExplanation, EngineInfo, EngineStats, SpeculationStats
 from ...platform.adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from ...platform.adapters.listing import AdapterSummary
@@ -174,9 +175,10 @@ def readiness_view(
     judged: VersionReadiness,
     *,
     wishes: Sequence[AdapterWish],
-    load: AdapterExplanation | None,
+    explanation: AdapterExplanation | None,
     sees_machine: bool,
 ) -> ReadinessView:
+    load = explanation.load if explanation else None
     return ReadinessView(
         id=full_name,
         adapter=adapter.name,
@@ -191,7 +193,9 @@ def readiness_view(
         tier=load.tier if load else Tier.STORE,
         wishes=[WishView(wish.kind, wish.created_at, wish.expires_at) for wish in wishes],
         load=None if load is None else _load_view(load, sees_machine=sees_machine),
-        speculation=[proposer_view(stats) for stats in load.speculation] if load else [],
+        speculation=[proposer_view(stats) for stats in explanation.speculation]
+        if explanation
+        else [],
     )
 
 
@@ -206,7 +210,7 @@ def proposer_view(stats: SpeculationStats) -> ProposerView:
     )
 
 
-def _load_view(load: AdapterExplanation, *, sees_machine: bool) -> LoadView:
+def _load_view(load: AdapterLoad, *, sees_machine: bool) -> LoadView:
     return LoadView(
         state=load.state,
         since_seconds=load.since_seconds,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...adapters.disk_cache import CachedFile, file_name
 from ...adapters.identity import AdapterKey
-from ...engine.messages import AdapterKvUse, ExtentUse, HostUse
+from ...adapters.status import ExtentUse, HostUse
+from ...engine.messages import AdapterKvUse
 from ...platform.adapters.repository import LiveContent
 from ...platform.keys.principal import Principal
 from ..schemas.memory import (

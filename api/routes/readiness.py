@@ -25,7 +25,7 @@ Operator = Annotated[OperatorPrincipal, Depends(require_operator(*OperatorRole))
 @router.get("/readiness")
 @answers(ServerReadinessView)
 async def get_server_readiness(runtime: CurrentRuntime, operator: Operator) -> Response:
-    """Whether and why not the server accepts generation requests, and its confinement.
+    """Whether the server accepts generation requests, or why not, and its confinement.
 
     Unlike `/ready`, it returns 200 even if the server is not ready.
     """

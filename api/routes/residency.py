@@ -131,7 +131,7 @@ async def _readiness(
     standing = await runtime.control_plane.read(
         principal.tenant_id, lambda session: wishes.list_wishes(session, name)
     )
-    load = await _explain(runtime, found)
+    explanation = await _explain(runtime, found)
     sees_machine = principal.operator_role is not None
     full_name = f"{principal.tenant_slug}/{name}@{number}"
     judged = judge(
@@ -140,7 +140,7 @@ async def _readiness(
         base_id=runtime.engine.info.base_id,
         is_engine_ready=runtime.engine.is_ready,
         is_quarantined=runtime.engine.is_quarantined(found.key),
-        load=load,
+        load=explanation.load if explanation else None,
         sees_machine=sees_machine,
     )
     own = [wish for wish in standing if wish.version_id == found.version.id]
@@ -150,13 +150,13 @@ async def _readiness(
         found.version,
         judged,
         wishes=own,
-        load=load,
+        explanation=explanation,
         sees_machine=sees_machine,
     )
 
 
 async def _explain(runtime: Runtime, found: FoundVersion) -> AdapterExplanation | None:
-    """The engine's word; None from an engine that is not there to ask."""
+    """The engine's explanation; None if it is not ready."""
     if not runtime.engine.is_ready:
         return None
     try:

@@ -128,7 +128,7 @@ class AdapterSummaryView(msgspec.Struct, frozen=True):
     num_versions: int
     latest_version: int
     state: str
-    """State of the latest version; `rank` and effect, too, are of this version."""
+    """State of the latest version, which `rank` and `effect` also describe."""
     aliases: Mapping[str, int]
     rank: int | None
     """The largest rank of its matrices; null without A and B."""

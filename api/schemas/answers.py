@@ -54,7 +54,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str
     arguments: str
-    """A JSON object; truncated if the answer was."""
+    """A JSON object; truncated if the answer is."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -233,7 +233,7 @@ class IssuedKeyView(KeyView, frozen=True, kw_only=True):
     """The key itself; only in this response."""
 
 
-# --- whoever asks -------------------------------------------------------------------------------
+# --- the caller -----------------------------------------------------------------------------------
 
 
 class ActorView(msgspec.Struct, frozen=True):

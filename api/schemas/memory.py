@@ -19,7 +19,7 @@ class ExtentView(msgspec.Struct, frozen=True):
     bytes: int
     tenant: str
     adapter: str | None
-    """Null if it was just deleted; the version, too."""
+    """Null, like the version, if the adapter was just deleted."""
     version: int | None
     digest: str
     state: str
@@ -50,13 +50,13 @@ class KvUseView(msgspec.Struct, frozen=True):
 
     tenant: str
     adapter: str | None
-    """Null for the base model; the version, too."""
+    """Null for the base model, like the version."""
     version: int | None
     blocks: int
 
 
 class KvMemoryView(msgspec.Struct, frozen=True):
-    """The pool of KV blocks; of several, the fullest."""
+    """The fullest pool of KV blocks."""
 
     num_blocks: int | None
     block_size: int

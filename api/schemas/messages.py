@@ -79,7 +79,7 @@ class Message(RequestModel):
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS)] | None = None
     """Calls of an assistant message."""
     tool_call_id: CallId | None = None
-    """In a `tool` message: the call that this is the result of."""
+    """In a `tool` message: the id of the call that it answers."""
     reasoning_content: str | None = None
     """The reasoning of an assistant message. The chat template decides whether the model sees
     it."""

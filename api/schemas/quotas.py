@@ -79,7 +79,7 @@ class LimitUseView(msgspec.Struct, frozen=True):
 
 
 class QuotaUseView(msgspec.Struct, frozen=True):
-    """A tenant's limits and what is left of them."""
+    """A tenant's limits and their usage."""
 
     requests_per_minute: LimitUseView
     input_tokens_per_minute: LimitUseView
@@ -88,7 +88,7 @@ class QuotaUseView(msgspec.Struct, frozen=True):
     tokens_per_period: LimitUseView
     adapters: LimitUseView
     versions_per_adapter: LimitUseView
-    """Of the adapter with the most versions."""
+    """Usage of the adapter with the most versions."""
     stored_bytes: LimitUseView
     keys: LimitUseView
     users: LimitUseView

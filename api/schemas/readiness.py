@@ -17,7 +17,7 @@ class MechanismView(msgspec.Struct, frozen=True):
 
 
 class PossibleActView(msgspec.Struct, frozen=True):
-    """What the examining process could do although it should not."""
+    """An action that no mechanism prevents in the examining process."""
 
     act: str
     reason: str

@@ -82,7 +82,7 @@ class ReadinessView(msgspec.Struct, frozen=True):
     adapter: str
     version: int
     is_ready: bool
-    """A request for it waits for its turn only."""
+    """Requests for it do not wait for its weights."""
     is_servable: bool
     """A request for it is accepted, but may have to wait for the weights."""
     reason: str
@@ -98,5 +98,5 @@ class ReadinessView(msgspec.Struct, frozen=True):
     load: LoadView | None
     """Null if the engine has no information about it."""
     speculation: Sequence[ProposerView]
-    """Of each proposer used for it since the engine started."""
+    """One entry per proposer used for it since the engine started."""
     object: Literal["adapter.readiness"] = "adapter.readiness"

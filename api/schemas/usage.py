@@ -35,7 +35,7 @@ class UsageRecordView(msgspec.Struct, frozen=True):
 
     request_id: str
     adapter: str | None
-    """Null for the base model; the next two fields, too."""
+    """Null for the base model, like the next two fields."""
     version: int | None
     digest: str | None
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""The services whose work lies in the database: records, signs of life, upkeep, sign-in."""
+"""The services that work on the database: records, presence, upkeep, sign-in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...platform.base import utc_now
 from ...platform.idempotency.service import IdempotentAnswers
 from ...platform.servers.service import ServerInfo
 from ...platform.version import __version__
-from ..adapters.residency_usage import ResidencyUsage
+from ..adapters.device_usage import DeviceUsageMeter
 from ..control_plane.jobs import Jobs
 from ..control_plane.presence import Presence
 from ..control_plane.refusals import Refusals
@@ -26,7 +26,7 @@ from .planes import Planes
 @dataclass(frozen=True, slots=True)
 class ControlServices:
     presence: Presence
-    residency_usage: ResidencyUsage
+    device_usage: DeviceUsageMeter
     expiring_keys: ExpiringKeys
     idempotent_answers: IdempotentAnswers
     jobs: Jobs
@@ -38,12 +38,12 @@ class ControlServices:
 def open_control(
     planes: Planes, metrics: Metrics, garbage: Garbage, stack: AsyncExitStack
 ) -> ControlServices:
-    """Nothing of it runs yet; `stack` closes it."""
+    """Create the services without starting them; `stack` closes them."""
     control_plane, secrets = planes.control_plane, planes.settings.load_secrets()
     presence = Presence(_describe_server(planes), control_plane)
     stack.push_async_callback(presence.close)
-    residency_usage = ResidencyUsage(lambda: planes.engine.stats, control_plane)
-    stack.push_async_callback(residency_usage.close)
+    device_usage = DeviceUsageMeter(lambda: planes.engine.stats, control_plane)
+    stack.push_async_callback(device_usage.close)
     expiring_keys = ExpiringKeys(control_plane=control_plane, metrics=metrics)
     stack.push_async_callback(expiring_keys.close)
     jobs = _open_jobs(planes, garbage)
@@ -56,7 +56,7 @@ def open_control(
     stack.push_async_callback(refusals.close)
     return ControlServices(
         presence=presence,
-        residency_usage=residency_usage,
+        device_usage=device_usage,
         expiring_keys=expiring_keys,
         idempotent_answers=IdempotentAnswers(secrets, planes.server_id),
         jobs=jobs,

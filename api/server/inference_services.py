@@ -26,7 +26,7 @@ class InferenceServices:
 
 
 def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
-    """Nothing of it runs yet; `stack` closes it."""
+    """Create the services without starting them; `stack` closes them."""
     metrics = Metrics(lambda: planes.engine.stats, planes.fetcher.stats)
     ledger = LedgerWriter(planes.control_plane)
     metering = _open_metering(planes, ledger, metrics, stack)

@@ -6,7 +6,7 @@ import resource
 from contextlib import suppress
 
 MOST_OPEN_FILES = 1 << 20
-"""More are not asked for: the system may offer any number."""
+"""The maximum that is requested, because the system may allow any number."""
 
 
 def raise_open_files() -> int:

@@ -1,4 +1,4 @@
-"""What the services of a server stand on: its disk, the database, the store and the engine."""
+"""The foundations of a server's services: its disk, the database, the store and the engine."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ log = structlog.get_logger(__name__)
 
 STORE_CHECK_SECONDS = 10.0
 JOURNAL_FILE = "tokens.journal"
-"""In the data folder: it outlives the server."""
+"""A file in the data folder; it outlives the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """The control plane and the data plane, with what they share."""
+    """The control plane, the data plane, and the parts that both use."""
 
     settings: Settings
     engine_config: EngineConfig
@@ -59,10 +59,10 @@ class Planes:
 async def open_planes(
     settings: Settings, engine_config: EngineConfig, stack: AsyncExitStack
 ) -> Planes:
-    """Open them one after another; `stack` closes them in reverse.
+    """Open all parts in order; `stack` closes them in reverse.
 
-    What fails if something is set up wrongly comes before the engine, which takes long to start.
-    Raises DataDirInUse, or a PlatformError, EngineError or AdapterError.
+    Parts that fail because of a wrong setting are opened before the engine, which takes long to
+    start. Raises DataDirInUse, or a PlatformError, EngineError or AdapterError.
     """
     disk_room = _open_data_dir(settings, stack)
     control_plane = _start_control_plane(settings, stack)
@@ -97,7 +97,8 @@ async def open_planes(
 
 
 def _open_data_dir(settings: Settings, stack: AsyncExitStack) -> DiskRoom:
-    """The room on its disk, beside the reserve that is kept from now on. Raises DataDirInUse."""
+    """The room on the data folder's disk, without the reserve, which is maintained from now on.
+    Raises DataDirInUse."""
     stack.enter_context(locked_data_dir(settings.prepare_data_dir()))
     reserve, disk_room = open_reserve(settings.data_dir, settings.disk_reserve_bytes)
     stack.push_async_callback(reserve.close)
@@ -114,7 +115,8 @@ def _start_control_plane(settings: Settings, stack: AsyncExitStack) -> ControlPl
 
 
 def open_control_plane(settings: Settings) -> ControlPlane:
-    """Only the embedded database is migrated. Raises a PlatformError if another one is behind."""
+    """Only the embedded database is migrated. Raises a PlatformError if another database has an
+    older schema."""
     database = Database(settings.database_url)
     try:
         if settings.is_database_embedded:
@@ -128,7 +130,8 @@ def open_control_plane(settings: Settings) -> ControlPlane:
 
 
 def _open_journal(settings: Settings, config: EngineConfig) -> TokenJournal:
-    """As large as the engine's queue at least, and as much again for what waits for the database.
+    """Open the journal, with room for the engine's queue and batch and for as many requests that
+    wait for the database.
 
     Raises DataDirInUse if an earlier server's engine does not end.
     """
@@ -161,8 +164,8 @@ async def _start_fetcher(settings: Settings, stack: AsyncExitStack) -> FetcherCl
 async def _check_store(store: ObjectStore) -> None:
     """Raise StoreDenied if the store is set up wrongly.
 
-    One that does not answer only delays what is cold: a server that restarts while its store is
-    away serves what is on its disk. A full disk stops pushes alone.
+    A store that does not respond only delays adapters that are not on this machine: a restarted
+    server serves what is on its disk. A full disk only prevents pushes.
     """
     try:
         async with asyncio.timeout(STORE_CHECK_SECONDS):

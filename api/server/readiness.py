@@ -14,7 +14,7 @@ _REASONS = {
 
 
 class Readiness:
-    """Whether requests are taken, and how many are being answered."""
+    """Whether requests are accepted, and how many are running."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -28,7 +28,7 @@ class Readiness:
         return ApiError("shutting_down") if self.is_draining else None
 
     def check(self) -> None:
-        """Raises ApiError with the reason if generations are not taken now."""
+        """Raises ApiError with the reason if generation requests are not accepted now."""
         if self.refusal is not None:
             raise self.refusal
         reason = _REASONS.get(self._engine.state)

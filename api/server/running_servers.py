@@ -22,7 +22,7 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that answers now."""
+    """A running server."""
 
     url: str
     data_dir: str
@@ -33,10 +33,8 @@ class RunningServer:
 
 @contextmanager
 def registered(server: RunningServer) -> Iterator[None]:
-    """Let other commands of this user find the server until the block is left.
-
-    Without a suitable folder, such as under a read-only root, nothing is registered.
-    """
+    """Make the server known to other commands of this user until the block is left. If no suitable
+    folder exists, such as under a read-only root, nothing is registered."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             stack.enter_context(_locked_file(server))

@@ -1,6 +1,6 @@
-"""Everything that one serving process holds, wired together: the only place that knows both planes.
+"""All services of one server process: the only module that knows both planes.
 
-Opened before the first request and closed after the last.
+They are opened before the first request and closed after the last.
 """
 
 from __future__ import annotations
@@ -71,10 +71,8 @@ class Runtime:
 
 
 async def current_runtime(request: Request) -> Runtime:
-    """The runtime of the app that this request came to.
-
-    A coroutine, or FastAPI would ask a thread for it with every request.
-    """
+    """The runtime of the request's app. It is a coroutine, because FastAPI would run a function in
+    a thread."""
     runtime: Runtime = request.app.state.runtime
     return runtime
 
@@ -84,7 +82,7 @@ CurrentRuntime = Annotated[Runtime, Depends(current_runtime)]
 
 @asynccontextmanager
 async def open_runtime(settings: Settings, engine_config: EngineConfig) -> AsyncIterator[Runtime]:
-    """Start everything; what an earlier run left unfinished is taken up.
+    """Start all services and continue what an earlier run left unfinished.
 
     Raises DataDirInUse, or a PlatformError, EngineError or AdapterError if a part cannot start.
     """
@@ -108,13 +106,13 @@ async def _recover_and_start(
     adapters: AdapterServices,
     control: ControlServices,
 ) -> None:
-    """Take up what an earlier run left, then let what runs beside the requests begin."""
+    """Continue what an earlier run left unfinished, then start the background services."""
     await inference.metering.recover()
     await inference.admission.sweep()
     inference.admission.start()
     await planes.control_plane.write_all_tenants(control.idempotent_answers.recover)
     await control.presence.start()
-    control.residency_usage.start()
+    control.device_usage.start()
     inference.overview.start()
     adapters.attestations.start()
     await adapters.garbage.sweep_at_start()

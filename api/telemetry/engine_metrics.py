@@ -70,7 +70,7 @@ _UTILIZATION_COUNTERS = {
 
 
 class EngineCollector(Collector):
-    """Read when Prometheus asks; nothing while the engine is down."""
+    """Collected at each scrape; empty while the engine is down."""
 
     def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
         self._stats = stats

@@ -70,7 +70,7 @@ class Memories:
         self._server_id = server_id
 
     async def own(self) -> ServerMap | None:
-        """This server's present map; None while its engine is down."""
+        """This server's current map; None while its engine is down."""
         try:
             mapped = await self._engine.map_memory()
         except EngineError:
@@ -130,7 +130,7 @@ class Memories:
 
 
 def keys_in(content: ServerMap) -> set[AdapterKey]:
-    """Every adapter that the engine of this server names."""
+    """The adapters that this server's engine holds."""
     engine = content.engine
     named = {line.adapter for line in engine.lines if line.adapter is not None}
     return {each.key for each in engine.extents} | {each.key for each in engine.host} | named

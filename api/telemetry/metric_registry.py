@@ -15,15 +15,15 @@ Own = TypeVar("Own", bound=OwnMetric)
 
 
 class MetricRegistry:
-    """Of one server, not of the process."""
+    """The metrics of one server, not of the process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.own: list[OwnMetric] = []
-        """Those that are no collector's, in the order of their declaration."""
+        """The metrics without a collector, in the order of declaration."""
 
     def collect(self, collector: Collector) -> None:
-        """Ask the collector too, whenever somebody looks."""
+        """Add a collector that is called at each scrape."""
         self._registry.register(collector)
 
     def counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:

@@ -1,6 +1,5 @@
-"""What Prometheus sees. Labels are bounded: routes, statuses, codes, tiers, a few tenants; never
-adapters. `docs/metrics.md` is printed from the texts given here and in the collectors.
-"""
+"""The Prometheus metrics. Labels are bounded: routes, statuses, codes, tiers and a few tenants,
+never adapters. `docs/metrics.md` is generated from the texts here and in the collectors."""
 
 from __future__ import annotations
 
@@ -46,13 +45,14 @@ class Metrics:
 
     @property
     def own(self) -> Sequence[OwnMetric]:
-        """What is counted here; the collectors have the rest."""
+        """The metrics that are counted here; collectors provide the others."""
         return self._registry.own
 
     def show_ledger(
         self, *, is_database_away: Callable[[], bool], num_unsettled: Callable[[], int]
     ) -> None:
-        """Ask these whenever somebody looks."""
+        """Add the gauges of the database and the ledger. The functions are called at each
+        scrape."""
         up = self._registry.gauge(
             "database_up",
             "1 while the database is available; otherwise generation uses cached keys and names.",
@@ -67,7 +67,8 @@ class Metrics:
     def show_disk(
         self, *, free_bytes: Callable[[], int], held_bytes: Callable[[], int], total_bytes: int
     ) -> None:
-        """Ask these whenever somebody looks. `total_bytes`: what uploads may hold."""
+        """Add the gauges of the disk. The functions are called at each scrape. `total_bytes`: the
+        maximum for uploads."""
         free = self._registry.gauge(
             "disk_free_bytes",
             "Disk of the data folder that uploads and adapters may still use; negative if the "

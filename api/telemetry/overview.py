@@ -77,7 +77,7 @@ class Overview:
     def observe_request(
         self, tenant_id: str, *, code: str, seconds: float, measures: RequestMeasures
     ) -> None:
-        """Take note of a generation that has ended."""
+        """Count a generation that has ended."""
         figures = self.of_tenant(tenant_id)
         figures.num_requests += 1
         figures.num_errors += bool(code) and code != CLIENT_DISCONNECTED
@@ -92,7 +92,7 @@ class Overview:
             use.latency_counts[bucket] = use.latency_counts.get(bucket, 0) + 1
 
     async def freshen(self) -> None:
-        """Write the pending figures, unless that was done just now."""
+        """Write the pending figures if the last write is too old."""
         if self._monotonic() - self._gathered_since >= FRESH_SECONDS:
             await self.flush()
 
@@ -120,12 +120,12 @@ class Overview:
             await self._control_plane.write_all_tenants(write)
         except PlatformError as exc:
             log.warning("overview_not_written", error=str(exc))
-        except Exception:
+        except Exception:  # a defect here must not stop later writes
             log.exception("overview_not_written")
 
 
 def _add_levels(gathered: Gathered, own: ServerMap, seconds: float) -> None:
-    """Add the current levels, as if they had held since the last observation."""
+    """Add the current levels for the time since the last observation."""
     mapped = own.engine
     gathered.kv_capacity_seconds += mapped.kv.num_blocks * seconds
     server = gathered.server

@@ -65,7 +65,7 @@ class RequestLog:
         measures: RequestMeasures,
         now: datetime | None = None,
     ) -> None:
-        """Take note of a request that has ended; `now` is when it did."""
+        """Add a request that has ended; `now` is its end."""
         if route not in GENERATING_ROUTES:
             return
         if len(self._pending) >= MAX_PENDING:
@@ -115,7 +115,7 @@ class RequestLog:
             self._metrics.request_log_dropped.inc(len(batch))
             log.warning("request_log_not_written", num_entries=len(batch), reason=str(exc))
             return False
-        except Exception:  # of these entries: the next ones shall be written still
+        except Exception:  # a defect here must not stop later writes
             self._metrics.request_log_dropped.inc(len(batch))
             log.exception("request_log_not_written", num_entries=len(batch))
         return True

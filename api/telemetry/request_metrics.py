@@ -1,4 +1,4 @@
-"""What is counted of requests: over HTTP, of their sequences, and what is metered."""
+"""The metrics of requests: over HTTP, of their sequences, and metered tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HttpMetrics:
 
 
 class SequenceMetrics:
-    """How fast the tokens of sequences come, and how sequences end."""
+    """The token rates and the ends of sequences."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self.first_token_seconds = registry.histogram(
@@ -65,7 +65,7 @@ class SequenceMetrics:
 
 
 class StartMetrics:
-    """What a request waited for before its first step."""
+    """The waits of a request before its first step."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._queue_seconds = registry.histogram(

@@ -20,7 +20,7 @@ _COUNTERS = {
 
 
 class SpeculationCollector(Collector):
-    """Read when Prometheus asks; nothing while the engine is down."""
+    """Collected at each scrape; empty while the engine is down."""
 
     def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
         self._stats = stats

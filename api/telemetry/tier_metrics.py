@@ -14,8 +14,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ...adapters.fetcher_client import FetcherStats
+from ...adapters.load_times import SecondsHistogram
 from ...adapters.manager import Tier
-from ...engine.messages import AdapterTierStats, EngineStats, SecondsHistogram
+from ...adapters.status import AdapterTierStats
+from ...engine.messages import EngineStats
 
 _GAUGES = {
     "num_leases": ("adapter_leases", "Adapter leases held by requests."),
@@ -52,7 +54,7 @@ _DISK_COUNTERS = {
 
 
 class TierCollector(Collector):
-    """Read when Prometheus asks. Of the engine nothing while it is down."""
+    """Collected at each scrape; without the engine's metrics while it is down."""
 
     def __init__(
         self, engine: Callable[[], EngineStats | None], fetcher: Callable[[], FetcherStats]
@@ -94,7 +96,7 @@ def _engine_families(tiers: AdapterTierStats) -> Iterator[Metric]:
             "Adapters that left the device, by reason.",
             labels=("reason",),
         ),
-        tiers.evictions,
+        {reason.value: count for reason, count in tiers.evictions.items()},
     )
     loads = HistogramMetricFamily(
         "loraplex_adapter_load_seconds",
@@ -108,7 +110,7 @@ def _engine_families(tiers: AdapterTierStats) -> Iterator[Metric]:
 
 
 def _buckets(histogram: SecondsHistogram) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound, as Prometheus wants them."""
+    """Cumulative counts by upper bound, in Prometheus' format."""
     bounds = [*map(str, histogram.bounds), "+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 

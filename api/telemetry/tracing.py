@@ -38,7 +38,7 @@ class EndedRequest:
     method: str
     route: str
     status: int
-    """0: nothing was answered."""
+    """0: no response was sent."""
     code: str
     """The error code; empty without an error."""
     seconds: float
@@ -111,7 +111,8 @@ def open_tracing(*, is_wanted: bool | None, environment: Mapping[str, str]) -> T
 
 
 def _within(seconds: float, action: Callable[[], object]) -> None:
-    """Do it, or leave it to a thread that ends with the process."""
+    """Run the action, and wait for at most this time. A thread that ends with the process continues
+    it."""
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(seconds)

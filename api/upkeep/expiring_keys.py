@@ -29,7 +29,7 @@ class Expiring(NamedTuple):
 
 
 class ExpiringKeys:
-    """Counts now and then; one for the server."""
+    """Counts periodically; one per server."""
 
     def __init__(self, *, control_plane: ControlPlane, metrics: Metrics) -> None:
         self._control_plane = control_plane
@@ -49,7 +49,7 @@ class ExpiringKeys:
         await self._counts.close()
 
     async def count(self) -> Expiring:
-        """Count, and show it. Raises a PlatformError."""
+        """Update the metric. Raises a PlatformError."""
         expiring = await self._control_plane.read_all_tenants(count_expiring)
         self._metrics.observe_expiring_keys("tenant", expiring.of_tenants)
         self._metrics.observe_expiring_keys("operator", expiring.of_operators)

@@ -44,14 +44,14 @@ class Collected:
 
     dry_run: bool
     num_objects: int = 0
-    """In the store, before."""
+    """Bytes in the store before the collection."""
     removed_objects: list[str] = field(default_factory=list)
     removed_bytes: int = 0
     abandoned_uploads: list[str] = field(default_factory=list)
     removed_files: list[str] = field(default_factory=list)
     """Files of uploads that have ended."""
     abandoned_transfers: int = 0
-    """Unfinished ones between this server and the store."""
+    """Unfinished transfers from this server to the store."""
 
 
 class Garbage:
@@ -108,11 +108,8 @@ class Garbage:
         await self._sweep(self._grace)
 
     async def sweep_at_start(self) -> None:
-        """The same before anything is received: files that no upload needs were left by a killed
-        server.
-
-        Call it while the data folder is locked. Raises a PlatformError.
-        """
+        """The same at start, before any upload is received: files that no upload needs were left by
+        a killed server. Call it while the data folder is locked. Raises a PlatformError."""
         await self._sweep(timedelta(0))
 
     async def _sweep(self, grace: timedelta) -> None:
@@ -206,5 +203,5 @@ class Garbage:
             except PlatformError as exc:
                 pause = FIRST_SECONDS
                 log.warning("uploads_not_swept", error=str(exc))
-            except Exception:
+            except Exception:  # a defect in one sweep must not stop the next ones
                 log.exception("uploads_not_swept")

@@ -1,4 +1,4 @@
-"""What one of the servers does from time to time for all of them."""
+"""The upkeep jobs that one server runs for all servers."""
 
 from __future__ import annotations
 

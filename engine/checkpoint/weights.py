@@ -134,12 +134,12 @@ def _listed(names: Collection[str]) -> str:
 
 @contextmanager
 def _faults_told(what: str, kind: type[UnsupportedModel] = UnsupportedModel) -> Iterator[None]:
-    """Whatever transformers fails with on a file that is wrong, in one line."""
+    """Convert any error of transformers for a wrong file to `kind`, in one line."""
     try:
         yield
     except (EngineError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as exc:
+    except Exception as exc:  # libraries raise all kinds for a damaged file
         text = " ".join(str(exc).split())[:_MAX_REASON_CHARACTERS]
         raise kind(f"{what}: {type(exc).__name__}: {text}") from exc
 

@@ -28,7 +28,7 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Blocks that one sequence could hold if it ran alone."""
+        """The maximum number of blocks that one sequence can hold."""
         return self.num_blocks - 1
 
     @property
@@ -68,7 +68,7 @@ class BlockPool:
                 self._free[block_id] = None
 
     def forget(self, block_id: int) -> None:
-        """Hand this block out first if it is free: its content is of no more use."""
+        """Reuse this block first if it is free, because its content is useless."""
         if block_id in self._free:
             self._free.move_to_end(block_id, last=False)
 

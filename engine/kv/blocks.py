@@ -1,8 +1,8 @@
-"""Which KV blocks every sequence holds: all that the scheduler knows of KV memory.
+"""The KV blocks of every sequence: the scheduler's view of KV memory. Torch-free.
 
-Torch-free. Bookkeeping happens at once; what it means for the tensors is written down as operations
-and executed before the next forward. So a block may be promised before it is zeroed, copied or
-filled, but nobody reads it before.
+The bookkeeping happens at once. The operations on tensors are queued and executed before the next
+forward pass. So a block may be assigned before it is zeroed, copied or filled, but it is not read
+before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .shared_prefixes import SharedPrefixes
 
 
 class KvBlocks:
-    """Gives sequences blocks of every group, all groups or none."""
+    """Allocates blocks in all groups, or in none."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class KvBlocks:
     def match(
         self, seq: SequenceBlocks, namespace: CacheNamespace, token_ids: Sequence[int]
     ) -> int:
-        """Share the longest cached prefix, at least one token short of the whole; its tokens.
+        """Share the longest cached prefix, at most all tokens but one; returns its number of
+        tokens.
 
         The sequence must be empty.
         """
@@ -71,8 +72,9 @@ class KvBlocks:
     def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> bool:
         """Let `child` share the parent's blocks of the first `num_tokens`, copied on write.
 
-        Both are of one namespace and agree in these tokens, which are computed. False, and nothing
-        shared, if the parent is swapped out or has left behind what the child's windows need.
+        Both have the same namespace and the same first tokens, which are computed. Returns False,
+        without effect, if the parent is swapped out or has freed blocks that the child's windows
+        need.
         """
         assert not child.tables[0], "only an empty sequence can become a fork"
         if parent.is_swapped or not all(
@@ -90,17 +92,18 @@ class KvBlocks:
     def num_missing(
         self, seq: SequenceBlocks, num_computed: int, num_tokens: int, chunk: int | None = None
     ) -> tuple[int, ...]:
-        """Per group, how many free blocks it takes to compute `num_tokens` more.
+        """The free blocks needed per group to compute `num_tokens` more.
 
-        Copies on write and the way back from the host are included. `chunk`: computed in steps of
-        at most so many tokens, windows freeing blocks in between; None: in one step.
+        Includes copies on write and swapping in. `chunk`: the maximum number of tokens per step,
+        between which windows free blocks; None: one step.
         """
         return tuple(
             group.num_missing(seq, num_computed, num_tokens, chunk) for group in self.groups
         )
 
     def grow(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> bool:
-        """Make `num_tokens` more tokens writable, in all groups or not at all (False)."""
+        """Make `num_tokens` more tokens writable in all groups; False, without effect, if blocks
+        are short."""
         if num_computed + num_tokens <= seq.num_writable:
             return True
         for group in self.groups:
@@ -120,7 +123,7 @@ class KvBlocks:
         token_ids: Sequence[int],
         num_computed: int,
     ) -> None:
-        """After the step: publish the blocks it filled, free what windows have left behind.
+        """After the step: publish the blocks that it filled, and free those outside the windows.
 
         `token_ids` must be final up to `num_computed`.
         """
@@ -133,9 +136,9 @@ class KvBlocks:
             seq.num_tokens_handled = (num_full + 1) * self._block_size - 1
 
     def shrink(self, seq: SequenceBlocks, num_tokens: int) -> None:
-        """Give back the blocks behind the first `num_tokens`, of which no more are computed.
+        """Free the blocks after the first `num_tokens`, of which no more are computed.
 
-        They are handed out first: what they hold is of no use to anybody.
+        They are reused first, because their content is useless.
         """
         num_blocks = num_blocks_for(num_tokens, self._block_size)
         for group in self.groups:
@@ -143,7 +146,7 @@ class KvBlocks:
         seq.num_writable = min(seq.num_writable, num_blocks * self._block_size)
 
     def release(self, seq: SequenceBlocks) -> None:
-        """Give back all blocks and host slots; idempotent."""
+        """Free all blocks and host slots. Idempotent."""
         for group in self.groups:
             group.release(seq)
         seq.num_published = seq.num_writable = seq.num_tokens_handled = 0
@@ -151,9 +154,8 @@ class KvBlocks:
     def swap_out(self, seq: SequenceBlocks, num_computed: int) -> bool:
         """Move the computed blocks to the host.
 
-        False, and nothing done, if it has no room or windows have left nothing to move.
-
-        What others share is copied too: on the device only this sequence's hold on it ends.
+        Returns False, without effect, if the host has no room or the windows have freed all blocks.
+        Shared blocks are also copied; on the device, only this sequence's hold on them ends.
         """
         num_blocks = num_blocks_for(num_computed, self._block_size)
         counts = [group.num_to_swap(seq, num_blocks) for group in self.groups]
@@ -172,25 +174,27 @@ class KvBlocks:
         seq.num_published = 0  # what came back from the host is offered to others again
 
     def take_operations(self) -> list[KvOperation]:
-        """What the tensors have to do before the next forward, in this order."""
+        """The operations to execute before the next forward pass, in order."""
         return self._operations.take()
 
     def drop_adapter(self, key: AdapterKey) -> int:
-        """Forget all prefixes computed under this adapter; return how many blocks that was."""
+        """Drop all cached prefixes of this adapter; returns their number of blocks."""
         return sum(group.cached.drop_adapter(key) for group in self.groups)
 
     # --- sizes ------------------------------------------------------------------------------------
 
     def longest(self) -> int:
-        """Tokens one sequence may reach if it runs alone, a block's worth of tokens a step."""
+        """The maximum number of tokens of a sequence that runs alone, with a block of tokens per
+        step."""
         return min(group.longest() for group in self.groups)
 
     def fits_alone(self, num_tokens: int, chunk: int) -> bool:
-        """Whether a sequence can reach `num_tokens` alone, `chunk` tokens a step."""
+        """Whether a sequence that runs alone can have `num_tokens`, with `chunk` tokens per
+        step."""
         return all(group.fits_alone(num_tokens, chunk) for group in self.groups)
 
     def share(self, seq: SequenceBlocks) -> float:
-        """The largest part of a group's blocks that the sequence holds."""
+        """The largest share of a group's blocks that the sequence holds."""
         if seq.is_swapped:
             return 0.0
         return max(group.num_held(seq) / group.pool.num_usable for group in self.groups)

@@ -48,7 +48,7 @@ def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.dev
 
 
 class KvCache:
-    """Per layer the pages of keys and of values, as many blocks as its group has."""
+    """The pages of keys and of values, per layer. A layer has as many blocks as its group."""
 
     def __init__(
         self,

@@ -15,10 +15,10 @@ from .swap_space import SwapSpace
 
 
 class GroupBlocks:
-    """Changes one group's part of a sequence; `KvBlocks` keeps the groups in step.
+    """Manages the blocks of one group; `KvBlocks` keeps the groups consistent.
 
-    Every block is free or held by sequences, and every host slot is free or held by one sequence.
-    A table entry is NULL_BLOCK exactly where a window has left the block or the host has it.
+    Every block is free or held by sequences, and every host slot is free or held by one sequence. A
+    table entry is NULL_BLOCK exactly if a window has freed the block or if it is on the host.
     """
 
     def __init__(
@@ -43,26 +43,28 @@ class GroupBlocks:
 
     @property
     def used_fraction(self) -> float:
-        """The part of the blocks that sequences hold."""
+        """The share of the blocks that sequences hold."""
         return 1 - self.pool.num_free / self.pool.num_usable
 
     def longest(self) -> int:
-        """Tokens one sequence may reach if it runs alone, a block's worth of tokens a step."""
+        """The maximum number of tokens of a sequence that runs alone, with a block of tokens per
+        step."""
         if self.fits_alone(sys.maxsize, self._block_size):
             return sys.maxsize
         return self.pool.num_usable * self._block_size
 
     def fits_alone(self, num_tokens: int, chunk: int) -> bool:
-        """Whether a sequence can reach `num_tokens` alone, `chunk` tokens a step."""
+        """Whether a sequence that runs alone can have `num_tokens`, with `chunk` tokens per
+        step."""
         peak = self.layout.peak_blocks(num_tokens, chunk, self._block_size)
         return peak <= self.pool.num_usable
 
     def num_held(self, seq: SequenceBlocks) -> int:
-        """Device blocks; for a swapped sequence those it will hold again."""
+        """The number of device blocks; for a swapped sequence, those it will need."""
         return len(seq.tables[self.index]) - len(self._left(seq))
 
     def num_seen(self, num_blocks: int) -> int:
-        """How many of the first `num_blocks`, sinks aside, the query right behind them sees."""
+        """How many of the first `num_blocks` the next query sees, without sinks."""
         return num_blocks - max(self._first_visible(num_blocks), self.num_sink_blocks)
 
     # --- prefixes and forks -----------------------------------------------------------------------
@@ -78,7 +80,7 @@ class GroupBlocks:
         self._share(table)
 
     def publish(self, seq: SequenceBlocks, index: int, prefix: Prefix) -> None:
-        """Offer a written block to others, and go on with the one that is cached already."""
+        """Publish a written block, or replace it by an equal block that is already cached."""
         table = seq.tables[self.index]
         own = table[index]
         if own == NULL_BLOCK:
@@ -90,7 +92,8 @@ class GroupBlocks:
             self.pool.forget(own)
 
     def can_fork(self, parent: SequenceBlocks, num_tokens: int) -> bool:
-        """Whether the parent still has what the query behind its first `num_tokens` sees."""
+        """Whether the parent still has the blocks that the query after its first `num_tokens`
+        sees."""
         first = self.layout.first_visible_block(num_tokens, self._block_size)
         return parent.num_freed[self.index] <= max(first, self.num_sink_blocks)
 
@@ -118,7 +121,7 @@ class GroupBlocks:
         return num_new + sum(map(self._is_shared, table[num_computed // self._block_size :]))
 
     def grow(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> None:
-        """Make `num_tokens` more tokens writable; there are as many free blocks as that takes."""
+        """Make `num_tokens` more tokens writable. Enough free blocks must exist."""
         table = seq.tables[self.index]
         for index in range(num_computed // self._block_size, len(table)):
             self._own(table, index)
@@ -128,7 +131,7 @@ class GroupBlocks:
         self._operations.zero(self.index, new)
 
     def leave_behind(self, seq: SequenceBlocks, num_computed: int) -> None:
-        """Free the blocks that the window has left."""
+        """Free the blocks that are outside the window."""
         start = max(seq.num_freed[self.index], self.num_sink_blocks)
         stop = self.layout.first_kept_block(num_computed, self._block_size)
         if stop <= start:
@@ -139,7 +142,7 @@ class GroupBlocks:
         seq.num_freed[self.index] = stop
 
     def shrink(self, seq: SequenceBlocks, num_blocks: int) -> None:
-        """Give back the blocks behind the first `num_blocks`, to be handed out first."""
+        """Free the blocks after the first `num_blocks`, to be reused first."""
         table = seq.tables[self.index]
         spare = table[num_blocks:]
         self.pool.free(spare)
@@ -148,7 +151,7 @@ class GroupBlocks:
         del table[num_blocks:]
 
     def release(self, seq: SequenceBlocks) -> None:
-        """Give back all blocks and host slots."""
+        """Free all blocks and host slots."""
         table, slots = seq.tables[self.index], seq.host_slots[self.index]
         self._free(table)
         self.swap.give_back(slots.values())
@@ -159,11 +162,11 @@ class GroupBlocks:
     # --- swapping ---------------------------------------------------------------------------------
 
     def num_to_swap(self, seq: SequenceBlocks, num_blocks: int) -> int:
-        """How many of the first `num_blocks` no window has left."""
+        """How many of the first `num_blocks` are not freed by a window."""
         return len(self._to_swap(seq, num_blocks))
 
     def swap_out(self, seq: SequenceBlocks, num_blocks: int) -> None:
-        """Move the first `num_blocks` to the host, which has room for them; free the others."""
+        """Move the first `num_blocks` to the host, which must have room, and free the others."""
         table, indices = seq.tables[self.index], self._to_swap(seq, num_blocks)
         slots = self.swap.take(len(indices))
         moved = tuple(table[index] for index in indices)
@@ -173,7 +176,8 @@ class GroupBlocks:
         seq.tables[self.index] = [NULL_BLOCK] * num_blocks
 
     def swap_in(self, seq: SequenceBlocks) -> None:
-        """Bring the sequence back: what is still cached from there, the rest from the host."""
+        """Swap the sequence in: reuse blocks that are still cached, and copy the others from the
+        host."""
         table, slots = seq.tables[self.index], seq.host_slots[self.index]
         for index in slots:
             if (cached := self._cached_again(seq, index)) is not None:
@@ -221,7 +225,7 @@ class GroupBlocks:
     # --- the inside -------------------------------------------------------------------------------
 
     def _left(self, seq: SequenceBlocks) -> range:
-        """Table indices freed behind the window."""
+        """The table indices whose blocks the window has freed."""
         return range(self.num_sink_blocks, seq.num_freed[self.index])
 
     def _is_shared(self, block_id: int) -> bool:
@@ -235,7 +239,7 @@ class GroupBlocks:
         return [index for index in range(num_blocks) if index not in left]
 
     def _cached_again(self, seq: SequenceBlocks, index: int) -> int | None:
-        """The device block that still has what was swapped out, if there is one."""
+        """The device block that still has the swapped-out content, if any."""
         return self.cached.find(seq.chain[index]) if index < seq.num_published else None
 
     def _num_to_restore(self, seq: SequenceBlocks) -> int:
@@ -243,8 +247,7 @@ class GroupBlocks:
         return sum(block_id is None or not self.pool.ref_count(block_id) for block_id in found)
 
     def _own(self, table: list[int], index: int) -> None:
-        """Copy a block that others hold before it is written; withdraw one that only the cache
-        knows."""
+        """Copy a shared block before it is written; unpublish one that only the cache refers to."""
         source = table[index]
         if not self._is_shared(source):
             self.cached.forget(source)

@@ -16,7 +16,7 @@ class LayerKvShape(NamedTuple):
     key_dim: int
     value_dim: int
     window: int | None = None
-    """Positions that the layer's queries see, their own included; None: all."""
+    """The positions that a query sees, including its own; None: all."""
 
 
 def group_layers(

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """How many blocks so many tokens take."""
+    """The number of blocks for a number of tokens."""
     return -(-num_tokens // block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers whose entries are kept and freed together: one block table, one pool."""
+    """Layers with one block table and one pool, whose entries are kept and freed together."""
 
     layers: tuple[int, ...]
     window: int | None
-    """Positions a query sees, its own included; None: all."""
+    """The positions that a query sees, including its own; None: all."""
     sinks: int
     """The number of first positions that remain visible outside the window; 0 without a window."""
     num_blocks: int
-    """The null block included."""
+    """Includes the null block."""
 
     @property
     def num_usable(self) -> int:
@@ -33,19 +33,20 @@ class KvGroup:
         return num_blocks_for(self.sinks, block_size)
 
     def first_visible_block(self, num_computed: int, block_size: int) -> int:
-        """The first block, sinks aside, that the query after `num_computed` tokens sees."""
+        """The first block that the query after `num_computed` tokens sees, without sinks."""
         return 0 if self.window is None else max(num_computed - self.window + 1, 0) // block_size
 
     def first_kept_block(self, num_computed: int, block_size: int) -> int:
-        """The first block, sinks aside, that a sequence of `num_computed` tokens keeps.
+        """The first block that a sequence of `num_computed` tokens keeps, without sinks.
 
-        One position more than it needs, so that it can still be forked one token back: a fork
-        computes the prompt's last token again.
+        It keeps one position more than it needs, because a fork may compute the prompt's last token
+        again.
         """
         return self.first_visible_block(num_computed - 1, block_size)
 
     def peak_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
-        """Blocks a sequence holds at most on its way to `num_tokens`, `chunk` tokens a step."""
+        """The maximum number of blocks that a sequence holds until it has `num_tokens`, with
+        `chunk` tokens per step."""
         blocks = num_blocks_for(num_tokens, block_size)
         if self.window is None:
             return blocks
@@ -85,4 +86,4 @@ class SwapIn:
 
 
 KvOperation = ZeroBlocks | CopyBlock | SwapOut | SwapIn
-"""Executed strictly in the order in which they were written, before the step's forward."""
+"""Executed in the order in which they were queued, before the step's forward pass."""

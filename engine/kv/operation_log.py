@@ -1,4 +1,4 @@
-"""What the KV tensors have to do before the next forward. Torch-free."""
+"""The queued operations on KV tensors before the next forward pass. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from .layout import KvOperation, ZeroBlocks
 
 
 class OperationLog:
-    """Operations in the order in which they were decided.
+    """Operations in the order of their decision.
 
-    Zeros commute with one another: those of a group are gathered up to the next other operation.
+    Zeroing operations commute, so those of a group are collected until the next other operation.
     """
 
     def __init__(self, num_groups: int) -> None:
         self._operations: list[KvOperation] = []
         self._to_zero: list[list[int]] = [[] for _ in range(num_groups)]
-        """Per group the blocks to clear after all of `_operations`."""
+        """The blocks of each group to zero after all of `_operations`."""
 
     def zero(self, group: int, block_ids: Iterable[int]) -> None:
         self._to_zero[group] += block_ids
@@ -26,7 +26,7 @@ class OperationLog:
         self._operations.append(operation)
 
     def take(self) -> list[KvOperation]:
-        """Hand out the log, which is empty afterwards."""
+        """Return the operations and empty the log."""
         self._flush_zeros()
         operations, self._operations = self._operations, []
         return operations

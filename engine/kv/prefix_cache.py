@@ -27,13 +27,13 @@ ROOT_KEY = b""
 
 @dataclass(frozen=True, slots=True)
 class CacheNamespace:
-    """Within which prefixes may meet: never across tenants, bases or adapter versions."""
+    """The scope in which prefixes are shared: one tenant, base and adapter version."""
 
     tenant_id: str
     runtime_id: str
     adapter: AdapterKey | None
     label: str = ""
-    """Narrows further; set by the platform, never by a client."""
+    """Separates prefixes further; set by the platform, never by a client."""
 
     def encode(self) -> bytes:
         digest = self.adapter.digest if self.adapter else "base"
@@ -48,7 +48,7 @@ class CacheNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The tokens of one full block together with everything before them."""
+    """The identity of one full block: its tokens and all tokens before it."""
 
     key: bytes
     parent: bytes
@@ -57,7 +57,8 @@ class Prefix:
 
 
 class PrefixHasher:
-    """Names prefixes; `secret` keys the hashes, so that no outsider can construct a collision."""
+    """Computes the keys of prefixes. `secret` keys the hashes, so that a client cannot construct a
+    collision."""
 
     def __init__(self, block_size: int, *, secret: bytes) -> None:
         self._block_size = block_size
@@ -95,7 +96,7 @@ class PrefixHasher:
 
 
 class CachedBlocks:
-    """A pool's blocks by the prefix they end. Holds no references: they may be free or held."""
+    """A pool's published blocks, by prefix. It holds no references: they may be free or held."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.num_evictions = 0
@@ -112,7 +113,7 @@ class CachedBlocks:
 
     @property
     def num_unheld(self) -> int:
-        """Blocks that may be found and that no sequence holds."""
+        """Published blocks that no sequence holds."""
         return self._pool.count_free(self._prefixes.keys())
 
     def prefix_of(self, block_id: int) -> Prefix | None:
@@ -146,7 +147,7 @@ class CachedBlocks:
         return True
 
     def drop_adapter(self, adapter: AdapterKey) -> int:
-        """Forget everything computed under this adapter; return how many blocks that was."""
+        """Unpublish all blocks of this adapter; returns how many."""
         gone = [
             block_id
             for block_id, prefix in self._prefixes.items()

@@ -9,23 +9,25 @@ from .prefix_cache import Prefix
 
 @dataclass(eq=False, slots=True)
 class SequenceBlocks:
-    """Only `KvBlocks` and its groups change it. All tables are equally long."""
+    """The block tables of one sequence, all of the same length. Only `KvBlocks` and its groups
+    change it."""
 
     tables: list[list[int]]
-    """Per group the block of positions `[i * size, (i + 1) * size)`; NULL_BLOCK where it was freed
-    behind a window or swapped out."""
+    """The block of positions `[i * size, (i + 1) * size)`, per group; NULL_BLOCK if a window freed
+    it or it is swapped out."""
     num_freed: list[int]
-    """Per group how many blocks, counted from the first, windows have left; sinks stay."""
+    """The number of first blocks that windows have freed, per group; sinks are kept."""
     host_slots: list[dict[int, int]]
-    """Per group, by table index, where the content of swapped-out blocks is."""
+    """The host slots of swapped-out blocks, by table index, per group."""
     num_writable: int = 0
-    """Up to here what is not computed may be written: known to be there and nobody else's."""
+    """Tokens up to this number have blocks that only this sequence holds, so they may be
+    written."""
     num_tokens_handled: int = 0
-    """Until more than this is computed, `KvBlocks.advance` has nothing to do."""
+    """`KvBlocks.advance` has nothing to do until more tokens than this are computed."""
     num_published: int = 0
-    """Blocks, from the first, that were offered to the prefix cache or found there."""
+    """The number of first blocks that were published or found in the prefix cache."""
     chain: list[Prefix] = field(default_factory=list)
-    """The names of the sequence's prefixes as far as they are known: at least the published."""
+    """The known keys of the sequence's prefixes; includes at least the published ones."""
 
     @classmethod
     def empty(cls, num_groups: int) -> SequenceBlocks:

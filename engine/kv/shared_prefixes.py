@@ -10,7 +10,8 @@ from .sequence_blocks import SequenceBlocks
 
 
 class SharedPrefixes:
-    """Prefixes that sequences share; a hit needs what the next query sees, in every group."""
+    """The prefixes that sequences share. A hit needs the blocks that the next query sees, in every
+    group."""
 
     def __init__(self, groups: Sequence[GroupBlocks], block_size: int, *, secret: bytes) -> None:
         self._groups = groups
@@ -20,9 +21,9 @@ class SharedPrefixes:
     def longest_hit(
         self, chain: list[Prefix], namespace: CacheNamespace, token_ids: Sequence[int]
     ) -> int:
-        """Blocks of the longest cached prefix, at least one token short of the whole.
+        """The number of blocks of the longest cached prefix, at most all tokens but one.
 
-        `chain` learns the names of the prefixes that are looked at.
+        `chain` stores the keys of the prefixes that were looked up.
         """
         longest = 0
         runs = [0] * len(self._groups)  # cached blocks in a row, up to the current one
@@ -47,7 +48,7 @@ class SharedPrefixes:
         token_ids: Sequence[int],
         num_blocks: int,
     ) -> None:
-        """Offer the sequence's first `num_blocks`, which are computed, to others."""
+        """Publish the sequence's first `num_blocks`, which are computed."""
         for index in range(seq.num_published, num_blocks):
             prefix = self._hasher.prefix(seq.chain, index, namespace, token_ids)
             for group in self._groups:

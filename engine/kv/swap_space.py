@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class SwapSpace:
-    """The host slots of one group of layers; each takes the content of one block."""
+    """The host slots of one group of layers. Each slot stores one block."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -27,6 +27,6 @@ class SwapSpace:
         self._free.extend(slots)
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Assert that every slot is either free or held, and by one holder."""
+        """Assert that every slot is free or has exactly one holder."""
         slots = sorted([*self._free, *held])
         assert slots == list(range(self.num_slots)), f"slots {slots} of {self.num_slots}"

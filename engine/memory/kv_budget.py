@@ -46,7 +46,7 @@ class KvDemand:
         return min(blocks, held + -(-config.max_num_batched_tokens // size))
 
     def line(self, num_blocks: int) -> str:
-        """For the operator."""
+        """The text for the operator."""
         group, size = self.group, self.config.kv_block_size
         line = (
             f"KV cache {num_blocks} blocks of {size} tokens, {self.bytes_per_block} bytes each: "

@@ -7,9 +7,6 @@ as msgpack. Every submitted request ends in exactly one RequestFinished.
 from .answers import (
     AdapterExplanation,
     AdapterKvUse,
-    AdapterTransition,
-    ExtentUse,
-    HostUse,
     KvUse,
     MemoryMap,
     RequestList,
@@ -48,11 +45,8 @@ from .events import (
 )
 from .requests import GenerationRequest, Pooling, SpeculationParams
 from .statistics import (
-    AdapterResidency,
-    AdapterTierStats,
     EngineStats,
     ProposerTotals,
-    SecondsHistogram,
     SpeculationStats,
     UtilizationStats,
 )
@@ -91,10 +85,7 @@ __all__ = [
     "AdapterFetched",
     "AdapterKvUse",
     "AdapterRead",
-    "AdapterResidency",
     "AdapterStored",
-    "AdapterTierStats",
-    "AdapterTransition",
     "AdapterWanted",
     "DeleteAdapter",
     "EngineFailed",
@@ -104,11 +95,9 @@ __all__ = [
     "ErrorInfo",
     "EvictionReceipt",
     "ExplainAdapter",
-    "ExtentUse",
     "FinishReason",
     "FromEngine",
     "GenerationRequest",
-    "HostUse",
     "KvUse",
     "ListRequests",
     "MapMemory",
@@ -121,7 +110,6 @@ __all__ = [
     "RequestList",
     "RequestStarted",
     "RequestState",
-    "SecondsHistogram",
     "SetPinned",
     "SpeculationParams",
     "SpeculationStats",

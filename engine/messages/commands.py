@@ -17,19 +17,19 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End this request; unknown and finished ids are ignored."""
+    """End this request. Unknown and finished ids are ignored."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFetched:
-    """The answer to AdapterWanted: the verified block lies in this local file."""
+    """The answer to AdapterWanted: the verified block is in this local file."""
 
     key: AdapterKey
     path: str
     tier: Tier
-    """Where the fetcher found it: Tier.STORE or Tier.DISK."""
+    """The tier where the fetcher found it: Tier.STORE or Tier.DISK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,11 @@ class AdapterFetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeleteAdapter:
-    """Forget this adapter: drop its weights from every tier, and its KV. AdapterEvicted answers.
+    """Remove this adapter's weights from every tier, and its KV blocks. The answer is
+    AdapterEvicted.
 
-    No request for it is taken from now on. Those that run have `drain_seconds` to end by
-    themselves; whoever is left then, or does not run yet, ends with `adapter_deleted`.
+    Requests for it are refused from now on. Running requests may finish within `drain_seconds`.
+    After that, the remaining ones and those that have not started end with `adapter_deleted`.
     """
 
     key: AdapterKey
@@ -52,11 +53,10 @@ class DeleteAdapter:
 
 @dataclass(frozen=True, slots=True)
 class SetPinned:
-    """These adapters, and no others, are to stay on the device and come back by themselves.
+    """Keep exactly these adapters on the device; load them again if they are evicted.
 
-    In the order of preference: pins hold a part of the arena at most (`pins.MAX_PINNED_PART`), and
-    those that do not fit into it any more, which a caller who sends the latest first makes the
-    least recently pinned, are adapters like any other.
+    The most important come first. Pins hold at most a part of the arena (`pins.MAX_PINNED_PART`).
+    Adapters that do not fit into this part are not pinned.
     """
 
     keys: list[AdapterKey]
@@ -64,9 +64,9 @@ class SetPinned:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Bring this adapter to the device though no request names it yet, as after a restart.
+    """Load this adapter to the device before a request names it.
 
-    It stays `stay_seconds` at least, unless a waiting request needs the room.
+    It stays for at least `stay_seconds`, unless a waiting request needs the room.
     """
 
     key: AdapterKey
@@ -75,32 +75,32 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class AdapterStored:
-    """The store has this adapter's block anew: what failed before may be tried again at once."""
+    """This adapter's block was stored again: a failed load may be retried at once."""
 
     key: AdapterKey
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainAdapter:
-    """Tell why this adapter is where it is; AdapterExplanation answers."""
+    """Ask where this adapter is and why. The answer is AdapterExplanation."""
 
     key: AdapterKey
 
 
 @dataclass(frozen=True, slots=True)
 class ListRequests:
-    """Tell which requests are in the engine, and what they do; RequestList answers."""
+    """Ask for the requests in the engine and their states. The answer is RequestList."""
 
     number: int
-    """Comes back with the answer."""
+    """Repeated in the answer."""
     tenant_id: str | None = None
-    """Those of one tenant alone; None: everybody's."""
+    """Only the requests of this tenant; None: of all tenants."""
     limit: int = 500
 
 
 @dataclass(frozen=True, slots=True)
 class MapMemory:
-    """Tell where adapters lie, and what KV blocks are used for; MemoryMap answers."""
+    """Ask for the positions of adapters and the use of KV blocks. The answer is MemoryMap."""
 
     number: int
-    """Comes back with the answer."""
+    """Repeated in the answer."""

@@ -1,4 +1,4 @@
-"""A description of the engine, fixed for its life."""
+"""The description of a served engine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from ...adapters.layout import BaseLayout
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine serves, fixed for its life."""
+    """What the engine serves; it does not change while the engine runs."""
 
     base_id: str
-    """Hash of the base's config, original checkpoint and tokenizer, whatever the quantization."""
+    """Hash of the base's configuration, original checkpoint and tokenizer, independent of
+    quantization."""
     runtime_id: str
-    """`base_id` with quantization and dtype: the namespace of KV and of derived data."""
+    """Hash of `base_id`, quantization and dtype: the namespace of KV blocks and other derived
+    data."""
     layout: BaseLayout
     model_type: str
     num_parameters: int
     vocab_size: int
     max_model_len: int
-    """The most tokens of one sequence, prompt and output together."""
+    """Maximum tokens of a sequence, prompt and output together."""
     device: str
     dtype: str
     quantization: str
@@ -29,14 +31,14 @@ class EngineInfo:
     arena_bytes: int
     host_cache_bytes: int
     memory_plan: list[str] = field(default_factory=list)
-    """The arithmetic behind the sizes, one printable line each."""
+    """How the sizes were computed, as lines to print."""
     proposers: list[str] = field(default_factory=list)
-    """What proposes tokens, by name; empty: plain decoding."""
+    """The names of the proposers; empty: plain decoding."""
     max_draft_tokens: int = 0
-    """The most tokens drafted for a request in one step."""
+    """Maximum draft tokens per request and step."""
     acceptance: str = "coupled"
     """One of `config.Acceptance`."""
     serves_grammars: bool = False
     """Whether requests may have a grammar."""
     embedding_size: int = 0
-    """How many numbers an embedding has."""
+    """The dimension of an embedding."""

@@ -12,6 +12,6 @@ class ErrorInfo:
     code: str
     message: str
     retry_after_seconds: float | None = None
-    """When it is worth another try, where that is known."""
+    """Seconds until a retry may succeed, if known."""
     is_retryable: bool | None = None
-    """Whether the same request may succeed later; None: as it is published of the code."""
+    """Whether the same request may succeed later; None: as published for the code."""

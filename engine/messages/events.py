@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` or the context length was reached."""
     ABORTED = "aborted"
-    """The caller went away or asked for the end."""
+    """The caller disconnected or aborted the request."""
     ERROR = "error"
     """See `RequestFinished.error`."""
 
@@ -31,7 +31,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine process could not start or cannot go on; it exits behind this message."""
+    """The engine process could not start or cannot continue; it exits after this message."""
 
     error: ErrorInfo
 
@@ -42,15 +42,15 @@ class RequestStarted:
 
     request_id: str
     queue_seconds: float
-    """From arrival in the engine to the first schedule, the adapter's wait included."""
+    """From arrival in the engine to the first step, including the wait for the adapter."""
     adapter_wait_seconds: float
-    """Part of `queue_seconds` in which its adapter was not on the device."""
+    """The part of `queue_seconds` in which its adapter was not on the device."""
     adapter_tier: Tier | None
-    """Where the adapter was when the request arrived; None for the base model."""
+    """The adapter's tier when the request arrived; None for the base model."""
     num_cached_tokens: int
     """Prompt tokens found in the prefix cache."""
     adapter_load_ms: float | None = None
-    """How long the load took that this request waited for; 0 if its adapter was on the device, None
+    """Duration of the load that this request waited for; 0 if its adapter was on the device, None
     for the base model."""
 
 
@@ -68,16 +68,16 @@ class TokenLogprobs:
     top: list[TokenLogprob]
     """The most likely tokens, best first."""
     rank: int | None = None
-    """Of a prompt's token: 1 if none is likelier, and so on."""
+    """For a prompt's token: 1 for the most likely token, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOutput:
-    """What was asked of a part of the prompt that a step has computed; parts come in order."""
+    """The requested results for a part of the prompt that a step computed. Parts come in order."""
 
     request_id: str
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's next tokens: of all parts together from its second to its last."""
+    """Of the next tokens of the prompt. All parts together cover its second to its last token."""
     embedding: bytes | None = None
     """fp32 `[embedding_size]`, not normalized; only with the last part."""
 
@@ -88,12 +88,12 @@ class TokensGenerated:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     logits: bytes | None = None
-    """fp32 `[vocab_size]`, only for the first token and where `return_logits` was set."""
+    """fp32 `[vocab_size]`; only for the first token, if `return_logits` was set."""
     num_draft_tokens: int = 0
-    """Drafted in the step that gave these; all of them but the last are draft tokens that held."""
+    """Draft tokens of the step. All tokens but the last are accepted draft tokens."""
 
     def first(self, num_tokens: int) -> TokensGenerated:
-        """What it says of its first tokens."""
+        """The same event with only the first `num_tokens` tokens."""
         if num_tokens == len(self.token_ids):
             return self
         logprobs = None if self.logprobs is None else self.logprobs[:num_tokens]
@@ -102,7 +102,7 @@ class TokensGenerated:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """The one terminal event of a request."""
+    """The last event of a request; each request has exactly one."""
 
     request_id: str
     reason: FinishReason
@@ -110,16 +110,16 @@ class RequestFinished:
     num_generated_tokens: int
     error: ErrorInfo | None = None
     stop_token_id: int | None = None
-    """The token that ended the output; the last one generated, and not part of the text."""
+    """The token that ended the output. It was generated last and is not part of the text."""
     num_draft_tokens: int = 0
-    """Drafted and verified."""
+    """Verified draft tokens."""
     num_accepted_tokens: int = 0
-    """Of these: they are among the generated."""
+    """Accepted draft tokens; they are part of the generated tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvents:
-    """Everything that one step has to say; per request in order started, prompt, tokens,
+    """All events of one step. The events of a request are in this order: started, prompt, tokens,
     finished."""
 
     started: list[RequestStarted] = field(default_factory=list)
@@ -137,7 +137,7 @@ class AdapterWanted:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRead:
-    """The file that AdapterFetched named was read, or could not be: it need not stay."""
+    """The file of AdapterFetched was read, or could not be read. It is no longer needed."""
 
     key: AdapterKey
 
@@ -151,7 +151,7 @@ class EvictionReceipt:
     host_bytes: int = 0
     """Zeroed in host memory."""
     num_drained: int = 0
-    """Requests that ended by themselves after the deletion had begun."""
+    """Requests that finished after the deletion had begun."""
     num_aborted: int = 0
     """Requests that ended with `adapter_deleted`."""
     seconds: float = 0.0

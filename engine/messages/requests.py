@@ -15,20 +15,20 @@ class Pooling(StrEnum):
     """How the last layer's hidden states of a prompt become one vector."""
 
     LAST = "last"
-    """The last token's, which has seen all others."""
+    """The last token's, which depends on all others."""
     MEAN = "mean"
     """The mean over all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """How tokens of this request are drafted, where the engine is not to decide by itself."""
+    """Overrides of the engine's choices for speculative decoding."""
 
     proposer: str | None = None
-    """Its name; None: whichever pays. One that the engine does not have refuses the request."""
+    """The proposer's name; None: the fastest. An unknown proposer is refused."""
     num_tokens: int | None = None
-    """So many draft tokens a step, whether that pays or not; 0: plain decoding. None: as many as
-    pay."""
+    """Draft tokens per step, whether or not they make it faster; 0: plain decoding. None: the
+    engine's choice."""
 
     def __post_init__(self) -> None:
         if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFT_TOKENS:
@@ -39,9 +39,10 @@ class SpeculationParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `n > 1` is n of these; their prompts meet in the prefix cache.
+    """One sequence to generate.
 
-    With `max_tokens` of 0 nothing is generated: it ends with its prompt.
+    A request with n choices is n of these, which share their prompt through the prefix cache. With
+    `max_tokens` of 0 only the prompt is computed.
     """
 
     request_id: str
@@ -49,29 +50,29 @@ class GenerationRequest:
     prompt_token_ids: list[int]
     sampling: SamplingParams
     adapter: AdapterKey | None = None
-    """None is the base model, never "whatever there is"."""
+    """None is the base model."""
     cache_namespace: str = ""
-    """Narrows the prefix cache within the tenant: attestation probes use their own."""
+    """Separates prefixes in the cache within the tenant; attestation probes use their own."""
     return_logits: bool = False
-    """Send the raw logits of the first generated position: what attestation compares."""
+    """Send the raw logits of the first generated position, for attestation."""
     group_id: str | None = None
-    """Requests of one group have the same prompt, tenant and adapter: it is computed once, and the
-    others go on from its blocks. None: a request of its own."""
+    """Requests of one group have the same prompt, tenant and adapter. The prompt is computed once,
+    and the others share its blocks. None: no group."""
     speculation: SpeculationParams | None = None
-    """None: the engine decides."""
+    """None: the engine's choice."""
     priority: int = 0
-    """Within its tenant lower ones run first; between tenants it says nothing."""
+    """Lower values run first within the tenant. It has no effect between tenants."""
     tenant_weight: float = 1.0
-    """The tenant's share of the device, in proportion to the others'."""
+    """The tenant's weight in the division of the device among tenants."""
     deadline_seconds: float | None = None
-    """The request must have ended so long after its arrival in the engine; None: whenever."""
+    """Time from arrival in the engine until the request must have ended; None: no limit."""
     journal_slot: int | None = None
-    """Where its tokens are counted in the journal; None: nobody is charged for it."""
+    """The journal slot that counts its tokens; None: they are not counted."""
     pooling: Pooling | None = None
     """Send the prompt's embedding; `max_tokens` must be 0."""
     num_prompt_logprobs: int | None = None
-    """Send log-probabilities of the prompt's tokens but the first, with so many of the likeliest
-    ones beside each; None: none. Not together with `pooling`."""
+    """Send log-probabilities of the prompt's tokens except the first, each with this many most
+    likely tokens; None: none. Not with `pooling`."""
     num_lone_steps: int = 0
-    """So many of its first steps are run apart from all other requests: the engine broke down in a
-    step of it, or of its adapter or tenant, and is to show whether it does so again."""
+    """The number of its first steps that run in separate forward passes, because the engine crashed
+    in a step of this request, its adapter or its tenant."""

@@ -1,4 +1,4 @@
-"""The blocks that the engine wants, on their way to this machine's disk."""
+"""Fetches the blocks that the engine asks for to the local disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FetchedBlock(Protocol):
 
 
 class AdapterFetches:
-    """Fetches that one process waits for, side by side."""
+    """The concurrent fetches for one engine process."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class AdapterFetches:
         self._fetches: set[asyncio.Task[None]] = set()
 
     def start(self, key: AdapterKey) -> None:
-        """Fetch the adapter's block and tell the engine what came of it."""
+        """Fetch the adapter's block and send the engine the result."""
         fetch = asyncio.create_task(self._fetch(key))
         self._fetches.add(fetch)
         fetch.add_done_callback(self._fetches.discard)
 
     def cancel(self) -> None:
-        """Nobody waits for them any more."""
+        """Cancel all fetches."""
         for fetch in self._fetches:
             fetch.cancel()
 
@@ -54,7 +54,7 @@ class AdapterFetches:
             block = await self._fetch_block(key)
         except AdapterError as exc:
             self._send(_failed(key, exc))
-        except Exception:
+        except Exception:  # every fetch is answered, or its requests would wait for ever
             _log.exception("adapter_fetch_failed", extra={"adapter_digest": key.digest})
             self._send(_failed(key, AdapterUnavailable()))
         else:

@@ -1,4 +1,4 @@
-"""The engine as the API process sees it: requests in, events out, whatever the process does."""
+"""The engine's client in the API process: sends requests and receives events, across restarts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from .supervisor import RestartPolicy, Supervisor
 
 
 class EngineClient(Engine):
-    """Runs the engine in a process of its own and talks to it. `Engine` documents its methods."""
+    """Runs the engine in a separate process. `Engine` documents the methods."""
 
     def __init__(
         self,
@@ -60,11 +60,9 @@ class EngineClient(Engine):
         restarts: RestartPolicy | None = None,
         journal: TokenJournal | None = None,
     ) -> None:
-        """`on_adapter_wanted` brings a block to this machine, or raises; many run side by side.
-        `on_adapter_read` is told when the engine needs that block's file no longer.
-
-        The engine counts in `journal` the tokens of those requests that have a slot there.
-        """
+        """`on_adapter_wanted` fetches a block to the local disk, or raises; calls run concurrently.
+        `on_adapter_read` is called when the engine no longer needs that block's file. The engine
+        counts the tokens of requests with a slot in `journal`."""
         self._supervisor = Supervisor(
             config, command=command, restarts=restarts, journal=journal.path if journal else None
         )
@@ -115,7 +113,7 @@ class EngineClient(Engine):
 
     @property
     def pid(self) -> int | None:
-        """The engine process, where one runs."""
+        """The engine process, if one runs."""
         return self._supervisor.pid
 
     @property
@@ -134,7 +132,7 @@ class EngineClient(Engine):
             await asyncio.wait([self._running])
 
     async def _run(self) -> None:
-        """Run one process after another, until there is no next one."""
+        """Run one process after another until the supervisor starts no more."""
         try:
             while True:
                 death = await self._supervisor.run_process(self._receive, has_work=self._has_work)
@@ -146,12 +144,12 @@ class EngineClient(Engine):
             self._requests.end_all(EngineUnavailable())
 
     def _has_work(self) -> bool:
-        """The process owes somebody something."""
+        """Whether requests or questions are open."""
         questions = (self._evictions, self._explanations, self._lists, self._maps)
         return bool(self._requests) or any(each.open_keys for each in questions)
 
     def _settle(self, step_request_ids: Set[str]) -> None:
-        """Settle what a dead process owed."""
+        """Answer everything that the dead process left open."""
         if not self._supervisor.is_stopping:
             self._requests.note_crash(step_request_ids)
         self._stats = None
@@ -240,7 +238,7 @@ class EngineClient(Engine):
             case AdapterEvicted(key, receipt):
                 self._on_evicted(key, receipt)
             case AdapterExplanation():
-                self._explanations.answer(message.key, message)
+                self._explanations.answer(message.load.key, message)
             case RequestList():
                 self._lists.answer(message.number, message)
             case MemoryMap():

@@ -1,4 +1,4 @@
-"""What the API asks of an engine, whatever runs it."""
+"""The interface of an engine for the API."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .request_stream import RequestEvent, RequestStream
 
 
 class EngineState(StrEnum):
-    """What the engine is doing, as far as whoever wants to use it is concerned."""
+    """The state of the engine."""
 
     STARTING = "starting"
-    """For the first time."""
+    """It starts for the first time."""
     READY = "ready"
     STALLED = "stalled"
-    """It made no progress and is being ended."""
+    """It makes no progress and is being killed."""
     RESTARTING = "restarting"
-    """Its process died; the next one is on its way."""
+    """Its process died; another one is starting."""
     DOWN = "down"
-    """It was stopped, could not start, or died too often: there is no next one."""
+    """It was stopped, could not start, or died too often. It is not started again."""
 
 
 class Engine(Protocol):
@@ -39,98 +39,99 @@ class Engine(Protocol):
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engine and wait until it is ready; from then on it is restarted if it dies.
+        """Start the engine and wait until it is ready. From then on it is restarted if it dies.
 
         Raises UnsupportedModel, InsufficientMemory, InvalidParameter, or EngineUnavailable for all
         other reasons.
         """
 
     async def stop(self) -> None:
-        """End the engine; what is still open ends with an error. Idempotent."""
+        """Stop the engine; open requests end with an error. Idempotent."""
 
     @property
     def state(self) -> EngineState:
-        """What the engine is doing now."""
+        """The current state."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether the engine accepts requests."""
 
     @property
     def num_restarts(self) -> int:
-        """How often the engine was started again. A restarted engine has forgotten prefetches."""
+        """The number of restarts. A restarted engine has lost its prefetches."""
 
     @property
     def start_seconds(self) -> float | None:
-        """How long the last start took that succeeded; None before the first."""
+        """The duration of the last successful start; None before the first."""
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine serves, also while it restarts. Raises EngineUnavailable before that."""
+        """The description of the served engine, also during a restart. Raises EngineUnavailable
+        before the first start has finished."""
 
     @property
     def stats(self) -> EngineStats | None:
-        """The last snapshot of the running engine; None while there is none."""
+        """The running engine's latest statistics; None if none runs."""
 
     # --- requests ---------------------------------------------------------------------------------
 
     def submit(
         self, request: GenerationRequest, take: Callable[[RequestEvent], None] | None = None
     ) -> RequestStream:
-        """Send a request to the engine; whoever submits must consume or close the stream.
+        """Send a request to the engine. The caller must consume or close the stream.
 
-        The stream's `abort` and `close` end the request early. `take` gets each event at once, in
-        the place of an iteration; it must not raise.
-        Raises EngineUnavailable while the engine is down, InvalidParameter if a request with this
-        id is still open, Overloaded if more are open than the engine takes, RequestQuarantined or
-        AdapterQuarantined.
+        The stream's `abort` and `close` end the request early. `take`, if given, is called with
+        each event when it arrives, instead of iterating; it must not raise. Raises
+        EngineUnavailable while the engine is down, InvalidParameter if a request with this id is
+        open, Overloaded if too many requests are open, RequestQuarantined or AdapterQuarantined.
         """
 
     async def until_gone(self, request_ids: Iterable[str]) -> None:
-        """Return once no process works on these requests: nothing is counted for them any more."""
+        """Return once no process works on these requests, so that their counts are final."""
 
     async def list_requests(self, tenant_id: str | None = None, *, limit: int) -> RequestList:
-        """Which sequences are in the engine now, and what they do; None: of all tenants.
+        """The sequences in the engine and their states; `tenant_id` None: of all tenants.
 
-        Raises EngineUnavailable while there is no engine to ask.
+        Raises EngineUnavailable while the engine is down.
         """
 
     # --- adapters ---------------------------------------------------------------------------------
 
     def prefetch(self, key: AdapterKey, stay_seconds: float = 0.0) -> None:
-        """Begin to bring an adapter to the device; see `Prefetch`. A down engine forgets it."""
+        """Start loading an adapter to the device; see `Prefetch`. No effect while the engine is
+        down."""
 
     def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
-        """Keep exactly these adapters on the device, most wanted first; see `SetPinned`.
+        """Keep exactly these adapters on the device, the most important first; see `SetPinned`.
 
-        An engine that restarts, or is down now, is told when it is ready.
+        An engine that restarts or is down receives them when it is ready.
         """
 
     def note_stored(self, key: AdapterKey) -> None:
-        """The store has the adapter's block anew: a load that failed may be tried again at once."""
+        """The adapter's block was stored again, so a failed load may be retried at once."""
 
     async def evict_adapter(
         self, key: AdapterKey, *, drain_seconds: float = 0.0
     ) -> EvictionReceipt:
         """Return once no tier of the engine holds the adapter.
 
-        Its running requests have `drain_seconds` to end, all others end at once; a deletion that is
-        under way keeps its own deadline. An engine that is down holds nothing.
+        Its running requests may finish within `drain_seconds`; all others end at once. A deletion
+        that has begun keeps its own deadline. If the engine is down, it holds nothing.
         """
 
     async def explain_adapter(self, key: AdapterKey) -> AdapterExplanation:
         """Where an adapter is in the engine, since when, and what it waits for.
 
-        Raises EngineUnavailable while there is no engine to ask.
+        Raises EngineUnavailable while the engine is down.
         """
 
     def is_quarantined(self, key: AdapterKey) -> bool:
-        """Whether requests for this adapter are refused for a while."""
+        """Whether the adapter is in quarantine."""
 
     # --- memory -----------------------------------------------------------------------------------
 
     async def map_memory(self) -> MemoryMap:
-        """Where adapters lie in the engine, and what KV blocks are used for.
+        """The positions of adapters in the engine's memory, and the use of KV blocks.
 
-        Raises EngineUnavailable while there is no engine to ask.
+        Raises EngineUnavailable while the engine is down.
         """

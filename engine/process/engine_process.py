@@ -1,4 +1,4 @@
-"""One engine process, seen from its parent."""
+"""One engine process, controlled by its parent."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .engine_socket import EngineSocket
 from .frames import Frames
 from .transport import decode_from_engine, encode
 
-# -P: the working directory is no place to import from.
+# -P: do not import from the working directory.
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process.main")
 STOP_SECONDS = 5.0
 DUMP_SECONDS = 0.5
-"""For how long a stuck process may write down where it is stuck."""
+"""Maximum time for a stuck process to dump its stacks."""
 DRAIN_SECONDS = 0.05
-"""For how long the last words of a dead process are listened for."""
+"""Maximum time for reading the last messages of a dead process."""
 
 # What the maths and the model hub (its token included) read. The credentials of the database, the
 # store and the platform are not among it: the engine has no use for them.
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineProcess:
-    """A running engine process and the socket to it. Its logs go to our standard error."""
+    """A running engine process and the socket to it. It logs to this process's standard error."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class EngineProcess:
     ) -> Self:
         """Start a process that counts tokens in `journal`. Raises OSError if the system cannot."""
         with ExitStack() as resources:
-            # A file without a name: nobody else can reach it, and it is gone with both processes.
+            # A file without a name: no other process can open it, and it ends with both processes.
             beats = resources.enter_context(tempfile.TemporaryFile())
             heartbeat_path = Path(f"/dev/fd/{beats.fileno()}")
             heartbeat = Heartbeat(heartbeat_path)
@@ -109,10 +109,10 @@ class EngineProcess:
         return self._process.pid
 
     async def run(self, on_message: Callable[[FromEngine], None]) -> int:
-        """Hand over every message until the process has ended; its exit status.
+        """Deliver messages until the process has ended; returns its exit status.
 
-        A process whose messages cannot be understood is killed: what its requests have come to is
-        unknown from then on.
+        A process that sends a malformed message is killed, because the state of its requests is
+        unknown.
         """
         self._socket.listen(lambda frames: self._take(frames, on_message))
         try:
@@ -124,12 +124,13 @@ class EngineProcess:
         return status
 
     def send(self, message: ToEngine) -> None:
-        """Send without waiting. To a process that has ended nothing is sent: `run` tells of it."""
+        """Send without waiting. If the process has ended, the message is dropped, and `run`
+        returns."""
         if not self._socket.send(encode(message)):
             _log.info("engine_message_dropped", extra={"message_type": type(message).__name__})
 
     async def stop(self) -> None:
-        """End the process: at once if it listens, by force if it does not. `run` then returns."""
+        """End the process, by force if it does not react. `run` then returns."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -143,7 +144,7 @@ class EngineProcess:
             self._process.kill()
 
     async def dump_and_kill(self) -> None:
-        """End a process that is stuck; the stacks of its threads go to standard error first."""
+        """Kill a stuck process after it has dumped its threads' stacks to standard error."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
             self._process.send_signal(signal.SIGCONT)  # one that was stopped cannot dump
@@ -153,14 +154,15 @@ class EngineProcess:
     def _take(self, frames: Frames, on_message: Callable[[FromEngine], None]) -> None:
         try:
             on_message(decode_from_engine(frames))
-        except Exception:
+        except Exception:  # also a defect of a handler: the state of the requests is unknown
             _log.exception("engine_message_not_understood")
-            self.kill()  # before it learns that nobody listens, which is no failure of its own
+            self.kill()  # before it notices the closed socket and reports a failure
             self._socket.close()
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that an engine process gets: it imports from where this process does."""
+    """The environment of an engine process. It imports modules from the same paths as this
+    process."""
     passed = {
         name: value
         for name, value in environment.items()

@@ -12,34 +12,35 @@ _RECEIVE_BYTES = 1 << 16
 
 
 class EngineSocket:
-    """Owns one end of a connected stream. One message is delivered per turn of the event loop, so a
-    busy engine does not monopolize the loop; while messages are pending, nothing is read.
+    """Owns one end of a connected stream.
 
-    It is not a transport of the loop: a transport that cannot send any more stops reading too, and
-    the last messages of a dead process would be lost.
+    One message is delivered per iteration of the event loop, so a busy engine does not monopolize
+    the loop. While messages are pending, nothing is read. It is not an asyncio transport: a
+    transport that can no longer send also stops reading, which would lose the last messages of a
+    dead process.
     """
 
     def __init__(self, connected: socket.socket) -> None:
-        """Belongs to the running loop."""
+        """Must be called in the running loop."""
         connected.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._socket = connected
         self._received = FrameReader()
         self._next: asyncio.Handle | None = None
-        """Takes the next message of those received, while there may be one."""
+        """Scheduled while received messages are pending."""
         self._unsent = bytearray()
         self._is_sending = False
-        """The loop tells when more can be sent."""
+        """Whether the loop watches for writability."""
         self._ignores_input = False
         """Whether the peer has stopped reading."""
 
     def listen(self, on_message: Callable[[Frames], None]) -> None:
-        """From now on deliver messages; an error of `on_message` is reported by the loop."""
+        """Start delivering messages. The loop reports an error of `on_message`."""
         self._on_message = on_message
         self._loop.add_reader(self._socket.fileno(), self._receive)
 
     def send(self, frames: Frames) -> bool:
-        """Send without waiting; False if it cannot be sent any more."""
+        """Send without waiting; False if the connection cannot send any more."""
         if self._ignores_input:
             return False
         self._unsent += pack(frames)
@@ -47,7 +48,7 @@ class EngineSocket:
         return not self._ignores_input
 
     def close(self) -> None:
-        """Take nothing more. Idempotent."""
+        """Stop sending and receiving. Idempotent."""
         if self._socket.fileno() < 0:
             return
         self._fall_silent()

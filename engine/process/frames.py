@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 
 Frames = Sequence[bytes]
-"""The two of `transport`: a name and a payload."""
+"""The number of frames per message: a name and a payload, see `transport`."""
 _HEADER = struct.Struct("<II")
 
 
@@ -22,7 +22,7 @@ class FrameReader:
         self._received = bytearray()
 
     def add(self, data: bytes) -> None:
-        """More bytes of the stream."""
+        """Add received bytes."""
         self._received += data
 
     def next(self) -> Frames | None:
@@ -40,5 +40,5 @@ class FrameReader:
         return frames
 
     def __bool__(self) -> bool:
-        """Whether bytes remain that belong to no complete message."""
+        """Whether an incomplete message remains."""
         return bool(self._received)

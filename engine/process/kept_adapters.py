@@ -1,4 +1,4 @@
-"""The adapters that every engine process is to hold."""
+"""The adapters that a new engine process loads."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from .quarantine import Quarantine
 from .supervisor import Supervisor
 
 WARM_UP_SECONDS = 10.0
-"""A shorter life may not have brought back the adapters that were resident before it."""
+"""A process that ran for less time may not have loaded all adapters of the process before it."""
 
 
 class KeptAdapters:
-    """Pinned adapters, and those that were resident when the last process died.
+    """The pinned adapters, and those that were resident when the last process died.
 
-    Of these an engine is told nothing while they are in quarantine.
+    Adapters in quarantine are not sent to an engine.
     """
 
     def __init__(self, supervisor: Supervisor, quarantine: Quarantine) -> None:
         self._supervisor = supervisor
         self._quarantine = quarantine
         self._pinned: list[AdapterKey] = []
-        """Most wanted first; see `SetPinned`."""
+        """The most important first; see `SetPinned`."""
         self._residents: list[AdapterKey] = []
         """Most recently used first."""
 
     def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
-        """Pin exactly these, most wanted first."""
+        """Pin exactly these adapters, the most important first."""
         self._pinned = list(dict.fromkeys(keys))
         if self._supervisor.is_ready:
             self._send_pinned()
 
     def unpin(self, key: AdapterKey) -> None:
-        """Pin this one in no later process."""
+        """Unpin this adapter in later processes."""
         self._pinned = [pinned for pinned in self._pinned if pinned != key]
 
     def note_residents(self, stats: EngineStats) -> None:
-        """The engine holds what the snapshot says."""
+        """Note the resident adapters of a snapshot."""
         keys = [entry.key for entry in stats.adapters if entry.tier is Tier.DEVICE]
         if self._supervisor.ready_seconds < WARM_UP_SECONDS:
             keys = list(dict.fromkeys([*keys, *self._residents]))
         self._residents = keys
 
     def forget_resident(self, key: AdapterKey) -> None:
-        """The adapter was deleted: it does not come back."""
+        """The adapter was deleted: later processes do not load it."""
         if key in self._residents:
             self._residents.remove(key)
 
     def bring_back(self) -> None:
-        """Tell a process that has just become ready."""
+        """Send them to a process that has just become ready."""
         if self._pinned:
             self._send_pinned()
         for key in self._residents:

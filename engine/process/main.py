@@ -44,7 +44,7 @@ _log = logging.getLogger("loraplex.engine.process.main")  # its own name is "__m
 
 
 class Core(Protocol):
-    """The object that the loop drives: EngineCore."""
+    """The interface of EngineCore for the loop."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -80,7 +80,7 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
             _serve(core, parent, Heartbeat(Path(heartbeat_path)))
         except ParentGone:
             return 0
-        except Exception as exc:
+        except Exception as exc:  # the parent reports why the process ended
             _log_failure(exc)
             _send(parent, EngineFailed(_as_error_info(exc)))
     return 1

@@ -1,7 +1,7 @@
-"""Every request that the engine has been given and that has not ended, whatever the process does.
+"""All open requests, across engine processes.
 
-When a process dies, the requests that had begun end with `engine_restarted`; those that had not are
-given to the next process, once.
+When a process dies, requests that had started end with `engine_restarted`. The others are sent to
+the next process, once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from .supervisor import Supervisor
 
 MAX_SUBMISSIONS = 2
 DEADLINE_SLACK_SECONDS = 0.5
-"""The engine ends what passes its deadline. Should it be stuck, it is ended here so much later."""
+"""The engine ends requests at their deadline. If it is stuck, they are ended here this much
+later."""
 OVERLOAD_RETRY_SECONDS = 1.0
 
 
 class OpenRequests:
-    """The requests' streams, and which of them the process may still work on."""
+    """The streams of the requests, and the requests that the process may still work on."""
 
     def __init__(
         self,
@@ -58,9 +59,10 @@ class OpenRequests:
         self._max_requests = max_requests
         self._journal = journal
         self._streams: dict[str, RequestStream] = {}
-        """Every request that has not finished."""
+        """The streams of open requests, by id."""
         self._in_process: dict[str, asyncio.Future[None]] = {}
-        """Every request that the process may still work on, with what becomes done when not."""
+        """The requests that the process may still work on, each with a future that is done when it
+        no longer does."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -73,7 +75,7 @@ class OpenRequests:
         """Send a request to the process; see `Engine.submit`."""
         self._check_acceptable(request)
         stream = RequestStream(request, abort=self._abort, take=take)
-        self._send(stream)  # what cannot be sent is not open
+        self._send(stream)  # a request that cannot be sent is not open
         self._streams[request.request_id] = stream
         if request.deadline_seconds is not None:
             stream.expiry = asyncio.get_running_loop().call_later(
@@ -82,7 +84,7 @@ class OpenRequests:
         return stream
 
     async def until_gone(self, request_ids: Iterable[str]) -> None:
-        """Return once the process does not work on these requests."""
+        """Return once the process no longer works on these requests."""
         waited_for = [self._in_process[name] for name in request_ids if name in self._in_process]
         if waited_for:
             await asyncio.wait(waited_for)
@@ -90,7 +92,7 @@ class OpenRequests:
     # --- the process ------------------------------------------------------------------------------
 
     def deliver(self, events: StepEvents) -> None:
-        """Give each request its events; late ones of finished requests have nobody to go to."""
+        """Deliver the events to their requests; events of finished requests are dropped."""
         for group in (events.started, events.prompts, events.tokens):
             self._feed(group)
         for end in events.finished:
@@ -98,7 +100,7 @@ class OpenRequests:
             self._note_gone(end.request_id)
 
     def resubmit(self) -> None:
-        """Give a new process every open request; one that is in quarantine by now ends."""
+        """Send all open requests to a new process, except those that are now in quarantine."""
         for stream in list(self._streams.values()):
             if objection := self._quarantine.objection(stream.request):
                 self._end(stream, objection)
@@ -106,14 +108,15 @@ class OpenRequests:
                 self._send(stream)
 
     def note_crash(self, step_request_ids: Set[str]) -> None:
-        """The process died in a step of these requests: they are suspects."""
+        """The process died in a step of these requests, which are now suspects."""
         self._quarantine.note_crash(
             [self._streams[name].request for name in step_request_ids & self._streams.keys()],
             is_alone=len(step_request_ids) == 1,
         )
 
     def settle(self) -> None:
-        """The process has died: end what it had begun, and leave the rest to the next one."""
+        """The process has died: end the requests that had started, and keep the others for the next
+        process."""
         for request_id in list(self._in_process):
             self._note_gone(request_id)
         for stream in list(self._streams.values()):
@@ -122,14 +125,14 @@ class OpenRequests:
                 self._end(stream, objection or EngineRestarted())
 
     def end_adapter(self, key: AdapterKey, error: EngineError) -> int:
-        """End the requests for this adapter while there is no process; how many there were."""
+        """End the requests for this adapter while no process runs; returns how many."""
         streams = [s for s in self._streams.values() if s.request.adapter == key]
         for stream in streams:
             self._end(stream, error)
         return len(streams)
 
     def end_all(self, error: EngineError) -> None:
-        """End every request: there will be no process."""
+        """End all requests, because no further process is started."""
         for stream in list(self._streams.values()):
             self._end(stream, error)
 
@@ -149,7 +152,7 @@ class OpenRequests:
         stream.num_submissions += 1
         request = stream.request
         if self._journal and request.journal_slot is not None:
-            self._journal.reset(request.journal_slot)  # what a dead process did was for nobody
+            self._journal.reset(request.journal_slot)  # the work of the dead process is lost
         if stream.expiry is not None and stream.num_submissions > 1:
             seconds = stream.expiry.when() - DEADLINE_SLACK_SECONDS
             left = max(0.0, seconds - asyncio.get_running_loop().time())
@@ -177,7 +180,7 @@ class OpenRequests:
         self._end(stream, DeadlineExceeded())
 
     def _end(self, stream: RequestStream, error: EngineError) -> None:
-        """End a request without the process."""
+        """End a request without a message from the process."""
         finished = RequestFinished(
             request_id=stream.request.request_id,
             reason=FinishReason.ERROR,

@@ -13,12 +13,13 @@ from .frames import FrameReader, Frames, pack
 
 LINGER_SECONDS = 1.0
 MAX_UNSENT_MESSAGES = 1000
-"""A parent that reads nothing holds the engine up instead of filling the memory."""
+"""The send buffer's limit: if the parent does not read, the engine waits instead of filling
+memory."""
 _RECEIVE_BYTES = 1 << 16
 
 
 class ParentGone(Exception):
-    """The parent has closed its end: it has died, or wants nothing of this process any more."""
+    """The parent has closed its end: it has died, or no longer needs this process."""
 
 
 class ParentSocket:
@@ -42,10 +43,8 @@ class ParentSocket:
         self._socket.close()
 
     def receive(self, timeout_ms: float) -> Iterator[Frames]:
-        """Every message that has arrived, after waiting for something up to `timeout_ms`.
-
-        Raises ParentGone.
-        """
+        """The messages that have arrived; waits up to `timeout_ms` if there are none. Raises
+        ParentGone."""
         while self._await_message(timeout_ms):
             timeout_ms = 0
             self._read()
@@ -61,7 +60,7 @@ class ParentSocket:
             self._await_room(timeout_ms=None)
 
     def _await_message(self, timeout_ms: float) -> bool:
-        """Whether there is something to read; unsent messages are sent meanwhile."""
+        """Wait until there is something to read, and send pending messages; True if there is."""
         self._poller.modify(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         events = sum(event for _, event in self._poller.poll(timeout_ms))
         if events & select.POLLOUT:

@@ -20,12 +20,12 @@ from ..errors import AdapterQuarantined, EngineError, NumericalError, RequestQua
 from ..messages import FinishReason, GenerationRequest, RequestFinished
 
 MAX_CRASHES = 2
-"""Without a successful answer in between, and one of them in a separate forward pass."""
+"""Crashes without a successful answer between them, one of them in a separate forward pass."""
 MAX_TENANT_CRASHES = 4
-"""In separate forward passes, within QUARANTINE_SECONDS."""
+"""Crashes in separate forward passes within QUARANTINE_SECONDS."""
 FIRST_LONE_STEPS = 16
-"""For a suspect's request, after one crash. There may be many suspects of one crash, and each
-separate pass costs time."""
+"""Steps in separate forward passes of a suspect's request after one crash. One crash may make many
+suspects, and each separate pass takes time."""
 ALL_STEPS = 1 << 30
 MAX_NUMERICAL_ERRORS = 3
 QUARANTINE_SECONDS = 600.0
@@ -47,7 +47,7 @@ class _Suspicion:
     noted_at: float
     num_crashes: int = 0
     was_alone: bool = False
-    """In one of the crashes."""
+    """Whether one of the crashes was in a separate forward pass."""
     num_numerical_errors: int = 0
 
     @property
@@ -63,11 +63,13 @@ class Quarantine:
         self._clock = clock
         self._suspicions: dict[Suspect, _Suspicion] = {}
         self._watched: dict[str, float] = {}
-        """Tenants that were in a crash and had no good answer since, and when that was."""
+        """Tenants that were in a crash and had no successful answer since, with the time of the
+        crash."""
         self._lone_crashes: dict[str, deque[float]] = {}
 
     def note_crash(self, requests: Sequence[GenerationRequest], *, is_alone: bool) -> None:
-        """The engine stopped in a step of these requests; `is_alone`: of one and no other."""
+        """The engine crashed in a step of these requests. `is_alone`: the step had only one
+        request."""
         self._forget_old()
         for tenant_id in {request.tenant_id for request in requests}:
             self._watched[tenant_id] = self._clock()
@@ -89,7 +91,7 @@ class Quarantine:
         return FIRST_LONE_STEPS if num_crashes == 1 else ALL_STEPS
 
     def note_end(self, request: GenerationRequest, end: RequestFinished) -> None:
-        """A request has ended: a good answer clears it, and its adapter."""
+        """A request has ended: a successful answer clears it and its adapter."""
         if end.error is not None and end.error.code == NumericalError.code and request.adapter:
             self._forget_old()
             suspicion = self._suspicion(request.adapter)
@@ -99,7 +101,7 @@ class Quarantine:
             self._clear(request)
 
     def objection(self, request: GenerationRequest) -> EngineError | None:
-        """Why this request is not taken; None if it is."""
+        """Why this request is refused; None if it is not."""
         self._forget_old()
         if not self._has_suspects:
             return None
@@ -146,7 +148,7 @@ class Quarantine:
 
 
 def fingerprint(request: GenerationRequest) -> RequestFingerprint:
-    """The identity of a repeated request: everything but its id and its seed."""
+    """What a repeated request has in common with the first: everything but its id and its seed."""
     sampling = replace(request.sampling, seed=None)
     asked = (request.pooling, request.num_prompt_logprobs)
     content = (request.tenant_id, request.adapter, request.prompt_token_ids, sampling, asked)

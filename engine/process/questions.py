@@ -1,4 +1,4 @@
-"""Questions to the engine, and those who wait for the answers."""
+"""Questions to the engine that wait for answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 class Questions(Generic[Key, Answer]):
-    """Questions of one kind by key. Whoever asks what is being asked already shares the answer."""
+    """Questions of one kind, by key. Callers with the same question share the answer."""
 
     def __init__(self, send: Callable[[ToEngine], None]) -> None:
         self._send = send
@@ -22,11 +22,11 @@ class Questions(Generic[Key, Answer]):
 
     @property
     def open_keys(self) -> Sequence[Key]:
-        """What is not answered yet."""
+        """The open questions."""
         return list(self._answers)
 
     async def ask(self, key: Key, question: ToEngine) -> Answer:
-        """The engine's answer. Raises EngineUnavailable if none will come."""
+        """Ask the engine. Raises EngineUnavailable if it does not answer."""
         answer = self._answers.get(key)
         if answer is None:
             answer = self._answers[key] = asyncio.get_running_loop().create_future()
@@ -37,13 +37,13 @@ class Questions(Generic[Key, Answer]):
         return answer.result()
 
     def answer(self, key: Key, answer: Answer) -> None:
-        """This is the answer; one that nobody waits for is dropped."""
+        """Deliver an answer; no effect if no caller waits for it."""
         waiting = self._answers.pop(key, None)
         if waiting is not None:
             waiting.set_result(answer)
 
     def give_up(self) -> None:
-        """No question that is open will be answered."""
+        """Fail all open questions."""
         for waiting in self._answers.values():
             waiting.cancel()
         self._answers.clear()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..core import EngineCore
 
 FIRST_TO_KILL = "1000"
-"""For the kernel when memory runs out: this process, not the server."""
+"""Makes the kernel kill this process first when memory runs out, not the server."""
 WIDEST_ELEMENT_BYTES = 4
 SLACK_BYTES = 8 << 20
 LOAD_POLL_SECONDS = 0.002
@@ -89,7 +89,7 @@ def compute_reference_logits(request: ReferenceRequest) -> list[bytes]:
 
 
 def _config(request: ReferenceRequest, header: BlockHeader) -> EngineConfig:
-    """On the CPU, with room for this adapter and these prompts and hardly more."""
+    """A configuration for the CPU with memory for this adapter and these prompts only."""
     room = 2 * header.num_elements * WIDEST_ELEMENT_BYTES + SLACK_BYTES
     lengths = [len(prompt) + 1 for prompt in request.prompts]
     return EngineConfig(
@@ -106,7 +106,7 @@ def _config(request: ReferenceRequest, header: BlockHeader) -> EngineConfig:
 
 
 class _Questions:
-    """Prompts to an engine in this process that serves one adapter."""
+    """Runs prompts on an engine in this process that serves one adapter."""
 
     def __init__(self, core: EngineCore, adapter: AdapterKey, block: Path) -> None:
         self._core = core
@@ -151,7 +151,7 @@ def _check(ended: RequestFinished) -> None:
 
 
 def main() -> int:
-    """Answer the request in the arguments; the exit status."""
+    """Measure and write the result; returns the exit status."""
     end_with_parent()
     log_to_stderr()
     os.environ["TQDM_DISABLE"] = "1"

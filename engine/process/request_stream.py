@@ -36,7 +36,7 @@ class RequestStream:
         not raise."""
         self.request = request
         self.expiry: asyncio.TimerHandle | None = None
-        """Ends the request some time after its deadline, should the engine not."""
+        """Ends the request after its deadline if the engine does not."""
         self.num_submissions = 0
         """The number of engine processes that received this request."""
         self.num_generated_tokens = 0
@@ -46,7 +46,7 @@ class RequestStream:
         self._is_finished = False
         self._is_exhausted = False
         self._events: asyncio.Queue[RequestEvent | None] = asyncio.Queue()
-        """None: nothing follows, the stream was closed."""
+        """None marks the end of a closed stream."""
         self._take = take or self._events.put_nowait
 
     def __aiter__(self) -> Self:

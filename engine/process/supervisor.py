@@ -1,4 +1,4 @@
-"""The engine over all its processes: it is started, watched, and started again when it dies."""
+"""Starts the engine process, watches it, and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .engine import EngineState
 from .engine_process import ENGINE_COMMAND, EngineProcess
 
 STALLED = "stalled"
-"""The code of the failure where a process was ended because it made no progress."""
+"""The code of the failure if a process was killed because it made no progress."""
 _START_ERRORS: Mapping[str, type[EngineError]] = {
     **{error.code: error for error in BASE_ERRORS},
     InsufficientMemory.code: InsufficientMemory,
@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """The delay before the next start of a process that dies: exponentially longer, then
-    infinite."""
+    """The delay before the next start of a process that dies: it grows exponentially; then no
+    process is started."""
 
     first_delay_seconds: float = 0.5
     max_delay_seconds: float = 30.0
@@ -48,12 +48,12 @@ class RestartPolicy:
     stall_seconds: float = 10.0
     """A process without progress for this long while requests are open is ended."""
     window_seconds: float = 60.0
-    """Also: a process that ran for this long was healthy, so the delays start over."""
+    """A process that ran for this long was healthy, so the delays start over."""
     _deaths: deque[float] = field(default_factory=deque)
     _num_short_lives: int = 0
 
     def next_delay(self, *, now: float, lived_seconds: float) -> float | None:
-        """Seconds until the next life may begin after a death at `now`; None: never."""
+        """Seconds until the next start after a death at `now`; None: no further start."""
         while self._deaths and self._deaths[0] <= now - self.window_seconds:
             self._deaths.popleft()
         self._deaths.append(now)
@@ -71,13 +71,13 @@ class Death(NamedTuple):
 
     cause: ErrorInfo
     step_request_ids: Set[str]
-    """The requests of the step that it was in."""
+    """The requests of its last step."""
     lived_seconds: float
-    """Since it was ready; 0 if it never was."""
+    """Time since it was ready; 0 if it never was."""
 
 
 class Supervisor:
-    """Runs one engine process at a time, and knows the engine's state."""
+    """Runs one engine process at a time and holds the engine's state."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Supervisor:
         self._journal = journal
         self._process: EngineProcess | None = None
         self._reported: ErrorInfo | None = None
-        """What is known of the process's end before it has ended."""
+        """The reason for ending the process, noted before it ends."""
         self._spawned_at = 0.0
         self._ready_at: float | None = None
         self._info: EngineInfo | None = None
@@ -102,49 +102,50 @@ class Supervisor:
         self._has_first_outcome = asyncio.Event()
         self.state = EngineState.STARTING
         self.start_seconds: float | None = None
-        """How long the last start took that succeeded; None before the first."""
+        """The duration of the last successful start; None before the first."""
         self.failure: ErrorInfo | None = None
         """Why the engine is down; None while it starts for the first time, and when it is ready."""
         self.num_restarts = 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process takes requests."""
+        """Whether the process accepts requests."""
         return self.state is EngineState.READY
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the engine was told to end."""
+        """Whether the engine was stopped."""
         return self._is_stopping.is_set()
 
     @property
     def pid(self) -> int | None:
-        """The engine process, where one runs."""
+        """The engine process, if one runs."""
         return None if self._process is None else self._process.pid
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine serves, also while it restarts. Raises EngineUnavailable before that."""
+        """The description of the served engine, also during a restart. Raises EngineUnavailable
+        before the first start has finished."""
         if self._info is None:
             raise EngineUnavailable
         return self._info
 
     @property
     def ready_seconds(self) -> float:
-        """How long the process has been ready; 0 if it is not yet."""
+        """Time since the process became ready; 0 if it is not ready."""
         return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
 
     def send(self, message: ToEngine) -> None:
-        """Send without waiting; while there is no process, to nobody."""
+        """Send without waiting; dropped if no process runs."""
         if self._process is not None:
             self._process.send(message)
 
     async def run_process(
         self, receive: Callable[[FromEngine], None], *, has_work: Callable[[], bool]
     ) -> Death:
-        """Start a process and hand over its messages until it has ended.
+        """Start a process and deliver its messages until it has ended.
 
-        One that makes no progress while it is ready and `has_work` is made to end.
+        A process that makes no progress although it is ready and `has_work` is killed.
         """
         step_request_ids: Set[str] = frozenset()
         try:
@@ -172,7 +173,7 @@ class Supervisor:
         self._has_first_outcome.set()
 
     def note_failure(self, error: ErrorInfo) -> None:
-        """The process is about to end, for this reason."""
+        """Note the reason for which the process is about to end."""
         self._reported = error
 
     async def until_first_outcome(self) -> None:
@@ -187,7 +188,7 @@ class Supervisor:
             raise _start_error(failure)
 
     async def until_restart(self, death: Death) -> bool:
-        """Return True once the next process may be started; False if there is none."""
+        """Wait until the next process may be started; False if none may be."""
         if self.is_stopping or self._info is None:  # `start` raises why
             return False
         _log.error("engine_died", extra={"code": death.cause.code, "error": death.cause.message})
@@ -200,13 +201,13 @@ class Supervisor:
         return True
 
     async def stop(self) -> None:
-        """End the process; no other is started."""
+        """End the process and start no other."""
         self._is_stopping.set()
         if self._process is not None:
             await self._process.stop()
 
     def note_down(self) -> None:
-        """There is no next process."""
+        """Note that no further process is started."""
         self.state = EngineState.DOWN
         self._has_first_outcome.set()
 
@@ -232,7 +233,7 @@ class Supervisor:
             watching.cancel()
 
     async def _watch_progress(self, process: EngineProcess, has_work: Callable[[], bool]) -> None:
-        """End a process that has work and does not get on with it."""
+        """Kill a process that has work but makes no progress."""
         watch, seconds = StallWatch(), self._restarts.stall_seconds
         while True:
             await asyncio.sleep(seconds / SILENT_LOOKS)
@@ -261,7 +262,7 @@ class Supervisor:
 
 
 def _start_error(failure: ErrorInfo) -> EngineError:
-    """Why the engine did not start, by the kinds that the operator can do something about."""
+    """Why the engine did not start, as an error for the operator."""
     if failure.code == InvalidParameter.code:
         param, _, message = failure.message.partition(": ")
         return InvalidParameter(param, message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...adapters.identity import AdapterKey
 from ..messages import AdapterExplanation, ListRequests, MemoryMap, RequestList
 from ..parts import EngineParts
-from .adapters import explain
 from .memory import map_memory
 from .requests import list_requests
 
@@ -18,7 +17,8 @@ class Answers:
 
     def explain(self, key: AdapterKey) -> AdapterExplanation:
         parts = self._parts
-        return explain(parts.tiers.manager, key, parts.speculation.explain(key))
+        load = parts.tiers.manager.reports.explain(key)
+        return AdapterExplanation(load, parts.speculation.explain(key))
 
     def list_requests(self, asked: ListRequests) -> RequestList:
         return list_requests(asked, self._parts.scheduler, self._parts.clock())

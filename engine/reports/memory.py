@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...adapters.identity import AdapterKey
-from ...adapters.manager import AdapterManager
+from ...adapters.manager import AdapterManager, Tier
 from ..kv.blocks import KvBlocks
 from ..kv.group_blocks import GroupBlocks
-from ..messages import AdapterKvUse, ExtentUse, HostUse, KvUse, MemoryMap
+from ..messages import AdapterKvUse, KvUse, MemoryMap
 from ..scheduling.scheduler import Scheduler
 
 
@@ -24,11 +24,11 @@ def map_memory(
     """The answer to MapMemory; `kv_block_bytes` are those of each KV group."""
     group = max(kv.groups, key=lambda group: group.used_fraction)
     pool, num_cached = group.pool, group.cached.num_unheld
-    figures = manager.reports.figures()
+    tiers = manager.reports.tier_stats()
     return MemoryMap(
         number=number,
-        extents=[ExtentUse(*entry) for entry in manager.reports.extents()],
-        host=[HostUse(*entry) for entry in manager.reports.host_entries()],
+        extents=manager.reports.extents(),
+        host=manager.reports.host_entries(),
         kv=KvUse(
             num_blocks=pool.num_usable,
             bytes_per_block=kv_block_bytes[group.index],
@@ -37,14 +37,14 @@ def map_memory(
             num_used=pool.num_usable - pool.num_free,
         ),
         lines=_lines(scheduler, group),
-        free_bytes=figures.free_bytes,
-        largest_free_bytes=figures.largest_free_bytes,
-        host_used_bytes=figures.host_bytes,
+        free_bytes=tiers.free_bytes,
+        largest_free_bytes=tiers.largest_free_bytes,
+        host_used_bytes=tiers.bytes_by_tier[Tier.HOST],
     )
 
 
 def _lines(scheduler: Scheduler, group: GroupBlocks) -> list[AdapterKvUse]:
-    """What each tenant's requests for each adapter hold, in the order of the first of them."""
+    """The KV blocks of each tenant's requests for each adapter, by their first request."""
     uses: dict[tuple[str, AdapterKey | None], tuple[int, int, int]] = {}
     for request in scheduler.requests():
         line = (request.tenant_id, request.adapter)

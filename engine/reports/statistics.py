@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ..messages import AdapterResidency, EngineStats, RequestStarted
+from ..messages import EngineStats, RequestStarted
 from ..parts import EngineParts
 from ..request import Request
 from ..scheduling.tenant_service import TenantService
-from .adapters import HitsByTier, tier_stats
 
 INTERVAL_SECONDS = 0.5
 
@@ -22,7 +21,6 @@ class Statistics:
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
         self._tenant_service = TenantService()
-        self._hits = HitsByTier()
         self._next_time = 0.0
 
     def start(self, request: Request, event: RequestStarted) -> None:
@@ -31,7 +29,6 @@ class Statistics:
         self._num_prompt_tokens += request.num_prompt_tokens
         self._num_cached_tokens += event.num_cached_tokens
         self._tenant_service.add(request.tenant_id, num_computed)
-        self._hits.add(event)
 
     def generate(self, request: Request, num_tokens: int) -> None:
         """Count new tokens of a request."""
@@ -66,7 +63,7 @@ class Statistics:
             num_generated_tokens=self._num_generated_tokens,
             num_adapter_loads=manager.num_loads,
             num_adapter_evictions=manager.num_evictions,
-            adapters=[AdapterResidency(*entry) for entry in manager.reports.snapshot()],
+            adapters=manager.reports.snapshot(),
             kv_usage=max(map(self._kv_usage, self._kv_groups)),
             num_swaps=scheduler.num_swaps,
             num_swapped=scheduler.num_swapped,
@@ -76,7 +73,7 @@ class Statistics:
             num_eager_decodes=parts.runner.num_eager_decodes,
             utilization=parts.utilization.snapshot(),
             tenant_service=self._tenant_service.snapshot(),
-            adapter_tiers=tier_stats(manager, self._hits),
+            adapter_tiers=manager.reports.tier_stats(),
             speculation=parts.speculation.snapshot(),
             speculation_totals=parts.speculation.totals(),
         )

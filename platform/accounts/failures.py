@@ -35,7 +35,7 @@ class Subjects:
         return [account, *([] if address is None else [self._hash("address", _network(address))])]
 
     def of_session(self, account_id: str) -> list[str]:
-        """For a signed-in user who gives the password again: nobody else can lock this."""
+        """For a signed-in user who confirms the password: other callers cannot lock it."""
         return [self._hash("session", account_id)]
 
     def _hash(self, *parts: str) -> str:

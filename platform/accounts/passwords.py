@@ -20,16 +20,16 @@ class Passwords:
         self._hasher = PasswordHasher(
             time_cost=num_passes, memory_cost=memory_kib, parallelism=1, type=Type.ID
         )
-        self._nobodys = self._hasher.hash("nobody's password")
+        self._unknown_user_hash = self._hasher.hash("password of an unknown user")
 
     def hash(self, password: str) -> str:
         """The stored hash of a password, including its salt."""
         return self._hasher.hash(password)
 
     def is_password(self, password: str, stored: str | None) -> bool:
-        """The stored hash is this password's. Takes as long where nothing is stored."""
+        """Whether the stored hash is this password's. Takes the same time if nothing is stored."""
         try:
-            self._hasher.verify(stored or self._nobodys, password)
+            self._hasher.verify(stored or self._unknown_user_hash, password)
         except (VerificationError, InvalidHashError):
             return False
         return stored is not None

@@ -206,7 +206,7 @@ class AccountService:
     def close(self, session: UnitOfWork, account_id: str) -> None:
         """Delete password, invitation and sessions of a disabled account."""
         account = repository.lock_account(session, Account.id == account_id)
-        if account is not None:  # and from now on nobody can sign in with it
+        if account is not None:  # it can no longer be used to sign in
             self.end_all(session, account_id)
             session.flush()
             session.delete(account)

@@ -16,7 +16,7 @@ from .uploads import get_upload, mark_refused
 
 UPLOAD_LOST = "upload_lost"
 ROWS_AT_ONCE = 1000
-"""Few enough that the transaction delays nobody."""
+"""Few enough that the transaction delays no other."""
 
 
 def list_lost(session: PlatformSession, since: datetime) -> Sequence[Upload]:

@@ -19,7 +19,7 @@ class Scope(StrEnum):
     ADAPTERS_WRITE = "adapters:write"
     """Push and delete adapters, move aliases."""
     USAGE_READ = "usage:read"
-    """See what was used and what is left, and the requests behind it."""
+    """Read usage, limits and requests."""
     AUDIT_READ = "audit:read"
     """See who changed what."""
     KEYS_MANAGE = "keys:manage"
@@ -38,7 +38,7 @@ data."""
 
 
 class TenantRole(StrEnum):
-    """What a tenant's user is there."""
+    """The role of a tenant's user."""
 
     OWNER = "owner"
     DEVELOPER = "developer"
@@ -60,7 +60,7 @@ _SCOPES_OF_ROLE = {
 
 
 class OperatorRole(StrEnum):
-    """What an operator may do with the platform."""
+    """The role of an operator."""
 
     ADMIN = "admin"
     """Everything, in every tenant."""
@@ -124,7 +124,7 @@ class Grant:
     def excess(self, other: Grant) -> str | None:
         """The first field in which the other grant exceeds this one; None: no field.
 
-        Nobody can grant, or obtain, more than they have.
+        A caller cannot grant, or obtain, more than it has.
         """
         if not other.scopes <= self.scopes:
             return "scopes"

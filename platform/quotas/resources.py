@@ -21,7 +21,7 @@ class Resource(StrEnum):
     ADAPTERS = "adapters"
     """Adapters with at least one version."""
     VERSIONS_PER_ADAPTER = "versions_per_adapter"
-    """All that are not deleted, rejected ones too."""
+    """All versions that are not deleted, including rejected ones."""
     STORED_BYTES = "stored_bytes"
     """Everything that is not removed from the store; equal content counts once."""
     KEYS = "keys"

@@ -10,7 +10,7 @@ from ..sessions import PlatformSession
 from .models import RequestLogEntry
 
 ROWS_AT_ONCE = 5000
-"""Few enough that the transaction delays nobody."""
+"""Few enough that the transaction delays no other."""
 
 
 def purge(session: PlatformSession, before: datetime) -> int:

@@ -13,7 +13,7 @@ from ..sessions import PlatformSession
 from .models import Server
 
 LIVE_SECONDS = 60.0
-"""A server that was not seen for so long is not there."""
+"""A server that was not seen for this time counts as stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

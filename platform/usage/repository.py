@@ -66,8 +66,8 @@ class UsageSum(NamedTuple):
     residency_byte_seconds: int
 
 
-class Residency(NamedTuple):
-    """For how long how many bytes of one content were on the device on one day."""
+class DeviceUsage(NamedTuple):
+    """Byte-seconds of one content on the device on one day."""
 
     day: date
     digest: str

@@ -17,7 +17,7 @@ from ..quotas.service import HeldLimits, Used
 from ..sessions import PlatformSession, ScopeViolation, TenantRows, TenantSession
 from . import repository
 from .models import UsageDay, UsageRecord
-from .repository import Residency, UsageQuery, UsageSum
+from .repository import DeviceUsage, UsageQuery, UsageSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +70,16 @@ def record_all(session: TenantRows, usages: Sequence[Usage], held: HeldLimits) -
     return are_new
 
 
-def add_residency(session: TenantSession, residencies: Sequence[Residency]) -> None:
-    """Add to each day how long which content was on the device.
+def add_device_usage(session: TenantSession, usages: Sequence[DeviceUsage]) -> None:
+    """Add byte-seconds on the device to the daily sums.
 
-    It counts for the lowest version of that content that is not deleted, of any if all are.
+    They count for the lowest version of the content that is not deleted, or of all if none is left.
     """
     byte_seconds: Counter[tuple[date, str, int]] = Counter()
-    for residency in residencies:
-        version = repository.find_version_of_content(session, residency.digest)
+    for usage in usages:
+        version = repository.find_version_of_content(session, usage.digest)
         if version is not None:
-            byte_seconds[residency.day, *version] += residency.byte_seconds
+            byte_seconds[usage.day, *version] += usage.byte_seconds
     for key, amount in sorted(byte_seconds.items()):  # in the order of `record_all`
         _day_row(session, *key).residency_byte_seconds += amount
     session.flush()
@@ -158,5 +158,5 @@ def _day_row(session: TenantSession, day: date, name: str, version: int) -> Usag
     except IntegrityError:
         pass  # another server was faster
     row = repository.lock_day(session, day, name, version)
-    assert row is not None, "it is there: by us or by whoever was faster"
+    assert row is not None, "it was inserted here or by a concurrent transaction"
     return row

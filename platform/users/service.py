@@ -87,7 +87,7 @@ def hold_active_user(session: TenantSession, user_id: str) -> User:
 
 def get_user_to_invite(session: TenantSession, user_id: str, *, by: Principal) -> User:
     """The user, if the caller holds all of the user's permissions without network restrictions:
-    whoever sets the password acts as the user.
+    the holder of the invitation acts as the user.
 
     Raises UserNotFound or GrantTooWide.
     """

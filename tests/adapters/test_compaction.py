@@ -20,7 +20,7 @@ from loraplex.adapters.extents import Extent, ExtentAllocator
 from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 CAPACITY = 24
 A, B, C, D = (make_key(name) for name in "abcd")
@@ -103,9 +103,9 @@ def test_a_plan_among_a_thousand_adapters_does_not_hold_up_a_step(
     assert 1 <= tried.call_count <= MAX_TRIED_WINDOWS
 
 
-def fragmented() -> ResidencyWorld:
+def fragmented() -> ManagerWorld:
     """A at 0 to 3, C at 6 to 9, and free runs of 3 and 3 beside them: 12 in all."""
-    world = ResidencyWorld(arena=12)
+    world = ManagerWorld(arena=12)
     for key in (A, B, C):
         world.use(key, 3)
     world.manager.evict(B)
@@ -120,7 +120,7 @@ def test_free_runs_are_joined_by_a_move_instead_of_an_eviction() -> None:
     world.now += UNCLAIMED_STAY_SECONDS
     world.load(D, 6)
     assert all(world.manager.tier(key) is Tier.DEVICE for key in (A, C, D))
-    figures = world.reports.figures()
+    figures = world.reports.tier_stats()
     assert (world.manager.num_evictions, figures.num_moves, figures.moved_bytes) == (0, 1, 6)
     for key in (A, C, D):
         lease = world.manager.acquire(key, key.digest)
@@ -161,7 +161,7 @@ def test_a_leased_adapter_is_not_moved() -> None:
     for lease in leases:
         assert lease is not None
         assert world.arena.published.get(lease.row) == (lease.key, lease.generation)
-    assert world.reports.figures().num_moves == 0
+    assert world.reports.tier_stats().num_moves == 0
 
 
 def test_a_move_that_fails_leaves_the_adapter_to_be_displaced() -> None:
@@ -176,7 +176,7 @@ def test_a_move_that_fails_leaves_the_adapter_to_be_displaced() -> None:
     world.settle()
     assert world.manager.tier(D) is Tier.DEVICE
     assert world.manager.num_evictions == 1
-    assert world.reports.figures().num_moves == 0
+    assert world.reports.tier_stats().num_moves == 0
     assert world.arena.used == 9
 
 

@@ -59,7 +59,7 @@ def test_surplus_goes_first_then_by_recency_then_stays_then_turns_and_pins_last(
     recent, old = arena.hold("recent", used=6.0), arena.hold("old", used=5.0)
     surplus = arena.hold("surplus", used=7.0, kept_until=NOW + 1)
     arena.demand.pins.set([pinned])
-    arena.demand.turns.set([next_turn, last_turn])
+    arena.demand.next_uses.set([next_turn, last_turn])
     beyond = Surplus(frozenset({surplus, last_turn}), is_newcomer_beyond=False)
     assert arena.order(beyond) == [surplus, old, recent, kept, last_turn, next_turn, pinned]
 
@@ -70,7 +70,7 @@ def test_for_an_overdue_newcomer_turns_and_stays_count_no_more() -> None:
     kept = arena.hold("kept", used=3.0, kept_until=NOW + 1)
     expected, ordinary = arena.hold("expected", used=2.0), arena.hold("ordinary", used=4.0)
     arena.demand.pins.set([pinned])
-    arena.demand.turns.set([expected])
+    arena.demand.next_uses.set([expected])
     assert arena.order(is_overdue=True) == [expected, kept, ordinary, pinned]
 
 
@@ -78,7 +78,7 @@ def test_whose_turn_is_sooner_stays_for_the_newcomer() -> None:
     arena = Arena()
     first, second, unnamed = (arena.hold(name) for name in ("first", "second", "unnamed"))
     newcomer = make_key("newcomer")
-    arena.demand.turns.set([first, newcomer, second])
+    arena.demand.next_uses.set([first, newcomer, second])
     record: Record[Any] = Record(newcomer, is_requested=True)
     assert arena.victims(record) == {second, unnamed}
     arena.demand.pins.set([newcomer])

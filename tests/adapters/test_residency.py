@@ -7,9 +7,9 @@ import pytest
 from loraplex.adapters.arena_planner import PATIENCE_SECONDS
 from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS
-from loraplex.adapters.reports import AdapterStatus
+from loraplex.adapters.status import AdapterStatus
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 A, B, C, D = (make_key(name) for name in "abcd")
 
@@ -18,7 +18,7 @@ A, B, C, D = (make_key(name) for name in "abcd")
 
 
 def test_a_cold_adapter_is_fetched_read_and_copied_and_then_leased() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     manager = world.manager
     manager.request(A)
     assert (world.wanted, manager.tier(A)) == ([A], Tier.STORE)
@@ -44,7 +44,7 @@ def test_a_cold_adapter_is_fetched_read_and_copied_and_then_leased() -> None:
 
 
 def test_asking_again_fetches_once() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     for request_id in ("r", "s", "r"):
         world.manager.request(A)
         assert world.manager.acquire(A, request_id) is None
@@ -52,13 +52,13 @@ def test_asking_again_fetches_once() -> None:
 
 
 def test_asking_for_a_lease_begins_the_load() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     assert world.manager.acquire(A, "r") is None
     assert world.wanted == [A]
 
 
 def test_an_adapter_in_host_memory_is_not_fetched_again() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.use(A, 4)
     world.now += 1
     world.use(B, 4)
@@ -71,7 +71,7 @@ def test_an_adapter_in_host_memory_is_not_fetched_again() -> None:
 
 
 def test_a_resident_adapter_says_where_its_load_found_it() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.now += 3
     world.fetch(A, 4, Tier.DISK)
@@ -83,7 +83,7 @@ def test_a_resident_adapter_says_where_its_load_found_it() -> None:
 
 
 def test_loads_of_different_adapters_run_side_by_side_and_end_in_any_order() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     for key in (A, B):
         world.manager.request(key)
         world.fetch(key, 4)
@@ -99,7 +99,7 @@ def test_loads_of_different_adapters_run_side_by_side_and_end_in_any_order() -> 
 
 
 def test_tells_whether_polling_may_yield_something() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     manager = world.manager
     assert not manager.has_pending_work
     manager.request(A)
@@ -124,14 +124,14 @@ def test_tells_whether_polling_may_yield_something() -> None:
 
 
 def test_snapshot_names_every_adapter_with_its_tier_bytes_and_leases() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.use(A, 4)
     world.now += 1
     world.load(B, 3)
     world.manager.acquire(B, "r")
     world.manager.acquire(B, "s")
     world.manager.request(C)
-    assert sorted(world.reports.snapshot()) == [
+    assert sorted(world.reports.snapshot(), key=lambda status: status.key) == [
         AdapterStatus(A, Tier.HOST, 0, 0),
         AdapterStatus(B, Tier.DEVICE, 6, 2),
         AdapterStatus(C, Tier.STORE, 0, 0),
@@ -142,7 +142,7 @@ def test_snapshot_names_every_adapter_with_its_tier_bytes_and_leases() -> None:
 
 
 def test_a_request_gets_the_same_lease_again_and_releases_it_once() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     manager = world.manager
     world.load(A, 4)
     lease = manager.acquire(A, "r")
@@ -155,7 +155,7 @@ def test_a_request_gets_the_same_lease_again_and_releases_it_once() -> None:
 
 
 def test_a_tenants_leased_share_counts_each_adapter_once_and_ends_with_its_last_lease() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     manager = world.manager
     capacity = world.arena.capacity
     world.load(A, 4)
@@ -173,7 +173,7 @@ def test_a_tenants_leased_share_counts_each_adapter_once_and_ends_with_its_last_
 
 
 def test_a_request_cannot_lease_two_adapters() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.load(A, 4)
     world.load(B, 4)
     world.manager.acquire(A, "r")
@@ -182,7 +182,7 @@ def test_a_request_cannot_lease_two_adapters() -> None:
 
 
 def test_a_leased_adapter_is_never_displaced() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.load(A, 4)
     lease = world.manager.acquire(A, "r")
     assert lease is not None
@@ -199,7 +199,7 @@ def test_a_leased_adapter_is_never_displaced() -> None:
 
 
 def test_a_read_that_found_host_memory_full_is_not_overtaken() -> None:
-    world = ResidencyWorld(arena=4, host=10)
+    world = ManagerWorld(arena=4, host=10)
     world.load(A, 4)
     world.manager.acquire(A, "r")
     world.load(B, 4)  # waits in host memory for A's place
@@ -221,7 +221,7 @@ def test_a_read_that_found_host_memory_full_is_not_overtaken() -> None:
 
 
 def test_host_memory_that_comes_free_during_a_refused_read_is_not_missed() -> None:
-    world = ResidencyWorld(arena=4, host=4)
+    world = ManagerWorld(arena=4, host=4)
     world.load(A, 4)
     world.manager.request(B)
     world.manager.request(C)

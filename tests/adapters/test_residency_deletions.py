@@ -6,13 +6,13 @@ import pytest
 
 from loraplex.adapters.manager import Evicted, Tier
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 A, B, C, D = (make_key(name) for name in "abcd")
 
 
 def test_deleting_an_idle_adapter_clears_every_tier_and_then_says_so() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.load(A, 4)
     world.manager.evict(A)
     assert world.manager.acquire(A, "r") is None
@@ -29,7 +29,7 @@ def test_deleting_an_idle_adapter_clears_every_tier_and_then_says_so() -> None:
 
 
 def test_deleting_an_adapter_that_is_nowhere_or_only_in_host_memory_is_answered() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.use(A, 4)
     world.now += 1
     world.load(B, 4)
@@ -41,7 +41,7 @@ def test_deleting_an_adapter_that_is_nowhere_or_only_in_host_memory_is_answered(
 
 
 def test_deleting_a_leased_adapter_refuses_new_leases_and_waits_for_the_old_ones() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     manager = world.manager
     world.load(A, 4)
     lease = manager.acquire(A, "r")
@@ -67,7 +67,7 @@ def test_deleting_a_leased_adapter_refuses_new_leases_and_waits_for_the_old_ones
 def test_deleting_during_a_read_or_copy_waits_for_its_end(
     num_jobs_before: int, error: Exception | None
 ) -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.fetch(A, 4)
     world.manager.poll()
@@ -85,7 +85,7 @@ def test_deleting_during_a_read_or_copy_waits_for_its_end(
 
 
 def test_deleting_during_a_read_that_is_refused_ends() -> None:
-    world = ResidencyWorld(arena=4, host=4)
+    world = ManagerWorld(arena=4, host=4)
     world.load(A, 4)
     world.load(B, 4)
     world.manager.request(C)
@@ -98,7 +98,7 @@ def test_deleting_during_a_read_that_is_refused_ends() -> None:
 
 
 def test_a_late_answer_of_the_fetcher_to_a_deleted_adapter_is_ignored() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.manager.evict(A)
     world.fetch(A, 4)
@@ -109,7 +109,7 @@ def test_a_late_answer_of_the_fetcher_to_a_deleted_adapter_is_ignored() -> None:
 
 
 def test_an_adapter_that_was_pushed_again_after_its_deletion_is_loaded_again() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.load(A, 4)
     world.manager.evict(A)
     world.load(A, 4)
@@ -120,7 +120,7 @@ def test_an_adapter_that_was_pushed_again_after_its_deletion_is_loaded_again() -
 
 
 def test_the_same_content_of_another_tenant_outlives_a_deletion() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     mine, theirs = make_key("same", "mine"), make_key("same", "theirs")
     world.load(mine, 4)
     world.load(theirs, 4)

@@ -8,13 +8,13 @@ from loraplex.adapters.errors import ObjectCorrupt
 from loraplex.adapters.manager import Failure
 from loraplex.adapters.record import MAX_BACKOFF_SECONDS
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 A, B, C, D = (make_key(name) for name in "abcd")
 
 
 def test_a_failed_fetch_is_reported_and_tried_again_after_a_growing_back_off() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     manager = world.manager
     failure = Failure("store_unavailable", "no answer")
     waits = []
@@ -34,7 +34,7 @@ def test_a_failed_fetch_is_reported_and_tried_again_after_a_growing_back_off() -
 
 
 def test_a_success_ends_the_back_off() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     for _ in range(4):
         world.manager.request(A)
         world.manager.fetch_failed(A, "store_unavailable", "no answer")
@@ -46,7 +46,7 @@ def test_a_success_ends_the_back_off() -> None:
 
 
 def test_a_failure_whose_cause_was_mended_is_tried_again_at_once() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.manager.fetch_failed(A, "object_not_found", "gone")
     world.manager.request(A)
@@ -61,7 +61,7 @@ def test_a_failure_whose_cause_was_mended_is_tried_again_at_once() -> None:
 
 
 def test_one_adapters_failure_leaves_the_others_alone() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.manager.fetch_failed(A, "object_not_found", "gone")
     world.load(B, 4)
@@ -70,7 +70,7 @@ def test_one_adapters_failure_leaves_the_others_alone() -> None:
 
 
 def test_a_corrupt_file_fails_with_its_code() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.fetch(A, ObjectCorrupt("not this adapter's block"))
     world.settle()
@@ -78,7 +78,7 @@ def test_a_corrupt_file_fails_with_its_code() -> None:
 
 
 def test_an_unforeseen_error_is_told_without_its_details() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.fetch(A, OSError("/secret/path: input/output error"))
     world.settle()
@@ -89,7 +89,7 @@ def test_an_unforeseen_error_is_told_without_its_details() -> None:
 
 
 def test_a_failed_copy_gives_back_its_extent_and_its_use_of_host_memory() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.manager.request(A)
     world.fetch(A, 4)
     world.manager.poll()
@@ -106,7 +106,7 @@ def test_a_failed_copy_gives_back_its_extent_and_its_use_of_host_memory() -> Non
 
 
 def test_a_file_that_vanished_before_it_was_read_is_fetched_again_once() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.fetch(A, FileNotFoundError())
     world.settle()
@@ -120,7 +120,7 @@ def test_a_file_that_vanished_before_it_was_read_is_fetched_again_once() -> None
 
 @pytest.mark.parametrize(("arena", "host"), [(4, 100), (100, 4)])
 def test_an_adapter_larger_than_the_arena_or_host_memory_fails(arena: int, host: int) -> None:
-    world = ResidencyWorld(arena=arena, host=host)
+    world = ManagerWorld(arena=arena, host=host)
     world.load(A, 5)
     failure = world.manager.failure(A)
     assert failure is not None
@@ -131,7 +131,7 @@ def test_an_adapter_larger_than_the_arena_or_host_memory_fails(arena: int, host:
 
 
 def test_long_past_failures_are_forgotten() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     for index in range(50):
         key = make_key(str(index))
         world.manager.request(key)

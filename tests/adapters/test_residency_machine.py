@@ -11,7 +11,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Lease, Tier
 from loraplex.adapters.record import MAX_BACKOFF_SECONDS
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 ARENA, HOST = 12, 14
 SIZES = {make_key(str(size), tenant): size for size in (2, 3, 5, 7, 12, 13) for tenant in "xy"}
@@ -25,7 +25,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = ResidencyWorld(arena=ARENA, host=HOST, num_soon=2)
+        self.world = ManagerWorld(arena=ARENA, host=HOST, num_soon=2)
         self.leases: dict[str, Lease] = {}
         self.deleting: set[AdapterKey] = set()
         self.num_requests = 0

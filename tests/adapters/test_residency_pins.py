@@ -9,23 +9,23 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import PIN_INTERVAL_SECONDS, Tier
 from loraplex.adapters.record import MAX_BACKOFF_SECONDS, UNCLAIMED_STAY_SECONDS, Departure
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 A, B, C, D = (make_key(name) for name in "abcd")
 
 
-def on_device(world: ResidencyWorld, *keys: AdapterKey) -> bool:
+def on_device(world: ManagerWorld, *keys: AdapterKey) -> bool:
     return all(world.manager.tier(key) is Tier.DEVICE for key in keys)
 
 
-def answer_all(world: ResidencyWorld, size: int) -> None:
+def answer_all(world: ManagerWorld, size: int) -> None:
     for key in list(world.wanted):
         world.fetch(key, size)
     world.settle()
 
 
 def test_a_pinned_adapter_comes_to_the_device_without_a_request() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.set_pinned([A])
     answer_all(world, 4)
     assert on_device(world, A)
@@ -33,14 +33,14 @@ def test_a_pinned_adapter_comes_to_the_device_without_a_request() -> None:
 
 
 def test_a_pinned_adapter_makes_no_room_for_others() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.manager.set_pinned([A])
     answer_all(world, 4)
     for index in range(10):
         world.now += 100
         world.use(make_key(str(index)), 6)
     assert on_device(world, A)
-    assert world.reports.figures().pinned_bytes == 8
+    assert world.reports.tier_stats().pinned_bytes == 8
     world.manager.set_pinned([])
     world.now += 100
     world.use(B, 10)
@@ -48,7 +48,7 @@ def test_a_pinned_adapter_makes_no_room_for_others() -> None:
 
 
 def test_a_pin_comes_back_after_failures_with_the_ordinary_back_off() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.set_pinned([A])
     attempts = []
     for _ in range(400):
@@ -66,7 +66,7 @@ def test_a_pin_comes_back_after_failures_with_the_ordinary_back_off() -> None:
 
 
 def test_pins_hold_half_of_the_arena_at_most_in_the_order_of_preference() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.manager.set_pinned([A, B, C])
     world.fetch(A, 3)
     world.fetch(B, 4)
@@ -83,7 +83,7 @@ def test_pins_hold_half_of_the_arena_at_most_in_the_order_of_preference() -> Non
 
 
 def test_a_pin_displaces_what_is_not_pinned() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.use(A, 10)
     world.now += 1
     world.manager.set_pinned([B])
@@ -92,14 +92,14 @@ def test_a_pin_displaces_what_is_not_pinned() -> None:
 
 
 def test_an_adapter_that_fits_nowhere_else_displaces_pins_for_a_time() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.manager.set_pinned([A])
     answer_all(world, 4)
     world.load(B, 10)
     world.now += PATIENCE_SECONDS
     world.settle()
     assert world.manager.acquire(B, "r") is not None
-    assert world.reports.figures().evictions[Departure.DRAINED] == 1
+    assert world.reports.tier_stats().evictions[Departure.DRAINED] == 1
     world.now += MAX_BACKOFF_SECONDS
     world.manager.release("r")
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_an_adapter_that_fits_nowhere_else_displaces_pins_for_a_time() -> None:
 
 
 def test_deleting_a_pinned_adapter_unpins_it() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.set_pinned([A])
     answer_all(world, 4)
     world.manager.evict(A)
@@ -122,7 +122,7 @@ def test_deleting_a_pinned_adapter_unpins_it() -> None:
 
 
 def test_a_stay_outlasts_prefetches_and_pins_but_no_request() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     manager = world.manager
     manager.prefetch(A, stay_seconds=100.0)
     answer_all(world, 6)
@@ -137,7 +137,7 @@ def test_a_stay_outlasts_prefetches_and_pins_but_no_request() -> None:
 
 
 def test_a_stay_ends() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.manager.prefetch(A, stay_seconds=100.0)
     answer_all(world, 6)
     world.now += 101
@@ -147,7 +147,7 @@ def test_a_stay_ends() -> None:
 
 
 def test_a_prefetch_that_finds_no_room_is_given_up_and_a_pin_asked_for_again() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.load(A, 10)
     assert world.manager.acquire(A, "r") is not None
     world.manager.prefetch(B)
@@ -166,7 +166,7 @@ def test_a_prefetch_that_finds_no_room_is_given_up_and_a_pin_asked_for_again() -
 
 
 def test_the_stay_of_a_resident_adapter_is_prolonged() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.use(A, 6)
     world.manager.prefetch(A, stay_seconds=100.0)
     world.now += 99
@@ -176,7 +176,7 @@ def test_the_stay_of_a_resident_adapter_is_prolonged() -> None:
 
 
 def test_kept_adapters_are_the_last_of_their_tenant_to_make_room() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.manager.prefetch(A, stay_seconds=1000.0)
     answer_all(world, 5)
     world.now += 500

@@ -6,22 +6,22 @@ from loraplex.adapters.histories import MAX_ADAPTERS, MAX_TRANSITIONS, Histories
 from loraplex.adapters.load_times import BOUNDS, LoadTimes
 from loraplex.adapters.manager import Failure, Tier
 from loraplex.adapters.record import UNCLAIMED_STAY_SECONDS, Departure, State
+from loraplex.adapters.status import AdapterTransition
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 A, B, C = (make_key(name) for name in "abc")
 
 
 def test_an_explanation_follows_an_adapter_through_its_load() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     manager = world.manager
     assert manager.reports.explain(A).state == "stored"
-    assert manager.reports.explain(A).since is None
+    assert manager.reports.explain(A).since_seconds is None
     manager.request(A)
-    begun_at = world.now
     world.now += 2
     found = manager.reports.explain(A)
-    assert (found.state, found.tier, found.since) == ("fetching", Tier.STORE, begun_at)
+    assert (found.state, found.tier, found.since_seconds) == ("fetching", Tier.STORE, 2)
     assert found.needed_bytes is None
     world.fetch(A, 4)
     world.settle()
@@ -35,18 +35,18 @@ def test_an_explanation_follows_an_adapter_through_its_load() -> None:
 
 
 def test_an_explanation_gives_the_reason_of_a_failure_and_the_time_of_the_next_attempt() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.manager.fetch_failed(A, "object_not_found", "no such object")
     found = world.reports.explain(A)
     assert found.state == "failed"
-    assert found.failure == Failure("object_not_found", "no such object")
-    assert found.retry_at == world.now + 0.5
-    assert found.transitions[-1] == ("failed", world.now, "object_not_found")
+    assert found.reason == Failure("object_not_found", "no such object")
+    assert found.retry_in_seconds == 0.5
+    assert found.transitions[-1] == AdapterTransition("failed", 0.0, "object_not_found")
 
 
 def test_an_explanation_says_how_many_loads_are_ahead_and_what_holds_the_room() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.load(A, 8)
     world.manager.acquire(A, "r")
     world.load(B, 6)
@@ -59,7 +59,7 @@ def test_an_explanation_says_how_many_loads_are_ahead_and_what_holds_the_room() 
 
 
 def test_an_explanation_remembers_why_an_adapter_left_the_device() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.use(A, 4)
     world.now += UNCLAIMED_STAY_SECONDS
     world.use(B, 4)
@@ -83,7 +83,7 @@ def test_histories_are_bounded() -> None:
 
 
 def test_the_stages_of_a_load_are_timed_each_for_itself() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.manager.request(A)
     world.now += 2
     world.fetch(A, 4)
@@ -94,7 +94,7 @@ def test_the_stages_of_a_load_are_timed_each_for_itself() -> None:
     world.now += 0.02
     world.loaders.run()
     world.manager.poll()
-    found = world.reports.figures().load_seconds
+    found = world.reports.tier_stats().load_seconds
     seconds = {stage: round(histogram.sum, 6) for stage, histogram in found.items()}
     assert seconds == {"fetch": 2.0, "read": 0.2, "wait": 0.0, "copy": 0.02}
     assert all(sum(histogram.counts) == 1 for histogram in found.values())
@@ -102,13 +102,13 @@ def test_the_stages_of_a_load_are_timed_each_for_itself() -> None:
 
 
 def test_a_failed_stage_is_not_counted_as_passed() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     world.manager.request(A)
     world.now += 1
     world.manager.fetch_failed(A, "store_unavailable", "no answer")
     world.now += 100
     world.load(A, 4)
-    found = world.reports.figures().load_seconds
+    found = world.reports.tier_stats().load_seconds
     assert sum(found["fetch"].counts) == 1
     assert found["fetch"].sum == 0
 
@@ -125,12 +125,12 @@ def test_seconds_fall_into_the_bucket_whose_bound_they_reach() -> None:
 
 
 def test_leases_of_requests_that_are_gone_are_released_and_counted() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     for request_id in ("alive", "gone", "lost"):
         world.load(A, 4)
         assert world.manager.acquire(A, request_id) is not None
     assert world.manager.reap(["alive", "unrelated"]) == ["gone", "lost"]
-    assert world.reports.figures().num_leases_reaped == 2
+    assert world.reports.tier_stats().num_leases_reaped == 2
     assert world.reports.explain(A).leased_bytes == 8
     assert world.manager.reap(["alive"]) == []
     world.manager.release("gone")
@@ -143,7 +143,7 @@ def test_leases_of_requests_that_are_gone_are_released_and_counted() -> None:
 
 
 def test_a_map_shows_who_lies_where_and_who_would_go_first() -> None:
-    world = ResidencyWorld(arena=20)
+    world = ManagerWorld(arena=20)
     manager = world.manager
     for key, size in ((A, 4), (B, 4), (C, 2)):
         world.use(key, size)
@@ -165,7 +165,7 @@ def test_a_map_shows_who_lies_where_and_who_would_go_first() -> None:
 
 
 def test_who_goes_first_is_who_does() -> None:
-    world = ResidencyWorld(arena=12)
+    world = ManagerWorld(arena=12)
     for key in (B, A, C):
         world.use(key, 4)
         world.now += UNCLAIMED_STAY_SECONDS
@@ -176,7 +176,7 @@ def test_who_goes_first_is_who_does() -> None:
 
 
 def test_a_map_shows_what_is_on_its_way_and_what_is_in_host_memory() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.use(A, 4)
     world.manager.request(B)
     world.fetch(B, 2)

@@ -11,13 +11,13 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import MAX_BACKOFF_SECONDS, MIN_STAY_SECONDS, UNCLAIMED_STAY_SECONDS
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 A, B, C, D = (make_key(name) for name in "abcd")
 
 
 def test_the_least_recently_used_idle_adapter_makes_room() -> None:
-    world = ResidencyWorld(arena=9)
+    world = ManagerWorld(arena=9)
     for key in (A, B, C):
         world.use(key, 3)
         world.now += 1
@@ -30,7 +30,7 @@ def test_the_least_recently_used_idle_adapter_makes_room() -> None:
 
 
 def test_an_adapter_that_was_asked_for_counts_as_used() -> None:
-    world = ResidencyWorld(arena=6)
+    world = ManagerWorld(arena=6)
     for key in (A, B):
         world.use(key, 3)
         world.now += 1
@@ -40,7 +40,7 @@ def test_an_adapter_that_was_asked_for_counts_as_used() -> None:
 
 
 def test_an_adapter_is_used_until_its_lease_ends() -> None:
-    world = ResidencyWorld(arena=6)
+    world = ManagerWorld(arena=6)
     world.load(A, 3)
     world.manager.acquire(A, "r")
     world.now += 1
@@ -52,7 +52,7 @@ def test_an_adapter_is_used_until_its_lease_ends() -> None:
 
 
 def test_no_more_adapters_are_displaced_than_needed() -> None:
-    world = ResidencyWorld(arena=9)
+    world = ManagerWorld(arena=9)
     for key in (A, B):
         world.use(key, 3)
         world.now += 1
@@ -66,7 +66,7 @@ def test_no_more_adapters_are_displaced_than_needed() -> None:
     ("is_claimed", "stay"), [(True, MIN_STAY_SECONDS), (False, UNCLAIMED_STAY_SECONDS)]
 )
 def test_an_adapter_stays_a_while_after_it_came(is_claimed: bool, stay: float) -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.load(A, 4)
     if is_claimed:
         world.manager.acquire(A, "r")
@@ -81,7 +81,7 @@ def test_an_adapter_stays_a_while_after_it_came(is_claimed: bool, stay: float) -
 
 def test_waiting_adapters_are_placed_in_the_order_of_their_requests() -> None:
     """A second attempt is a new request: D's first one failed."""
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.load(A, 4)
     world.manager.acquire(A, "r")
     world.manager.request(D)
@@ -103,7 +103,7 @@ def test_waiting_adapters_are_placed_in_the_order_of_their_requests() -> None:
 
 
 def test_a_small_adapter_overtakes_a_large_one_that_does_not_fit() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.load(A, 6)
     world.manager.acquire(A, "r")
     world.load(B, 8)
@@ -112,7 +112,7 @@ def test_a_small_adapter_overtakes_a_large_one_that_does_not_fit() -> None:
 
 
 def test_a_large_adapter_is_not_starved_by_small_ones_that_are_always_in_use() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     for key in (A, B):
         world.load(key, 5)
         assert world.manager.acquire(key, f"{key.digest} 0")
@@ -131,7 +131,7 @@ def test_a_large_adapter_is_not_starved_by_small_ones_that_are_always_in_use() -
 
 
 def test_displaced_adapters_come_back_when_the_large_one_was_served() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.use(A, 5)
     world.now += 1
     world.use(D, 10)
@@ -142,7 +142,7 @@ def test_displaced_adapters_come_back_when_the_large_one_was_served() -> None:
 
 
 def test_beside_a_reserved_window_others_come_and_go() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.load(A, 6)
     world.manager.acquire(A, "long")
     world.load(B, 4)
@@ -161,7 +161,7 @@ def test_beside_a_reserved_window_others_come_and_go() -> None:
 
 
 def test_no_one_else_is_placed_in_a_reserved_window() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     for key in (A, B):
         world.load(key, 5)
         world.manager.acquire(key, key.digest)
@@ -177,7 +177,7 @@ def test_no_one_else_is_placed_in_a_reserved_window() -> None:
 
 
 def test_an_adapter_that_makes_room_gets_no_new_lease() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.load(A, 4)
     lease = world.manager.acquire(A, "r")
     world.load(B, 4)
@@ -193,7 +193,7 @@ def test_an_adapter_that_makes_room_gets_no_new_lease() -> None:
 
 
 def test_deleting_the_adapter_that_room_is_made_for_ends_the_reservation() -> None:
-    world = ResidencyWorld(arena=4)
+    world = ManagerWorld(arena=4)
     world.load(A, 4)
     world.manager.acquire(A, "r")
     world.load(B, 4)
@@ -204,7 +204,7 @@ def test_deleting_the_adapter_that_room_is_made_for_ends_the_reservation() -> No
 
 
 def test_a_search_for_room_that_found_none_is_not_repeated_in_every_step() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     holder, waiting = make_key("holder"), make_key("waiting")
     world.load(holder, 10)
     assert world.manager.acquire(holder, "long") is not None

@@ -11,7 +11,7 @@ from loraplex.adapters.byte_shares import Holding, find_surplus
 from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import MIN_STAY_SECONDS, UNCLAIMED_STAY_SECONDS, Departure
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 MINE = [make_key(f"mine {index}", "me") for index in range(2)]
 
@@ -19,7 +19,7 @@ MINE = [make_key(f"mine {index}", "me") for index in range(2)]
 @pytest.mark.parametrize("seed", range(5))
 def test_a_parade_of_one_tenants_adapters_leaves_the_others_working_sets_alone(seed: int) -> None:
     """Without shares the least recently used goes, which is nearly always mine."""
-    world = ResidencyWorld(arena=12, host=1000)
+    world = ManagerWorld(arena=12, host=1000)
     rng = random.Random(seed)
     for key in MINE:
         world.use(key, 2)
@@ -32,11 +32,11 @@ def test_a_parade_of_one_tenants_adapters_leaves_the_others_working_sets_alone(s
                 assert world.manager.acquire(key, f"{key.digest} {turn}") is not None
                 world.manager.release(f"{key.digest} {turn}")
     assert world.manager.num_loads == num_loads + 200
-    assert world.reports.figures().evictions[Departure.SHARE] > 100
+    assert world.reports.tier_stats().evictions[Departure.SHARE] > 100
 
 
 def test_a_burst_that_cannot_displace_its_own_waits_for_its_turn() -> None:
-    world = ResidencyWorld(arena=12)
+    world = ManagerWorld(arena=12)
     for key in MINE:
         world.use(key, 2)
     parade = [make_key(str(index), "parade") for index in range(4)]
@@ -54,7 +54,7 @@ def test_a_burst_that_cannot_displace_its_own_waits_for_its_turn() -> None:
 
 
 def test_what_others_have_not_used_for_long_may_go() -> None:
-    world = ResidencyWorld(arena=12)
+    world = ManagerWorld(arena=12)
     for key in MINE:
         world.use(key, 2)
     world.now += 1000
@@ -65,7 +65,7 @@ def test_what_others_have_not_used_for_long_may_go() -> None:
 
 
 def test_patience_ends_also_for_who_is_beyond_its_share() -> None:
-    world = ResidencyWorld(arena=12)
+    world = ManagerWorld(arena=12)
     for key in MINE:
         world.use(key, 2)
     large = make_key("large", "parade")

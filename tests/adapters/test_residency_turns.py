@@ -12,7 +12,7 @@ from loraplex.adapters.manager import Tier
 from loraplex.adapters.reading import MAX_SUBMITTED
 from loraplex.adapters.record import MIN_STAY_SECONDS, Departure
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 
 SIZE = 4
 SOON = 8
@@ -20,9 +20,9 @@ A, B, C = (make_key(name) for name in "ABC")
 OTHERS = [make_key(f"other {index}") for index in range(SOON)]
 
 
-def make_world(*used: AdapterKey) -> ResidencyWorld:
+def make_world(*used: AdapterKey) -> ManagerWorld:
     """These fill the arena, idle, each used later than the one before."""
-    world = ResidencyWorld(arena=SIZE * len(used), num_soon=SOON)
+    world = ManagerWorld(arena=SIZE * len(used), num_soon=SOON)
     for key in used:
         world.use(key, SIZE)
         world.now += 1
@@ -30,7 +30,7 @@ def make_world(*used: AdapterKey) -> ResidencyWorld:
 
 
 def test_of_many_that_requests_name_only_those_whose_turn_is_soon_are_fetched() -> None:
-    world = ResidencyWorld(num_soon=2)
+    world = ManagerWorld(num_soon=2)
     keys = [make_key(str(number)) for number in range(5)]
     for key in keys:
         world.manager.expect_last(key)
@@ -39,7 +39,7 @@ def test_of_many_that_requests_name_only_those_whose_turn_is_soon_are_fetched() 
 
 
 def test_the_next_one_is_fetched_when_one_was_leased_or_has_failed() -> None:
-    world = ResidencyWorld(num_soon=2)
+    world = ManagerWorld(num_soon=2)
     keys = [make_key(str(number)) for number in range(5)]
     for key in keys:
         world.manager.expect_last(key)
@@ -54,7 +54,7 @@ def test_the_next_one_is_fetched_when_one_was_leased_or_has_failed() -> None:
 
 @pytest.mark.parametrize("num_jobs", [1, 20], ids=["reading", "copying"])
 def test_what_is_needed_sooner_overtakes_what_waits_for_the_loader_threads(num_jobs: int) -> None:
-    world = ResidencyWorld(arena=SIZE * 40, num_soon=40)
+    world = ManagerWorld(arena=SIZE * 40, num_soon=40)
     crowd = [make_key(f"crowd {index}") for index in range(20)]
     world.manager.expect(crowd)
     for key in crowd:
@@ -75,7 +75,7 @@ def test_what_is_needed_sooner_overtakes_what_waits_for_the_loader_threads(num_j
 
 
 def test_a_wish_and_a_pin_need_no_turn() -> None:
-    world = ResidencyWorld(num_soon=1)
+    world = ManagerWorld(num_soon=1)
     world.manager.expect([A])
     world.manager.prefetch(B)
     world.manager.set_pinned([C])
@@ -83,7 +83,7 @@ def test_a_wish_and_a_pin_need_no_turn() -> None:
 
 
 def test_a_file_is_needed_until_it_was_read_or_could_not_be() -> None:
-    world = ResidencyWorld()
+    world = ManagerWorld()
     for key in (A, B):
         world.manager.request(key)
     world.fetch(A, 2)
@@ -196,11 +196,11 @@ def test_who_waited_too_long_is_not_held_up_by_one_whose_turn_came_just_now_befo
         world.manager.release(key.digest)
     world.settle()
     assert C in world.resident()
-    assert world.reports.figures().evictions[Departure.DRAINED] == 1
+    assert world.reports.tier_stats().evictions[Departure.DRAINED] == 1
 
 
 def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
-    world = ResidencyWorld(arena=SIZE, host=SIZE, num_soon=SOON)
+    world = ManagerWorld(arena=SIZE, host=SIZE, num_soon=SOON)
     world.load(A, SIZE)
     world.manager.acquire(A, "user")
     world.manager.expect([B, C])
@@ -220,7 +220,7 @@ def test_what_is_needed_later_gives_way_in_host_memory_too() -> None:
 def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once(host: int) -> None:
     room, num_running = 6, 3
     burst = [make_key(f"burst {index}") for index in range(4 * room)]
-    world = ResidencyWorld(arena=SIZE * room, host=SIZE * host)
+    world = ManagerWorld(arena=SIZE * room, host=SIZE * host)
     for key in burst:
         world.manager.expect_last(key)
     waiting = list(burst)
@@ -255,7 +255,7 @@ def num_displaced_by_turn(rng: Random) -> int:
     """
     num_soon = rng.randint(1, 3)
     names = [make_key(f"{index}", rng.choice("xy")) for index in range(8)]
-    world = ResidencyWorld(arena=4 * SIZE, host=len(names) * SIZE, num_soon=num_soon)
+    world = ManagerWorld(arena=4 * SIZE, host=len(names) * SIZE, num_soon=num_soon)
     turns: list[AdapterKey] = []
     held: list[str] = []
     num_left = num_drained = 0
@@ -282,8 +282,8 @@ def num_displaced_by_turn(rng: Random) -> int:
     return num_left
 
 
-def count_drained(world: ResidencyWorld) -> int:
-    return world.reports.figures().evictions[Departure.DRAINED]
+def count_drained(world: ManagerWorld) -> int:
+    return world.reports.tier_stats().evictions[Departure.DRAINED]
 
 
 def makes_room(

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from loraplex.adapters.tenant_lines import TenantLines
+from loraplex.adapters.tenant_queues import TenantQueues
 
 
-def take_all(lines: TenantLines[str]) -> list[str]:
+def take_all(lines: TenantQueues[str]) -> list[str]:
     """What may begin now, without any of it ending."""
     taken = []
     while next_up := lines.take():
@@ -22,7 +22,7 @@ def take_all(lines: TenantLines[str]) -> list[str]:
 def test_behind_24_of_another_tenant_at_most_one_more_of_them_begins_first(
     num_workers: int,
 ) -> None:
-    lines: TenantLines[str] = TenantLines(num_workers)
+    lines: TenantQueues[str] = TenantQueues(num_workers)
     for index in range(24):
         lines.add("a", f"a{index}")
     running = take_all(lines)
@@ -37,7 +37,7 @@ def test_behind_24_of_another_tenant_at_most_one_more_of_them_begins_first(
 
 @pytest.mark.parametrize(("num_workers", "num_held"), [(1, 1), (2, 1), (3, 2), (4, 2), (48, 24)])
 def test_one_tenant_never_holds_all_workers(num_workers: int, num_held: int) -> None:
-    lines: TenantLines[str] = TenantLines(num_workers)
+    lines: TenantQueues[str] = TenantQueues(num_workers)
     for index in range(100):
         lines.add("a", f"a{index}")
     assert len(take_all(lines)) == num_held
@@ -47,7 +47,7 @@ def test_one_tenant_never_holds_all_workers(num_workers: int, num_held: int) -> 
 
 
 def test_a_tenant_holds_no_more_workers_than_it_may() -> None:
-    lines: TenantLines[str] = TenantLines(48, max_held=3)
+    lines: TenantQueues[str] = TenantQueues(48, max_held=3)
     for tenant in "ab":
         for index in range(10):
             lines.add(tenant, f"{tenant}{index}")
@@ -57,7 +57,7 @@ def test_a_tenant_holds_no_more_workers_than_it_may() -> None:
 
 
 def test_tenants_take_turns_whatever_they_ask_for() -> None:
-    lines: TenantLines[str] = TenantLines(1)
+    lines: TenantQueues[str] = TenantQueues(1)
     for index in range(5):
         lines.add("a", f"a{index}")
     for tenant in ("b", None):  # None: the server's own work
@@ -71,7 +71,7 @@ def test_tenants_take_turns_whatever_they_ask_for() -> None:
 
 
 def test_who_comes_back_at_once_does_not_pass_who_waits() -> None:
-    lines: TenantLines[str] = TenantLines(1)
+    lines: TenantQueues[str] = TenantQueues(1)
     for index in range(3):
         lines.add("a", f"a{index}")
     order = []
@@ -89,7 +89,7 @@ def test_any_order_of_work_keeps_the_bounds(seed: int) -> None:
     """Nobody exceeds the bound, no worker idles that anybody may have, and each line is a queue."""
     rng = random.Random(seed)
     num_workers = rng.randint(1, 9)
-    lines: TenantLines[tuple[str, int]] = TenantLines(num_workers)
+    lines: TenantQueues[tuple[str, int]] = TenantQueues(num_workers)
     running: list[str] = []
     added: Counter[str] = Counter()
     begun: Counter[str] = Counter()

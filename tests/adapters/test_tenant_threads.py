@@ -58,7 +58,7 @@ def test_errors_are_the_callers_and_what_is_cancelled_before_its_turn_is_not_cal
     failing = threads.submit("a", lambda: 1 // 0)
     after = threads.submit("a", gate.call, "after")
     assert cancelled.cancel()
-    assert len(threads._lines) == 2, "nothing is kept of it"
+    assert len(threads._queues) == 2, "nothing is kept of it"
     assert not running.cancel(), "what runs runs to its end"
     gate.opened.set()
     with pytest.raises(ZeroDivisionError):

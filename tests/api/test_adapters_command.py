@@ -597,7 +597,7 @@ def test_an_interrupted_command_says_what_goes_on(
     monkeypatch.setattr(ApiClient, "delete", interrupted)
     code, _, err = command("rm", "bot", "--yes")
     assert (code, "/v1/adapters/bot/deletions" in err) == (ExitCode.INTERRUPTED, True)
-    monkeypatch.setattr("loraplex.api.cli.residency._wait", interrupted)
+    monkeypatch.setattr("loraplex.api.cli.pins._wait", interrupted)
     code, _, err = command("pin", "bot", "--wait")
     assert (code, "The request stays in effect" in err) == (ExitCode.INTERRUPTED, True)
 

@@ -10,16 +10,16 @@ import pytest
 from loraplex.adapters.disk_cache import DiskCacheStats
 from loraplex.adapters.fetcher_client import FetcherStats
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.load_times import SecondsHistogram
 from loraplex.adapters.manager import Tier
+from loraplex.adapters.record import Departure
+from loraplex.adapters.status import AdapterStatus, AdapterTierStats
 from loraplex.api.inference.sequence_times import ABORTED, SequenceTimes
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.messages import (
-    AdapterResidency,
-    AdapterTierStats,
     EngineStats,
     ProposerTotals,
     RequestStarted,
-    SecondsHistogram,
     SpeculationStats,
     UtilizationStats,
 )
@@ -38,7 +38,7 @@ STATS = EngineStats(
     num_adapter_loads=11,
     num_adapter_evictions=12,
     adapters=[
-        AdapterResidency(AdapterKey("acme", "sha256:0"), tier, 0, 0)
+        AdapterStatus(AdapterKey("acme", "sha256:0"), tier, 0, 0)
         for tier in (Tier.DEVICE, Tier.DEVICE, Tier.HOST)
     ],
     kv_usage=0.75,
@@ -55,8 +55,9 @@ STATS = EngineStats(
         num_leases=24,
         leased_bytes=25,
         pinned_bytes=26,
-        fragmentation=0.125,
-        evictions={"displaced": 27, "deleted": 28},
+        free_bytes=8,
+        largest_free_bytes=7,
+        evictions={Departure.ROOM: 27, Departure.DELETED: 28},
         num_leases_reaped=29,
         num_moves=30,
         moved_bytes=31,

@@ -1,4 +1,4 @@
-"""Byte-seconds of residency: an observed state counts until the next observation."""
+"""Byte-seconds on the device: an observed state counts until the next observation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
-from loraplex.api.adapters.residency_usage import ResidencyIntegral, ResidencyUsage
+from loraplex.adapters.status import AdapterStatus
+from loraplex.api.adapters.device_usage import DeviceUsageMeter, DeviceUsageSums
 from loraplex.api.control_plane.control_plane import ControlPlane
-from loraplex.engine.messages import AdapterResidency, EngineStats
+from loraplex.engine.messages import EngineStats
 from loraplex.platform.database import Database
 from loraplex.platform.models import UsageDay
-from loraplex.platform.usage.repository import Residency
+from loraplex.platform.usage.repository import DeviceUsage
 from support.catalog import make_digest, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite
 
@@ -43,11 +44,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def integral(clock: Clock) -> ResidencyIntegral:
-    return ResidencyIntegral(monotonic=lambda: clock.seconds, now=lambda: clock.now)
+def integral(clock: Clock) -> DeviceUsageSums:
+    return DeviceUsageSums(monotonic=lambda: clock.seconds, now=lambda: clock.now)
 
 
-def test_each_content_counts_while_it_is_there(clock: Clock, integral: ResidencyIntegral) -> None:
+def test_each_content_counts_while_it_is_there(clock: Clock, integral: DeviceUsageSums) -> None:
     integral.look({A: 1000})
     clock.pass_time(2.5)
     integral.look({A: 1000, B: 10})
@@ -58,27 +59,27 @@ def test_each_content_counts_while_it_is_there(clock: Clock, integral: Residency
     clock.pass_time(50)
     integral.look({})
     assert integral.take() == {
-        "acme": [Residency(FIRST, A.digest, 6500)],
-        "bolt": [Residency(FIRST, B.digest, 50)],
+        "acme": [DeviceUsage(FIRST, A.digest, 6500)],
+        "bolt": [DeviceUsage(FIRST, B.digest, 50)],
     }
     assert integral.take() == {}
 
 
-def test_days_are_cut_at_midnight(clock: Clock, integral: ResidencyIntegral) -> None:
+def test_days_are_cut_at_midnight(clock: Clock, integral: DeviceUsageSums) -> None:
     clock.now = datetime(2026, 2, 28, 23, 59, 50, tzinfo=UTC)
     integral.look({A: 2})
     clock.pass_time(10 + 24 * 3600 + 5)
     integral.look({A: 2})
     expected = [
-        Residency(FIRST, A.digest, 20),
-        Residency(SECOND, A.digest, 2 * 24 * 3600),
-        Residency(THIRD, A.digest, 10),
+        DeviceUsage(FIRST, A.digest, 20),
+        DeviceUsage(SECOND, A.digest, 2 * 24 * 3600),
+        DeviceUsage(THIRD, A.digest, 10),
     ]
     assert sorted(integral.take()["acme"]) == expected
 
 
 def test_fractions_are_kept_and_what_was_not_written_comes_again(
-    clock: Clock, integral: ResidencyIntegral
+    clock: Clock, integral: DeviceUsageSums
 ) -> None:
     total = 0
     for _ in range(10):
@@ -101,14 +102,14 @@ def test_it_is_written_for_the_version_when_the_server_stops(tmp_path: Path) -> 
         make_version(session, "bot", "weights")
     key = AdapterKey(tenant.id, make_digest("weights"))
     held = [
-        AdapterResidency(key, Tier.DEVICE, 10_000_000, 0),
-        AdapterResidency(AdapterKey(tenant.id, "sha256:host"), Tier.HOST, 5, 0),
+        AdapterStatus(key, Tier.DEVICE, 10_000_000, 0),
+        AdapterStatus(AdapterKey(tenant.id, "sha256:host"), Tier.HOST, 5, 0),
     ]
     stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, adapters=held)
 
     async def scenario() -> None:
         control_plane = ControlPlane(database, b"secret" * 8)
-        usage = ResidencyUsage(lambda: stats, control_plane)
+        usage = DeviceUsageMeter(lambda: stats, control_plane)
         usage.start()
         await asyncio.sleep(0.7)
         await usage.close()

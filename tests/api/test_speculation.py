@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.api.cli.residency import details
+from loraplex.api.cli.pins import details
 from loraplex.api.routes.adapter_views import proposer_view
 from loraplex.api.schemas.completions import CompletionBody
 from loraplex.engine.messages import SpeculationParams, SpeculationStats

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from loraplex.api.contract.errors import ApiError
-from loraplex.api.control_plane.tenant_turns import TenantTurns
+from loraplex.api.control_plane.tenant_threads import AsyncTenantThreads
 
 
 @pytest.fixture
-def turns() -> Iterator[TenantTurns]:
-    pool = TenantTurns("turns", 2, max_calls=20)
+def turns() -> Iterator[AsyncTenantThreads]:
+    pool = AsyncTenantThreads("turns", 2, max_calls=20)
     yield pool
     pool.close()
 
@@ -40,7 +40,7 @@ async def begun(log: list[str], count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_flood_of_one_tenant_leaves_a_thread_to_the_others(turns: TenantTurns) -> None:
+def test_a_flood_of_one_tenant_leaves_a_thread_to_the_others(turns: AsyncTenantThreads) -> None:
     async def scenario() -> list[str]:
         log: list[str] = []
         flood, other = Gate(log), Gate(log)
@@ -57,7 +57,7 @@ def test_a_flood_of_one_tenant_leaves_a_thread_to_the_others(turns: TenantTurns)
 
 
 def test_whoever_is_cancelled_keeps_the_turn_until_the_thread_is_done(
-    turns: TenantTurns,
+    turns: AsyncTenantThreads,
 ) -> None:
     async def scenario() -> None:
         log: list[str] = []
@@ -80,7 +80,7 @@ def test_whoever_is_cancelled_keeps_the_turn_until_the_thread_is_done(
 
 
 def test_a_line_is_bounded_and_an_error_ends_its_turn() -> None:
-    turns = TenantTurns("turns", 2, max_calls=2)
+    turns = AsyncTenantThreads("turns", 2, max_calls=2)
 
     async def scenario() -> None:
         log: list[str] = []

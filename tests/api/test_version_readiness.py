@@ -11,9 +11,9 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
-from loraplex.adapters.record import State
+from loraplex.adapters.record import Failure, State
+from loraplex.adapters.status import AdapterLoad
 from loraplex.api.adapters.version_readiness import REASONS, VersionReadiness, judge
-from loraplex.engine.messages import AdapterExplanation, ErrorInfo
 from loraplex.platform.adapters.models import AdapterVersion
 from loraplex.platform.adapters.states import VersionState
 from support.envelopes import check_envelope
@@ -23,7 +23,7 @@ from support.waiting import wait_for
 MAX_PINS = 2
 """Of the server that all tests share."""
 BASE = "sha256:base"
-LOAD = AdapterExplanation(
+LOAD = AdapterLoad(
     key=AdapterKey("acme", "sha256:0"),
     state=State.HOST,
     tier=Tier.HOST,
@@ -45,7 +45,7 @@ def version(state: VersionState = VersionState.READY, **fields: Any) -> AdapterV
 
 def judged(
     of: AdapterVersion,
-    load: AdapterExplanation | None = None,
+    load: AdapterLoad | None = None,
     *,
     base_id: str = BASE,
     is_engine_ready: bool = True,
@@ -149,7 +149,7 @@ def test_a_failed_load_says_why_and_when_the_next_is() -> None:
     failed = replace(
         LOAD,
         state=State.FAILED,
-        reason=ErrorInfo("store_unavailable", "The store is away."),
+        reason=Failure("store_unavailable", "The store is away."),
         retry_in_seconds=17.0,
     )
     readiness = judged(version(), failed)

@@ -266,8 +266,8 @@ def test_pins_are_told_to_every_process_and_end_with_the_adapter(tmp_path: Path)
             a, b = (AdapterKey("acme", name) for name in "ab")
             client.set_pinned([a, b])
             for _ in range(2):
-                assert (await client.explain_adapter(a)).is_pinned
-                assert (await client.explain_adapter(b)).is_pinned
+                assert (await client.explain_adapter(a)).load.is_pinned
+                assert (await client.explain_adapter(b)).load.is_pinned
                 kill(client)
                 await until(lambda: not client.is_ready)
                 await until(lambda: client.is_ready)
@@ -276,10 +276,10 @@ def test_pins_are_told_to_every_process_and_end_with_the_adapter(tmp_path: Path)
             await until(lambda: not client.is_ready)
             client.set_pinned([b])
             await until(lambda: client.is_ready)
-            assert not (await client.explain_adapter(a)).is_pinned
-            assert (await client.explain_adapter(b)).is_pinned
+            assert not (await client.explain_adapter(a)).load.is_pinned
+            assert (await client.explain_adapter(b)).load.is_pinned
             client.set_pinned([])
-            assert not (await client.explain_adapter(b)).is_pinned
+            assert not (await client.explain_adapter(b)).load.is_pinned
 
     asyncio.run(scenario())
 
@@ -288,12 +288,12 @@ def test_a_prefetched_adapter_is_explained_as_resident(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as client:
             key = AdapterKey("acme", "a")
-            assert (await client.explain_adapter(key)).state == "stored"
+            assert (await client.explain_adapter(key)).load.state == "stored"
             client.prefetch(key, stay_seconds=60.0)
-            while (await client.explain_adapter(key)).state != "resident":
+            while (await client.explain_adapter(key)).load.state != "resident":
                 await asyncio.sleep(0.005)
             both = await asyncio.gather(client.explain_adapter(key), client.explain_adapter(key))
-            assert [found.key for found in both] == [key, key]
+            assert [found.load.key for found in both] == [key, key]
 
     asyncio.run(scenario())
 
@@ -308,7 +308,7 @@ def test_there_is_no_explanation_without_an_engine(tmp_path: Path) -> None:
             with pytest.raises(EngineUnavailable):
                 await client.explain_adapter(AdapterKey("acme", "a"))
             await until(lambda: client.is_ready)
-            assert (await client.explain_adapter(AdapterKey("acme", "a"))).state == "stored"
+            assert (await client.explain_adapter(AdapterKey("acme", "a"))).load.state == "stored"
 
     asyncio.run(scenario())
 

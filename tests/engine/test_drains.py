@@ -11,7 +11,6 @@ import pytest
 
 from loraplex.adapters.manager import Tier
 from loraplex.engine.messages import (
-    AdapterExplanation,
     AdapterStored,
     DeleteAdapter,
     ExplainAdapter,
@@ -167,16 +166,14 @@ def test_a_request_hears_how_long_its_adapters_load_took(
     for key in (adapter, adapter, None):
         ids.append(engine.submit(PROMPT, key))
         engine.run()
-    loads = [
-        started.adapter_load_ms if (started := engine.answers[name].started) else -1.0
-        for name in ids
-    ]
+    starts = [started for name in ids if (started := engine.answers[name].started)]
+    assert [started.adapter_tier for started in starts] == [Tier.STORE, Tier.DEVICE, None]
+    loads = [started.adapter_load_ms for started in starts]
     assert loads[0] is not None
     assert loads[0] > 0
     assert loads[1:] == [0.0, None]
     stats = engine.core.stats()
     tiers = stats.adapter_tiers
-    assert (tiers.hits[Tier.STORE], tiers.hits[Tier.DEVICE]) == (1, 1)
     assert tiers.num_leases_reaped == tiers.num_leases == 0
     assert {stage: sum(h.counts) for stage, h in tiers.load_seconds.items()} == dict.fromkeys(
         ("fetch", "read", "wait", "copy"), 1
@@ -195,10 +192,9 @@ def test_pins_and_prefetches_load_without_a_request_and_are_explained(
         engine.step()
     engine.core.handle(ExplainAdapter(pinned))
     engine.step()
-    explanation = engine.explanations[0]
-    assert isinstance(explanation, AdapterExplanation)
-    assert (explanation.key, explanation.state, explanation.is_pinned) == (pinned, "resident", True)
-    assert explanation.transitions[-1].state == "resident"
+    load = engine.explanations[0].load
+    assert (load.key, load.state, load.is_pinned) == (pinned, "resident", True)
+    assert load.transitions[-1].state == "resident"
     assert engine.core.stats().adapter_tiers.pinned_bytes > 0
 
 
@@ -209,12 +205,12 @@ def test_a_failed_load_is_explained_with_its_code(engine: LocalEngine, folders: 
     engine.run()
     engine.core.handle(ExplainAdapter(broken))
     engine.step()
-    explanation = engine.explanations[0]
-    assert explanation.state == "failed"
-    assert explanation.reason is not None
-    assert explanation.reason.code == "object_not_found"
-    assert explanation.retry_in_seconds is not None
-    assert 0 < explanation.retry_in_seconds <= 0.5
+    load = engine.explanations[0].load
+    assert load.state == "failed"
+    assert load.reason is not None
+    assert load.reason.code == "object_not_found"
+    assert load.retry_in_seconds is not None
+    assert 0 < load.retry_in_seconds <= 0.5
 
 
 def test_a_lost_block_says_that_no_retry_helps_until_it_is_stored_again(

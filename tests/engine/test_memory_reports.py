@@ -5,14 +5,14 @@ from __future__ import annotations
 from loraplex.engine.messages import AdapterKvUse, MemoryMap
 from loraplex.engine.reports.memory import map_memory
 from support.blocks import make_key
-from support.manager import ResidencyWorld
+from support.manager import ManagerWorld
 from support.scheduling import SchedulerBench
 
 BYTES = 512
 
 
-def mapped(bench: SchedulerBench, world: ResidencyWorld | None = None) -> MemoryMap:
-    manager = (world or ResidencyWorld()).manager
+def mapped(bench: SchedulerBench, world: ManagerWorld | None = None) -> MemoryMap:
+    manager = (world or ManagerWorld()).manager
     return map_memory(7, manager, bench.scheduler, bench.kv, kv_block_bytes=[BYTES])
 
 
@@ -50,7 +50,7 @@ def test_each_tenants_requests_are_told_by_their_adapter() -> None:
 
 
 def test_the_arena_is_told_as_it_is() -> None:
-    world = ResidencyWorld(arena=10)
+    world = ManagerWorld(arena=10)
     world.use(make_key("a"), 4)
     found = mapped(SchedulerBench(), world)
     assert found.number == 7

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout, Projection, Slice
-from loraplex.adapters.manager import Tier
+from loraplex.adapters.load_times import SecondsHistogram
+from loraplex.adapters.manager import Failure, Tier
+from loraplex.adapters.record import Departure
+from loraplex.adapters.status import (
+    AdapterLoad,
+    AdapterStatus,
+    AdapterTierStats,
+    AdapterTransition,
+    ExtentUse,
+    HostUse,
+)
 from loraplex.engine.errors import MalformedMessage
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import (
@@ -18,11 +28,9 @@ from loraplex.engine.messages import (
     AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
+    AdapterKvUse,
     AdapterRead,
-    AdapterResidency,
     AdapterStored,
-    AdapterTierStats,
-    AdapterTransition,
     AdapterWanted,
     DeleteAdapter,
     EngineFailed,
@@ -35,11 +43,12 @@ from loraplex.engine.messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    KvUse,
+    MemoryMap,
     Prefetch,
     ProposerTotals,
     RequestFinished,
     RequestStarted,
-    SecondsHistogram,
     SetPinned,
     SpeculationParams,
     SpeculationStats,
@@ -56,6 +65,7 @@ from loraplex.engine.sampling_params import SamplingParams
 
 KEY = AdapterKey("acme", "sha256:" + "ab" * 32)
 ERROR = ErrorInfo("store_unavailable", "no answer")
+FAILURE = Failure("object_corrupt", "no block")
 LAYOUT = BaseLayout("base", (Projection((Slice("q_proj", 8, 4),)),), {"lm_head": "tied"})
 INFO = EngineInfo(
     base_id="base",
@@ -98,15 +108,14 @@ EVENTS = StepEvents(
 DRAFTING = SpeculationStats(KEY, "ngram", 4, 18, 9, 0.75, 5)
 STATS = EngineStats(
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
-    [AdapterResidency(KEY, Tier.DEVICE, 4096, num_leases=2)],
+    [AdapterStatus(KEY, Tier.DEVICE, 4096, num_leases=2)],
     kv_usage=0.5,
     utilization=UtilizationStats(1.5, 1e12, 1e15, 0.25, 0.125, 1e10, 1e11),
     tenant_service=[("acme", 1 << 40)],
     adapter_tiers=AdapterTierStats(
         bytes_by_tier={Tier.DEVICE: 1 << 30},
-        evictions={"share": 3},
+        evictions={Departure.SHARE: 3},
         load_seconds={"read": SecondsHistogram([0.1, 1.0], [5, 1, 0], 0.75)},
-        hits={Tier.DEVICE: 4},
     ),
     speculation=[DRAFTING, SpeculationStats(None, "draft", 1, 2, 0, 0.0, 0)],
     speculation_totals=[ProposerTotals("ngram", 5, 20, 9, 0.5)],
@@ -140,9 +149,19 @@ FROM_ENGINE: list[FromEngine] = [
     AdapterEvicted(KEY),
     AdapterEvicted(KEY, EvictionReceipt(4096, 4096, 2, 1, 0.5)),
     AdapterExplanation(
-        *(KEY, "failed", Tier.STORE, 1.5, ERROR, 0.5, 3, None, 1 << 20, 1 << 19, 0, True),
-        [AdapterTransition("fetching", 2.5), AdapterTransition("failed", 1.5, "object_corrupt")],
+        AdapterLoad(
+            *(KEY, "failed", Tier.STORE, 1.5, FAILURE, 0.5, 3, None, 1 << 20, 1 << 19, 0, True),
+            [AdapterTransition("read", 2.5), AdapterTransition("failed", 1.5, "object_corrupt")],
+        ),
         [DRAFTING],
+    ),
+    MemoryMap(
+        1,
+        [ExtentUse(KEY, 0, 4096, "idle", True, 0, 1.5, None)],
+        [HostUse(KEY, 4096, True, False)],
+        KvUse(8, 1024, 4, 2, 2),
+        [AdapterKvUse("acme", KEY, 1, 2, 3)],
+        *(1 << 20, 1 << 19, 4096),
     ),
     STATS,
     EngineFailed(ERROR),

@@ -40,10 +40,10 @@ from loraplex.platform.overview.service import Gathered, UseSums
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
-from loraplex.platform.usage.repository import Group, Residency, UsageQuery
+from loraplex.platform.usage.repository import DeviceUsage, Group, UsageQuery
 from loraplex.platform.usage.service import Usage
 from loraplex.platform.users import service as users
-from loraplex.platform.writer_line import WriterLine
+from loraplex.platform.writer_queue import WriterQueue
 from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant, make_version
 from support.databases import (
     empty_all_tables,
@@ -96,16 +96,16 @@ def test_who_writes_to_sqlite_again_and_again_waits_for_those_who_came_before(
 
 
 def test_a_writer_of_sqlite_that_waited_in_vain_holds_up_nobody() -> None:
-    line = WriterLine(patience_seconds=0.02)
-    with ThreadPoolExecutor(1) as threads, line.turn():
+    line = WriterQueue(patience_seconds=0.02)
+    with ThreadPoolExecutor(1) as threads, line.wait():
 
         def write() -> None:
-            with line.turn():
+            with line.wait():
                 pytest.fail("it is not its turn")
 
         with pytest.raises(DatabaseBusy):
             threads.submit(write).result()
-    with line.turn():
+    with line.wait():
         pass
 
 
@@ -178,15 +178,15 @@ def test_requests_and_residency_of_a_day_come_one_after_the_other(
         usage.record(session, make_usage("first", "a"))
         usage.record(session, make_usage("second", "b"))
 
-    def add_residency() -> None:
-        residencies = [Residency(NOON.date(), make_digest(content), 7) for content in (low, high)]
+    def add_device_usage() -> None:
+        residencies = [DeviceUsage(NOON.date(), make_digest(content), 7) for content in (low, high)]
         with database.transaction(acme.id) as session:
-            usage.add_residency(session, residencies)
+            usage.add_device_usage(session, residencies)
 
     with ThreadPoolExecutor(1) as threads:
         with database.transaction(acme.id) as session:
             usage.record(session, make_usage("third", "a"))
-            adding = threads.submit(add_residency)
+            adding = threads.submit(add_device_usage)
             wait_until_one_is_blocked(session)
             usage.record(session, make_usage("fourth", "b"))
         adding.result()

@@ -20,7 +20,7 @@ from loraplex.platform.sessions import ScopeViolation
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as usage
 from loraplex.platform.usage.models import UsageDay, UsageRecord
-from loraplex.platform.usage.repository import Group, Residency, UsageQuery
+from loraplex.platform.usage.repository import DeviceUsage, Group, UsageQuery
 from loraplex.platform.usage.service import Usage
 from support.catalog import make_digest, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite, empty_all_tables
@@ -213,8 +213,8 @@ def test_residency_counts_for_the_lowest_version_that_is_left(
 
     def add(day: date, amount: int) -> None:
         with database.transaction(acme.id) as session:
-            gone = Residency(day, make_digest("never seen"), 5)
-            usage.add_residency(session, [gone, Residency(day, digest, amount)])
+            gone = DeviceUsage(day, make_digest("never seen"), 5)
+            usage.add_device_usage(session, [gone, DeviceUsage(day, digest, amount)])
 
     add(DAY, 70)
     add(DAY, 7)

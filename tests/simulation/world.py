@@ -274,10 +274,10 @@ class World:
         )
         coverage["evictions"] += engine.manager.num_evictions
         coverage["adapter_loads"] += engine.manager.num_loads
-        for reason, count in engine.manager.reports.figures().evictions.items():
+        for reason, count in engine.manager.reports.tier_stats().evictions.items():
             coverage[f"departures_{reason}"] += count
-        coverage["moves"] += engine.manager.reports.figures().num_moves
-        coverage["leases_reaped"] += engine.manager.reports.figures().num_leases_reaped
+        coverage["moves"] += engine.manager.reports.tier_stats().num_moves
+        coverage["leases_reaped"] += engine.manager.reports.tier_stats().num_leases_reaped
         coverage["reaps"] += engine.num_reaps
         coverage["forks"] += engine.scheduler.num_forks
         coverage["reclaims"] += engine.scheduler.num_reclaims

@@ -20,6 +20,7 @@ from loraplex.adapters.disk_cache import file_name
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout
 from loraplex.adapters.manager import Tier
+from loraplex.adapters.status import AdapterLoad, AdapterStatus
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.heartbeat import Heartbeat
@@ -29,7 +30,6 @@ from loraplex.engine.messages import (
     AdapterExplanation,
     AdapterFetched,
     AdapterFetchFailed,
-    AdapterResidency,
     AdapterWanted,
     DeleteAdapter,
     EngineInfo,
@@ -197,7 +197,8 @@ class FakeCore:
         tier = self._fetched.get(key, Tier.STORE)
         state = "resident" if key in self._fetched else "stored"
         is_pinned = key in self._pinned
-        return AdapterExplanation(key, state, tier, None, None, None, 0, None, 0, 0, 0, is_pinned)
+        load = AdapterLoad(key, state, tier, None, None, None, 0, None, 0, 0, 0, is_pinned)
+        return AdapterExplanation(load)
 
     def _list(self, number: int, tenant_id: str | None, limit: int) -> RequestList:
         found = [
@@ -263,7 +264,7 @@ class FakeCore:
             )
 
     def _stats(self) -> EngineStats:
-        adapters = [AdapterResidency(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]
+        adapters = [AdapterStatus(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]
         return replace(_NOTHING, num_running=len(self._requests), adapters=adapters)
 
     def _finish(

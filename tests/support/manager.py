@@ -47,7 +47,7 @@ class ManualLoaders:
                 raise error
             future.set_result(job())
         except AssertionError:
-            raise  # a broken contract is no fault that residency has to live with
+            raise  # a broken contract is not a fault that the manager must handle
         except Exception as exc:
             future.set_exception(exc)
 
@@ -219,8 +219,8 @@ class FakeArena:
         self.extents.free(placement.extent)
 
 
-class ResidencyWorld:
-    """Residency with everything around it."""
+class ManagerWorld:
+    """An adapter manager with everything around it."""
 
     def __init__(self, *, arena: int = 10, host: int = 100, num_soon: int = 8) -> None:
         self.now = 100.0

@@ -21,7 +21,7 @@ from loraplex.engine.scheduling.step_costs import StepCosts
 BLOCK = 4
 
 
-class FakeResidency:
+class FakeAdapterManager:
     """Adapters that are resident because the test says so."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class SchedulerBench:
             prefix_secret=bytes(range(32)) if prefix_caching else None,
             num_swap_slots=slots,
         )
-        self.manager = FakeResidency()
+        self.manager = FakeAdapterManager()
         self.costs = StepCosts()
         self.now = 0.0
         self.step_seconds = step_seconds

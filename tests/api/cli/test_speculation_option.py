@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import typer
 
-from loraplex.api.cli.serve import DEFAULT_SPECULATION
-from loraplex.api.cli.speculation import BEHIND_COLON, describe_speculation, parse_speculation
+from loraplex.api.cli.serve_options import DEFAULT_SPECULATION
+from loraplex.api.cli.speculation import ARGUMENTS, describe_speculation, parse_speculation
 from loraplex.engine.config import PROPOSERS, EngineConfig
 from loraplex.engine.speculation.proposers import OPENERS
 from support.fake_engine import fake_info
@@ -54,7 +54,7 @@ def test_what_cannot_be_meant_is_refused(said: list[str], complaint: str) -> Non
 
 
 def test_the_engine_runs_nothing_that_cannot_be_asked_for() -> None:
-    assert set(OPENERS) <= set(PROPOSERS) == set(BEHIND_COLON)
+    assert set(OPENERS) <= set(PROPOSERS) == set(ARGUMENTS)
 
 
 def test_the_start_tells_who_drafts() -> None:

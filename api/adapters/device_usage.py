@@ -16,7 +16,7 @@ from ...platform.base import utc_now
 from ...platform.errors import PlatformError
 from ...platform.sessions import TenantSession
 from ...platform.usage import service as ledger
-from ...platform.usage.repository import Residency
+from ...platform.usage.repository import DeviceUsage
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.periodic import Periodic
 
@@ -27,7 +27,7 @@ LOOK_SECONDS = 0.5
 """As often as the engine's snapshots."""
 
 
-class ResidencyIntegral:
+class DeviceUsageSums:
     """Byte-seconds by day and content: an observed state counts until the next observation."""
 
     def __init__(
@@ -51,23 +51,23 @@ class ResidencyIntegral:
                     self._byte_seconds[day, key] += num_bytes * seconds
         self._looked_at, self._held = moment, held
 
-    def take(self) -> dict[str, list[Residency]]:
+    def take(self) -> dict[str, list[DeviceUsage]]:
         """The sums since the last call, by tenant; fractions are kept."""
-        taken: defaultdict[str, list[Residency]] = defaultdict(list)
+        taken: defaultdict[str, list[DeviceUsage]] = defaultdict(list)
         for (day, key), amount in list(self._byte_seconds.items()):
             whole = int(amount)
             self._byte_seconds[day, key] -= whole
             if whole:
-                taken[key.tenant_id].append(Residency(day, key.digest, whole))
+                taken[key.tenant_id].append(DeviceUsage(day, key.digest, whole))
             if key not in self._held:
                 del self._byte_seconds[day, key]
         return taken
 
-    def put_back(self, tenant_id: str, residencies: list[Residency]) -> None:
+    def put_back(self, tenant_id: str, usages: list[DeviceUsage]) -> None:
         """Restore sums that could not be written."""
-        for residency in residencies:
-            key = AdapterKey(tenant_id, residency.digest)
-            self._byte_seconds[residency.day, key] += residency.byte_seconds
+        for usage in usages:
+            key = AdapterKey(tenant_id, usage.digest)
+            self._byte_seconds[usage.day, key] += usage.byte_seconds
 
 
 def _by_day(now: datetime, seconds: float) -> list[tuple[date, float]]:
@@ -84,7 +84,7 @@ def _by_day(now: datetime, seconds: float) -> list[tuple[date, float]]:
     return parts
 
 
-class ResidencyUsage:
+class DeviceUsageMeter:
     """Observes the engine's resident adapters and adds them to the sums; one per server."""
 
     def __init__(
@@ -93,16 +93,16 @@ class ResidencyUsage:
         """`stats` returns the engine's last snapshot, or None without an engine."""
         self._stats = stats
         self._control_plane = control_plane
-        self._integral = ResidencyIntegral()
+        self._integral = DeviceUsageSums()
         self._looks = Periodic(
             self._look,
             seconds=LOOK_SECONDS,
             log=log,
-            failed="residency_not_seen",
+            failed="device_usage_not_observed",
             at_once=True,
         )
         self._writes = Periodic(
-            self._write, seconds=WRITE_SECONDS, log=log, failed="residency_not_recorded"
+            self._write, seconds=WRITE_SECONDS, log=log, failed="device_usage_not_recorded"
         )
 
     def start(self) -> None:
@@ -120,18 +120,18 @@ class ResidencyUsage:
         self._integral.look(_held(self._stats()))
 
     async def _write(self) -> None:
-        for tenant_id, residencies in self._integral.take().items():
+        for tenant_id, usages in self._integral.take().items():
 
-            def add(session: TenantSession, residencies: list[Residency] = residencies) -> None:
-                ledger.add_residency(session, residencies)
+            def add(session: TenantSession, usages: list[DeviceUsage] = usages) -> None:
+                ledger.add_device_usage(session, usages)
 
             try:
                 await self._control_plane.write(tenant_id, add)
             except PlatformError as exc:
-                self._integral.put_back(tenant_id, residencies)
-                log.warning("residency_not_recorded", error=str(exc))
-            except Exception:
-                log.exception("residency_not_recorded")
+                self._integral.put_back(tenant_id, usages)
+                log.warning("device_usage_not_recorded", error=str(exc))
+            except Exception:  # a defect for one tenant must not affect the others
+                log.exception("device_usage_not_recorded")
 
 
 def _held(stats: EngineStats | None) -> dict[AdapterKey, int]:

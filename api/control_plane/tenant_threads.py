@@ -15,11 +15,11 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class TenantTurns:
-    """Runs blocking calls in its own threads, in the order of `TenantLines`."""
+class AsyncTenantThreads:
+    """Runs blocking calls in its own threads, in the order of `TenantQueues`, and awaits them."""
 
     def __init__(self, name: str, num_threads: int, *, max_calls: float = math.inf) -> None:
-        """`max_calls`: of one tenant, waiting and running; more are refused."""
+        """`max_calls`: the maximum waiting and running calls of one tenant; more are refused."""
         self._threads = TenantThreads(name, num_threads)
         self._max_calls = max_calls
         self._num_calls: Counter[str | None] = Counter()
@@ -56,7 +56,7 @@ class TenantTurns:
         self._threads.submit(tenant_id, function, *args, **kwargs)
 
     def close(self) -> None:
-        """Wait for running calls; start nothing more."""
+        """Wait for running calls; start no more."""
         self._threads.close()
 
     def _leave(self, tenant_id: str | None) -> None:

@@ -15,32 +15,32 @@ from contextlib import contextmanager
 from .errors import DatabaseBusy
 
 
-class WriterLine:
+class WriterQueue:
     """Admits one thread at a time, in order of arrival."""
 
     def __init__(self, patience_seconds: float) -> None:
-        """`patience_seconds`: how long a thread waits for its turn."""
+        """`patience_seconds`: how long a thread waits at most."""
         self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
-        self._turns: deque[threading.Event] = deque()
-        """Set is the first alone."""
+        self._waiting: deque[threading.Event] = deque()
+        """An event per thread; only the first is set."""
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Be the only one. Raises DatabaseBusy after the patience."""
+    def wait(self) -> Iterator[None]:
+        """Wait to be the only writer, and stay it in the block. Raises DatabaseBusy."""
         mine = threading.Event()
         with self._lock:
-            self._turns.append(mine)
-            self._let_in()
+            self._waiting.append(mine)
+            self._admit_first()
         try:
             if not mine.wait(self._patience_seconds):
                 raise DatabaseBusy
             yield
         finally:
             with self._lock:
-                self._turns.remove(mine)
-                self._let_in()
+                self._waiting.remove(mine)
+                self._admit_first()
 
-    def _let_in(self) -> None:
-        if self._turns:
-            self._turns[0].set()
+    def _admit_first(self) -> None:
+        if self._waiting:
+            self._waiting[0].set()

@@ -1,4 +1,4 @@
-"""Fair queue for a bounded number of workers, with one line per tenant.
+"""Fair queues for a bounded number of workers, one per tenant.
 
 The tenant that was served least recently is next. A tenant may start another task only while more
 workers are idle than it occupies, so with two or more workers no tenant occupies all of them, and
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 Work = TypeVar("Work")
 
 
-class TenantLines(Generic[Work]):
+class TenantQueues(Generic[Work]):
     """The waiting work, and the number of workers that each tenant occupies."""
 
     def __init__(self, num_workers: int, *, max_held: int | None = None) -> None:
@@ -24,18 +24,18 @@ class TenantLines(Generic[Work]):
         self._num_idle = num_workers
         self._max_held = num_workers if max_held is None else max_held
         self._num_held: Counter[Hashable] = Counter()
-        self._lines: dict[Hashable, deque[Work]] = {}
+        self._queues: dict[Hashable, deque[Work]] = {}
         self._served_at: dict[Hashable, int] = {}
-        """The turn in which a tenant was last served; kept while any tenant waits."""
-        self._turns = count(1)
+        """The number of its last service, over all tenants; kept while any tenant waits."""
+        self._services = count(1)
 
     def __len__(self) -> int:
-        """Pieces of work that wait."""
-        return sum(map(len, self._lines.values()))
+        """The number of waiting pieces of work."""
+        return sum(map(len, self._queues.values()))
 
     def add(self, tenant: Hashable, work: Work) -> None:
-        """Append the work to the tenant's line."""
-        self._lines.setdefault(tenant, deque()).append(work)
+        """Append the work to the tenant's queue."""
+        self._queues.setdefault(tenant, deque()).append(work)
 
     def take(self) -> tuple[Hashable, Work] | None:
         """The next tenant and its work, which occupies a worker from now on; None if none may
@@ -44,15 +44,15 @@ class TenantLines(Generic[Work]):
         Call `end` when the work has ended.
         """
         bound = min(self._num_idle, self._max_held)
-        allowed = [each for each in self._lines if self._num_held[each] < bound]
+        allowed = [each for each in self._queues if self._num_held[each] < bound]
         if not allowed:
             return None
         tenant = min(allowed, key=lambda each: self._served_at.get(each, 0))
-        line = self._lines[tenant]
-        work = line.popleft()
-        if not line:
-            del self._lines[tenant]
-        self._note_turn(tenant)
+        queue = self._queues[tenant]
+        work = queue.popleft()
+        if not queue:
+            del self._queues[tenant]
+        self._note_service(tenant)
         self._num_held[tenant] += 1
         self._num_idle -= 1
         return tenant, work
@@ -66,18 +66,18 @@ class TenantLines(Generic[Work]):
 
     def remove(self, tenant: Hashable, work: Work) -> None:
         """Remove waiting work; no effect if it does not wait."""
-        line = self._lines.get(tenant)
-        if line is not None and work in line:
-            line.remove(work)
-            if not line:
-                del self._lines[tenant]
+        queue = self._queues.get(tenant)
+        if queue is not None and work in queue:
+            queue.remove(work)
+            if not queue:
+                del self._queues[tenant]
 
     def clear(self) -> list[Work]:
-        """Empty all lines; returns the waiting work."""
-        lines, self._lines = self._lines, {}
-        return [work for line in lines.values() for work in line]
+        """Empty all queues; returns the waiting work."""
+        queues, self._queues = self._queues, {}
+        return [work for queue in queues.values() for work in queue]
 
-    def _note_turn(self, tenant: Hashable) -> None:
-        if not self._lines:
+    def _note_service(self, tenant: Hashable) -> None:
+        if not self._queues:
             self._served_at.clear()
-        self._served_at[tenant] = next(self._turns)
+        self._served_at[tenant] = next(self._services)
