@@ -10,7 +10,7 @@ claims a window though leased adapters lie there; each goes when its last lease 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sized
 from typing import Generic, NamedTuple
 
 from .claims import Claims
@@ -57,11 +57,8 @@ class ArenaPlanner(Generic[BlockT]):
         self._moves = Moves(arena, loaders, self._erasures)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         """Those that have a placement."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `poll` may change something without any further call."""
-        return bool(self._erasures or self._moves)
+        self.jobs: tuple[Sized, Sized] = self._moves.running, self._erasures.running
+        """What `poll` takes up, as soon as it has ended."""
 
     @property
     def num_moves(self) -> int:

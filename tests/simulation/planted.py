@@ -503,7 +503,7 @@ def leaves_deleted_adapters_in_host_memory(
     leave: Any, self: Retirements[Any], key: AdapterKey
 ) -> None:
     """Nobody will ask for it, so it will be the first to be dropped."""
-    self._retirements[key].is_off_device = True
+    self.open[key].is_off_device = True
 
 
 @_plant(Erasures, "begin")
@@ -518,9 +518,9 @@ def frees_before_zeroing(
 @_plant(Erasures, "poll")
 def takes_a_failed_erasure_for_done(poll: Any, self: Erasures[Any]) -> bool:
     """It has run."""
-    finished = [erasure for erasure in self._erasures if erasure.job.done()]
+    finished = [erasure for erasure in self.running if erasure.job.done()]
     for erasure in finished:
-        self._erasures.remove(erasure)
+        self.running.remove(erasure)
         self._arena.free(erasure.placement)
     return bool(finished)
 
@@ -528,7 +528,7 @@ def takes_a_failed_erasure_for_done(poll: Any, self: Erasures[Any]) -> bool:
 @_plant(Moves, "poll")
 def moves_without_a_new_row(poll: Any, self: Moves[Any]) -> bool:
     """The adapter is the same, so its row and generation are."""
-    sources = [(move.record, move.record.placement) for move in self._moves]
+    sources = [(move.record, move.record.placement) for move in self.running]
     has_moved: bool = poll(self)
     for record, source in sources:
         if source is not None and record.placement not in (None, source):
