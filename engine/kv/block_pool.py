@@ -11,14 +11,6 @@ from collections.abc import Callable, Iterable, Sequence, Set
 NULL_BLOCK = 0
 
 
-def padding_class(num_blocks: int) -> int:
-    """Sequences of one class differ in length by less than a factor of two.
-
-    They can share a padded block table; one long sequence must not pad all the others.
-    """
-    return (num_blocks - 1).bit_length()
-
-
 class BlockPool:
     """Reference-counted blocks; a block without holders keeps its content until it is reused.
 

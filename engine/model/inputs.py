@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import AttentionBatch, PrefillChunk, SequenceGroup
-from ..kv.block_pool import NULL_BLOCK, padding_class
-from ..kv.layout import KvGroup
+from ..kv.block_pool import NULL_BLOCK
+from ..kv.layout import KvGroup, padding_class
 
 T = TypeVar("T")
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Failure, Lease, Tier
 from loraplex.engine.errors import EngineError
-from loraplex.engine.kv.block_pool import padding_class
 from loraplex.engine.kv.blocks import KvBlocks
-from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.layout import KvGroup, padding_class
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest, RequestStarted
 from loraplex.engine.request import Request
