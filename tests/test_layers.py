@@ -75,7 +75,7 @@ CORE_TORCH_FREE = (
     "engine.grammars.compiler",
     "engine.checkpoint.files",
     "engine.messages",
-    "engine.scheduling.tenant_service",
+    "engine.scheduling.tenant_labels",
     "engine.memory.utilization",
     "engine.process.client",
     "engine.heartbeat",

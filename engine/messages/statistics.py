@@ -136,7 +136,7 @@ class EngineStats:
     """Steps of decodes alone that no graph served, on an engine that has graphs."""
     utilization: UtilizationStats = field(default_factory=UtilizationStats)
     tenant_service: list[tuple[str, int]] = field(default_factory=list)
-    """Tokens computed for each tenant, prompt and output, by id; see `tenant_service`."""
+    """Tokens computed for each tenant, prompt and output, by id; see `tenant_labels`."""
     adapter_tiers: AdapterTierStats = field(default_factory=AdapterTierStats)
     speculation: list[SpeculationStats] = field(default_factory=list)
     """Adapters lately used first; a bounded number of them."""
