@@ -10,7 +10,7 @@ Then it claims a window that may contain leased adapters; each is evicted when i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sized
 from typing import Generic, NamedTuple
 
 from .claims import Claims
@@ -57,11 +57,8 @@ class ArenaPlanner(Generic[BlockT]):
         self._moves = Moves(arena, loaders, self._erasures)
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         """The adapters that have a placement."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `poll` may change something without any further call."""
-        return bool(self._erasures or self._moves)
+        self.jobs: tuple[Sized, Sized] = self._moves.running, self._erasures.running
+        """The jobs that `poll` completes once they have ended."""
 
     @property
     def num_moves(self) -> int:

@@ -25,22 +25,20 @@ class Erasures(Generic[BlockT]):
     def __init__(self, arena: DeviceArena[BlockT], loaders: Loaders) -> None:
         self._arena = arena
         self._loaders = loaders
-        self._erasures: list[_Erasure] = []
-
-    def __len__(self) -> int:
-        return len(self._erasures)
+        self.running: list[_Erasure] = []
+        """Until `poll` takes them up."""
 
     def begin(self, key: AdapterKey, placement: Placement) -> None:
         """Retire a placement of this adapter, then zero it."""
         self._arena.retire(placement)
-        self._erasures.append(_Erasure(key, placement, self._submit(placement)))
+        self.running.append(_Erasure(key, placement, self._submit(placement)))
 
     def poll(self) -> bool:
         """Free the extents that were zeroed; True if something changed."""
-        finished = [erasure for erasure in self._erasures if erasure.job.done()]
+        finished = [erasure for erasure in self.running if erasure.job.done()]
         for erasure in finished:
             if erasure.job.exception() is None:
-                self._erasures.remove(erasure)
+                self.running.remove(erasure)
                 self._arena.free(erasure.placement)
             else:
                 erasure.job = self._submit(erasure.placement)
@@ -48,10 +46,10 @@ class Erasures(Generic[BlockT]):
 
     def is_erasing(self, key: AdapterKey) -> bool:
         """Whether bytes of this adapter are still to be zeroed."""
-        return any(erasure.key == key for erasure in self._erasures)
+        return any(erasure.key == key for erasure in self.running)
 
     def extents(self) -> list[Extent]:
-        return [erasure.placement.extent for erasure in self._erasures]
+        return [erasure.placement.extent for erasure in self.running]
 
     def _submit(self, placement: Placement) -> Future[None]:
         num_bytes = placement.extent.size * self._arena.element_bytes

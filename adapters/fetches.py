@@ -9,26 +9,22 @@ class Fetches:
     """They are kept until the engine's loop takes them after a step."""
 
     def __init__(self) -> None:
-        self._wanted: list[AdapterKey] = []
-        self._read: list[AdapterKey] = []
-
-    def __bool__(self) -> bool:
-        """Whether there are messages."""
-        return bool(self._wanted or self._read)
+        self.wanted: list[AdapterKey] = []
+        self.read: list[AdapterKey] = []
 
     def want(self, key: AdapterKey) -> None:
-        self._wanted.append(key)
+        self.wanted.append(key)
 
     def note_read(self, key: AdapterKey) -> None:
-        self._read.append(key)
+        self.read.append(key)
 
     def take_wanted(self) -> list[AdapterKey]:
         """The adapters to fetch. `fetched` or `fetch_failed` answers each, in any order."""
-        wanted, self._wanted = self._wanted, []
+        wanted, self.wanted = self.wanted, []
         return wanted
 
     def take_read(self) -> list[AdapterKey]:
         """The adapters whose fetched files were read, or could not be. Send these first, because a
         missing file is fetched again."""
-        read, self._read = self._read, []
+        read, self.read = self.read, []
         return read

@@ -13,7 +13,7 @@ way to the device, `arena_planner` the room there, `leases` who uses it, `retire
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Generic
 
@@ -77,6 +77,13 @@ class AdapterManager(Generic[BlockT]):
             fetches=self.fetches,
             clock=clock,
         )
+        self._unfinished: tuple[Sized, ...] = (
+            self._records.loading,
+            *self._planner.jobs,
+            self._retirements.open,
+        )
+        """All that `poll` has to get on with, as its owners keep it: loads, moves, erasures and
+        deletions. Each is changed in place, never replaced."""
         self.reports = Reports(
             arena=arena,
             host=host,
@@ -104,8 +111,8 @@ class AdapterManager(Generic[BlockT]):
 
         Pins that wait for their next attempt are not counted: who polls now and then serves them.
         """
-        has_jobs = self._loads.has_work or self._planner.has_work or self._retirements.has_work
-        return has_jobs or bool(self.fetches)
+        has_jobs = self._loads.has_work or any(self._planner.jobs) or self._retirements.has_work
+        return has_jobs or bool(self.fetches.read or self.fetches.wanted)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -152,7 +159,6 @@ class AdapterManager(Generic[BlockT]):
         for record in self._records:
             if record.num_elements is not None:
                 pins.note_size(record.key, record.num_elements)
-        self._next_pin_time = 0.0
         self._ask_for_pinned()
 
     def acquire(self, key: AdapterKey, request_id: str) -> Lease | None:
@@ -223,13 +229,16 @@ class AdapterManager(Generic[BlockT]):
 
     def poll(self) -> bool:
         """Take up finished jobs and begin the next; True if something changed."""
+        if self._clock() >= self._next_pin_time:
+            self._ask_for_pinned()
+        if not any(self._unfinished):
+            return False
         changed = [
             self._loads.take_up(),
             self._planner.poll(),
             self._finish_retirements(),
             self._loads.advance(),
         ]
-        self._ask_for_pinned()
         self._loads.start()
         return any(changed)
 
@@ -285,10 +294,7 @@ class AdapterManager(Generic[BlockT]):
 
     def _ask_for_pinned(self) -> None:
         """Pinned adapters come back by themselves, after failures with the ordinary back-off."""
-        now = self._clock()
-        if now < self._next_pin_time:
-            return
-        self._next_pin_time = now + PIN_INTERVAL_SECONDS
+        self._next_pin_time = self._clock() + PIN_INTERVAL_SECONDS
         for key in self._demand.pins:
             self._ask(key, may_begin=True)
 

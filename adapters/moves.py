@@ -28,14 +28,12 @@ class Moves(Generic[BlockT]):
         self._arena = arena
         self._loaders = loaders
         self._erasures = erasures
-        self._moves: list[_Move[BlockT]] = []
+        self.running: list[_Move[BlockT]] = []
+        """Until `poll` takes them up."""
         self.num_moves = 0
         """Successful moves."""
         self.num_moved_elements = 0
         """Elements of the arena moved."""
-
-    def __len__(self) -> int:
-        return len(self._moves)
 
     def begin(self, record: Record[BlockT], avoid: Sequence[Extent]) -> None:
         """Start copying an idle adapter to another extent. If there is none, it will be evicted."""
@@ -47,18 +45,18 @@ class Moves(Generic[BlockT]):
         record.is_moving = True
         num_bytes = source.extent.size * self._arena.element_bytes
         job = self._loaders.submit(num_bytes, self._arena.copy_between, source, target)
-        self._moves.append(_Move(record, target, job))
+        self.running.append(_Move(record, target, job))
 
     def poll(self) -> bool:
         """Complete the moves whose copies have ended; True if something changed."""
-        finished = [move for move in self._moves if move.job.done()]
+        finished = [move for move in self.running if move.job.done()]
         for move in finished:
-            self._moves.remove(move)
+            self.running.remove(move)
             self._end(move)
         return bool(finished)
 
     def targets(self) -> list[Extent]:
-        return [move.target.extent for move in self._moves]
+        return [move.target.extent for move in self.running]
 
     def _end(self, move: _Move[BlockT]) -> None:
         record, source = move.record, move.record.placement

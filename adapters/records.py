@@ -23,6 +23,8 @@ class Records(Generic[BlockT]):
         self.load_times = LoadTimes()
         self._clock = clock
         self._records: dict[AdapterKey, Record[BlockT]] = {}
+        self.loading: dict[AdapterKey, Record[BlockT]] = {}
+        """Those that are on their way to the device: neither RESIDENT nor FAILED."""
         self._waiting: dict[AdapterKey, Record[BlockT]] = {}
         """The records in state HOST."""
         self._num_begun = 0
@@ -57,6 +59,10 @@ class Records(Generic[BlockT]):
         if COMPLETES.get(record.state) is state:
             self.load_times.add(record.state, now - record.entered_at)
         record.enter(state, now, failure)
+        if state in (State.RESIDENT, State.FAILED):
+            self.loading.pop(record.key, None)
+        else:
+            self.loading[record.key] = record
         if state is State.HOST:
             self._waiting[record.key] = record
         else:
@@ -66,6 +72,7 @@ class Records(Generic[BlockT]):
     def forget(self, key: AdapterKey, why: str | None = None) -> None:
         """Remove the record: the adapter is STORED again. `why` is added to its history."""
         del self._records[key]
+        self.loading.pop(key, None)
         self._waiting.pop(key, None)
         if why is not None:
             self.note(key, State.STORED, why)

@@ -44,29 +44,30 @@ class Retirements(Generic[BlockT]):
     def __init__(self, host: Host[BlockT], loaders: Loaders) -> None:
         self._host = host
         self._loaders = loaders
-        self._retirements: dict[AdapterKey, _Retirement] = {}
+        self.open: dict[AdapterKey, _Retirement] = {}
+        """The deletions that are not complete."""
         self._evicted: list[Evicted] = []
 
     def __contains__(self, key: object) -> bool:
-        return key in self._retirements
+        return key in self.open
 
     @property
     def has_work(self) -> bool:
         """Whether a deletion proceeds by itself or is complete; leases end only by calls."""
-        waits_for_jobs = any(r.is_off_device for r in self._retirements.values())
+        waits_for_jobs = any(r.is_off_device for r in self.open.values())
         return waits_for_jobs or bool(self._evicted)
 
     def begin(self, key: AdapterKey, device_bytes: int) -> None:
         """Start the deletion of an adapter. May be repeated."""
-        self._retirements.setdefault(key, _Retirement(device_bytes))
+        self.open.setdefault(key, _Retirement(device_bytes))
 
     def keys_on_device(self) -> list[AdapterKey]:
         """The adapters that wait for their last use to end."""
-        return [key for key, r in self._retirements.items() if not r.is_off_device]
+        return [key for key, r in self.open.items() if not r.is_off_device]
 
     def leave_device(self, key: AdapterKey) -> None:
         """Nothing uses the adapter any more: zero its block in host memory."""
-        retirement = self._retirements[key]
+        retirement = self.open[key]
         retirement.is_off_device = True
         if self._host.holds(key):
             retirement.host_bytes = self._host.size_of(key)
@@ -75,7 +76,7 @@ class Retirements(Generic[BlockT]):
     def finish(self, is_erasing: Callable[[AdapterKey], bool]) -> bool:
         """Process completed steps; `is_erasing`: the arena is not zeroed yet."""
         changed = False
-        for key, retirement in list(self._retirements.items()):
+        for key, retirement in list(self.open.items()):
             job = retirement.erasing_host
             if job is not None and job.done():
                 is_failed = job.exception() is not None
@@ -84,7 +85,7 @@ class Retirements(Generic[BlockT]):
                 )
             is_busy = retirement.erasing_host is not None or is_erasing(key)
             if retirement.is_off_device and not is_busy:
-                del self._retirements[key]
+                del self.open[key]
                 self._evicted.append(Evicted(key, retirement.device_bytes, retirement.host_bytes))
                 changed = True
         return changed

@@ -51,7 +51,8 @@ class EngineCore:
         self._manager = parts.tiers.manager
         self._pace = parts.tiers.pace
         self._scheduler = parts.scheduler
-        self._outbox = parts.outbox
+        self._messages: list[FromEngine] = []
+        """That the next step returns."""
         self._statistics = Statistics(parts)
         self._requests = RequestLifecycle(parts, self.info, self._statistics)
         self._executor = StepExecutor(parts, self._requests, self._statistics)
@@ -61,13 +62,13 @@ class EngineCore:
     def has_work(self) -> bool:
         """False: nothing will happen before the next message."""
         pending = self._scheduler.has_requests or self._manager.has_pending_work
-        return pending or not self._outbox.is_empty
+        return pending or self._has_messages
 
     @property
     def awaits_message(self) -> bool:
         """After a step: only a message, such as a fetched adapter, can make the next one useful."""
         is_busy = self._scheduler.num_running or self._manager.has_pending_work
-        return self._outbox.is_empty and not (is_busy or self.parts.grammars.has_pending)
+        return not (self._has_messages or is_busy or self.parts.grammars.pending)
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         """Name each step's requests before it runs, and beat between its layers."""
@@ -99,33 +100,43 @@ class EngineCore:
             case Prefetch(key, stay_seconds):
                 self._manager.prefetch(key, stay_seconds)
             case ExplainAdapter(key):
-                self._outbox.add(self._answers.explain(key))
+                self._messages.append(self._answers.explain(key))
             case ListRequests():
-                self._outbox.add(self._answers.list_requests(message))
+                self._messages.append(self._answers.list_requests(message))
             case MapMemory(number):
-                self._outbox.add(self._answers.map_memory(number))
+                self._messages.append(self._answers.map_memory(number))
             case _:
                 assert_never(message)
 
     def step(self) -> list[FromEngine]:
         """One iteration: take up what is ready, schedule, run, process."""
         self._manager.poll()
-        self._requests.poll()
+        self._messages += self._requests.poll()
         batch, started, failed = self._scheduler.schedule()
-        self._requests.start(started)
+        if started:
+            self._requests.start(started)
         for request, error in failed:
             self._requests.fail(request, error)
         self._pace.is_busy = batch is not None
         if batch:
             self._executor.run(batch)
             self._pace.is_busy = self._scheduler.num_running > 0
-        return [*self._take_fetches(), *self._outbox.take(), *self._statistics.poll()]
+        return [*self._take_messages(), *self._statistics.poll()]
 
-    def _take_fetches(self) -> Iterator[FromEngine]:
-        """What the fetcher has to know: blocks that were read, and blocks that are wanted."""
+    @property
+    def _has_messages(self) -> bool:
+        return bool(self._messages) or self._requests.has_events
+
+    def _take_messages(self) -> Iterator[FromEngine]:
+        """What the fetcher has to know, then the messages in order, then the requests' events."""
         fetches = self._manager.fetches
-        yield from map(AdapterRead, fetches.take_read())
-        yield from map(AdapterWanted, fetches.take_wanted())
+        if fetches.read or fetches.wanted:
+            yield from map(AdapterRead, fetches.take_read())
+            yield from map(AdapterWanted, fetches.take_wanted())
+        yield from self._messages
+        self._messages = []
+        if self._requests.has_events:
+            yield self._requests.take_events()
 
     def stats(self) -> EngineStats:
         """Where the engine stands now."""

@@ -24,7 +24,6 @@ from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
 from .model.base_model import BaseModel, load_base_model
-from .outbox import Outbox
 from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
@@ -52,7 +51,6 @@ class EngineParts:
     cost: ModelCost
     """Bytes and operations of a step."""
     utilization: Utilization
-    outbox: Outbox
 
 
 def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineParts:
@@ -60,7 +58,7 @@ def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monoto
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     loaded = _load(config)
-    base, outbox = loaded.base, Outbox()
+    base = loaded.base
     plan = plan_engine(config, base, loaded.draft, head_bytes=heads_bytes(loaded.medusas))
     grammars = open_grammars(
         locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
@@ -99,7 +97,6 @@ def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monoto
         scheduler=scheduler,
         cost=model_cost(base, _kv_reads(base, plan)),
         utilization=utilization,
-        outbox=outbox,
     )
 
 

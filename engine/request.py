@@ -71,7 +71,7 @@ class Request:
     lease: Lease | None = None
     started: bool = False
     num_lone_steps: int = 0
-    """Steps still to be run apart from all others; see `lone_steps`."""
+    """Steps still to be run apart from all others; see `batch.parts_of`."""
     adapter_missing_since: float | None = None
     """Since when only its adapter keeps it waiting."""
     adapter_wait_seconds: float = 0.0

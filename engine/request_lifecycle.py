@@ -18,6 +18,7 @@ from .messages import (
     PromptOutput,
     RequestFinished,
     RequestStarted,
+    StepEvents,
     TokensGenerated,
 )
 from .parts import EngineParts
@@ -43,7 +44,8 @@ class RequestLifecycle:
         self._manager = parts.tiers.manager
         self._grammars = parts.grammars
         self._speculation = parts.speculation
-        self._outbox = parts.outbox
+        self._events = StepEvents()
+        """Since the last `take_events`."""
         self._statistics = statistics
         self._journal: JournalCounters | None = None
         self._next_reap_time = parts.clock() + REAP_INTERVAL_SECONDS
@@ -81,16 +83,18 @@ class RequestLifecycle:
         """Refuse new requests for this adapter. End the others by the deadline; see `Drains`."""
         self._drains.begin(key, drain_seconds)
 
-    def poll(self) -> None:
-        """Release requests whose grammar is compiled, advance deletions, reap lost leases."""
-        self._reap_if_due()
-        for request, error in self._grammars.poll():
-            if error is None:
-                self._scheduler.release(request)
-            else:
-                self.fail(request, error)
-        for key, receipt in self._drains.poll():
-            self._outbox.add(AdapterEvicted(key, receipt))
+    def poll(self) -> list[AdapterEvicted]:
+        """Reap lost leases, release requests whose grammar is compiled, advance deletions.
+
+        Returns the deletions that are complete. Behind `AdapterManager.poll`.
+        """
+        if self._clock() >= self._next_reap_time:
+            self._reap()
+        if self._grammars.pending:
+            self._release_compiled()
+        if not self._drains.open:
+            return []
+        return [AdapterEvicted(key, receipt) for key, receipt in self._drains.poll()]
 
     def start(self, events: Iterable[RequestStarted]) -> None:
         """Announce requests that were scheduled for the first time."""
@@ -105,11 +109,11 @@ class RequestLifecycle:
                     num_cached_tokens=event.num_cached_tokens,
                 )
             self._statistics.start(request, event)
-            self._outbox.events.started.append(event)
+            self._events.started.append(event)
 
     def read(self, read: PromptOutput) -> None:
         """Announce log-probabilities or the embedding of a part of a prompt."""
-        self._outbox.events.prompts.append(read)
+        self._events.prompts.append(read)
 
     def generate(self, request: Request, generated: TokensGenerated) -> None:
         """Announce new tokens, before they are appended to the request."""
@@ -118,7 +122,17 @@ class RequestLifecycle:
         if self._journal and slot is not None:  # first: no token is delivered uncounted
             self._journal.generate(slot, request.num_generated_tokens + num_tokens)
         self._statistics.generate(request, num_tokens)
-        self._outbox.events.tokens.append(generated)
+        self._events.tokens.append(generated)
+
+    @property
+    def has_events(self) -> bool:
+        events = self._events
+        return bool(events.started or events.prompts or events.tokens or events.finished)
+
+    def take_events(self) -> StepEvents:
+        """What was announced since the last call."""
+        events, self._events = self._events, StepEvents()
+        return events
 
     def finish(
         self, request: Request, reason: FinishReason, *, stop_token_id: int | None = None
@@ -139,7 +153,7 @@ class RequestLifecycle:
         stop_token_id: int | None = None,
     ) -> None:
         self._scheduler.finish(request)
-        self._outbox.events.finished.append(
+        self._events.finished.append(
             RequestFinished(
                 request_id=request.request_id,
                 reason=reason,
@@ -155,14 +169,19 @@ class RequestLifecycle:
         self._grammars.forget(request, error)
         self._drains.note_end(request, is_deleted=isinstance(error, AdapterDeleted))
 
-    def _reap_if_due(self) -> None:
+    def _reap(self) -> None:
         """Release leases whose requests have ended without releasing them."""
-        now = self._clock()
-        if now >= self._next_reap_time:
-            self._next_reap_time = now + REAP_INTERVAL_SECONDS
-            self._manager.reap(
-                request.request_id for request in self._scheduler.requests() if request.lease
-            )
+        self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
+        self._manager.reap(
+            request.request_id for request in self._scheduler.requests() if request.lease
+        )
+
+    def _release_compiled(self) -> None:
+        for request, error in self._grammars.poll():
+            if error is None:
+                self._scheduler.release(request)
+            else:
+                self.fail(request, error)
 
     def _open(self, submitted: GenerationRequest) -> Request:
         adapter, seed = submitted.adapter, submitted.sampling.seed

@@ -12,8 +12,7 @@ from .next_tokens import NextTokens
 from .parts import EngineParts
 from .reports.statistics import Statistics
 from .request_lifecycle import RequestLifecycle
-from .scheduling.batch import ScheduledBatch
-from .scheduling.lone_steps import Part, parts_of
+from .scheduling.batch import Part, ScheduledBatch, parts_of
 
 
 class StepExecutor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...engine.messages import RequestStarted
-from ...engine.scheduling.tenant_service import TenantLabels
+from ...engine.scheduling.tenant_labels import TenantLabels
 from .metric_registry import MetricRegistry
 
 # From a GPU that answers at once to a CPU with a long prompt.
@@ -109,7 +109,7 @@ class UsageMetrics:
         )
 
     def observe(self, tenant: str, *, prompt_tokens: int, completion_tokens: int) -> None:
-        label = self._tenants.label(tenant)
+        label = self._tenants[tenant]
         self._tokens.labels(label, "prompt").inc(prompt_tokens)
         self._tokens.labels(label, "completion").inc(completion_tokens)
         self._prompt_tokens.observe(prompt_tokens)

@@ -48,16 +48,13 @@ class Grammars:
         """`backend`: None where grammars are not served."""
         self._backend = backend
         self._cache: GrammarCache[Future[Automaton]] = GrammarCache(cache_bytes)
-        self._pending: dict[str, _Pending] = {}
+        self.pending: dict[str, _Pending] = {}
+        """By id, the requests whose grammar is not ready."""
         self._thread = TenantThreads("grammars", 1)
 
     @property
     def is_served(self) -> bool:
         return self._backend is not None
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
 
     def prepare(self, request: Request) -> None:
         """Compile the request's grammar; `poll` gives the request back. Raises GrammarNotServed."""
@@ -68,18 +65,18 @@ class Grammars:
         if compiled is None:
             compiled = self._thread.submit(key.tenant_id, self._backend.compile, key.spec)
             self._cache.put(key, compiled)
-        self._pending[request.request_id] = _Pending(request, compiled)
+        self.pending[request.request_id] = _Pending(request, compiled)
 
     def poll(self) -> Iterator[tuple[Request, EngineError | None]]:
         """The requests that wait no longer: with a matcher, or with the error that ends them."""
-        for request, compiled in [it for it in self._pending.values() if it.compiled.done()]:
-            del self._pending[request.request_id]
+        for request, compiled in [it for it in self.pending.values() if it.compiled.done()]:
+            del self.pending[request.request_id]
             yield request, self._begin(request, compiled)
 
     def forget(self, request: Request, error: EngineError | None) -> None:
         """The request has ended. A grammar that failed is not used again, and a grammar that no
         request waits for is not compiled."""
-        if entry := self._pending.pop(request.request_id, None):
+        if entry := self.pending.pop(request.request_id, None):
             self._leave(entry)
         if isinstance(error, GrammarFailed):
             self._cache.drop(_key(request))
@@ -93,7 +90,7 @@ class Grammars:
         self._thread.close(wait=False)
 
     def _leave(self, entry: _Pending) -> None:
-        is_wanted = any(other.compiled is entry.compiled for other in self._pending.values())
+        is_wanted = any(other.compiled is entry.compiled for other in self.pending.values())
         if not is_wanted and entry.compiled.cancel():
             self._cache.drop(_key(entry.request))
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from ...adapters.identity import AdapterKey
 from .group_blocks import GroupBlocks
-from .layout import KvGroup, KvOperation, num_blocks_for
-from .operation_log import OperationLog
+from .layout import KvGroup, OperationLog, num_blocks_for
 from .prefix_cache import CacheNamespace
 from .sequence_blocks import SequenceBlocks
 from .shared_prefixes import SharedPrefixes
@@ -35,11 +34,10 @@ class KvBlocks:
         """
         slots = tuple(num_swap_slots) or (0,) * len(groups)
         self._block_size = block_size
-        self._operations = OperationLog(len(groups))
+        self.operations = OperationLog()
+        """What the tensors have to do before the next forward."""
         self.groups = tuple(
-            GroupBlocks(
-                index, layout, block_size, num_swap_slots=count, operations=self._operations
-            )
+            GroupBlocks(index, layout, block_size, num_swap_slots=count, operations=self.operations)
             for index, (layout, count) in enumerate(zip(groups, slots, strict=True))
         )
         self._windowed = tuple(group for group in self.groups if group.layout.window is not None)
@@ -172,10 +170,6 @@ class KvBlocks:
         for group in self.groups:
             group.swap_in(seq)
         seq.num_published = 0  # what came back from the host is offered to others again
-
-    def take_operations(self) -> list[KvOperation]:
-        """The operations to execute before the next forward pass, in order."""
-        return self._operations.take()
 
     def drop_adapter(self, key: AdapterKey) -> int:
         """Drop all cached prefixes of this adapter; returns their number of blocks."""

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from .block_pool import NULL_BLOCK, BlockPool
-from .layout import CopyBlock, KvGroup, SwapIn, SwapOut, num_blocks_for
-from .operation_log import OperationLog
+from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, num_blocks_for
 from .prefix_cache import CachedBlocks, Prefix
 from .sequence_blocks import SequenceBlocks
 from .swap_space import SwapSpace

@@ -5,6 +5,8 @@ Torch-free: the scheduler queues operations, and the tensor code executes them.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -87,3 +89,35 @@ class SwapIn:
 
 KvOperation = ZeroBlocks | CopyBlock | SwapOut | SwapIn
 """Executed in the order in which they were queued, before the step's forward pass."""
+
+
+class OperationLog:
+    """The operations that wait for the next forward, in the order in which they were decided.
+
+    Zeros commute with one another: those of a group are gathered up to the next other operation.
+    """
+
+    def __init__(self) -> None:
+        self._operations: list[KvOperation] = []
+        self._to_zero: defaultdict[int, list[int]] = defaultdict(list)
+        """By group, the blocks to clear after all of `_operations`."""
+
+    def zero(self, group: int, block_ids: Sequence[int]) -> None:
+        if block_ids:
+            self._to_zero[group] += block_ids
+
+    def add(self, operation: KvOperation) -> None:
+        self._flush_zeros()
+        self._operations.append(operation)
+
+    def take(self) -> list[KvOperation]:
+        """Hand out the log, which is empty afterwards."""
+        if self._to_zero:
+            self._flush_zeros()
+        operations, self._operations = self._operations, []
+        return operations
+
+    def _flush_zeros(self) -> None:
+        for group, block_ids in self._to_zero.items():
+            self._operations.append(ZeroBlocks(group, tuple(block_ids)))
+        self._to_zero.clear()

@@ -90,7 +90,7 @@ class EngineStats:
     """Pure decode steps that did not replay a graph, on an engine with graphs."""
     utilization: UtilizationStats = field(default_factory=UtilizationStats)
     tenant_service: list[tuple[str, int]] = field(default_factory=list)
-    """Prompt and output tokens computed for each tenant, by id; see `scheduling.tenant_service`."""
+    """Prompt and output tokens computed for each tenant, by id; see `tenant_labels`."""
     adapter_tiers: AdapterTierStats = field(default_factory=AdapterTierStats)
     speculation: list[SpeculationStats] = field(default_factory=list)
     """A limited number of adapters, most recently used first."""

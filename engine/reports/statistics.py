@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ..messages import EngineStats, RequestStarted
 from ..parts import EngineParts
 from ..request import Request
-from ..scheduling.tenant_service import TenantService
+from ..scheduling.tenant_labels import TenantLabels
 
 INTERVAL_SECONDS = 0.5
 
@@ -20,7 +22,9 @@ class Statistics:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
-        self._tenant_service = TenantService()
+        self._labels = TenantLabels()
+        self._service: Counter[str] = Counter()
+        """Tokens computed, by the tenant's label."""
         self._next_time = 0.0
 
     def start(self, request: Request, event: RequestStarted) -> None:
@@ -28,12 +32,12 @@ class Statistics:
         num_computed = request.num_prompt_tokens - event.num_cached_tokens
         self._num_prompt_tokens += request.num_prompt_tokens
         self._num_cached_tokens += event.num_cached_tokens
-        self._tenant_service.add(request.tenant_id, num_computed)
+        self._service[self._labels[request.tenant_id]] += num_computed
 
     def generate(self, request: Request, num_tokens: int) -> None:
         """Count new tokens of a request."""
         self._num_generated_tokens += num_tokens
-        self._tenant_service.add(request.tenant_id, num_tokens)
+        self._service[self._labels[request.tenant_id]] += num_tokens
 
     def step(self, num_sequences: int) -> None:
         """Count a step."""
@@ -72,7 +76,7 @@ class Statistics:
             num_graph_steps=parts.runner.num_graph_steps,
             num_eager_decodes=parts.runner.num_eager_decodes,
             utilization=parts.utilization.snapshot(),
-            tenant_service=self._tenant_service.snapshot(),
+            tenant_service=list(self._service.items()),
             adapter_tiers=manager.reports.tier_stats(),
             speculation=parts.speculation.snapshot(),
             speculation_totals=parts.speculation.totals(),

@@ -39,7 +39,8 @@ class AdapterLeases:
         self._manager = manager
         self._clock = clock
         self._max_expected = max(MAX_EXPECTED, 2 * max_num_seqs)
-        self._next_expect_time = 0.0
+        self.next_expect_time = 0.0
+        """When `expect_next` is due."""
 
     # --- what is expected -------------------------------------------------------------------------
 
@@ -49,11 +50,9 @@ class AdapterLeases:
             self._manager.expect_last(request.adapter)
 
     def expect_next(self, waiting: WaitingQueue[Request]) -> None:
-        """Say now and then whose turn is next, however full the batch is: their adapters are loaded
-        meanwhile, and stay for them."""
-        if self._clock() < self._next_expect_time:
-            return
-        self._next_expect_time = self._clock() + EXPECT_INTERVAL_SECONDS
+        """Say whose turn is next, however full the batch is: their adapters are loaded meanwhile,
+        and stay for them."""
+        self.next_expect_time = self._clock() + EXPECT_INTERVAL_SECONDS
         queues = waiting.next_adapters(self._max_expected)
         self._manager.expect(queue for queue in queues if isinstance(queue, AdapterKey))
 

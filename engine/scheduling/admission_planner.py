@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from ..kv.blocks import KvBlocks
 from ..request import Request
+from .batch import Step
 from .groups import Groups
 from .preemption import Preemption
 from .running import Running
-from .step import Step
 
 
 class AdmissionPlanner:
@@ -89,7 +89,7 @@ class AdmissionPlanner:
         assert has_grown, "room was found for all its tokens"
 
     def _fits(self, request: Request, unfinished: Iterable[Request]) -> bool:
-        if not self._running:
+        if not self._running.requests:
             self._reuse(request)
             return True
         available = self._available(request, unfinished)

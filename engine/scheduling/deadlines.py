@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
@@ -23,6 +24,8 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
         self._live: set[tuple[float, str]] = set()
+        self.earliest = math.inf
+        """No request expires before."""
 
     def add(self, request: HasDeadline) -> None:
         if request.deadline is None:
@@ -30,6 +33,7 @@ class Deadlines:
         entry = (request.deadline, request.request_id)
         self._live.add(entry)
         heappush(self._heap, entry)
+        self._note_earliest()
 
     def remove(self, request: HasDeadline) -> None:
         if request.deadline is None:
@@ -38,6 +42,7 @@ class Deadlines:
         if len(self._heap) > 2 * len(self._live) + SLACK:
             self._heap = [entry for entry in self._heap if entry in self._live]
             heapify(self._heap)
+            self._note_earliest()
 
     def expired(self, now: float) -> list[str]:
         """Take out the requests whose deadline has come, earliest first."""
@@ -47,4 +52,8 @@ class Deadlines:
             if entry in self._live:
                 self._live.remove(entry)
                 request_ids.append(entry[1])
+        self._note_earliest()
         return request_ids
+
+    def _note_earliest(self) -> None:
+        self.earliest = self._heap[0][0] if self._heap else math.inf

@@ -46,18 +46,19 @@ class Drains:
         self._kv = kv
         self._clock = clock
         self._abort = abort
-        self._drains: dict[AdapterKey, _Drain] = {}
+        self.open: dict[AdapterKey, _Drain] = {}
+        """The deletions that are not complete."""
 
     def __contains__(self, key: AdapterKey | None) -> bool:
         """Whether no request for this adapter is taken."""
-        return key in self._drains
+        return key in self.open
 
     def begin(self, key: AdapterKey, drain_seconds: float) -> None:
         """Refuse the adapter from now on; end who waits for it, and by the deadline who runs."""
         now = self._clock()
-        drain = self._drains.get(key)
+        drain = self.open.get(key)
         if drain is None:
-            drain = self._drains[key] = _Drain(now, now + drain_seconds)
+            drain = self.open[key] = _Drain(now, now + drain_seconds)
         drain.deadline = min(drain.deadline, now + drain_seconds)
         self._manager.evict(key)
         self._end_hopeless(key, drain)
@@ -65,7 +66,7 @@ class Drains:
     def note_end(self, request: Request, *, is_deleted: bool) -> None:
         """A request has ended, with `adapter_deleted` or in any other way."""
         key = request.adapter
-        drain = self._drains.get(key) if key else None
+        drain = self.open.get(key) if key else None
         if drain is None or key is None:
             return
         drain.num_aborted += is_deleted
@@ -78,11 +79,11 @@ class Drains:
 
         Behind `AdapterManager.poll`.
         """
-        for key, drain in self._drains.items():
+        for key, drain in self.open.items():
             self._end_hopeless(key, drain)
         answers = []
         for evicted in self._manager.take_evicted():
-            drain = self._drains.pop(evicted.key)
+            drain = self.open.pop(evicted.key)
             receipt = EvictionReceipt(
                 device_bytes=evicted.device_bytes,
                 host_bytes=evicted.host_bytes,

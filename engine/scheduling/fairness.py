@@ -63,15 +63,16 @@ class VirtualTokenCounters(Generic[Party]):
         if len(self._counters) - len(self._active) > self._forget_at:
             self._forget_lifted()
 
-    def charge(self, party: Party, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        self.add(party, self.service(input_tokens, output_tokens))
-
-    def service(self, input_tokens: int, output_tokens: int) -> float:
-        """What so many tokens come to."""
-        return self.input_weight * input_tokens + self.output_weight * output_tokens
+    def charge(self, party: Party, input_tokens: int = 0, output_tokens: int = 0) -> float:
+        """Charge the party for so many tokens; return the service that they come to."""
+        service = self.input_weight * input_tokens + self.output_weight * output_tokens
+        # For every token of every sequence: written here once more rather than through `add`.
+        counters = self._counters
+        counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
+        return service
 
     def add(self, party: Party, service: float) -> None:
-        # Twice for every token of every sequence: looked up here rather than through methods.
+        """Charge the party with a service that is known."""
         counters = self._counters
         counters[party] = counters.get(party, 0.0) + service / self._weights.get(party, 1.0)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from ..kv.blocks import KvBlocks
 from ..request import Request
 from .adapter_leases import AdapterLeases
+from .batch import Step
 from .running import ROUNDING, Measure, Running
-from .step import Step
 from .step_costs import StepCosts
 from .swap_costs import SwapCosts
 from .waiting import WaitingQueue

@@ -6,7 +6,7 @@ tenant's weight. Who holds most gives way first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..kv.blocks import KvBlocks
@@ -40,49 +40,42 @@ class _Tenant:
 
 
 class Running:
-    """In the order of admission."""
+    """The running requests of all tenants."""
 
     def __init__(self, kv: KvBlocks, shares: Shares, max_num_seqs: int) -> None:
         self._kv = kv
         self._shares = shares
         self._max_num_seqs = max_num_seqs
-        self._requests: dict[Request, None] = {}
+        self.requests: dict[Request, None] = {}
+        """In the order of admission."""
+        self.kv_shares: dict[str, float] = {}
+        """By tenant, as far as they were asked for in this step. Cleared at its beginning, as
+        sequences have grown or shrunk since."""
         self._tenants: dict[str, _Tenant] = {}
-        self._kv_shares: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
 
     def __contains__(self, request: object) -> bool:
-        return request in self._requests
+        return request in self.requests
 
     @property
     def is_full(self) -> bool:
-        return len(self._requests) >= self._max_num_seqs
-
-    def begin_step(self) -> None:
-        """Sequences have grown or shrunk since the last one."""
-        self._kv_shares.clear()
+        return len(self.requests) >= self._max_num_seqs
 
     def start(self, request: Request, kv_share: float) -> None:
         """The request runs from now on; `kv_share` is what its known tokens will take."""
-        self._requests[request] = None
+        self.requests[request] = None
         tenant = self._tenants.get(request.tenant_id)
         if tenant is None:
             tenant = self._tenants[request.tenant_id] = _Tenant(request.tenant_weight)
         tenant.weight = request.tenant_weight
         tenant.requests[request] = None
-        if request.tenant_id in self._kv_shares:
-            self._kv_shares[request.tenant_id] += kv_share
+        if request.tenant_id in self.kv_shares:
+            self.kv_shares[request.tenant_id] += kv_share
 
     def stop(self, request: Request) -> None:
-        del self._requests[request]
+        del self.requests[request]
         tenant = self._tenants[request.tenant_id]
         del tenant.requests[request]
-        self._kv_shares.pop(request.tenant_id, None)
+        self.kv_shares.pop(request.tenant_id, None)
         if not tenant.requests:
             del self._tenants[request.tenant_id]
 
@@ -100,12 +93,12 @@ class Running:
 
     def kv_share(self, tenant_id: str) -> float:
         """The sum over its requests: blocks that they share count for each."""
-        share = self._kv_shares.get(tenant_id)
+        share = self.kv_shares.get(tenant_id)
         if share is None:
             tenant = self._tenants.get(tenant_id)
             requests = tenant.requests if tenant else ()
             share = sum(self._kv.share(request.kv) for request in requests)
-            self._kv_shares[tenant_id] = share
+            self.kv_shares[tenant_id] = share
         return share
 
     def victim(self, measure: Measure) -> Request:

@@ -25,7 +25,7 @@ from .adapter_leases import AdapterLeases
 from .adapter_provider import AdapterProvider
 from .admission_planner import AdmissionPlanner
 from .backlog import Backlog
-from .batch import ScheduledBatch, ScheduledSequence
+from .batch import ScheduledBatch, ScheduledSequence, Step
 from .deadlines import Deadlines
 from .draft_policy import DraftPolicy, NoDrafts
 from .fairness import VirtualTokenCounters
@@ -36,7 +36,6 @@ from .prefills import Prefills
 from .queue_limits import QueueLimits
 from .running import ROUNDING, Running
 from .shares import Shares
-from .step import Step
 from .step_costs import StepCosts, StepShape
 from .swap_costs import SwapCosts
 from .waiting import WaitingQueue
@@ -128,7 +127,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._running.requests)
 
     @property
     def num_preemptions(self) -> int:
@@ -270,21 +269,26 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Choose the next step, hand out its blocks and take its leases."""
-        self._running.begin_step()
-        limits = self.limits
+        now, limits = self._clock(), self.limits
+        self._running.kv_shares.clear()
         step = Step(
             budget=limits.max_num_batched_tokens,
             block_size=limits.block_size,
             max_read_rows=limits.max_read_rows,
         )
-        self._end_expired(step)
+        if now >= self._deadlines.earliest:
+            self._end_expired(step, now)
         prefills = self._schedule_decodes(step)
-        self._plan_drafts(step, has_prompts=bool(prefills or self._waiting))
-        self._bound_prefill(step)
-        self._schedule_prefills(step, prefills)
-        self._grow_drafts(step)
-        self._leases.expect_next(self._waiting)
-        return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
+        has_prompts = bool(prefills or self._waiting.tickets)
+        self._plan_drafts(step, has_prompts=has_prompts)
+        if has_prompts:
+            self._bound_prefill(step)
+            self._schedule_prefills(step, prefills)
+        if step.num_draft_tokens:
+            self._grow_drafts(step)
+        if now >= self._leases.next_expect_time:
+            self._leases.expect_next(self._waiting)
+        return Schedule(step.batch(self._kv.operations.take), step.started, step.failed)
 
     def advance(self, sequence: ScheduledSequence, num_accepted: int = 0) -> None:
         """Take note that a step has computed this sequence; publish the blocks it filled.
@@ -293,7 +297,7 @@ class Scheduler:
         others' positions will be written again, and their blocks are given back.
         """
         request = sequence.request
-        num_tokens = sequence.num_known_tokens + num_accepted
+        num_tokens = sequence.num_tokens - sequence.num_draft_tokens + num_accepted
         num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
         if num_computed > request.kv.num_tokens_handled:
             self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
@@ -303,16 +307,23 @@ class Scheduler:
     def append(self, request: Request, token_ids: list[int]) -> None:
         """Add what was sampled for the request, as its tenant's service."""
         request.token_ids += token_ids
-        self._waiting.charge(request, output_tokens=len(token_ids))
+        self._charge(request, output_tokens=len(token_ids))
 
     def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
         """Learn what the step cost; `swap_seconds` of it went into swapping."""
         self._last_shape = batch.shape
         self._costs.observe(batch.shape, seconds - swap_seconds)
-        self._swap_costs.observe(batch.operations, swap_seconds)
+        if batch.operations:
+            self._swap_costs.observe(batch.operations, swap_seconds)
 
-    def _end_expired(self, step: Step) -> None:
-        for request_id in self._deadlines.expired(self._clock()):
+    def _charge(self, request: Request, input_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Charge the request's tenant and, while others of the tenant wait, its queue."""
+        service = self.counters.charge(request.tenant_id, input_tokens, output_tokens)
+        if request.tenant_id in self._waiting.tenants:
+            self._waiting.charge(request, service)
+
+    def _end_expired(self, step: Step, now: float) -> None:
+        for request_id in self._deadlines.expired(now):
             self._fail(self._requests[request_id], DeadlineExceeded(), step)
 
     def _fail(self, request: Request, error: EngineError, step: Step) -> None:
@@ -326,7 +337,7 @@ class Scheduler:
         prefills: list[Request] = []
         grow, preempted, decodes = self._kv.grow, step.preempted, step.decodes
         budget = self.limits.max_num_batched_tokens
-        for request in tuple(self._running):
+        for request in tuple(self._running.requests):
             num_computed = request.num_computed_tokens
             if len(request.token_ids) - num_computed > 1:
                 prefills.append(request)
@@ -380,7 +391,7 @@ class Scheduler:
     def _schedule_prefills(self, step: Step, prefills: list[Request]) -> None:
         """Prompts go on, and waiting ones join them, in the order of their tenants' service."""
         ordered = Prefills(prefills, self.counters)
-        if self._waiting and not step.is_short:
+        if self._waiting.tickets and not step.is_short:
             self._admit_waiting(step, ordered)
         for request in ordered.rest():
             self._continue_prompt(request, step)
@@ -399,7 +410,7 @@ class Scheduler:
         new = end - max(request.num_charged_tokens, request.num_computed_tokens)
         if new > 0:
             request.num_charged_tokens = end
-            self._waiting.charge(request, input_tokens=new)
+            self._charge(request, input_tokens=new)
 
     # --- what waits -----------------------------------------------------------------------------
 

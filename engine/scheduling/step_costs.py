@@ -2,17 +2,26 @@
 
 seconds ≈ base + per prefill token + per decoding sequence + per position attended to + per drafted
 token + what launching kernel by kernel adds, where steps of few tokens are captured as graphs. The
-coefficients are fitted online (`least_squares`). Torch-free.
+coefficients are fitted online, by least squares over *relative* errors, older observations counting
+less: one that took a thousand times as long as expected weighs no more than any other. Torch-free.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from .least_squares import RelativeLeastSquares
+import numpy as np
 
 MEMORY = 0.99
-"""What each further swap leaves of the last ones' weight."""
+"""What each further observation leaves of an earlier one's weight: 0.99 forgets half in 69."""
+STIFFNESS = 1e-7
+"""Pull towards the last estimate, by the weight of the data: decides only where these don't."""
+LEAST_WEIGHT = 1e-6
+"""Of a coefficient's data; when forgetting leaves less, its last estimate stands."""
+NUM_EAGER_FITS = 64
+FIT_INTERVAL = 8
+"""One more changes little once so many are known; fitting costs more than taking note."""
 NUM_DRAFT_STEPS = 5
 """With draft tokens before what they cost is believed: in the first ones kernels may be compiled,
 and the first drafts are few, so that what having any costs would be taken for theirs."""
@@ -29,6 +38,57 @@ class StepShape(NamedTuple):
     @property
     def num_rows(self) -> int:
         return self.num_prefill_tokens + self.num_decodes + self.num_draft_tokens
+
+
+class RelativeLeastSquares:
+    """Non-negative coefficients c that minimize Σ memory^age · ((c·x - y) / y)².
+
+    One that no observation says anything about is 0; one that they no longer say anything about
+    stays what it was.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        self._products = np.zeros((num_features, num_features))  # Σ x xᵀ / y²
+        self._targets = np.zeros(num_features)  # Σ x / y
+        self.coefficients = [0.0] * num_features
+        self.num_observed = [0] * num_features
+        """In how many observations each feature was not 0."""
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        scaled = np.array(features) / seconds
+        self._products = MEMORY * self._products + np.outer(scaled, scaled)
+        self._targets = MEMORY * self._targets + scaled
+        if self._is_due(features):
+            self.coefficients = self._fit()
+
+    def predict(self, features: Sequence[float]) -> float:
+        return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
+
+    def _is_due(self, features: Sequence[float]) -> bool:
+        """Whether to fit: a feature that is new is learned of at once."""
+        seen = [index for index, feature in enumerate(features) if feature]
+        for index in seen:
+            self.num_observed[index] += 1
+        counts = [self.num_observed[index] for index in seen]
+        return min(counts) <= NUM_EAGER_FITS or max(counts) % FIT_INTERVAL == 0
+
+    def _fit(self) -> list[float]:
+        """Solve the normal equations, scaled to a unit diagonal: of all features, then without
+        those whose coefficient comes out negative, until none does."""
+        weights = self._products.diagonal()
+        pull = STIFFNESS * weights + LEAST_WEIGHT
+        scales = (weights + pull) ** -0.5
+        matrix = (self._products + np.diag(pull)) * np.outer(scales, scales)
+        vector = (self._targets + pull * self.coefficients) * scales
+        fitted = np.zeros_like(scales)
+        kept = np.arange(len(scales))
+        while len(kept):
+            values = np.linalg.solve(matrix[np.ix_(kept, kept)], vector[kept]) * scales[kept]
+            if values.min() >= 0:
+                fitted[kept] = values
+                break
+            kept = np.delete(kept, values.argmin())
+        return [float(value) for value in fitted]
 
 
 class StepCosts:

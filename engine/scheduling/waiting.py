@@ -11,7 +11,7 @@ Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, KeysView
+from collections.abc import Callable, Hashable
 from itertools import count, islice, zip_longest
 from typing import Generic
 
@@ -37,33 +37,28 @@ class WaitingQueue(Generic[Entry]):
         self.counters = counters
         self.ageing_seconds = ageing_seconds
         self._clock = clock
-        self._tenants: dict[str, WaitingTenant[Entry]] = {}
-        """Those with a ticket."""
-        self._tickets: dict[str, Ticket[Entry]] = {}
-        """Those that wait, by request id."""
+        self.tenants: dict[str, WaitingTenant[Entry]] = {}
+        """Those with a ticket, by id."""
+        self.tickets: dict[str, Ticket[Entry]] = {}
+        """Of those that wait, by request id."""
         self._order: TenantOrder[Entry] = TenantOrder(counters)
         self._walk: Candidates[Entry] | None = None
         self._turns = count()
         """Numbers tickets, admissions and walks in the order of time."""
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self.tickets)
 
     def __contains__(self, entry: Entry) -> bool:
-        return entry.request_id in self._tickets
+        return entry.request_id in self.tickets
 
     def num_of(self, tenant_id: str) -> int:
-        tenant = self._tenants.get(tenant_id)
+        tenant = self.tenants.get(tenant_id)
         return tenant.num_waiting if tenant else 0
-
-    @property
-    def tenants(self) -> KeysView[str]:
-        """Those with an entry."""
-        return self._tenants.keys()
 
     def waited_seconds(self, tenant_id: str) -> float:
         """Since a tenant's last admission or, if later, its first entry; 0 if it has none."""
-        tenant = self._tenants.get(tenant_id)
+        tenant = self.tenants.get(tenant_id)
         return self._clock() - tenant.waiting_since if tenant else 0.0
 
     def add(self, entry: Entry) -> None:
@@ -75,8 +70,8 @@ class WaitingQueue(Generic[Entry]):
 
     def admit(self, entry: Entry) -> None:
         """It leaves the queue to be served. Charge its input at once: the order follows it."""
-        ticket = self._tickets[entry.request_id]
-        tenant = self._tenants[entry.tenant_id]
+        ticket = self.tickets[entry.request_id]
+        tenant = self.tenants[entry.tenant_id]
         # Whoever was held up until now comes back without credit.
         self.counters.activate(tenant.tenant_id, tenant.weight)
         tenant.note_admission(ticket, next(self._turns), self._clock())
@@ -84,28 +79,24 @@ class WaitingQueue(Generic[Entry]):
 
     def remove(self, entry: Entry) -> bool:
         """False if it does not wait. Allowed at any time, during a walk too."""
-        ticket = self._tickets.get(entry.request_id)
+        ticket = self.tickets.get(entry.request_id)
         if ticket is None:
             return False
         self._leave(ticket)
         return True
 
-    def charge(self, entry: Entry, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Charge a request's tenant in `counters`, and its queue among the tenant's queues.
+    def charge(self, entry: Entry, service: float) -> None:
+        """Charge a request's queue among its tenant's queues, if the tenant has an entry.
 
-        Whether it waits or runs. Lines that are never charged take turns.
+        Whether the request waits or runs. Lines that are never charged take turns.
         """
-        tenant_id, counters = entry.tenant_id, self.counters
-        service = counters.service(input_tokens, output_tokens)
-        counters.add(tenant_id, service)
-        tenant = self._tenants.get(tenant_id)
-        if tenant:
+        if tenant := self.tenants.get(entry.tenant_id):
             tenant.service.add(entry.adapter, service)
 
     def next_adapters(self, limit: int) -> list[Hashable]:
         """Lines that wait, of the least served tenants first, one after another of each tenant."""
         counter = self.counters.counter
-        tenants = sorted(self._tenants.values(), key=lambda tenant: counter(tenant.tenant_id))
+        tenants = sorted(self.tenants.values(), key=lambda tenant: counter(tenant.tenant_id))
         rounds = zip_longest(*(tenant.lines_in_order() for tenant in tenants))
         names = (name for names in rounds for name in names if name is not None)
         return list(islice(names, limit))
@@ -121,29 +112,29 @@ class WaitingQueue(Generic[Entry]):
         """
         if self._walk:
             self._walk.end()
-        self._order.restore(len(self._tenants))
+        self._order.restore(len(self.tenants))
         self._walk = Candidates(self._order, may_run, next(self._turns))
         return self._walk
 
     def _add(self, entry: Entry, *, is_preempted: bool) -> None:
-        assert entry.request_id not in self._tickets, "request ids are unique"
+        assert entry.request_id not in self.tickets, "request ids are unique"
         rank = entry.arrival_time + entry.priority * self.ageing_seconds
         ticket = Ticket(entry, next(self._turns), is_preempted, rank)
-        self._tickets[entry.request_id] = ticket
-        tenant = self._tenants.get(entry.tenant_id)
+        self.tickets[entry.request_id] = ticket
+        tenant = self.tenants.get(entry.tenant_id)
         is_new = tenant is None
         if tenant is None:
             tenant = WaitingTenant(entry.tenant_id, ticket.number, self._clock())
-            self._tenants[entry.tenant_id] = tenant
+            self.tenants[entry.tenant_id] = tenant
         tenant.enter(ticket)
         self.counters.activate(tenant.tenant_id, tenant.weight)
         if is_new:
             self._order.offer(tenant)
 
     def _leave(self, ticket: Ticket[Entry]) -> None:
-        tenant = self._tenants[ticket.entry.tenant_id]
-        del self._tickets[ticket.entry.request_id]
+        tenant = self.tenants[ticket.entry.tenant_id]
+        del self.tickets[ticket.entry.request_id]
         tenant.leave(ticket)
         if not tenant.num_waiting:
-            del self._tenants[tenant.tenant_id]
+            del self.tenants[tenant.tenant_id]
             self.counters.deactivate(tenant.tenant_id)

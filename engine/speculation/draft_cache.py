@@ -104,7 +104,7 @@ class DraftCache:
 
     def take_operations(self) -> list[KvOperation]:
         """The operations on tensors before the next forward pass, in this order."""
-        return self._kv.take_operations()
+        return self._kv.operations.take()
 
     @property
     def num_free_blocks(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..scheduling.least_squares import RelativeLeastSquares
+from ..scheduling.step_costs import RelativeLeastSquares
 
 
 class ProposalCosts:

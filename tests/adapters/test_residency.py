@@ -123,6 +123,43 @@ def test_tells_whether_polling_may_yield_something() -> None:
     assert not manager.has_pending_work
 
 
+def test_each_poll_takes_up_what_has_ended_and_tells_it() -> None:
+    world = ManagerWorld(arena=4)
+    manager = world.manager
+    assert not manager.poll()
+    manager.request(A)
+    assert not manager.poll()
+    world.fetch(A, 4)
+    assert not manager.poll(), "the read begins"
+    for _ in ("the read", "the copy"):
+        world.loaders.run()
+        assert manager.poll()
+    assert world.resident() == {A}
+    assert not manager.poll()
+    manager.evict(A)
+    for _ in ("the arena's bytes", "those in host memory"):
+        assert world.evicted() == []
+        world.loaders.run()
+        assert manager.poll()
+    assert world.evicted() == [A]
+    assert not manager.poll()
+
+
+def test_room_of_a_failed_copy_is_taken_up_once_it_is_zeroed() -> None:
+    world = ManagerWorld(arena=4)
+    world.manager.request(A)
+    world.fetch(A, 4)
+    world.manager.poll()
+    world.loaders.run()
+    world.manager.poll()
+    world.loaders.run(error=RuntimeError("planted"))
+    assert world.manager.poll()
+    assert world.arena.used == 4
+    world.loaders.run()
+    assert world.manager.poll()
+    assert world.arena.used == 0
+
+
 def test_snapshot_names_every_adapter_with_its_tier_bytes_and_leases() -> None:
     world = ManagerWorld(arena=4)
     world.use(A, 4)

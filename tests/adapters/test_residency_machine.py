@@ -158,6 +158,14 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert device_bytes == used * self.world.arena.element_bytes
         assert self.world.host.used <= HOST
 
+    @invariant()
+    def no_poll_leaves_anything_behind(self) -> None:
+        manager = self.world.manager
+        if not any(manager._unfinished):
+            assert not len(self.world.loaders)
+            assert not manager._loads.has_work
+            assert not manager._retirements.has_work or manager._retirements._evicted
+
     def teardown(self) -> None:
         """When faults end and leases are given back, everyone is served, and nothing is left."""
         self.release_all()

@@ -23,7 +23,7 @@ from loraplex.engine.messages import (
     SpeculationStats,
     UtilizationStats,
 )
-from loraplex.engine.scheduling.tenant_service import MAX_TENANTS, OTHER_TENANTS
+from loraplex.engine.scheduling.tenant_labels import MAX_TENANTS, OTHER_TENANTS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 STATS = EngineStats(

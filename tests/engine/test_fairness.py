@@ -81,7 +81,8 @@ class OurQueue:
                 return
             room -= job.num_tokens
             self.queue.admit(job)
-            self.queue.charge(job, input_tokens=job.num_inputs)
+            service = self.queue.counters.charge(job.tenant_id, input_tokens=job.num_inputs)
+            self.queue.charge(job, service)
             yield job
 
 
@@ -161,13 +162,13 @@ class WeightUpsideDown(VirtualTokenCounters[str]):
 
 
 class InputsFree(VirtualTokenCounters[str]):
-    def service(self, input_tokens: int, output_tokens: int) -> float:
-        return super().service(0, output_tokens)
+    def charge(self, party: str, input_tokens: int = 0, output_tokens: int = 0) -> float:
+        return super().charge(party, 0, output_tokens)
 
 
 class OutputsFree(VirtualTokenCounters[str]):
-    def service(self, input_tokens: int, output_tokens: int) -> float:
-        return super().service(input_tokens, 0)
+    def charge(self, party: str, input_tokens: int = 0, output_tokens: int = 0) -> float:
+        return super().charge(party, input_tokens, 0)
 
 
 NUM_SEEDS = part_of(2_000, 10_000)

@@ -89,20 +89,20 @@ def test_new_blocks_are_zeroed_before_they_are_written() -> None:
     first, second = kv.new_sequence(), kv.new_sequence()
     kv.grow(first, 0, 5)
     kv.grow(second, 0, 1)
-    assert kv.take_operations() == [
+    assert kv.operations.take() == [
         ZeroBlocks(group, (*first.tables[group], *second.tables[group])) for group in (0, 1)
     ]
     assert kv.grow(first, 5, 3)  # within its blocks
-    assert kv.take_operations() == []
+    assert kv.operations.take() == []
 
 
 def test_a_block_that_changes_hands_within_a_step_is_zeroed_after_it_was_saved() -> None:
     kv = make_blocks(full(1), caching=False, slots=[1])
     first, second = compute(kv, [1]), kv.new_sequence()
-    kv.take_operations()
+    kv.operations.take()
     assert kv.swap_out(first, 1)
     assert kv.grow(second, 0, 1)
-    assert kv.take_operations() == [SwapOut(0, (1,), (0,)), ZeroBlocks(0, (1,))]
+    assert kv.operations.take() == [SwapOut(0, (1,), (0,)), ZeroBlocks(0, (1,))]
 
 
 def test_releasing_twice_changes_nothing() -> None:
@@ -267,15 +267,15 @@ def test_a_hit_needs_of_a_windowed_group_only_what_the_next_query_sees() -> None
 def test_a_forks_last_block_is_copied_by_whoever_writes_first() -> None:
     kv = make_blocks(full(8))
     parent, child = compute(kv, list(range(6))), kv.new_sequence()
-    kv.take_operations()
+    kv.operations.take()
     assert kv.fork(parent, child, 5)
     shared = parent.tables[0][1]
     assert child.tables == parent.tables
     assert kv.num_missing(child, 5, 1) == (1,)
     assert kv.grow(child, 5, 1)
-    assert kv.take_operations() == [CopyBlock(0, shared, child.tables[0][1])]
+    assert kv.operations.take() == [CopyBlock(0, shared, child.tables[0][1])]
     assert kv.grow(parent, 6, 1)
-    assert kv.take_operations() == []
+    assert kv.operations.take() == []
     assert parent.tables[0][1] == shared != child.tables[0][1]
     kv.check_integrity([parent, child])
 
@@ -284,9 +284,9 @@ def test_a_parent_that_writes_on_leaves_the_shared_block_to_its_fork() -> None:
     kv = make_blocks(full(8))
     parent, child = compute(kv, list(range(6))), kv.new_sequence()
     kv.fork(parent, child, 5)
-    kv.take_operations()
+    kv.operations.take()
     assert kv.grow(parent, 6, 1)
-    assert kv.take_operations() == [CopyBlock(0, child.tables[0][1], parent.tables[0][1])]
+    assert kv.operations.take() == [CopyBlock(0, child.tables[0][1], parent.tables[0][1])]
     assert parent.tables[0][1] != child.tables[0][1]
 
 
@@ -330,16 +330,16 @@ def test_a_fork_is_refused_once_windows_have_left_what_it_needs() -> None:
 def test_a_swapped_sequence_comes_back_with_its_content() -> None:
     kv = make_blocks(full(3), windowed(3, window=5), caching=False, slots=[3, 3])
     seq = compute(kv, list(range(10)))
-    kv.take_operations()
+    kv.operations.take()
     tables = [list(table) for table in seq.tables]
     assert kv.swap_out(seq, 10)
-    (out, out_windowed) = kv.take_operations()
+    (out, out_windowed) = kv.operations.take()
     assert out == SwapOut(0, tuple(tables[0]), (0, 1, 2))
     assert out_windowed == SwapOut(1, tuple(tables[1][1:]), (0, 1)), "what was left stays behind"
     assert (kv.num_free(0), kv.num_free(1), kv.share(seq)) == (3, 3, 0.0)
     assert kv.num_missing(seq, 10, 1) == (3, 2)
     assert kv.grow(seq, 10, 1)
-    operations = kv.take_operations()
+    operations = kv.operations.take()
     assert operations == [
         SwapIn(0, (0, 1, 2), tuple(seq.tables[0])),
         SwapIn(1, (0, 1), tuple(seq.tables[1][1:])),
@@ -370,13 +370,13 @@ def test_what_is_still_cached_is_not_brought_back_from_the_host() -> None:
     seq = compute(kv, list(range(10)))
     tables = list(seq.tables[0])
     kv.swap_out(seq, 10)
-    kv.take_operations()
+    kv.operations.take()
     reader = kv.new_sequence()
     assert kv.match(reader, NAMESPACE, list(range(5))) == 4
     assert kv.num_missing(seq, 10, 1) == (2,), "one block the reader holds already"
     assert kv.grow(seq, 10, 1)
     assert seq.tables[0][:2] == tables[:2]
-    assert kv.take_operations() == [SwapIn(0, (2,), (seq.tables[0][2],))]
+    assert kv.operations.take() == [SwapIn(0, (2,), (seq.tables[0][2],))]
     kv.check_integrity([seq, reader])
 
 

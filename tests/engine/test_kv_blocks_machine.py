@@ -178,7 +178,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
         """What can run runs: promises are executed, contents read and written."""
         for sequence in order.sample(self.live, len(self.live)):
             self._grow(sequence, chunk)
-        self.tensors.execute(self.kv.take_operations())
+        self.tensors.execute(self.kv.operations.take())
         self._check_contents()
         for sequence in self.live:
             self._write(sequence)

@@ -20,7 +20,7 @@ from loraplex.engine.memory.utilization import (
     Utilization,
 )
 from loraplex.engine.model.base_model import load_base_model
-from loraplex.engine.scheduling.tenant_service import OTHER_TENANTS, TenantLabels
+from loraplex.engine.scheduling.tenant_labels import OTHER_TENANTS, TenantLabels
 from loraplex.kernels.linear_packing import Bits
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
@@ -139,7 +139,7 @@ def test_the_peak_is_what_a_copy_and_a_matmul_reach(bits: Bits | None) -> None:
 
 def test_tenants_beyond_the_limit_share_a_label() -> None:
     labels = TenantLabels(max_tenants=2)
-    assert [labels.label(tenant) for tenant in "abcab"] == ["a", "b", OTHER_TENANTS, "a", "b"]
+    assert [labels[tenant] for tenant in "abcab"] == ["a", "b", OTHER_TENANTS, "a", "b"]
 
 
 def test_a_running_engine_tells_what_it_did(tmp_path: Path) -> None:

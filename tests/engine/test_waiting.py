@@ -203,7 +203,7 @@ class QueueAgainstSort(RuleBasedStateMachine):
     @rule(service=st.integers(1, 9))
     def decode(self, service: int) -> None:
         for entry in self.running:
-            self.queue.charge(entry, service)
+            self.queue.charge(entry, self.counters.charge(entry.tenant_id, service))
             self.model.charge(entry, service)
 
     @rule(
@@ -237,7 +237,7 @@ class QueueAgainstSort(RuleBasedStateMachine):
             self.remove(entry)
         else:
             self.queue.admit(entry)
-            self.queue.charge(entry, service)
+            self.queue.charge(entry, self.counters.charge(entry.tenant_id, service))
             self.model.admit(entry, service)
             self.running.append(entry)
             if answer == "preempt":
@@ -254,7 +254,7 @@ class QueueAgainstSort(RuleBasedStateMachine):
         assert len(self.queue) == len(waiting)
         assert all(entry in self.queue for entry in waiting)
         assert not any(entry in self.queue for entry in self.running)
-        assert self.queue.tenants == {entry.tenant_id for entry in waiting}
+        assert self.queue.tenants.keys() == {entry.tenant_id for entry in waiting}
         for tenant in "abc":
             assert self.queue.num_of(tenant) == sum(e.tenant_id == tenant for e in waiting)
             assert self.counters.counter(tenant) == self.model.counters.counter(tenant)
@@ -338,7 +338,8 @@ def test_lines_of_a_tenant_share_by_tokens_not_by_requests() -> None:
     order = []
     for entry in queue.candidates():
         queue.admit(entry)
-        queue.charge(entry, input_tokens=30 if entry.adapter == "x" else 10)
+        service = queue.counters.charge(entry.tenant_id, 30 if entry.adapter == "x" else 10)
+        queue.charge(entry, service)
         order.append(entry.request_id)
     assert order[:5] == ["x0", "y0", "y1", "y2", "x1"]
 
@@ -392,7 +393,7 @@ def test_those_who_left_do_not_pile_up_behind_one_who_stays() -> None:
         entry = Entry(str(number), arrival_time=float(number))
         queue.add(entry)
         queue.remove(entry)
-    assert len(queue._tenants["a"].queues[None]._heap) < 50
+    assert len(queue.tenants["a"].queues[None]._heap) < 50
 
 
 class CountedReads(VirtualTokenCounters[str]):
@@ -422,7 +423,7 @@ def test_the_next_adapters_are_the_least_served_of_the_least_served_tenants_in_t
     waiting = [("served", "s1"), ("new", "n1"), ("new", None), ("new", "n2"), ("served", "s2")]
     for number, (tenant_id, adapter) in enumerate(waiting):
         queue.add(Entry(f"r{number}", tenant_id, adapter))
-    queue.charge(Entry("r0", "served", "s1"), input_tokens=10)
+    queue.charge(Entry("r0", "served", "s1"), queue.counters.charge("served", input_tokens=10))
     assert queue.next_adapters(10) == ["n1", "s2", "s1", "n2"]
     assert queue.next_adapters(1) == ["n1"]
     queue.add_front(Entry("r5", "new", "n3"))

@@ -221,7 +221,7 @@ class Checks:
 
     def _check_caps(self) -> None:
         """Who was admitted although others wait, and went on waiting, is within the caps."""
-        running = set(self._scheduler._running)
+        running = set(self._scheduler._running.requests)
         admitted = running - self._ran
         if not admitted:
             return
@@ -262,7 +262,7 @@ class Checks:
         self._check_progress(batch)
         self.service.check()
         self._count_window_frees(live)
-        self._ran = set(self._scheduler._running)
+        self._ran = set(self._scheduler._running.requests)
         if self._world.num_steps % AUDIT_INTERVAL == 0:
             self.audit()
 

@@ -26,14 +26,21 @@ from loraplex.engine.execution.execution import Execution
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.group_blocks import GroupBlocks
-from loraplex.engine.kv.layout import KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from loraplex.engine.kv.layout import (
+    KvGroup,
+    KvOperation,
+    OperationLog,
+    SwapIn,
+    SwapOut,
+    ZeroBlocks,
+)
 from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.kv.shared_prefixes import SharedPrefixes
 from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
-from loraplex.engine.scheduling.batch import ScheduledSequence
+from loraplex.engine.scheduling.batch import ScheduledSequence, Step
 from loraplex.engine.scheduling.candidates import Visit
 from loraplex.engine.scheduling.deadlines import Deadlines
 from loraplex.engine.scheduling.drains import Drains
@@ -41,7 +48,6 @@ from loraplex.engine.scheduling.fairness import VirtualTokenCounters
 from loraplex.engine.scheduling.groups import Groups
 from loraplex.engine.scheduling.preemption import Preemption
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
-from loraplex.engine.scheduling.step import Step
 from loraplex.engine.scheduling.waiting import WaitingQueue
 
 from .runner import STEPS_PER_SEED, run_seed
@@ -149,8 +155,8 @@ def forgets_what_was_swapped(release: Any, self: KvBlocks, seq: SequenceBlocks) 
         release(self, seq)
 
 
-@_plant(KvBlocks, "take_operations")
-def hands_out_blocks_as_they_are(take: Any, self: KvBlocks) -> list[KvOperation]:
+@_plant(OperationLog, "take")
+def hands_out_blocks_as_they_are(take: Any, self: OperationLog) -> list[KvOperation]:
     """They are overwritten anyway."""
     return [operation for operation in take(self) if not isinstance(operation, ZeroBlocks)]
 
@@ -188,8 +194,8 @@ def swaps_in_backwards(swap_in: Any, self: KvBlocks, seq: SequenceBlocks) -> Non
     swap_in(self, seq)
 
 
-@_plant(KvBlocks, "take_operations")
-def swaps_out_too_late(take: Any, self: KvBlocks) -> list[KvOperation]:
+@_plant(OperationLog, "take")
+def swaps_out_too_late(take: Any, self: OperationLog) -> list[KvOperation]:
     """Copies to the host can wait for the end of the step's operations."""
     return sorted(take(self), key=lambda operation: isinstance(operation, SwapOut | SwapIn))
 
@@ -440,12 +446,12 @@ def charges_again_what_is_computed_again(
     victim.num_charged_tokens = 0
 
 
-@_plant(WaitingQueue, "charge")
+@_plant(Scheduler, "_charge")
 def gives_outputs_away(
-    charge: Any, self: Any, entry: Any, input_tokens: int = 0, output_tokens: int = 0
+    charge: Any, self: Scheduler, request: Request, input_tokens: int = 0, output_tokens: int = 0
 ) -> None:
     """Prompts are what takes long."""
-    charge(self, entry, input_tokens)
+    charge(self, request, input_tokens)
 
 
 @_plant(VirtualTokenCounters, "_floor")
@@ -503,7 +509,7 @@ def leaves_deleted_adapters_in_host_memory(
     leave: Any, self: Retirements[Any], key: AdapterKey
 ) -> None:
     """Nobody will ask for it, so it will be the first to be dropped."""
-    self._retirements[key].is_off_device = True
+    self.open[key].is_off_device = True
 
 
 @_plant(Erasures, "begin")
@@ -518,9 +524,9 @@ def frees_before_zeroing(
 @_plant(Erasures, "poll")
 def takes_a_failed_erasure_for_done(poll: Any, self: Erasures[Any]) -> bool:
     """It has run."""
-    finished = [erasure for erasure in self._erasures if erasure.job.done()]
+    finished = [erasure for erasure in self.running if erasure.job.done()]
     for erasure in finished:
-        self._erasures.remove(erasure)
+        self.running.remove(erasure)
         self._arena.free(erasure.placement)
     return bool(finished)
 
@@ -528,7 +534,7 @@ def takes_a_failed_erasure_for_done(poll: Any, self: Erasures[Any]) -> bool:
 @_plant(Moves, "poll")
 def moves_without_a_new_row(poll: Any, self: Moves[Any]) -> bool:
     """The adapter is the same, so its row and generation are."""
-    sources = [(move.record, move.record.placement) for move in self._moves]
+    sources = [(move.record, move.record.placement) for move in self.running]
     has_moved: bool = poll(self)
     for record, source in sources:
         if source is not None and record.placement not in (None, source):

@@ -17,7 +17,7 @@ class ServiceChecks:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._counters = scheduler.counters
-        self._charge = scheduler._waiting.charge
+        self._charge = scheduler._charge
         self._deactivate = scheduler.counters.deactivate
         self._idled: set[str] = set()
         """Who was idle at some moment of this step."""
@@ -27,7 +27,7 @@ class ServiceChecks:
         """By tenant, divided by its weight, in this step."""
         self._active: dict[str, float] = {}
         """The counters of those that were active when the last step ended."""
-        vars(scheduler._waiting)["charge"] = self._note_charge
+        vars(scheduler)["_charge"] = self._note_charge
         vars(self._counters)["deactivate"] = self._note_idle
 
     def _note_charge(self, request: Request, input_tokens: int = 0, output_tokens: int = 0) -> None:

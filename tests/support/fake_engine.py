@@ -172,7 +172,7 @@ class FakeCore:
         return messages if messages != [StepEvents()] else []
 
     def _parts(self, requests: list[GenerationRequest]) -> list[list[GenerationRequest]]:
-        """As `lone_steps.parts_of`."""
+        """As `batch.parts_of`."""
         lone = [request for request in requests if self._lone_steps[request.request_id] > 0]
         self._lone_steps.subtract(request.request_id for request in lone)
         return [[each for each in requests if each not in lone], *([each] for each in lone)]

@@ -129,7 +129,7 @@ def served_logits(
             continue
         for i in order:
             assert kv.grow(blocks[i], done[i], counts[i]), "more blocks than the layout says"
-        cache.execute(kv.take_operations())
+        cache.execute(kv.operations.take())
         chunks = [
             SequenceChunk(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)
             for i in order
