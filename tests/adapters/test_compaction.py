@@ -153,6 +153,24 @@ def test_nobody_leases_what_moves_and_its_new_place_has_a_row_of_its_own() -> No
     assert world.arena.published.get(old[moving[0]].row) != (moving[0], old[moving[0]].generation)
 
 
+def test_a_move_ends_though_whom_it_was_for_is_deleted_meanwhile() -> None:
+    world = fragmented()
+    world.now += UNCLAIMED_STAY_SECONDS
+    world.manager.request(D)
+    world.fetch(D, 6)
+    world.manager.poll()
+    world.loaders.run()
+    world.manager.poll()
+    world.manager.evict(D)
+    assert len(world.loaders) == 2
+    world.loaders.run(1)
+    world.manager.poll()
+    assert world.evicted() == [D]
+    world.loaders.run()
+    assert world.manager.poll(), "only the move was left"
+    assert world.reports.figures().num_moves == 1
+
+
 def test_a_leased_adapter_is_not_moved() -> None:
     world = fragmented()
     leases = [world.manager.acquire(key, key.digest) for key in (A, C)]

@@ -18,6 +18,7 @@ from loraplex.engine.messages import (
     Prefetch,
     SetPinned,
 )
+from loraplex.engine.request_lifecycle import REAP_INTERVAL_SECONDS
 from support.engine import LocalEngine
 from support.models import make_adapter
 
@@ -180,6 +181,20 @@ def test_a_request_hears_how_long_its_adapters_load_took(
     )
     resident = sum(entry.device_bytes for entry in stats.adapters)
     assert tiers.bytes_by_tier[Tier.DEVICE] == resident > 0
+
+
+def test_a_lease_that_was_not_given_back_is_reaped_in_time(
+    engine: LocalEngine, folders: list[Path], clock: Clock
+) -> None:
+    adapter = engine.add_adapter(folders[0])
+    engine.generate(PROMPT, adapter)
+    assert engine.core.parts.tiers.manager.acquire(adapter, "lost") is not None
+    engine.step()
+    assert engine.core.stats().adapter_tiers.num_leases == 1
+    clock.now += REAP_INTERVAL_SECONDS
+    engine.step()
+    tiers = engine.core.stats().adapter_tiers
+    assert (tiers.num_leases, tiers.num_leases_reaped) == (0, 1)
 
 
 def test_pins_and_prefetches_load_without_a_request_and_are_explained(

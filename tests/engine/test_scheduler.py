@@ -190,6 +190,17 @@ def test_where_the_host_has_room_the_victim_is_swapped_and_computes_nothing_agai
     bench.assert_empty()
 
 
+def test_the_cost_of_a_swap_is_learned_from_the_steps_that_swap() -> None:
+    bench = SchedulerBench(num_swap_slots=10, kv_block_bytes=(100,))
+    shape = StepShape(0, 1, 4)
+    before = bench.costs.swap_seconds(200)
+    bench.scheduler.observe(ScheduledBatch((), (), shape), 1.0, swap_seconds=0.5)
+    assert bench.costs.swap_seconds(200) == before
+    swap = SwapOut(0, (1, 2), (0, 1))
+    bench.scheduler.observe(ScheduledBatch((), (swap,), shape), 1.0, swap_seconds=0.5)
+    assert bench.costs.swap_seconds(200) == pytest.approx(0.5)
+
+
 def test_a_swap_that_costs_more_than_it_saves_is_not_made() -> None:
     bench = SchedulerBench(num_blocks=10, num_swap_slots=10, kv_block_bytes=(1,))
     bench.costs.observe_swap(1, 1.0)

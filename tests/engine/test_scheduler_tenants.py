@@ -31,6 +31,30 @@ def test_a_short_prompt_is_not_held_up_by_another_tenants_long_one() -> None:
     assert list(bench.finished) == ["short", "long"]
 
 
+def test_what_an_adapter_generates_counts_against_its_requests_that_wait() -> None:
+    bench = SchedulerBench(max_num_seqs=1)
+    busy, idle = (AdapterKey("acme", f"sha256:{name}") for name in "bi")
+    bench.manager.resident.update((busy, idle))
+    bench.add("runs", 4, max_tokens=8, adapter=busy)
+    bench.step()
+    bench.add("same", 4, adapter=busy)
+    bench.add("other", 4, adapter=idle)
+    bench.run()
+    assert list(bench.finished) == ["runs", "other", "same"]
+
+
+def test_the_blocks_that_a_tenant_holds_are_counted_anew_in_each_step() -> None:
+    bench = SchedulerBench()
+    request = bench.add("grows", 4, max_tokens=30)
+    running = bench.scheduler._running
+    shares = set()
+    for _ in range(20):
+        bench.step()
+        assert running.kv_share("acme") == bench.kv.share(request.kv)
+        shares.add(running.kv_share("acme"))
+    assert len(shares) > 4
+
+
 def test_service_follows_the_weights() -> None:
     bench = SchedulerBench(num_blocks=500, max_num_seqs=4, budget=64)
     for index in range(60):
