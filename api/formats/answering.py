@@ -124,11 +124,10 @@ def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Res
     """Stream each delta as it arrives; takes ownership of the generation."""
 
     def send_at_once(delta: Delta) -> bool:
-        parts = stream.parts
-        if parts is None or not parts.is_ready:
+        if not stream.is_ready:
             return False
         if event := form.events(delta):
-            parts.write(event)
+            stream.send_at_once(event)
         return True
 
     stream = EventStream(

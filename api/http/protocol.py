@@ -13,23 +13,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-import weakref
 from asyncio import TimerHandle
 from typing import Any
 
 import httptools
 import structlog
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ...adapters.wiping import wipe
 from ..contract.errors import ApiError, encode_error
 from .connections import Connections
 from .head import MAX_HEAD_BYTES, Head, check_head
-from .sse import PARTS_EXTENSION
 from .wiped_reads import WipedBody, WipedReads
 
 log = structlog.get_logger(__name__)
@@ -41,29 +35,6 @@ FAREWELL_SECONDS = 2.0
 discard the response."""
 UNREAD_BODY_SECONDS = 10.0
 """How long the rest of a body is read after its response."""
-
-
-class AnswerParts:
-    """Writes parts of an answer that has begun, past everything that wraps ASGI's `send`."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = weakref.ref(cycle)  # its scope has this
-        self._write = cycle.transport.write
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a part can be written now; otherwise `send` knows what to wait for, or that the
-        client is gone."""
-        cycle = self._cycle()
-        return (
-            cycle is not None
-            and cycle.chunked_encoding is True
-            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
-        )
-
-    def write(self, body: bytes) -> None:
-        """The next part, not empty; only while `is_ready`."""
-        self._write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -120,9 +91,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the parser stops here; `_parse` gives it the head again
         super().on_headers_complete()
-        if self.scope["method"] != "HEAD":
-            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
-            extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)
         self.headers = []  # trailers are stored here, and are never read
         self._is_in_body = True
         self._is_raw = (b"content-type", b"application/json") not in self.headers
