@@ -124,10 +124,11 @@ def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Res
     """Stream each delta as it arrives; takes ownership of the generation."""
 
     def send_at_once(delta: Delta) -> bool:
-        if not stream.is_ready:
+        reader = stream.reader
+        if reader is None or reader.behind_since is not None:
             return False
         if event := form.events(delta):
-            stream.send_at_once(event)
+            reader.send_at_once(event)
         return True
 
     stream = EventStream(

@@ -67,33 +67,26 @@ class EventStream(Response):
         self.events = events
         self.close = close
         self._patience_seconds = patience_seconds
-        self._reader: _Reader | None = None
+        self.reader: Reader | None = None
+        """None before the response."""
         self.body = b""
         self.init_headers({**headers, **_HEADERS})
         del self.headers["content-length"]
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether an event can be sent at once: the client has read what was sent before."""
-        return self._reader is not None and not self._reader.is_behind
-
-    def send_at_once(self, event: bytes) -> None:
-        """Send an event past `events` while the task waits for them; only while `is_ready`."""
-        assert self._reader is not None
-        self._reader.send_at_once(event)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Layers between this and the outermost one only change the start of a response.
+        send_body = scope.get("state", {}).get("send_body", send)
         try:
-            await unless_disconnected(receive, self._send_all(send))
+            await unless_disconnected(receive, self._send_all(send, send_body))
         except ClientDisconnected:
             scope.setdefault("state", {})["error_code"] = CLIENT_DISCONNECTED
         finally:
             await self.close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, send_body: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        reader = self._reader = _Reader(send, self._patience_seconds)
+        reader = self.reader = Reader(send_body, self._patience_seconds)
         pinging = asyncio.create_task(_ping(reader))
         try:
             async with reader.patience():
@@ -105,14 +98,14 @@ class EventStream(Response):
             reader.close()
 
 
-async def _ping(reader: _Reader) -> None:
+async def _ping(reader: Reader) -> None:
     while True:
         await asyncio.sleep(PING_INTERVAL_SECONDS)
-        if not reader.is_behind:
+        if reader.behind_since is None:
             await reader.send(PING)
 
 
-class _Reader:
+class Reader:
     """The client of a stream, and how long it has read nothing.
 
     One timer watches a whole stream: a timeout around each event would cost more than the event.
@@ -122,32 +115,29 @@ class _Reader:
         self._send = send
         self._patience_seconds = patience_seconds
         self._loop = asyncio.get_running_loop()
-        self._behind_since: float | None = None
+        self.behind_since: float | None = None
+        """When the data was sent that has not been read yet; None: all has been."""
         self._rest: asyncio.Task[None] | None = None
         """What is left of the last `send_at_once` that had to wait."""
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether the last data has not been read yet."""
-        return self._behind_since is not None
-
     def send_at_once(self, body: bytes) -> None:
-        """Send as far as possible without waiting; a task sends the rest, before anything else."""
+        """Send without waiting, past the stream's events: while its task waits for them, and the
+        client is not behind. If it has to wait, a task sends the rest, before anything else."""
         message = {"type": "http.response.body", "body": body, "more_body": True}
         sending = self._send(message).__await__()
         waits_for = next(sending, _SENT)
         if waits_for is not _SENT:
-            self._behind_since = self._loop.time()
+            self.behind_since = self._loop.time()
             self._rest = self._loop.create_task(self._send_rest(waits_for, sending))
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:
         if self._rest is not None:
             await self._rest
             self._rest = None
-        if self._behind_since is None:
-            self._behind_since = self._loop.time()
+        if self.behind_since is None:
+            self.behind_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
-        self._behind_since = None
+        self.behind_since = None
 
     def close(self) -> None:
         """Give up what has not been sent."""
@@ -156,7 +146,7 @@ class _Reader:
 
     async def _send_rest(self, waits_for: Any, sending: Generator[Any, Any, None]) -> None:
         await _resumed(waits_for, sending)
-        self._behind_since = None
+        self.behind_since = None
 
     @asynccontextmanager
     async def patience(self) -> AsyncIterator[None]:
@@ -176,7 +166,7 @@ class _Reader:
     def _watch(self, limit: asyncio.Timeout) -> None:
         """Check again when the timeout of a client that is or becomes slow would expire."""
         now = self._loop.time()
-        since = now if self._behind_since is None else self._behind_since
+        since = now if self.behind_since is None else self.behind_since
         if now - since >= self._patience_seconds:
             limit.reschedule(now)
         else:

@@ -48,8 +48,9 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
         async def events() -> AsyncIterator[bytes]:
             yield b": begin\n\n"
             for number, event in enumerate(said):
-                if stream.is_ready:
-                    stream.send_at_once(event)
+                assert stream.reader is not None
+                if stream.reader.behind_since is None:
+                    stream.reader.send_at_once(event)
                     numbers_at_once.append(number)
                     await asyncio.sleep(0)
                 else:
@@ -60,7 +61,7 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
             pass
 
         stream = EventStream(events(), headers={}, close=close, patience_seconds=60)
-        assert not stream.is_ready
+        assert stream.reader is None
         await stream(scope, receive, send)
 
     async def scenario() -> None:
@@ -85,12 +86,14 @@ def test_a_stream_ends_whose_caller_leaves_or_reads_nothing_while_events_are_sen
         async def events() -> AsyncIterator[bytes]:
             yield b": begin\n\n"
             while True:
-                if stream.is_ready:
-                    stream.send_at_once(sse_data(b'"%s"' % (b"x" * 1000)))
+                assert stream.reader is not None
+                if stream.reader.behind_since is None:
+                    stream.reader.send_at_once(sse_data(b'"%s"' % (b"x" * 1000)))
                 await asyncio.sleep(0)
 
         async def close() -> None:
-            ends.put_nowait(stream.is_ready)
+            assert stream.reader is not None
+            ends.put_nowait(stream.reader.behind_since is None)
 
         stream = EventStream(events(), headers={}, close=close, patience_seconds=0.2)
         await stream(scope, receive, send)

@@ -52,7 +52,7 @@ def test_a_tag_follows_what_can_be_changed_and_nothing_else() -> None:
 def test_an_answer_carries_the_tag_that_its_change_needs() -> None:
     answer = tagged_response(THING)
     assert holds(condition(answer.headers["etag"]))
-    assert json.loads(answer.body) == {"name": "a", "size": 1, "last_used_at": None}
+    assert json.loads(bytes(answer.body)) == {"name": "a", "size": 1, "last_used_at": None}
 
 
 @pytest.mark.parametrize("sent", ["*", 'W/"x", {tag}', '{tag} , "x"'])

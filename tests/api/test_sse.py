@@ -171,25 +171,27 @@ def test_silence_is_not_held_against_a_reader_who_takes_what_comes() -> None:
 def test_an_event_is_sent_at_once_and_one_that_must_wait_comes_before_all_others() -> None:
     async def scenario(connection: Connection) -> None:
         async def events() -> AsyncIterator[bytes]:
-            stream.send_at_once(b"1")
+            reader = stream.reader
+            assert reader is not None
+            reader.send_at_once(b"1")
             assert connection.body == b"1"
             connection.is_stuck = True
-            stream.send_at_once(b"2")
-            assert not stream.is_ready
+            reader.send_at_once(b"2")
+            assert reader.behind_since is not None
             connection.is_stuck = False  # nothing overtakes what waits
             asyncio.get_running_loop().call_later(0.01, connection.has_room.set)
             yield b"3"
-            assert stream.is_ready
+            assert reader.behind_since is None
             connection.is_stuck = True
             connection.has_room.clear()
-            stream.send_at_once(b"4")
+            reader.send_at_once(b"4")
             connection.has_room.set()
-            while not stream.is_ready:
+            while reader.behind_since is not None:
                 await asyncio.sleep(0)
-            stream.send_at_once(b"5")
+            reader.send_at_once(b"5")
 
         stream = connection.stream(events())
-        assert not stream.is_ready
+        assert stream.reader is None
         await stream({"type": "http"}, connection.receive, connection.send)
 
     connection = run(scenario)
@@ -202,8 +204,10 @@ def test_a_caller_that_reads_nothing_of_what_is_sent_at_once_counts_as_gone() ->
         connection.patience_seconds = 0.01
 
         async def events() -> AsyncIterator[bytes]:
+            reader = stream.reader
+            assert reader is not None
             connection.is_stuck = True
-            stream.send_at_once(b"never taken")
+            reader.send_at_once(b"never taken")
             await asyncio.Event().wait()
             yield b""
 
@@ -226,7 +230,9 @@ def test_an_error_of_what_was_sent_at_once_is_the_streams() -> None:
                 raise RuntimeError("planted")
 
         async def events() -> AsyncIterator[bytes]:
-            stream.send_at_once(b"1")
+            reader = stream.reader
+            assert reader is not None
+            reader.send_at_once(b"1")
             connection.has_room.set()
             yield b"2"
 
