@@ -12,7 +12,6 @@ from .http.auth import authenticate
 from .http.console_files import ConsoleFiles
 from .http.error_responses import install_error_handlers
 from .http.idempotency import IdempotentRequests
-from .http.planned_route import PlannedRoute
 from .http.request_context import RequestContext
 from .routes import (
     adapters,
@@ -71,7 +70,6 @@ def create_app(runtime: Runtime) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.runtime = runtime
-    app.router.route_class = PlannedRoute
     for router in (operations.router, sessions.open_router):
         _add_routes(app, router)
     for module in _CLOSED:

@@ -7,6 +7,7 @@ one of the published `ERROR_CODES`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from ...adapters.errors import AdapterError, AdapterRejected
 from ...engine.errors import EngineError
 from ...engine.messages import ErrorInfo
 from ...platform.errors import PlatformError
+from .answer_model import AnswerModel
 from .error_codes import ERROR_CODES, ErrorCode
 
 _UNION_BRANCHES = frozenset({"str", "token_ids"})
@@ -47,7 +49,8 @@ class ApiError(Exception):
         return ERROR_CODES[self.code]
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ErrorBody(AnswerModel):
     """An error in a response."""
 
     message: str
@@ -58,7 +61,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
     request_id: str
 
 
-class ErrorEnvelope(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ErrorEnvelope(AnswerModel):
     error: ErrorBody
 
 

@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Raw(tuple[str, ...]):
-    """A body that is not a struct as JSON: the media types that it may have."""
+    """A body that is not a model as JSON: the media types that it may have."""
 
     def __new__(cls, *media_types: str) -> Raw:
         return super().__new__(cls, media_types)
@@ -35,11 +35,11 @@ class Promise:
     """A route's successful response and its own errors."""
 
     model: Any
-    """A msgspec struct, Raw, or None for an answer without a body."""
+    """An AnswerModel, Raw, or None for an answer without a body."""
     statuses: tuple[int, ...]
     errors: tuple[str, ...]
     stream: Any
-    """The struct of a stream's events; None if the route does not stream."""
+    """The model of a stream's events; None if the route does not stream."""
     also: tuple[str, ...]
     """Other media types besides JSON that a client can request."""
     headers: Mapping[str, str]

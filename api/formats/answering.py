@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..contract.answer_model import AnswerModel
 from ..contract.errors import ApiError, as_api_error, encode_error
 from ..http.disconnects import unless_disconnected
 from ..http.json_response import encode_json
@@ -53,22 +53,22 @@ class AnswerFormat(Protocol):
     ending: bytes
     """The end of a successful stream, after its last chunk."""
 
-    def opening(self) -> Iterable[msgspec.Struct]:
+    def opening(self) -> Iterable[AnswerModel]:
         """The chunks that a stream begins with."""
 
     def events(self, delta: Delta) -> bytes:
         """The events of a delta; empty if it has no content."""
 
-    def closing(self, usage: Usage) -> Iterable[msgspec.Struct]:
+    def closing(self, usage: Usage) -> Iterable[AnswerModel]:
         """The chunks after the last delta."""
 
-    def event(self, chunk: msgspec.Struct) -> bytes:
+    def event(self, chunk: AnswerModel) -> bytes:
         """A chunk as an event of the stream."""
 
     def failure(self, error: ApiError, request_id: str) -> bytes:
         """The event that a stream ends with if it fails."""
 
-    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
+    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> AnswerModel:
         """The whole answer; `choices[index]` are the deltas of one choice."""
 
 
@@ -84,11 +84,11 @@ class PlainEvents(ABC):
         """By choice."""
 
     @abstractmethod
-    def chunks(self, delta: Delta) -> Iterable[msgspec.Struct]:
+    def chunks(self, delta: Delta) -> Iterable[AnswerModel]:
         """The chunks of a delta; none if it has no content."""
 
     @abstractmethod
-    def text_chunk(self, index: int, text: str) -> msgspec.Struct:
+    def text_chunk(self, index: int, text: str) -> AnswerModel:
         """The chunk of a delta that only adds text to a choice."""
 
     def events(self, delta: Delta) -> bytes:
@@ -97,7 +97,7 @@ class PlainEvents(ABC):
             return texts.event(delta.text)
         return b"".join(map(self.event, self.chunks(delta)))
 
-    def event(self, chunk: msgspec.Struct) -> bytes:
+    def event(self, chunk: AnswerModel) -> bytes:
         return sse_data(encode_json(chunk))
 
     def failure(self, error: ApiError, request_id: str) -> bytes:
@@ -124,11 +124,11 @@ def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Res
     """Stream each delta as it arrives; takes ownership of the generation."""
 
     def send_at_once(delta: Delta) -> bool:
-        parts = stream.parts
-        if parts is None or not parts.is_ready:
+        reader = stream.reader
+        if reader is None or reader.behind_since is not None:
             return False
         if event := form.events(delta):
-            parts.write(event)
+            reader.send_at_once(event)
         return True
 
     stream = EventStream(

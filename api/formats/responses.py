@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from ...engine.text.tokenizer import Tokenizer
+from ..contract.answer_model import AnswerModel
 from ..contract.errors import ApiError, error_body
 from ..http.json_response import encode_json
 from ..http.sse import sse_data
@@ -73,7 +72,7 @@ class ResponsesFormat:
     def closing(self, usage: Usage) -> Iterator[ResponseEvent]:
         yield self._numbers.event(f"response.{self._status}", response=self._response(usage))
 
-    def event(self, chunk: msgspec.Struct) -> bytes:
+    def event(self, chunk: AnswerModel) -> bytes:
         assert isinstance(chunk, ResponseEvent)
         return sse_data(encode_json(chunk), name=chunk.type)
 

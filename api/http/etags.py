@@ -20,6 +20,7 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..contract.answer_model import AnswerModel
 from ..contract.errors import ApiError
 from ..contract.promises import terms
 from .json_response import json_response
@@ -30,7 +31,7 @@ TAGGED = {"etag": "ETag for the `If-Match` header of a change."}
 _DIGEST_BYTES = 12
 
 
-def etag_of(view: msgspec.Struct) -> str:
+def etag_of(view: AnswerModel) -> str:
     """A strong tag of the resource, quoted.
 
     Fields listed in the class's `volatile` (figures that change by themselves, such as the last use
@@ -44,7 +45,7 @@ def etag_of(view: msgspec.Struct) -> str:
     return f'"{digest.hexdigest()}"'
 
 
-def tagged_response(view: msgspec.Struct, status_code: int = 200) -> Response:
+def tagged_response(view: AnswerModel, status_code: int = 200) -> Response:
     """The resource as JSON, with its `ETag`."""
     answer = json_response(view, status_code)
     answer.headers["etag"] = etag_of(view)
@@ -57,7 +58,7 @@ class Condition:
     def __init__(self, tags: frozenset[str]) -> None:
         self._tags = tags
 
-    def check(self, view: msgspec.Struct | None) -> None:
+    def check(self, view: AnswerModel | None) -> None:
         """`view` is the current resource, None if it does not exist yet.
 
         Raises ApiError `etag_mismatch`.
@@ -65,7 +66,7 @@ class Condition:
         if self._tags and (view is None or not self._names(view)):
             raise ApiError("etag_mismatch")
 
-    def _names(self, view: msgspec.Struct) -> bool:
+    def _names(self, view: AnswerModel) -> bool:
         return ANY in self._tags or etag_of(view) in self._tags
 
 

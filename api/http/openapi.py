@@ -108,7 +108,7 @@ def openapi_document(app: FastAPI) -> Json:
     ]
     shapes = Shapes(
         [op.body for op in operations if op.body is not None and not isinstance(op.body, Raw)],
-        [ErrorEnvelope, *(struct for op in operations for struct in op.structs)],
+        [ErrorEnvelope, *(answer for op in operations for answer in op.answers)],
     )
     examples: set[str] = set()
     responses: dict[str, Json] = {}
@@ -192,7 +192,7 @@ class _Operation:
         return next((added.body for added in self.terms if added.body is not None), None)
 
     @property
-    def structs(self) -> list[Any]:
+    def answers(self) -> list[Any]:
         """The possible JSON responses."""
         return [
             model
@@ -261,7 +261,7 @@ class _Operation:
         response: Json = {
             "description": "Done."
             if self.promise.model is None
-            else _meaning_of(self.promise.model),
+            else _meaning_of(self.promise.model, shapes),
             "headers": {
                 "x-request-id": {"$ref": "#/components/headers/RequestId"},
                 **{
@@ -350,10 +350,10 @@ def _tags(operations: Iterable[_Operation]) -> list[Json]:
     ]
 
 
-def _meaning_of(model: Any) -> str:
+def _meaning_of(model: Any, shapes: Shapes) -> str:
     """A one-line description of a response."""
-    doc = getattr(getattr(model, "__origin__", model), "__doc__", None)
-    return _first_paragraph(doc) if not isinstance(model, Raw) and doc else "The response."
+    doc = None if isinstance(model, Raw) else shapes.meaning(model)
+    return _first_paragraph(doc) or "The response."
 
 
 def _first_paragraph(text: str | None) -> str:

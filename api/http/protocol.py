@@ -13,23 +13,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-import weakref
 from asyncio import TimerHandle
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import httptools
 import structlog
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ...adapters.wiping import wipe
 from ..contract.errors import ApiError, encode_error
 from .connections import Connections
 from .head import MAX_HEAD_BYTES, Head, check_head
-from .sse import PARTS_EXTENSION
 from .wiped_reads import WipedBody, WipedReads
 
 log = structlog.get_logger(__name__)
@@ -43,29 +39,6 @@ UNREAD_BODY_SECONDS = 10.0
 """How long the rest of a body is read after its response."""
 
 
-class AnswerParts:
-    """Writes parts of an answer that has begun, past everything that wraps ASGI's `send`."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = weakref.ref(cycle)  # its scope has this
-        self._write = cycle.transport.write
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a part can be written now; otherwise `send` knows what to wait for, or that the
-        client is gone."""
-        cycle = self._cycle()
-        return (
-            cycle is not None
-            and cycle.chunked_encoding is True
-            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
-        )
-
-    def write(self, body: bytes) -> None:
-        """The next part, not empty; only while `is_ready`."""
-        self._write(b"%x\r\n%b\r\n" % (len(body), body))
-
-
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -77,8 +50,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     trailers."""
     _is_in_body = False
     """After a request's head and before its end."""
-    _is_raw = False
-    """Whether the body is not JSON: it may be an adapter, whose bytes must not stay in memory."""
     _ignores_input = False
     """Further input is no longer read."""
 
@@ -110,35 +81,32 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # Not at every byte, as uvicorn does: empty lines would keep a connection open forever.
-        self._unset_keepalive_if_required()
         if self._deadline is None:  # otherwise it is the connection's first request
             self._begin_head(num_bytes=1)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_body:  # otherwise it is a trailer, which is never read
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         check_head(self._head())
         if self.parser.should_upgrade():
             return  # the parser stops here; `_parse` gives it the head again
         super().on_headers_complete()
-        if self.scope["method"] != "HEAD":
-            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
-            extensions[PARTS_EXTENSION] = AnswerParts(self.cycle)
-        self.headers = []  # trailers are stored here, and are never read
         self._is_in_body = True
-        self._is_raw = (b"content-type", b"application/json") not in self.headers
         self._cancel_deadline()
         self.connections_of_server.work(self)
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
-        if self._is_raw and not isinstance(self.cycle.body, WipedBody):
+        if not isinstance(self.cycle.body, WipedBody):
             # uvicorn begins a new bytearray after each part that the application takes.
             self.cycle.body = WipedBody()  # type: ignore[assignment]
         super().on_body(body)
         if self.cycle.response_complete:
             wipe(body)  # it is never read
             if self._deadline is None:
-                self._deadline = self.loop.call_later(UNREAD_BODY_SECONDS, self.transport.close)
+                self._set_deadline(UNREAD_BODY_SECONDS, self.transport.close)
 
     def on_response_complete(self) -> None:
         if self.cycle.response_complete:
@@ -153,6 +121,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_body = False
         self._cancel_deadline()
         self._note_rest()
+
+    def timeout_keep_alive_handler(self) -> None:
+        # The time since the last response. uvicorn would measure it anew from every byte: empty
+        # lines would keep a connection open forever.
+        if self.cycle.response_complete and self._deadline is None:
+            super().timeout_keep_alive_handler()
 
     def make_room(self, *, at_once: bool) -> None:
         """Only a connection that has not sent a request is told why: others would take the message
@@ -171,7 +145,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _head(self) -> Head:
         parser = self.parser
-        return Head(parser.get_method(), parser.get_http_version(), self.url, self.headers)
+        headers = list(self.scope["headers"])
+        return Head(parser.get_method(), parser.get_http_version(), self.url, headers)
 
     def _parse(self, data: bytes) -> None:
         """Offers of an upgrade are ignored, as HTTP allows. The parser would end with the head, and
@@ -190,15 +165,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _begin_head(self, *, num_bytes: int) -> None:
         self._framing_bytes = num_bytes
-        self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+        self._set_deadline(HEAD_SECONDS, self._head_is_late)
 
     def _head_is_late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+            self._set_deadline(HEAD_SECONDS, self._head_is_late)
         elif self._framing_bytes:
             self._refuse(ApiError("request_timeout"))
         else:
             self.transport.close()
+
+    def _set_deadline(self, seconds: float, act: Callable[[], None]) -> None:
+        self._deadline = asyncio.get_running_loop().call_later(seconds, act)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -227,7 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.write(_refusal_bytes(error, request_id))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._deadline = self.loop.call_later(FAREWELL_SECONDS, self.transport.close)
+        self._set_deadline(FAREWELL_SECONDS, self.transport.close)
 
 
 def protocol_among(connections: Connections) -> type[BoundedHttpProtocol]:
@@ -247,4 +225,5 @@ def _refusal_bytes(error: ApiError, request_id: str) -> bytes:
         "x-request-id": request_id,
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return STATUS_LINE[error.published.status] + f"{lines}\r\n".encode() + body
+    status = HTTPStatus(error.published.status)
+    return f"HTTP/1.1 {status} {status.phrase}\r\n{lines}\r\n".encode() + body

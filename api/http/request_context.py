@@ -91,6 +91,7 @@ class _ObservedRequest:
         self.started_at = time.monotonic()
         self.status = 0
         self.state = scope.setdefault("state", {})
+        self.state["send_body"] = send
         self.state["request_id"] = f"req-{secrets.token_hex(12)}"
         self.state["started_at"] = self.started_at
         self.measures = self.state["measures"] = RequestMeasures()
@@ -114,6 +115,7 @@ class _ObservedRequest:
             await self.answer(ApiError("internal_error"))
         finally:
             self.readiness.num_requests -= is_counted
+            del self.state["send_body"]  # it has the scope, which has this
             self.observe()
 
     def refusal(self) -> ApiError | None:

@@ -7,9 +7,10 @@ with an error object and without the end marker of a successful one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol
+from types import coroutine
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,13 +22,12 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 PING_INTERVAL_SECONDS = 15.0
 
-PARTS_EXTENSION = "loraplex.parts"
-"""The key of an ASGI scope's `Parts` of the response, if the server provides them."""
-
 _LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\u2029"}
 """JSON leaves these characters unescaped. In this format they are not line breaks, but many clients
 split at them."""
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_SENT = object()
+"""Instead of what a send waits for: it waited for nothing."""
 
 
 def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
@@ -42,17 +42,6 @@ def on_one_line(payload: bytes) -> bytes:
         for raw, escaped in _LINE_BREAKS.items():
             payload = payload.replace(raw, escaped)
     return payload
-
-
-class Parts(Protocol):
-    """The parts of an answer, written without waiting."""
-
-    @property
-    def is_ready(self) -> bool:
-        """A part can be written now."""
-
-    def write(self, body: bytes) -> None:
-        """The next part, not empty; only while `is_ready`."""
 
 
 class EventStream(Response):
@@ -78,26 +67,26 @@ class EventStream(Response):
         self.events = events
         self.close = close
         self._patience_seconds = patience_seconds
-        self.parts: Parts | None = None
-        """The shortcut around `events` while the task waits for them; None before the response, and
-        if the server does not provide it."""
+        self.reader: Reader | None = None
+        """None before the response."""
         self.body = b""
         self.init_headers({**headers, **_HEADERS})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.parts = scope.get("extensions", {}).get(PARTS_EXTENSION)
+        # Layers between this and the outermost one only change the start of a response.
+        send_body = scope.get("state", {}).get("send_body", send)
         try:
-            await unless_disconnected(receive, self._send_all(send))
+            await unless_disconnected(receive, self._send_all(send, send_body))
         except ClientDisconnected:
             scope.setdefault("state", {})["error_code"] = CLIENT_DISCONNECTED
         finally:
             await self.close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, send_body: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        reader = _Reader(send, self._patience_seconds)
+        reader = self.reader = Reader(send_body, self._patience_seconds)
         pinging = asyncio.create_task(_ping(reader))
         try:
             async with reader.patience():
@@ -106,16 +95,17 @@ class EventStream(Response):
                 await reader.send(b"", is_last=True)
         finally:
             pinging.cancel()
+            reader.close()
 
 
-async def _ping(reader: _Reader) -> None:
+async def _ping(reader: Reader) -> None:
     while True:
         await asyncio.sleep(PING_INTERVAL_SECONDS)
-        if not reader.is_behind:
+        if reader.behind_since is None:
             await reader.send(PING)
 
 
-class _Reader:
+class Reader:
     """The client of a stream, and how long it has read nothing.
 
     One timer watches a whole stream: a timeout around each event would cost more than the event.
@@ -125,18 +115,38 @@ class _Reader:
         self._send = send
         self._patience_seconds = patience_seconds
         self._loop = asyncio.get_running_loop()
-        self._behind_since: float | None = None
+        self.behind_since: float | None = None
+        """When the data was sent that has not been read yet; None: all has been."""
+        self._rest: asyncio.Task[None] | None = None
+        """What is left of the last `send_at_once` that had to wait."""
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether the last data has not been read yet."""
-        return self._behind_since is not None
+    def send_at_once(self, body: bytes) -> None:
+        """Send without waiting, past the stream's events: while its task waits for them, and the
+        client is not behind. If it has to wait, a task sends the rest, before anything else."""
+        message = {"type": "http.response.body", "body": body, "more_body": True}
+        sending = self._send(message).__await__()
+        waits_for = next(sending, _SENT)
+        if waits_for is not _SENT:
+            self.behind_since = self._loop.time()
+            self._rest = self._loop.create_task(self._send_rest(waits_for, sending))
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:
-        if self._behind_since is None:
-            self._behind_since = self._loop.time()
+        if self._rest is not None:
+            await self._rest
+            self._rest = None
+        if self.behind_since is None:
+            self.behind_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
-        self._behind_since = None
+        self.behind_since = None
+
+    def close(self) -> None:
+        """Give up what has not been sent."""
+        if self._rest is not None:
+            self._rest.cancel()
+
+    async def _send_rest(self, waits_for: Any, sending: Generator[Any, Any, None]) -> None:
+        await _resumed(waits_for, sending)
+        self.behind_since = None
 
     @asynccontextmanager
     async def patience(self) -> AsyncIterator[None]:
@@ -156,8 +166,15 @@ class _Reader:
     def _watch(self, limit: asyncio.Timeout) -> None:
         """Check again when the timeout of a client that is or becomes slow would expire."""
         now = self._loop.time()
-        since = now if self._behind_since is None else self._behind_since
+        since = now if self.behind_since is None else self.behind_since
         if now - since >= self._patience_seconds:
             limit.reschedule(now)
         else:
             self._timer = self._loop.call_at(since + self._patience_seconds, self._watch, limit)
+
+
+@coroutine
+def _resumed(waits_for: Any, begun: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+    """Awaits the rest of what has run to its first wait."""
+    yield waits_for
+    yield from begun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import asdict
 
 from ...platform.accounts.service import IssuedInvitation
 from ...platform.keys.models import ApiKey
@@ -61,7 +61,7 @@ def operator_key_view(key: OperatorKey) -> OperatorKeyView:
 
 
 def issued_operator_key_view(issued: IssuedOperatorKey) -> IssuedOperatorKeyView:
-    shown = msgspec.structs.asdict(operator_key_view(issued.key))
+    shown = asdict(operator_key_view(issued.key))
     return IssuedOperatorKeyView(**shown, key=issued.text)
 
 
@@ -93,7 +93,7 @@ def key_view(key: ApiKey) -> KeyView:
 
 
 def issued_key_view(issued: IssuedKey) -> IssuedKeyView:
-    shown = msgspec.structs.asdict(key_view(issued.key))
+    shown = asdict(key_view(issued.key))
     return IssuedKeyView(**shown, key=issued.text)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields
 from datetime import date
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -38,7 +38,8 @@ _SEPARATOR = "/"
 """In cursors: no slug and no adapter's name has one."""
 
 
-class Selection(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Selection:
     """The selected days, the grouping, and the format."""
 
     query: UsageQuery
@@ -146,7 +147,7 @@ async def _csv_lines(
         rows = await read(query._replace(after=rows[-1].key, limit=MAX_PAGE))
 
 
-_SUM_NAMES = [field for field in UsageView.__struct_fields__ if field not in set(Group)]
+_SUM_NAMES = [field.name for field in fields(UsageView) if field.name not in set(Group)]
 
 
 def _csv_text(rows: Sequence[Sequence[object]]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-import msgspec
 from pydantic import Field, StringConstraints
 
+from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
 
 MAX_ALIASES = 16
@@ -38,14 +39,16 @@ class UploadBody(RequestModel):
     )
 
 
-class Reason(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Reason(AnswerModel):
     """The reason for a rejection."""
 
     code: str
     message: str
 
 
-class VersionView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class VersionView(AnswerModel):
     """One immutable version; `id` is its model name in requests."""
 
     id: str
@@ -74,7 +77,8 @@ class VersionView(msgspec.Struct, frozen=True):
     object: Literal["adapter.version"] = "adapter.version"
 
 
-class UploadView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class UploadView(AnswerModel):
     id: str
     adapter: str
     state: str
@@ -92,7 +96,8 @@ class UploadView(msgspec.Struct, frozen=True):
     object: Literal["upload"] = "upload"
 
 
-class TransitionView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TransitionView(AnswerModel):
     """A state transition of a version."""
 
     state: str
@@ -101,14 +106,16 @@ class TransitionView(msgspec.Struct, frozen=True):
     object: Literal["adapter.transition"] = "adapter.transition"
 
 
-class CanaryView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CanaryView(AnswerModel):
     """The version that gets a part of the alias's requests."""
 
     version: int
     percent: float
 
 
-class AdapterView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class AdapterView(AnswerModel):
     id: str
     name: str
     created_at: datetime
@@ -119,7 +126,8 @@ class AdapterView(msgspec.Struct, frozen=True):
     object: Literal["adapter"] = "adapter"
 
 
-class AdapterSummaryView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class AdapterSummaryView(AnswerModel):
     """An adapter in a list; versions and reports are in the single resource only."""
 
     id: str
@@ -147,12 +155,14 @@ class AdapterSummaryView(msgspec.Struct, frozen=True):
     object: Literal["adapter.summary"] = "adapter.summary"
 
 
-class ListView(msgspec.Struct, Generic[View], frozen=True):
+@dataclass(frozen=True, slots=True)
+class ListView(AnswerModel, Generic[View]):
     data: list[View]
     object: Literal["list"] = "list"
 
 
-class PageView(msgspec.Struct, Generic[View], frozen=True):
+@dataclass(frozen=True, slots=True)
+class PageView(AnswerModel, Generic[View]):
     """A page of a list, in a stable order."""
 
     data: list[View]
@@ -162,7 +172,8 @@ class PageView(msgspec.Struct, Generic[View], frozen=True):
     object: Literal["list"] = "list"
 
 
-class DeletionView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DeletionView(AnswerModel):
     """The version is deleted from the device, memory, disk and the store."""
 
     version: int
@@ -174,7 +185,8 @@ class DeletionView(msgspec.Struct, frozen=True):
     object: Literal["adapter.deletion"] = "adapter.deletion"
 
 
-class DeletionsView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DeletionsView(AnswerModel):
     """The response to a deletion: a receipt for each version."""
 
     adapter: str
@@ -182,7 +194,8 @@ class DeletionsView(msgspec.Struct, frozen=True):
     object: Literal["adapter.deletions"] = "adapter.deletions"
 
 
-class SpeculationView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SpeculationView(AnswerModel):
     """Speculative decoding on this server."""
 
     proposers: Sequence[str]
@@ -191,7 +204,8 @@ class SpeculationView(msgspec.Struct, frozen=True):
     acceptance: str
 
 
-class BaseView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class BaseView(AnswerModel):
     """The base model that adapters must fit."""
 
     id: str

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from pydantic import Field
 
+from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
 from .adapters import CanaryView
 
@@ -34,7 +35,8 @@ class AliasBody(RequestModel):
     )
 
 
-class AliasView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class AliasView(AnswerModel):
     adapter: str
     alias: str
     version: int
@@ -43,7 +45,8 @@ class AliasView(msgspec.Struct, frozen=True):
     object: Literal["adapter.alias"] = "adapter.alias"
 
 
-class AliasChangeView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class AliasChangeView(AnswerModel):
     """One change of an alias, with the resulting state."""
 
     alias: str

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
+
+from ..contract.answer_model import Absent, AnswerModel
 
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PromptTokensDetails(AnswerModel):
     cached_tokens: int
 
 
-class CompletionTokensDetails(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CompletionTokensDetails(AnswerModel):
     accepted_prediction_tokens: int
     """Draft tokens that are in the answer."""
     rejected_prediction_tokens: int
     """Other draft tokens; not part of `completion_tokens`."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Usage(AnswerModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -33,52 +38,60 @@ class Usage(msgspec.Struct, frozen=True):
 # --- chat ---------------------------------------------------------------------------------------
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TopLogprob(AnswerModel):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ChatLogprob(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ChatLogprob(AnswerModel):
     token: str
     logprob: float
     bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ChatLogprobs(AnswerModel):
     content: list[ChatLogprob]
     refusal: None = None
 
 
-class CalledFunction(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CalledFunction(AnswerModel):
     name: str
     arguments: str
     """A JSON object; truncated if the answer is."""
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ToolCall(AnswerModel):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ChatMessage(AnswerModel):
     content: str | None
     """Null if the answer consists of tool calls only."""
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | Absent = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
 
-class ChatChoice(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ChatChoice(AnswerModel):
     index: int
     message: ChatMessage
     finish_reason: ChatFinishReason
     logprobs: ChatLogprobs | None
 
 
-class ChatCompletion(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ChatCompletion(AnswerModel):
     id: str
     created: int
     model: str
@@ -87,46 +100,52 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
-class FunctionDelta(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class FunctionDelta(AnswerModel):
     arguments: str
-    name: str | UnsetType = UNSET
+    name: str | Absent = UNSET
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta(AnswerModel):
     """The first delta of a call has its id and name, the others the next piece of its arguments."""
 
     index: int
     function: FunctionDelta
-    id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    id: str | Absent = UNSET
+    type: Literal["function"] | Absent = UNSET
 
 
-class ChatDelta(msgspec.Struct, frozen=True):
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType | None = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+@dataclass(frozen=True, slots=True)
+class ChatDelta(AnswerModel):
+    role: Literal["assistant"] | Absent = UNSET
+    content: str | Absent | None = UNSET
+    tool_calls: list[ToolCallDelta] | Absent = UNSET
 
 
-class ChatChunkChoice(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ChatChunkChoice(AnswerModel):
     index: int
     delta: ChatDelta
     finish_reason: ChatFinishReason | None = None
     logprobs: ChatLogprobs | None = None
 
 
-class ChatChunk(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ChatChunk(AnswerModel):
     id: str
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: Usage | Absent | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
 # --- plain completions --------------------------------------------------------------------------
 
 
-class CompletionLogprobs(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CompletionLogprobs(AnswerModel):
     tokens: list[str]
     token_logprobs: list[float | None]
     """Null for the first token of a prompt."""
@@ -134,7 +153,8 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
-class PromptLogprob(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PromptLogprob(AnswerModel):
     logprob: float
     rank: int
     """1 for the most likely token."""
@@ -146,29 +166,32 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 id; None for the first."""
 
 
-class CompletionChoice(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CompletionChoice(AnswerModel):
     index: int
     text: str
     finish_reason: FinishReason | None
     logprobs: CompletionLogprobs | None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | Absent = UNSET
 
 
-class Completion(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Completion(AnswerModel):
     """A whole answer, or a chunk of a stream."""
 
     id: str
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: Usage | Absent | None = UNSET
     object: Literal["text_completion"] = "text_completion"
 
 
 # --- models -------------------------------------------------------------------------------------
 
 
-class ModelCard(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelCard(AnswerModel):
     id: str
     created: int
     owned_by: str
@@ -177,6 +200,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     object: Literal["model"] = "model"
 
 
-class ModelList(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelList(AnswerModel):
     data: list[ModelCard]
     object: Literal["list"] = "list"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
+from ..contract.answer_model import AnswerModel
 from .identity import ActorView
 
 
-class AuditEntryView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class AuditEntryView(AnswerModel):
     """One change."""
 
     number: int
@@ -27,14 +28,16 @@ class AuditEntryView(msgspec.Struct, frozen=True):
     """Keyed hash of the entry and the previous entry's hash, hexadecimal."""
 
 
-class BreachView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class BreachView(AnswerModel):
     """The first entry that fails verification."""
 
     number: int
     reason: str
 
 
-class VerificationView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class VerificationView(AnswerModel):
     """Result of verifying a chain."""
 
     chain: str

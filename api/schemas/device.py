@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
+
+from ..contract.answer_model import AnswerModel
 
 
-class ResidentView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ResidentView(AnswerModel):
     """One adapter known to the engine."""
 
     tenant: str
@@ -19,7 +22,8 @@ class ResidentView(msgspec.Struct, frozen=True):
     """Requests with a lease on it."""
 
 
-class TierView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TierView(AnswerModel):
     """Usage of a tier."""
 
     tier: str
@@ -27,7 +31,8 @@ class TierView(msgspec.Struct, frozen=True):
     capacity_bytes: int
 
 
-class ResidencyView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ResidencyView(AnswerModel):
     """This server's adapters, most recently used first, and its memory usage."""
 
     data: list[ResidentView]

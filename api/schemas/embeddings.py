@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from pydantic import BeforeValidator, Field
 
+from ..contract.answer_model import AnswerModel
 from .generation import MAX_DEADLINE_MS, MAX_PRIORITY, ModelName
 from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
 
@@ -45,19 +46,22 @@ class EmbeddingBody(PromptOptions):
     }
 
 
-class Embedding(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Embedding(AnswerModel):
     index: int
     embedding: list[float] | str
     """Numbers, or base64 of little-endian fp32."""
     object: Literal["embedding"] = "embedding"
 
 
-class EmbeddingUsage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class EmbeddingUsage(AnswerModel):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingList(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class EmbeddingList(AnswerModel):
     id: str
     created: int
     model: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from pydantic import Field, StringConstraints
 
 from ...platform.keys.principal import OperatorRole, Scope, TenantRole
@@ -15,6 +15,7 @@ from ...platform.names import MAX_NAME_LENGTH, MAX_SLUG_LENGTH
 from ...platform.tenants.models import MAX_DISPLAY_NAME_LENGTH
 from ...platform.tenants.service import MAX_WEIGHT, MIN_WEIGHT
 from ...platform.users.models import MAX_EMAIL_LENGTH
+from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
 
 MAX_LIFETIME_DAYS = 3650
@@ -57,7 +58,8 @@ class TenantChange(RequestModel):
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"suspended": True},)
 
 
-class TenantView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TenantView(AnswerModel):
     """A tenant, as shown to operators."""
 
     id: str
@@ -91,7 +93,8 @@ class OperatorChange(RequestModel):
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"role": "viewer"},)
 
 
-class OperatorView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OperatorView(AnswerModel):
     id: str
     name: str
     role: str
@@ -112,20 +115,22 @@ class OperatorKeyBody(RequestModel):
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"name": "laptop", "expires_in_days": 30},)
 
 
-class OperatorKeyView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OperatorKeyView(AnswerModel):
     id: str
     name: str
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
-    last_used_at: datetime | None
-    """Accurate to the hour."""
-    networks: list[str] | None = None
-    """Networks it can be used from; null: any."""
+    last_used_at: Annotated[datetime | None, Field(description="Accurate to the hour.")]
+    networks: Annotated[
+        list[str] | None, Field(description="Networks it can be used from; null: any.")
+    ] = None
     object: Literal["operator.key"] = "operator.key"
 
 
-class IssuedOperatorKeyView(OperatorKeyView, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedOperatorKeyView(OperatorKeyView):
     """A key that was just created."""
 
     key: str
@@ -156,7 +161,8 @@ class UserChange(RequestModel):
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"disabled": True},)
 
 
-class UserView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class UserView(AnswerModel):
     id: str
     email: str
     role: str
@@ -203,7 +209,8 @@ class RotateBody(RequestModel):
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"overlap_seconds": 3600},)
 
 
-class KeyView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class KeyView(AnswerModel):
     """A key, without its secret."""
 
     volatile: ClassVar[tuple[str, ...]] = ("last_used_at",)
@@ -215,18 +222,16 @@ class KeyView(msgspec.Struct, frozen=True):
     networks: Sequence[str] | None
     user: str | None
     created_at: datetime
-    created_by: str
-    """Creator, as `kind:id`."""
+    created_by: Annotated[str, Field(description="Creator, as `kind:id`.")]
     expires_at: datetime | None
     revoked_at: datetime | None
-    last_used_at: datetime | None
-    """Accurate to the hour."""
-    successor: str | None
-    """The id of the key that replaces it."""
+    last_used_at: Annotated[datetime | None, Field(description="Accurate to the hour.")]
+    successor: Annotated[str | None, Field(description="The id of the key that replaces it.")]
     object: Literal["key"] = "key"
 
 
-class IssuedKeyView(KeyView, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedKeyView(KeyView):
     """A key that was just created."""
 
     key: str
@@ -236,7 +241,8 @@ class IssuedKeyView(KeyView, frozen=True, kw_only=True):
 # --- the caller -----------------------------------------------------------------------------------
 
 
-class ActorView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ActorView(AnswerModel):
     """The caller, or the actor of a change."""
 
     kind: str
@@ -245,12 +251,14 @@ class ActorView(msgspec.Struct, frozen=True):
     name: str
 
 
-class TenantName(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TenantName(AnswerModel):
     id: str
     slug: str
 
 
-class MeView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MeView(AnswerModel):
     """The caller and its permissions."""
 
     actor: ActorView

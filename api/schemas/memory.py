@@ -6,12 +6,14 @@ A tenant sees only its own entries; fields about other tenants are null.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
-import msgspec
+from ..contract.answer_model import AnswerModel
 
 
-class ExtentView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ExtentView(AnswerModel):
     """One adapter's bytes in the arena."""
 
     offset: int | None
@@ -31,7 +33,8 @@ class ExtentView(msgspec.Struct, frozen=True):
     """Eviction order, 0 first; null: not evicted, because it is leased or pinned."""
 
 
-class DeviceMemoryView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DeviceMemoryView(AnswerModel):
     """The arena: one flat array with one extent per adapter."""
 
     name: str
@@ -45,7 +48,8 @@ class DeviceMemoryView(msgspec.Struct, frozen=True):
     """Ordered by offset."""
 
 
-class KvUseView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class KvUseView(AnswerModel):
     """KV blocks in use by running requests."""
 
     tenant: str
@@ -55,7 +59,8 @@ class KvUseView(msgspec.Struct, frozen=True):
     blocks: int
 
 
-class KvMemoryView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class KvMemoryView(AnswerModel):
     """The fullest pool of KV blocks."""
 
     num_blocks: int | None
@@ -71,7 +76,8 @@ class KvMemoryView(msgspec.Struct, frozen=True):
     """A shared block counts once for each adapter."""
 
 
-class CachedAdapterView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CachedAdapterView(AnswerModel):
     """One adapter in host memory or on disk."""
 
     tenant: str
@@ -84,7 +90,8 @@ class CachedAdapterView(msgspec.Struct, frozen=True):
     """Number of current uses; it is not evicted meanwhile."""
 
 
-class CacheMemoryView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CacheMemoryView(AnswerModel):
     """Host memory or the local disk; least recently used first."""
 
     capacity_bytes: int | None
@@ -92,7 +99,8 @@ class CacheMemoryView(msgspec.Struct, frozen=True):
     entries: Sequence[CachedAdapterView]
 
 
-class ServerMemoryView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ServerMemoryView(AnswerModel):
     """The memory of one server."""
 
     server_id: str
@@ -104,7 +112,8 @@ class ServerMemoryView(msgspec.Struct, frozen=True):
     disk: CacheMemoryView
 
 
-class MemoryView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemoryView(AnswerModel):
     """The memory of every live server."""
 
     servers: Sequence[ServerMemoryView]

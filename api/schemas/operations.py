@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
+from ..contract.answer_model import AnswerModel
 
 
-class Health(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Health(AnswerModel):
     """The check succeeded; otherwise the response is an error."""
 
     status: Literal["ok", "ready"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-import msgspec
+from pydantic import Field
+
+from ..contract.answer_model import AnswerModel
 
 Series = Sequence[float | None]
 """One number for each of `times`; null where nothing was measured."""
 
 
-class OverviewSeries(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OverviewSeries(AnswerModel):
     """One value per time; null: nothing was measured."""
 
     requests_per_second: Series
@@ -38,7 +42,8 @@ class OverviewSeries(msgspec.Struct, frozen=True):
     """Requests that waited for their adapter's weights."""
 
 
-class OverviewNow(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OverviewNow(AnswerModel):
     """The newest figures, across all live servers."""
 
     running: int
@@ -50,18 +55,19 @@ class OverviewNow(msgspec.Struct, frozen=True):
     num_servers: int | None
 
 
-class OverviewView(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewView(AnswerModel):
     """A tenant's usage in equal time steps; the last step is not over."""
 
     range: str
     step_seconds: int
-    times: Sequence[datetime]
-    """When each step began."""
+    times: Annotated[Sequence[datetime], Field(description="When each step began.")]
     series: OverviewSeries
     now: OverviewNow
 
 
-class TenantLoadView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TenantLoadView(AnswerModel):
     """One tenant's share of the generated tokens."""
 
     tenant: str
@@ -73,7 +79,8 @@ class TenantLoadView(msgspec.Struct, frozen=True):
     output_tokens_per_second: Series
 
 
-class PlatformOverviewView(OverviewView, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformOverviewView(OverviewView):
     """The usage of all tenants."""
 
     tenants: Sequence[TenantLoadView]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from pydantic import Field
 
 from ...platform.quotas.limits import MAX_BIG, MAX_COUNT
 from ...platform.quotas.models import Period
+from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
 
 Flow = Annotated[int, Field(ge=1, le=MAX_COUNT)] | None
@@ -45,7 +46,8 @@ class LimitsBody(RequestModel):
     )
 
 
-class LimitsView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LimitsView(AnswerModel):
     """A tenant's limits; null means unlimited."""
 
     tenant: str
@@ -64,7 +66,8 @@ class LimitsView(msgspec.Struct, frozen=True):
     object: Literal["quota"] = "quota"
 
 
-class LimitUseView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LimitUseView(AnswerModel):
     """One limit and its usage."""
 
     limit: int | None
@@ -78,7 +81,8 @@ class LimitUseView(msgspec.Struct, frozen=True):
     """For a rate: time until it is fully available if nothing is used."""
 
 
-class QuotaUseView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class QuotaUseView(AnswerModel):
     """A tenant's limits and their usage."""
 
     requests_per_minute: LimitUseView

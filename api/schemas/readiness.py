@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
+
+from ..contract.answer_model import AnswerModel
 
 
-class MechanismView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MechanismView(AnswerModel):
     """One confinement mechanism of the examining process."""
 
     name: str
@@ -16,14 +19,16 @@ class MechanismView(msgspec.Struct, frozen=True):
     """What it prevents, or why it is not in force and what to do."""
 
 
-class PossibleActView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PossibleActView(AnswerModel):
     """An action that no mechanism prevents in the examining process."""
 
     act: str
     reason: str
 
 
-class ConfinementView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ConfinementView(AnswerModel):
     """How this server confines the process that examines an adapter."""
 
     is_complete: bool
@@ -32,7 +37,8 @@ class ConfinementView(msgspec.Struct, frozen=True):
     possible: list[PossibleActView]
 
 
-class ServerReadinessView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ServerReadinessView(AnswerModel):
     """Whether this server accepts generation requests, and how it examines adapters."""
 
     is_ready: bool

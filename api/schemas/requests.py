@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
-import msgspec
+from ..contract.answer_model import AnswerModel
 
 
-class RequestView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RequestView(AnswerModel):
     """One finished or refused request. Times in milliseconds; null: unknown."""
 
     id: str
@@ -38,7 +40,8 @@ class RequestView(msgspec.Struct, frozen=True):
     total_ms: float
 
 
-class PhaseView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PhaseView(AnswerModel):
     """One phase of a request."""
 
     phase: str
@@ -47,7 +50,8 @@ class PhaseView(msgspec.Struct, frozen=True):
     summary: str
 
 
-class ExplanationView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ExplanationView(AnswerModel):
     """A request, its phases and a one-sentence summary."""
 
     request: RequestView
@@ -55,7 +59,8 @@ class ExplanationView(msgspec.Struct, frozen=True):
     phases: list[PhaseView]
 
 
-class LiveRequestView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LiveRequestView(AnswerModel):
     """One sequence in the engine now."""
 
     request_id: str
@@ -78,7 +83,8 @@ class LiveRequestView(msgspec.Struct, frozen=True):
     priority: int
 
 
-class LiveRequestsView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LiveRequestsView(AnswerModel):
     """The oldest sequences in this server's engine."""
 
     data: list[LiveRequestView]

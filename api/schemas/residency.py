@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from pydantic import Field
 
+from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
 from .adapters import Reason
 
@@ -22,7 +23,8 @@ class WishBody(RequestModel):
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"ttl_seconds": 3600.0}, {})
 
 
-class WishView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class WishView(AnswerModel):
     """A `pin` keeps a version on the device; a `prefetch` loads it there."""
 
     kind: str
@@ -30,7 +32,8 @@ class WishView(msgspec.Struct, frozen=True):
     expires_at: datetime | None
 
 
-class EngineTransitionView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class EngineTransitionView(AnswerModel):
     """A state transition of the adapter in the engine."""
 
     state: str
@@ -39,7 +42,8 @@ class EngineTransitionView(msgspec.Struct, frozen=True):
     """A code, if the state alone does not explain it."""
 
 
-class LoadView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LoadView(AnswerModel):
     """The adapter's state in the engine, and what it waits for."""
 
     state: str
@@ -62,7 +66,8 @@ class LoadView(msgspec.Struct, frozen=True):
     """Latest last."""
 
 
-class ProposerView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ProposerView(AnswerModel):
     """How well one proposer predicts the version's answers."""
 
     proposer: str
@@ -75,7 +80,8 @@ class ProposerView(msgspec.Struct, frozen=True):
     accepted_tokens: int
 
 
-class ReadinessView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ReadinessView(AnswerModel):
     """Whether a version is ready, and if not, why."""
 
     id: str

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
+from pydantic import Field
 
+from ..contract.answer_model import Absent, AnswerModel
 from ..contract.errors import ErrorBody
 from .answers import ChatLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OutputText(AnswerModel):
     text: str
-    annotations: list[str] = []
+    annotations: list[str] = field(default_factory=list)
     """Always empty: no tool creates citations."""
-    logprobs: list[ChatLogprob] = []
+    logprobs: list[ChatLogprob] = field(default_factory=list)
     type: Literal["output_text"] = "output_text"
 
 
-class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+@dataclass(frozen=True, slots=True)
+class MessageItem(AnswerModel):
+    type: Literal["message"] = field(default="message", kw_only=True)
     id: str
     content: list[OutputText]
     status: Status
     role: Literal["assistant"] = "assistant"
 
 
-class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+@dataclass(frozen=True, slots=True)
+class FunctionCallItem(AnswerModel):
+    type: Literal["function_call"] = field(default="function_call", kw_only=True)
     id: str
     call_id: str
     name: str
@@ -36,16 +43,18 @@ class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="funct
     status: Status
 
 
-OutputItem = MessageItem | FunctionCallItem
+OutputItem = Annotated[MessageItem | FunctionCallItem, Field(discriminator="type")]
 
 
-class InputTokensDetails(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class InputTokensDetails(AnswerModel):
     cached_tokens: int
     cache_write_tokens: Literal[0] = 0
     """Always 0: cache writes are not billed separately."""
 
 
-class OutputTokensDetails(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OutputTokensDetails(AnswerModel):
     accepted_prediction_tokens: int
     """Draft tokens that are in the answer."""
     rejected_prediction_tokens: int
@@ -54,7 +63,8 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
     """Always 0: reasoning is counted as output."""
 
 
-class ResponseUsage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ResponseUsage(AnswerModel):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -62,11 +72,13 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-class IncompleteDetails(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class IncompleteDetails(AnswerModel):
     reason: Literal["max_output_tokens"]
 
 
-class Response(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Response(AnswerModel):
     """A response; it repeats the parameters of its request."""
 
     id: str
@@ -97,25 +109,27 @@ class Response(msgspec.Struct, frozen=True):
     truncation: Literal["disabled"] = "disabled"
 
 
-class ResponseEvent(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ResponseEvent(AnswerModel):
     """An event of a stream; its type determines the other fields."""
 
     type: str
     sequence_number: int
-    response: Response | UnsetType = UNSET
-    output_index: int | UnsetType = UNSET
-    content_index: int | UnsetType = UNSET
-    item_id: str | UnsetType = UNSET
-    item: OutputItem | UnsetType = UNSET
-    part: OutputText | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    logprobs: list[ChatLogprob] | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
+    response: Response | Absent = UNSET
+    output_index: int | Absent = UNSET
+    content_index: int | Absent = UNSET
+    item_id: str | Absent = UNSET
+    item: OutputItem | Absent = UNSET
+    part: OutputText | Absent = UNSET
+    delta: str | Absent = UNSET
+    text: str | Absent = UNSET
+    logprobs: list[ChatLogprob] | Absent = UNSET
+    name: str | Absent = UNSET
+    arguments: str | Absent = UNSET
 
 
-class ErrorEvent(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ErrorEvent(AnswerModel):
     """The last event of a failed stream: OpenAI's fields and the error envelope."""
 
     sequence_number: int

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
+from ..contract.answer_model import AnswerModel
 
 
-class SettingView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SettingView(AnswerModel):
     """One setting with its effective value."""
 
     name: str

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
-import msgspec
+from ..contract.answer_model import AnswerModel
 
 
-class ServerView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ServerView(AnswerModel):
     """One server that uses or used this database."""
 
     id: str

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from pydantic import Field, SecretStr, StringConstraints
 
 from ...platform.accounts.passwords import MAX_PASSWORD_LENGTH, MIN_PASSWORD_LENGTH
 from ...platform.accounts.tokens import MAX_TOKEN_LENGTH
 from ...platform.names import MAX_SLUG_LENGTH
 from ...platform.users.models import MAX_EMAIL_LENGTH
+from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
 
 Password = Annotated[SecretStr, Field(min_length=1, max_length=MAX_PASSWORD_LENGTH)]
@@ -69,7 +70,8 @@ class PasswordBody(RequestModel):
     )
 
 
-class ServedView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ServedView(AnswerModel):
     """Information about the server for the console."""
 
     version: str
@@ -79,7 +81,8 @@ class ServedView(msgspec.Struct, frozen=True):
     """Whether requests can have a schema or grammar."""
 
 
-class SessionView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SessionView(AnswerModel):
     """The signed-in account and the session's permissions."""
 
     kind: Literal["operator", "user"]
@@ -101,7 +104,8 @@ class SessionView(msgspec.Struct, frozen=True):
     object: Literal["session"] = "session"
 
 
-class InvitationView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class InvitationView(AnswerModel):
     """An invitation to set a password; valid once, until this time."""
 
     token: str

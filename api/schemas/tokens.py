@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import msgspec
 from pydantic import Field, model_validator
 
+from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel, invalid
 from .generation import ModelName, TokenId
 from .messages import MAX_MESSAGES, Message
@@ -59,7 +60,8 @@ class DetokenizeBody(RequestModel):
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"tokens": [1, 2, 3]},)
 
 
-class Tokens(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Tokens(AnswerModel):
     tokens: list[int]
     count: int
     max_model_len: int
@@ -68,6 +70,7 @@ class Tokens(msgspec.Struct, frozen=True):
     object: Literal["tokens"] = "tokens"
 
 
-class Text(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Text(AnswerModel):
     prompt: str
     object: Literal["text"] = "text"

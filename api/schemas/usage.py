@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date, datetime
 
-import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
+
+from ..contract.answer_model import Absent, AnswerModel
 
 
-class UsageView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class UsageView(AnswerModel):
     """Sums of one group; fields that are not grouped by are absent."""
 
-    tenant: str | UnsetType = UNSET
+    tenant: str | Absent = UNSET
     """Its slug."""
-    day: date | UnsetType = UNSET
+    day: date | Absent = UNSET
     """In UTC."""
-    adapter: str | UnsetType | None = UNSET
+    adapter: str | Absent | None = UNSET
     """Null: the base model."""
-    version: int | UnsetType | None = UNSET
+    version: int | Absent | None = UNSET
     """Null: the base model."""
     requests: int = 0
     prompt_tokens: int = 0
@@ -30,7 +33,8 @@ class UsageView(msgspec.Struct, frozen=True):
     """Bytes on the device × time."""
 
 
-class UsageRecordView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class UsageRecordView(AnswerModel):
     """The ledger entry of one request."""
 
     request_id: str

@@ -44,6 +44,11 @@ def always(code: str) -> Callable[[Access], str | None]:
     return lambda access: None if access.kind is Kind.OPEN else code
 
 
+def everywhere(code: str) -> Callable[[Access], str | None]:
+    """Also where no key is needed."""
+    return lambda access: code
+
+
 def only_in_tenants(scopes: frozenset[Scope]) -> Callable[[Access], str | None]:
     """A caller within a tenant who has these scopes."""
 
@@ -99,6 +104,9 @@ def senders(server: ServerUnderTest) -> Iterator[dict[str, Sender]]:
     on_tenant = {"x-loraplex-tenant": "access"}
     found = {
         "none": Sender("", {}, always("missing_api_key")),
+        "empty": Sender("", {"authorization": ""}, always("missing_api_key")),
+        "blank": Sender("", {"authorization": "Bearer"}, always("invalid_api_key")),
+        "basic": Sender("", {"authorization": "Basic eDp5"}, always("invalid_api_key")),
         "malformed": Sender("lpx_live_short", {}, always("invalid_api_key")),
         "unknown": Sender(_with_other_secret(tenant.key), {}, always("invalid_api_key")),
         "revoked": Sender(revoked["key"], {}, always("invalid_api_key")),
@@ -106,8 +114,15 @@ def senders(server: ServerUnderTest) -> Iterator[dict[str, Sender]]:
         "disabled operator": Sender(gone, {}, always("invalid_api_key")),
         "suspended": Sender(suspended.key, {}, always("tenant_suspended")),
         "tenant": Sender(tenant.key, {}, only_in_tenants(everything)),
+        "tenant with no host": Sender(
+            tenant.key, {"host": "a/?x="}, everywhere("malformed_request")
+        ),
+        "tenant that names itself": Sender(tenant.key, on_tenant, only_in_tenants(everything)),
         "tenant that names another": Sender(
             tenant.key, {"x-loraplex-tenant": "access-suspended"}, always("tenant_not_found")
+        ),
+        "tenant that names no tenant": Sender(
+            tenant.key, {"x-loraplex-tenant": "no-such-tenant"}, always("tenant_not_found")
         ),
         "admin": Sender(admin, {}, only_outside(OperatorRole.ADMIN)),
         "viewer": Sender(viewer, {}, only_outside(OperatorRole.VIEWER)),
@@ -206,8 +221,13 @@ FOREIGN_BODIES = [
     ("POST /tokenize", {"model": "{model}", "prompt": "x"}),
     ("POST /detokenize", {"model": "{model}", "tokens": [1]}),
     ("POST /v1/keys", {"name": "x", "scopes": ["infer"], "user": "{user_id}"}),
+    (
+        "PUT /v1/adapters/{name}/aliases/{alias}",
+        {"version": 1, "canary": {"version": 2, "percent": 5}},
+    ),
+    ("GET /v1/adapters/{name}/versions/{number}/files/adapter_model.safetensors", None),
 ]
-"""What is named in a body."""
+"""What is named in a body, and forms of a request that its example does not have."""
 ENDS_THE_SESSION = {"DELETE /v1/session", "DELETE /v1/sessions"}
 """And with it the tests of those that come behind."""
 OWN_NAMES = {"POST /v1/adapters/{name}/uploads"}
@@ -263,12 +283,29 @@ def stranger(request: pytest.FixtureRequest, server: ServerUnderTest) -> Iterato
         yield browser.http
 
 
+LISTS = [
+    route
+    for route, access in ROUTES.items()
+    if access.kind is Kind.TENANT and route.startswith("GET ") and "{" not in route
+]
+
+
+@pytest.mark.parametrize("route", LISTS)
+def test_no_list_has_what_is_anothers(
+    route: str, stranger: httpx.Client, foreign: dict[str, str]
+) -> None:
+    answer = stranger.get(route.removeprefix("GET "))
+    assert answer.is_success, answer.text
+    for name in ("upload_id", "key_id", "user_id", "request_id", "model"):
+        assert foreign[name] not in answer.text
+
+
 @pytest.mark.parametrize(("route", "body"), FOREIGN_REQUESTS)
 def test_what_is_anothers_answers_byte_for_byte_like_what_is_not_there(
     route: str, body: dict[str, Any] | None, stranger: httpx.Client, foreign: dict[str, str]
 ) -> None:
     method, path = route.split(" ", 1)
-    operation = DOCUMENT["paths"][path][method.lower()]
+    operation = DOCUMENT["paths"].get(path, {}).get(method.lower(), {})
 
     def ask(values: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
         quoted = {name: quote(value, safe="") for name, value in values.items()}
@@ -313,6 +350,8 @@ def test_a_route_answers_each_kind_of_caller_as_documented(
         for kind, sender in senders.items():
             if sender.is_signed_in and route in ENDS_THE_SESSION:
                 continue
+            expected = sender.expected(ROUTES[route])
+            body = b"{" if expected else b"{}"  # nobody reads what is refused
             answer = http.request(
                 method,
                 concrete(path, MISSING),
@@ -321,11 +360,12 @@ def test_a_route_answers_each_kind_of_caller_as_documented(
                     **_bearer(sender.key),
                     **sender.headers,
                 },
-                content=b"{}" if method in {"POST", "PUT", "PATCH"} else None,
+                content=body if method in {"POST", "PUT", "PATCH"} else None,
             )
-            expected = sender.expected(ROUTES[route])
             if expected is not None:
                 check_envelope(answer, expected)
+                is_keyless = expected in {"missing_api_key", "invalid_api_key"}
+                assert answer.headers.get("www-authenticate") == ("Bearer" if is_keyless else None)
                 continue
             code = None if answer.is_success else answer.json()["error"]["code"]
             missing = "slug" in path and code == "tenant_not_found"

@@ -1,4 +1,4 @@
-"""Stream parts written past ASGI, on a real connection with a slow reader."""
+"""Events sent past the task of a stream, on a real connection with a slow reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import h11
 from starlette.types import Receive, Scope, Send
 
-from loraplex.api.http.sse import PARTS_EXTENSION, EventStream, sse_data
+from loraplex.api.http.sse import EventStream, sse_data
 from support.served_app import ServedApp
 
 READ_BYTES = 1 << 16
@@ -34,8 +34,8 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, int]:
             assert isinstance(event, h11.Response), event
 
 
-async def ask(writer: asyncio.StreamWriter, method: str = "GET") -> None:
-    writer.write(f"{method} / HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+async def ask(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
     await writer.drain()
 
 
@@ -48,9 +48,9 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
         async def events() -> AsyncIterator[bytes]:
             yield b": begin\n\n"
             for number, event in enumerate(said):
-                assert stream.parts is not None
-                if stream.parts.is_ready:
-                    stream.parts.write(event)
+                assert stream.reader is not None
+                if stream.reader.behind_since is None:
+                    stream.reader.send_at_once(event)
                     numbers_at_once.append(number)
                     await asyncio.sleep(0)
                 else:
@@ -61,10 +61,8 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
             pass
 
         stream = EventStream(events(), headers={}, close=close, patience_seconds=60)
-        assert stream.parts is None
+        assert stream.reader is None
         await stream(scope, receive, send)
-        assert stream.parts is not None
-        assert not stream.parts.is_ready
 
     async def scenario() -> None:
         async with ServedApp(app) as (reader, writer):
@@ -81,42 +79,34 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
     asyncio.run(asyncio.wait_for(scenario(), timeout=60))
 
 
-def test_nothing_is_taken_for_a_caller_that_has_gone() -> None:
-    has_gone = asyncio.Event()
+def test_a_stream_ends_whose_caller_leaves_or_reads_nothing_while_events_are_sent_at_once() -> None:
+    ends: asyncio.Queue[bool] = asyncio.Queue()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        parts = scope["extensions"][PARTS_EXTENSION]
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        assert parts.is_ready
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        assert not parts.is_ready
-        has_gone.set()
+        async def events() -> AsyncIterator[bytes]:
+            yield b": begin\n\n"
+            while True:
+                assert stream.reader is not None
+                if stream.reader.behind_since is None:
+                    stream.reader.send_at_once(sse_data(b'"%s"' % (b"x" * 1000)))
+                await asyncio.sleep(0)
+
+        async def close() -> None:
+            assert stream.reader is not None
+            ends.put_nowait(stream.reader.behind_since is None)
+
+        stream = EventStream(events(), headers={}, close=close, patience_seconds=0.2)
+        await stream(scope, receive, send)
 
     async def scenario() -> None:
         async with ServedApp(app) as (_, writer):
-            await ask(writer)
-            writer.close()
-            await has_gone.wait()
-
-    asyncio.run(asyncio.wait_for(scenario(), timeout=60))
-
-
-def test_answers_without_chunks_have_no_parts() -> None:
-    seen: list[bool] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        parts = scope["extensions"].get(PARTS_EXTENSION) if "extensions" in scope else None
-        headers = [(b"content-length", b"2")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        seen.append(parts is not None and parts.is_ready)
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    async def scenario() -> None:
+            await ask(writer)  # and read nothing
+            assert not await ends.get()
         async with ServedApp(app) as (reader, writer):
-            for method in ("GET", "HEAD"):
-                await ask(writer, method)
-                await reader.readuntil(b"ok" if method == "GET" else b"\r\n\r\n")
+            await ask(writer)
+            for _ in range(100):
+                await reader.read(READ_BYTES)
+            writer.close()
+            await ends.get()
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=60))
-    assert seen == [False, False]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
 import pytest
 from starlette.requests import Request
 
+from loraplex.api.contract.answer_model import Absent, AnswerModel
 from loraplex.api.contract.errors import ApiError
 from loraplex.api.http.etags import Condition, etag_of, read_condition, tagged_response
 
 
-class Thing(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Thing(AnswerModel):
     name: str
     size: int
-    last_used_at: str | msgspec.UnsetType | None = None
-    secret: str | msgspec.UnsetType = msgspec.UNSET
+    last_used_at: str | Absent | None = None
+    secret: str | Absent = msgspec.UNSET
 
     volatile: ClassVar[frozenset[str]] = frozenset({"last_used_at"})
 
@@ -48,7 +52,7 @@ def test_a_tag_follows_what_can_be_changed_and_nothing_else() -> None:
 def test_an_answer_carries_the_tag_that_its_change_needs() -> None:
     answer = tagged_response(THING)
     assert holds(condition(answer.headers["etag"]))
-    assert msgspec.json.decode(answer.body, type=Thing) == THING
+    assert json.loads(bytes(answer.body)) == {"name": "a", "size": 1, "last_used_at": None}
 
 
 @pytest.mark.parametrize("sent", ["*", 'W/"x", {tag}', '{tag} , "x"'])

@@ -24,10 +24,7 @@ from support.served_app import ServedApp
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OF_THE_PROTOCOL = {
-    "_unset_keepalive_if_required",
     "cycle",
-    "headers",
-    "loop",
     "parser",
     "pipeline",
     "scope",
@@ -35,16 +32,13 @@ OF_THE_PROTOCOL = {
     "url",
 }
 """What `BoundedHttpProtocol` takes from uvicorn's protocol, beside the methods of asyncio's and
-httptools' own interfaces and `shutdown`."""
+httptools' own interfaces, `shutdown` and `timeout_keep_alive_handler`."""
 OF_THE_CYCLE = {
     "body",
-    "chunked_encoding",
     "disconnected",
-    "flow",
     "message_event",
     "response_complete",
     "response_started",
-    "transport",
 }
 """And what of the object that answers one request."""
 
@@ -63,14 +57,13 @@ def test_no_other_insides_of_uvicorn_are_used() -> None:
         if isinstance(node, ast.Attribute):
             owner = ast.unparse(node.value).removeprefix("self.")
             used.setdefault(owner, set()).add(node.attr)
-    ours = {*vars(http_protocol.BoundedHttpProtocol), *vars(http_protocol.AnswerParts)}
-    ours |= {"_cycle", "_write", "shutdown"}
+    ours = {*vars(http_protocol.BoundedHttpProtocol), "shutdown"}
     assert used["self"] - ours == OF_THE_PROTOCOL
     assert used["cycle"] == OF_THE_CYCLE
 
 
 def test_the_insides_are_there_in_the_installed_release() -> None:
-    """Those of a cycle are used by the tests below, and by those of the parts of an answer."""
+    """Those of a cycle are used by the tests below."""
 
     async def scenario() -> None:
         config = uvicorn.Config(Echo(), lifespan="off", log_config=None, ws="none")
@@ -215,5 +208,31 @@ def test_trailers_and_extensions_of_chunks_are_bounded_like_a_head() -> None:
             app, head, b"1;x=%b\r\na\r\n" % padding[:1000] * 100 + b"0\r\n\r\n" + LAST
         )
         assert [body for *_, body in app.seen] == [b"a" * 100, b""]
+
+    run(scenario())
+
+
+def test_empty_lines_do_not_keep_a_connection_open_and_a_running_request_does() -> None:
+    keep_alive_seconds = 1
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            await asyncio.sleep(1.5 * keep_alive_seconds)
+        await Echo()(scope, receive, send)
+
+    async def scenario() -> None:
+        async with ServedApp(app, keep_alive_seconds=keep_alive_seconds) as (reader, writer):
+            for path in (b"/a", b"/slow"):
+                writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+                assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+                await reader.readuntil(b"\r\n\r\n")
+            answered_at = asyncio.get_running_loop().time()
+            reading = asyncio.create_task(reader.read())
+            while not reading.done():
+                writer.write(b"\r\n")
+                await asyncio.sleep(0.05)
+            seconds = asyncio.get_running_loop().time() - answered_at
+            assert reading.result() == b""
+            assert keep_alive_seconds * 0.9 < seconds < keep_alive_seconds * 5
 
     run(scenario())

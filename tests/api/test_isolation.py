@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from support.http_uploads import open_upload
 from support.secrets_scan import MARK
 from support.server import Caller, ServerUnderTest
 
@@ -94,77 +93,6 @@ def test_deleting_equal_bytes_leaves_the_other_tenant_serving(
     before = right.openai.completions.create(**ask).choices[0].text
     assert left.http.delete("/v1/adapters/bot").status_code == 200
     assert right.openai.completions.create(**ask).choices[0].text == before
-
-
-SPLIT = {"version": 2, "percent": 5}
-FOREIGN_REQUESTS: list[tuple[str, str, Any]] = [
-    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-    ("GET", "/v1/models/{model}", None),
-    ("GET", "/v1/adapters/{name}", None),
-    ("GET", "/v1/adapters/{name}/versions", None),
-    ("GET", "/v1/adapters/{name}/versions/1", None),
-    ("GET", "/v1/adapters/{name}/versions/1/history", None),
-    ("GET", "/v1/adapters/{name}/versions/1/readiness", None),
-    ("GET", "/v1/adapters/{name}/versions/1/files/adapter_config.json", None),
-    ("GET", "/v1/adapters/{name}/versions/1/files/adapter_model.safetensors", None),
-    ("PUT", "/v1/adapters/{name}/versions/1/pin", {"ttl_seconds": 1}),
-    ("DELETE", "/v1/adapters/{name}/versions/1/pin", None),
-    ("POST", "/v1/adapters/{name}/versions/1/prefetch", {}),
-    ("GET", "/v1/adapters/{name}/deletions", None),
-    ("GET", "/v1/adapters/{name}/aliases", None),
-    ("GET", "/v1/adapters/{name}/aliases/prod", None),
-    ("GET", "/v1/adapters/{name}/aliases/prod/history", None),
-    ("POST", "/v1/adapters/{name}/aliases/prod/rollback", None),
-    ("PUT", "/v1/adapters/{name}/aliases/prod", {"version": 1}),
-    ("PUT", "/v1/adapters/{name}/aliases/prod", {"version": 1, "canary": SPLIT}),
-    ("DELETE", "/v1/adapters/{name}/aliases/prod", None),
-    ("DELETE", "/v1/adapters/{name}/versions/1", None),
-    ("DELETE", "/v1/adapters/{name}", None),
-]
-
-
-@pytest.mark.parametrize(("method", "path", "body"), FOREIGN_REQUESTS)
-def test_foreign_is_exactly_like_unknown(
-    resident: Caller, caller: Caller, method: str, path: str, body: Any
-) -> None:
-    def ask(owner: str, name: str) -> tuple[int, str, dict[str, str]]:
-        model = f"{owner}/{name}"
-        extra = {"model": model} if body and "messages" in body else {}
-        content = None if body is None else {**body, **extra}
-        where = path.format(model=model.replace("/", "%2F"), name=name)
-        answer = caller.http.request(method, where, json=content)
-        request_id = answer.headers["x-request-id"]
-        text = answer.text.replace(request_id, "ID").replace(owner, "OWNER").replace(name, "NAME")
-        headers = {
-            key: value
-            for key, value in answer.headers.items()
-            if key not in {"x-request-id", "date", "content-length"}
-        }
-        return answer.status_code, text, headers
-
-    foreign, unknown = ask("resident", "bot"), ask("nobody", "xyz")
-    assert foreign == unknown
-    assert foreign[0] == 404
-
-
-def test_a_foreign_upload_is_exactly_like_an_unknown_one(
-    make_caller: Callable[[], Caller], adapters: list[Path]
-) -> None:
-    left, right = make_caller(), make_caller()
-    foreign = open_upload(left, adapters[0])["id"]
-    unknown = "0" * len(foreign)
-    for method, suffix in (("GET", ""), ("POST", "/commit"), ("PUT", "/content?offset=0")):
-        answers = [
-            right.http.request(
-                method,
-                f"/v1/uploads/{upload}{suffix}",
-                headers={"content-type": "application/octet-stream"},
-            )
-            for upload in (foreign, unknown)
-        ]
-        bodies = {a.text.replace(a.headers["x-request-id"], "ID") for a in answers}
-        assert len(bodies) == 1
-        assert answers[0].status_code == 404
 
 
 def test_no_log_line_holds_a_prompt_an_answer_or_a_key(

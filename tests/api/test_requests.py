@@ -137,14 +137,6 @@ def test_what_is_no_cursor_is_refused(caller: Caller, after: str) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "after")
 
 
-def test_anothers_request_is_as_a_missing_one(make_caller: Callable[[], Caller]) -> None:
-    mine, other = make_caller(), make_caller()
-    foreign = other.http.get(f"/v1/requests/{generate(mine)}").json()["error"]
-    missing = other.http.get("/v1/requests/req-0").json()["error"]
-    assert foreign["code"] == missing["code"] == "request_not_found"
-    assert get(other, "/v1/requests")["data"] == []
-
-
 def test_a_running_request_is_listed_and_can_be_ended_by_its_tenant_alone(
     make_caller: Callable[[], Caller],
 ) -> None:

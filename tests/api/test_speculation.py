@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -146,8 +147,7 @@ def test_why_tells_whether_drafting_pays() -> None:
     def told(num_tokens: int) -> list[str]:
         stats = SpeculationStats(None, "ngram", 10, 40, 25, 0.625, num_tokens)
         view = proposer_view(stats)
-        entry = {name: getattr(view, name) for name in view.__struct_fields__}
-        return list(details({"load": None, "speculation": [entry]}, []))
+        return list(details({"load": None, "speculation": [asdict(view)]}, []))
 
     assert told(4) == ["ngram  25 of 40 draft tokens accepted, lately 62%: 4 draft tokens per step"]
     assert told(0) == ["ngram  25 of 40 draft tokens accepted, lately 62%: off"]

@@ -33,6 +33,7 @@ class Connection:
         self.sent: list[Message] = []
         self.has_gone = asyncio.Event()
         self.is_stuck = False
+        self.has_room = asyncio.Event()
         self.patience_seconds = 30.0
         self.num_closed = 0
 
@@ -42,7 +43,7 @@ class Connection:
 
     async def send(self, message: Message) -> None:
         if self.is_stuck and message["type"] == "http.response.body":
-            await asyncio.Event().wait()
+            await self.has_room.wait()
         self.sent.append(message)
 
     async def close(self) -> None:
@@ -56,14 +57,16 @@ class Connection:
     def is_complete(self) -> bool:
         return bool(self.sent) and self.sent[-1].get("more_body") is False
 
-    async def serve(self, events: AsyncIterator[bytes]) -> None:
-        stream = EventStream(
+    def stream(self, events: AsyncIterator[bytes]) -> EventStream:
+        return EventStream(
             events,
             headers={"x-test": "1"},
             close=self.close,
             patience_seconds=self.patience_seconds,
         )
-        await stream({"type": "http"}, self.receive, self.send)
+
+    async def serve(self, events: AsyncIterator[bytes]) -> None:
+        await self.stream(events)({"type": "http"}, self.receive, self.send)
 
 
 def run(scenario: Callable[[Connection], Coroutine[Any, Any, None]]) -> Connection:
@@ -163,6 +166,81 @@ def test_silence_is_not_held_against_a_reader_who_takes_what_comes() -> None:
     assert connection.body == b"".join(sse_data(str(number).encode()) for number in range(3))
     assert connection.num_closed == 1
     assert not connection.is_complete
+
+
+def test_an_event_is_sent_at_once_and_one_that_must_wait_comes_before_all_others() -> None:
+    async def scenario(connection: Connection) -> None:
+        async def events() -> AsyncIterator[bytes]:
+            reader = stream.reader
+            assert reader is not None
+            reader.send_at_once(b"1")
+            assert connection.body == b"1"
+            connection.is_stuck = True
+            reader.send_at_once(b"2")
+            assert reader.behind_since is not None
+            connection.is_stuck = False  # nothing overtakes what waits
+            asyncio.get_running_loop().call_later(0.01, connection.has_room.set)
+            yield b"3"
+            assert reader.behind_since is None
+            connection.is_stuck = True
+            connection.has_room.clear()
+            reader.send_at_once(b"4")
+            connection.has_room.set()
+            while reader.behind_since is not None:
+                await asyncio.sleep(0)
+            reader.send_at_once(b"5")
+
+        stream = connection.stream(events())
+        assert stream.reader is None
+        await stream({"type": "http"}, connection.receive, connection.send)
+
+    connection = run(scenario)
+    assert connection.body == b"12345"
+    assert connection.is_complete
+
+
+def test_a_caller_that_reads_nothing_of_what_is_sent_at_once_counts_as_gone() -> None:
+    async def scenario(connection: Connection) -> None:
+        connection.patience_seconds = 0.01
+
+        async def events() -> AsyncIterator[bytes]:
+            reader = stream.reader
+            assert reader is not None
+            connection.is_stuck = True
+            reader.send_at_once(b"never taken")
+            await asyncio.Event().wait()
+            yield b""
+
+        stream = connection.stream(events())
+        await stream({"type": "http"}, connection.receive, connection.send)
+        connection.has_room.set()
+        await asyncio.sleep(0.01)
+
+    connection = run(scenario)
+    assert connection.body == b""
+    assert connection.num_closed == 1
+    assert not connection.is_complete
+
+
+def test_an_error_of_what_was_sent_at_once_is_the_streams() -> None:
+    async def scenario(connection: Connection) -> None:
+        async def fail(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                await connection.has_room.wait()
+                raise RuntimeError("planted")
+
+        async def events() -> AsyncIterator[bytes]:
+            reader = stream.reader
+            assert reader is not None
+            reader.send_at_once(b"1")
+            connection.has_room.set()
+            yield b"2"
+
+        stream = connection.stream(events())
+        with pytest.raises(RuntimeError, match="planted"):
+            await stream({"type": "http"}, connection.receive, fail)
+
+    assert run(scenario).num_closed == 1
 
 
 def test_a_timeout_of_the_events_themselves_is_not_the_readers() -> None:

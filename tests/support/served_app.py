@@ -19,9 +19,17 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class ServedApp:
     """An application on a port of its own, and a caller of it."""
 
-    def __init__(self, app: App, *, max_connections: int = sys.maxsize) -> None:
-        protocol = protocol_among(Connections(max_connections))
-        config = uvicorn.Config(app, lifespan="off", log_config=None, http=protocol, ws="none")
+    def __init__(
+        self, app: App, *, max_connections: int = sys.maxsize, keep_alive_seconds: int = 5
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            http=protocol_among(Connections(max_connections)),
+            ws="none",
+            timeout_keep_alive=keep_alive_seconds,
+        )
         self._server = uvicorn.Server(config)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
