@@ -168,7 +168,7 @@ def test_a_move_ends_though_whom_it_was_for_is_deleted_meanwhile() -> None:
     assert world.evicted() == [D]
     world.loaders.run()
     assert world.manager.poll(), "only the move was left"
-    assert world.reports.figures().num_moves == 1
+    assert world.reports.tier_stats().num_moves == 1
 
 
 def test_a_leased_adapter_is_not_moved() -> None:
