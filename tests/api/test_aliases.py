@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,26 @@ PROD = "/v1/adapters/bot/aliases/prod"
 
 
 @pytest.fixture
-def owner(caller: Caller, adapters: list[Path]) -> Caller:
-    """A tenant whose `bot` has three ready versions and no alias."""
+def fresh_owner(caller: Caller, adapters: list[Path]) -> Caller:
+    """A tenant of the test's own, whose `bot` has three ready versions and never had an alias."""
     for folder in adapters:
         caller.push(folder, "bot")
     return caller
+
+
+@pytest.fixture(scope="module")
+def shared_owner(server: ServerUnderTest, adapters: list[Path]) -> Caller:
+    caller = server.make_caller("alias-owner")
+    for folder in adapters:
+        caller.push(folder, "bot")
+    return caller
+
+
+@pytest.fixture
+def owner(shared_owner: Caller) -> Iterator[Caller]:
+    """A tenant whose `bot` has three ready versions and no alias."""
+    yield shared_owner
+    shared_owner.http.delete(PROD)
 
 
 def ask(caller: Caller, model: str = "bot", request_id: str | None = None) -> Any:
@@ -120,18 +136,18 @@ def test_a_resident_adapter_was_loaded_in_no_time(owner: Caller) -> None:
     assert "x-loraplex-adapter-version" not in ask(owner, "tiny").headers
 
 
-def test_rollback_restores_the_whole_target_and_goes_further_back(owner: Caller) -> None:
-    owner.http.put(PROD, json={"version": 1})
-    split(owner, 10)
-    owner.http.put(PROD, json={"version": 3})
+def test_rollback_restores_the_whole_target_and_goes_further_back(fresh_owner: Caller) -> None:
+    fresh_owner.http.put(PROD, json={"version": 1})
+    split(fresh_owner, 10)
+    fresh_owner.http.put(PROD, json={"version": 3})
 
-    first = owner.http.post(f"{PROD}/rollback").json()
+    first = fresh_owner.http.post(f"{PROD}/rollback").json()
     assert (first["version"], first["canary"]) == (1, {"version": 2, "percent": 10})
-    second = owner.http.post(f"{PROD}/rollback").json()
+    second = fresh_owner.http.post(f"{PROD}/rollback").json()
     assert (second["version"], second["canary"]) == (1, None)
-    check_envelope(owner.http.post(f"{PROD}/rollback"), "nothing_to_roll_back")
+    check_envelope(fresh_owner.http.post(f"{PROD}/rollback"), "nothing_to_roll_back")
 
-    changes = owner.http.get(f"{PROD}/history").json()["data"]
+    changes = fresh_owner.http.get(f"{PROD}/history").json()["data"]
     assert [change["action"] for change in changes] == [
         "rollback",
         "rollback",
@@ -140,22 +156,22 @@ def test_rollback_restores_the_whole_target_and_goes_further_back(owner: Caller)
         "set",
     ]
     assert [change["version"] for change in changes] == [1, 1, 3, 1, 1]
-    key_id = owner.http.get("/v1/me").json()["key"]
+    key_id = fresh_owner.http.get("/v1/me").json()["key"]
     assert {change["changed_by"] for change in changes} == {f"key:{key_id}"}
-    assert len(owner.http.get(f"{PROD}/history", params={"limit": 2}).json()["data"]) == 2
+    assert len(fresh_owner.http.get(f"{PROD}/history", params={"limit": 2}).json()["data"]) == 2
 
 
 def test_the_history_says_who_it_was_whoever_it_was(
-    owner: Caller, server: ServerUnderTest, adapters: list[Path]
+    fresh_owner: Caller, server: ServerUnderTest, adapters: list[Path]
 ) -> None:
     operator = {
-        "authorization": f"Bearer {server.make_operator(f'root-{owner.slug}')}",
-        "x-loraplex-tenant": owner.slug,
+        "authorization": f"Bearer {server.make_operator(f'root-{fresh_owner.slug}')}",
+        "x-loraplex-tenant": fresh_owner.slug,
     }
-    key_id = owner.http.get("/v1/me").json()["key"]
-    owner.http.put(PROD, json={"version": 1})
+    key_id = fresh_owner.http.get("/v1/me").json()["key"]
+    fresh_owner.http.put(PROD, json={"version": 1})
     httpx.put(f"{server.url}{PROD}", headers=operator, json={"version": 2})
-    with signed_in_user(server, owner, "developer") as browser:
+    with signed_in_user(server, fresh_owner, "developer") as browser:
         browser.http.post(f"{PROD}/rollback")
         client = ApiClient(browser.http, server.url)
         pushed = push_adapter(
@@ -163,11 +179,19 @@ def test_the_history_says_who_it_was_whoever_it_was(
         )
         wait_until_settled(client, pushed)
         browser.http.delete(PROD)
-    user = f"user:developer@{owner.slug}.example"
-    assert authors(owner, PROD) == [user, user, f"operator:root-{owner.slug}", f"key:{key_id}"]
-    assert authors(owner, "/v1/adapters/new/aliases/prod") == [user]
+    user = f"user:developer@{fresh_owner.slug}.example"
+    assert authors(fresh_owner, PROD) == [
+        user,
+        user,
+        f"operator:root-{fresh_owner.slug}",
+        f"key:{key_id}",
+    ]
+    assert authors(fresh_owner, "/v1/adapters/new/aliases/prod") == [user]
     assert httpx.delete(f"{server.url}/v1/adapters/new", headers=operator).is_success
-    assert authors(owner, "/v1/adapters/new/aliases/prod") == [f"operator:root-{owner.slug}", user]
+    assert authors(fresh_owner, "/v1/adapters/new/aliases/prod") == [
+        f"operator:root-{fresh_owner.slug}",
+        user,
+    ]
 
 
 def authors(caller: Caller, alias: str) -> list[str]:
@@ -219,13 +243,13 @@ def test_of_many_who_change_an_alias_as_they_read_it_one_does(owner: Caller) -> 
     assert sorted(answer.status_code for answer in answers) == [200] + [412] * 5
 
 
-def test_what_cannot_be_rolled_back_to_says_so(owner: Caller) -> None:
-    check_envelope(owner.http.post(f"{PROD}/rollback"), "alias_not_found")
-    owner.http.put(PROD, json={"version": 1})
-    owner.http.put(PROD, json={"version": 2})
-    assert owner.http.delete("/v1/adapters/bot/versions/1").status_code == 200
-    check_envelope(owner.http.post(f"{PROD}/rollback"), "nothing_to_roll_back")
-    assert owner.http.get("/v1/adapters/bot").json()["aliases"] == {"prod": 2}
+def test_what_cannot_be_rolled_back_to_says_so(fresh_owner: Caller) -> None:
+    check_envelope(fresh_owner.http.post(f"{PROD}/rollback"), "alias_not_found")
+    fresh_owner.http.put(PROD, json={"version": 1})
+    fresh_owner.http.put(PROD, json={"version": 2})
+    assert fresh_owner.http.delete("/v1/adapters/bot/versions/1").status_code == 200
+    check_envelope(fresh_owner.http.post(f"{PROD}/rollback"), "nothing_to_roll_back")
+    assert fresh_owner.http.get("/v1/adapters/bot").json()["aliases"] == {"prod": 2}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.fault_proxy import Fault, FaultProxy, fair
 from support.http_uploads import WEIGHTS, commit, open_upload, put
 from support.processes import descendants
 from support.s3 import CREDENTIALS, emulated_s3, make_bucket
-from support.server import Caller, ServerUnderTest, serving
+from support.server import LORAPLEX, Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
 SECRET = CREDENTIALS["AWS_SECRET_ACCESS_KEY"].encode()
@@ -36,7 +36,8 @@ def bucket_server(
 ) -> Iterator[ServerUnderTest]:
     url = f"s3://adapters/p?endpoint={proxy.url}&addressing_style=path&max_attempts=1"
     folder = tmp_path_factory.mktemp("bucket")
-    with serving(tiny_base, folder, "--store", url, **CREDENTIALS) as server:
+    # A started process, since a forked one's first environment would not hold the credentials.
+    with serving(tiny_base, folder, "--store", url, program=LORAPLEX, **CREDENTIALS) as server:
         yield server
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from unittest.mock import patch
 
+import pytest
+import torch
+from benchmarks.gpu_check import main
 from benchmarks.speculation_check import LEAST_P_VALUE, least_p_value
 from torch import Tensor
 
@@ -16,26 +17,23 @@ from loraplex.engine.config import Acceptance
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
 
-ROOT = Path(__file__).parents[2]
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def run_gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": ".src:tests", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def run_gpu_check(*arguments: str) -> int:
+    with patch.object(sys, "argv", ["gpu_check", *arguments]):
+        return main()
 
 
-def test_the_check_pages_adapters_and_finds_equal_tokens() -> None:
+def test_the_check_pages_adapters_and_finds_equal_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     # The features are proven on the CPU in a test of their own.
-    run = run_gpu_check("--device", "cpu", "--requests", "24", "--no-timing", "--no-features")
-    assert run.returncode == 0, run.stderr[-2000:]
-    result = json.loads(run.stdout)
+    assert run_gpu_check("--device", "cpu", "--requests", "24", "--no-timing", "--no-features") == 0
+    result = json.loads(capsys.readouterr().out)
     serving = result["serving"]
     assert serving["ok"]
     assert serving["adapter_evictions"] > 0
@@ -47,10 +45,9 @@ def test_the_check_pages_adapters_and_finds_equal_tokens() -> None:
         assert proposer["draft_tokens"] > 0
 
 
-def test_without_a_gpu_it_says_unmeasured() -> None:
-    run = run_gpu_check()
-    assert run.returncode == 2
-    assert "unmeasured" in json.loads(run.stdout)["error"]
+def test_without_a_gpu_it_says_unmeasured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_gpu_check() == 2
+    assert "unmeasured" in json.loads(capsys.readouterr().out)["error"]
 
 
 class Credulous:

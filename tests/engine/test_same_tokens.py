@@ -48,6 +48,8 @@ FAMILIES: dict[str, list[str]] = {
     "gpt2-conv1d": ["c_attn", "c_fc"],
 }
 """Which layers of each family the adapters change."""
+NUM_LAYERS = 2
+"""One of each kind where a family's layers alternate."""
 UNTIED = {"tie_word_embeddings": False}
 """A random model with tied embeddings repeats its last token, whatever its cache says."""
 
@@ -79,7 +81,8 @@ def family(
 ) -> Iterator[Family]:
     root = tmp_path_factory.mktemp("family")
     model_type, differences = SERVED[request.param]
-    model = save_family(root / "base", model_type, {**differences, **UNTIED})
+    depth = {"n_layer" if "n_layer" in differences else "num_hidden_layers": NUM_LAYERS}
+    model = save_family(root / "base", model_type, {**differences, **UNTIED, **depth})
     adapters = [
         make_adapter(
             model,
@@ -183,7 +186,7 @@ class Way:
 WAYS = {
     "batched": Way(
         {"prefix_caching": False, "max_num_batched_tokens": 2048},
-        lambda core: core.stats().num_steps < 40,
+        lambda core: core.stats().num_step_sequences > 3 * core.stats().num_steps,
     ),
     "chunked": Way(
         {"prefix_caching": False, "max_num_batched_tokens": 23, "max_num_seqs": 12},

@@ -84,7 +84,10 @@ class Trial:
     # --- the crash --------------------------------------------------------------------------------
 
     def _crash_server(self) -> None:
-        with serving(self.base, self.data_dir, **{VARIABLE: self.point}) as server:
+        failing = {
+            VARIABLE: self.point
+        }  # read when modules are imported: by a process that does so
+        with serving(self.base, self.data_dir, program=LORAPLEX, **failing) as server:
             caller = self._introduce(server)
             hasty = patch.object(push, "FIRST_PAUSE_SECONDS", 0.01)  # nobody comes back to wait for
             with hasty, suppress(CommandFailed, httpx.TransportError, AssertionError):

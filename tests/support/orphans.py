@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Protocol
 
 _WATCH = """
 import os, signal, sys
@@ -21,8 +22,15 @@ for group in groups:
 """
 
 
+class Leader(Protocol):
+    """A process that leads its group."""
+
+    @property
+    def pid(self) -> int: ...
+
+
 @contextmanager
-def ending_with_this_process(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def ending_with_this_process(process: Leader) -> Iterator[None]:
     """Within the block, the process group that `process` leads ends with this process."""
     _tell(f"+{process.pid}")
     try:

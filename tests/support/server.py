@@ -18,8 +18,13 @@ import httpx
 from openai import AsyncOpenAI, OpenAI
 from sqlalchemy import delete
 
-from loraplex.api.cli.client import ApiClient
-from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
+from loraplex.api.cli.client import ApiClient, api_path
+from loraplex.api.cli.push import (
+    SETTLED_STATES,
+    push_adapter,
+    read_adapter,
+    wait_until_settled,
+)
 from loraplex.api.settings import Settings
 from loraplex.platform.accounts.models import SignInFailures
 from loraplex.platform.database import Database
@@ -31,6 +36,7 @@ from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.tenants import service as tenants
 from support.databases import database_of_server
+from support.nursery import ForkedServer, fork_server
 from support.orphans import ending_with_this_process
 from support.secrets_scan import leaks
 from support.waiting import wait_for
@@ -70,7 +76,10 @@ class Caller:
         pushed = push_adapter(
             client, adapter, name, aliases=aliases or [], base_id=None, is_quiet=True
         )
-        return wait_until_settled(client, pushed)
+        path = api_path("adapters", pushed["adapter"], "versions", pushed["version"])
+        # Without the pauses of a command, which may wait for hours beside many others.
+        wait_for(lambda: client.get(path)["state"] in SETTLED_STATES, seconds=120)
+        return wait_until_settled(client, client.get(path))
 
     def close(self) -> None:
         self.http.close()
@@ -82,7 +91,7 @@ class ServerUnderTest:
     """A running server and what a test needs to look behind it."""
 
     url: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedServer
     settings: Settings
     log: Path
     callers: list[Caller] = field(default_factory=list)
@@ -158,30 +167,24 @@ def serving(
     base: Path,
     data_dir: Path,
     *options: str,
-    program: Sequence[str] = LORAPLEX,
+    program: Sequence[str] | None = None,
     **environment: str,
 ) -> Iterator[ServerUnderTest]:
     """Run `loraplex serve` over `base` until the block is left; its log is kept in `data_dir`.
 
     Its database is `LORAPLEX_DATABASE` of `environment`, else the folder's (`database_of_server`).
-    `program` is what has the commands of `loraplex`.
+    `program` is what has the commands of `loraplex`. None: this Python's, in tests a process forked
+    from a warm one (`support.nursery`).
     """
     data_dir.mkdir(exist_ok=True)
     environment = {**database_environment(data_dir), **environment}
     settings = Settings(data_dir=data_dir, database=environment.get("LORAPLEX_DATABASE"))
     log = data_dir / "server.log"
-    command = [*program, "serve", "--model", str(base)]
     where = ["--data-dir", str(data_dir), "--port", "0"]
-    with log.open("ab") as output:
-        num_old_bytes = output.tell()
-        process = subprocess.Popen(
-            [*command, *where, *SMALL, *options],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=child_environment(**environment),
-        )
+    log.touch()
+    num_old_bytes = log.stat().st_size
+    arguments = ["serve", "--model", str(base), *where, *SMALL, *options]
+    process = _start(program, arguments, child_environment(**environment), log)
     callers: list[Caller] = []
     with ending_with_this_process(process):
         try:
@@ -197,7 +200,24 @@ def serving(
             assert leaks(log.read_bytes()) == [], "the log holds what nobody may read there"
 
 
-def _announced_url(process: subprocess.Popen[bytes], log: Path, start: int) -> str:
+def _start(
+    program: Sequence[str] | None, arguments: list[str], environment: dict[str, str], log: Path
+) -> subprocess.Popen[bytes] | ForkedServer:
+    """A process that leads its session, its output at the end of `log`."""
+    if program is None and "PYTEST_VERSION" in os.environ:
+        return fork_server(arguments, environment, log)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*(program or LORAPLEX), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+
+
+def _announced_url(process: subprocess.Popen[bytes] | ForkedServer, log: Path, start: int) -> str:
     """Where it serves, once its log says so behind `start`; "" before.
 
     Fails if the process has ended.

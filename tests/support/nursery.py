@@ -1,0 +1,156 @@
+"""Servers forked from one warm process: what they import, 2 s of CPU, is imported once.
+
+`python -m support.nursery` forks a `loraplex` command for each order on its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Never
+
+import msgspec
+
+POLL_SECONDS = 0.01
+_ASKING = threading.Lock()
+"""Held from a question to the nursery to its answer."""
+
+
+class Fork(msgspec.Struct, tag=True):
+    """An order to run `loraplex` with these arguments; answered by its process id."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    """Its working directory."""
+    log: str
+    """The file to which its output is appended."""
+
+
+class Look(msgspec.Struct, tag=True):
+    """An order to tell the status with which a process ended; answered by null while it runs."""
+
+    pid: int
+
+
+class ForkedServer:
+    """What the tests use of `subprocess.Popen`, for a process of the nursery's."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = _ask(Look(self.pid))
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = time.monotonic() + (timeout or float("inf"))
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("loraplex", timeout or 0)
+            time.sleep(POLL_SECONDS)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def fork_server(
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path
+) -> ForkedServer:
+    """Run `loraplex` with these arguments as the leader of a session of its own."""
+    pid = _ask(Fork(list(arguments), dict(environment), os.getcwd(), str(log)))
+    assert pid is not None
+    return ForkedServer(pid)
+
+
+def _ask(order: Fork | Look) -> int | None:
+    nursery = _nursery()
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    with _ASKING:
+        nursery.stdin.write(msgspec.json.encode(order) + b"\n")
+        nursery.stdin.flush()
+        answer = nursery.stdout.readline()
+    return msgspec.json.decode(answer, type=int | None)
+
+
+@cache
+def _nursery() -> subprocess.Popen[bytes]:
+    """Ends with this process, whose end of its standard input is closed then."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "support.nursery"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
+# --- in the nursery -----------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Carry out orders until there are no more."""
+    for name in ("loraplex.api.cli.serve", "loraplex.api.serve", "transformers.models.auto"):
+        import_module(name)
+    for order in _orders():
+        if isinstance(order, Look):
+            _answer(_status(order.pid))
+        elif pid := os.fork():
+            _answer(pid)
+        else:
+            _become(order)
+
+
+def _orders() -> Iterator[Fork | Look]:
+    for line in sys.stdin.buffer:
+        yield msgspec.json.decode(line, type=Fork | Look)
+
+
+def _answer(number: int | None) -> None:
+    os.write(1, msgspec.json.encode(number) + b"\n")
+
+
+def _status(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _become(order: Fork) -> Never:
+    """Run the command in this process, which is a new one."""
+    from loraplex.api.cli import main as run
+
+    os.setsid()
+    os.chdir(order.folder)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    output = os.open(order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, target)
+    os.close(nothing)
+    os.close(output)
+    sys.argv = ["loraplex", *order.arguments]
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()
