@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from .draft import NO_DRAFT
 from .errors import EngineError
 from .execution.execution import Drawn
 from .execution.grammars import Grammars
 from .execution.runner import StepOutput
-from .execution.sampler import logprobs_of
+from .execution.sampler import logprobs_of, row_after, sample
 from .messages import TokenLogprobs, TokensGenerated
 from .request import Request
 from .speculation.acceptors import Accepted, Acceptor
@@ -38,7 +39,11 @@ class NextTokens:
         failed: Mapping[Request, EngineError] = {}
         if any(request.matcher is not None for request in requests):
             allowed, failed = self._grammars.restrict(requests, logits)
-        verified = self._acceptor.accept(requests, allowed)
+        if any(request.draft is not NO_DRAFT for request in requests):
+            verified = self._acceptor.accept(requests, allowed)
+        else:
+            tokens = sample(allowed, list(map(row_after, requests)))
+            verified = [Accepted([], [token]) for token in tokens]
         logprobs: Sequence[list[TokenLogprobs] | None] = [None] * len(requests)
         if any(request.submitted.sampling.num_logprobs is not None for request in requests):
             logprobs = _logprobs(requests, verified, logits)

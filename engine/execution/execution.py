@@ -249,10 +249,11 @@ class Execution(Generic[OutputT]):
         self._scheduler.advance(sequence, num_accepted=len(path))
         row = entry.rows[1 + path[num_tokens - 2] if num_tokens > 1 else 0]
         hidden_states = output.hidden_states
-        self._speculation.observe(
-            request, path, None if hidden_states is None else hidden_states[row]
-        )
-        request.draft = NO_DRAFT
+        if request.draft is not NO_DRAFT or hidden_states is not None:
+            self._speculation.observe(
+                request, path, None if hidden_states is None else hidden_states[row]
+            )
+            request.draft = NO_DRAFT
         last = generated.token_ids[-1]
         if last in request.end_token_ids:
             self._requests.finish(request, FinishReason.STOP, stop_token_id=last)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..messages import TokenLogprob, TokenLogprobs
+from ..request import Request
 from ..sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-5
@@ -47,6 +48,16 @@ class SamplingRow:
     token_ids: Sequence[int]
     """Prompt and output so far; the token to sample follows them."""
     num_prompt_tokens: int
+
+
+def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow:
+    """The row of the token that follows these draft tokens if all of them are accepted."""
+    return SamplingRow(
+        params=request.submitted.sampling,
+        seed=request.seed,
+        token_ids=[*request.token_ids, *draft_tokens] if draft_tokens else request.token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+    )
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:

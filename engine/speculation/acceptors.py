@@ -11,9 +11,16 @@ from torch import Tensor
 
 from ..config import Acceptance
 from ..draft import ROOT
-from ..execution.sampler import SamplingRow, Stream, draw_from, probabilities_of, sample, uniforms
+from ..execution.sampler import (
+    SamplingRow,
+    Stream,
+    draw_from,
+    probabilities_of,
+    row_after,
+    sample,
+    uniforms,
+)
 from ..request import Request
-from .drawing import row_behind
 
 
 class Accepted(NamedTuple):
@@ -232,4 +239,4 @@ def sampling_rows(request: Request) -> list[SamplingRow]:
     """The inputs of sampling after the last token, and after each token of the draft."""
     draft = request.draft
     paths = [[], *(draft.path(index) for index in range(len(draft)))]
-    return [row_behind(request, [draft.token_ids[index] for index in path]) for path in paths]
+    return [row_after(request, [draft.token_ids[index] for index in path]) for path in paths]

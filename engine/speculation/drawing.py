@@ -12,7 +12,14 @@ from torch import Tensor
 from ..config import Acceptance
 from ..draft import Draft
 from ..execution.grammar_masks import restrict_drafts
-from ..execution.sampler import SamplingRow, Stream, draw_from, probabilities_of, sample
+from ..execution.sampler import (
+    SamplingRow,
+    Stream,
+    draw_from,
+    probabilities_of,
+    row_after,
+    sample,
+)
 from ..request import Request
 
 
@@ -29,7 +36,7 @@ class DraftDrawing(Protocol):
 
     def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
         """Draft a token per row of the proposer's `logits [num_rows, vocab_size]` (fp32, finite),
-        under the request's own parameters: `row_behind` gives its row."""
+        under the request's own parameters: `row_after` gives its row."""
         ...
 
 
@@ -60,16 +67,6 @@ def make_drawing(acceptance: Acceptance) -> DraftDrawing:
             assert_never(acceptance)
 
 
-def row_behind(request: Request, draft_tokens: Sequence[int]) -> SamplingRow:
-    """What decides the draw behind these draft tokens, were all of them right."""
-    return SamplingRow(
-        params=request.submitted.sampling,
-        seed=request.seed,
-        token_ids=[*request.token_ids, *draft_tokens] if draft_tokens else request.token_ids,
-        num_prompt_tokens=request.num_prompt_tokens,
-    )
-
-
 @dataclass(eq=False)
 class GrowingChain:
     """A request's draft while it is drafted, token by token."""
@@ -94,7 +91,7 @@ def draw_next(chains: Sequence[GrowingChain], logits: Tensor, drawing: DraftDraw
     """Give each of them one token more, by its row of a proposer's logits (fp32, finite)."""
     requests = [chain.request for chain in chains]
     draft_tokens = [chain.token_ids for chain in chains]
-    rows = list(map(row_behind, requests, draft_tokens))
+    rows = list(map(row_after, requests, draft_tokens))
     logits = restrict_drafts(requests, draft_tokens, logits)
     token_ids, probabilities = drawing.draw(rows, logits)
     for index, (chain, token) in enumerate(zip(chains, token_ids, strict=True)):

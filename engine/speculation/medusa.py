@@ -17,11 +17,11 @@ from ..config import Acceptance, EngineConfig
 from ..draft import NO_DRAFT, Draft
 from ..errors import InvalidParameter, UnsupportedModel
 from ..execution.grammar_masks import restrict_drafts
-from ..execution.sampler import SamplingRow, perturbed
+from ..execution.sampler import SamplingRow, perturbed, row_after
 from ..model.base_model import BaseModel
 from ..request import Request
 from .draft_tree import Candidates, best_first_tree
-from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing, row_behind
+from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
 from .medusa_checkpoint import load_heads
 from .medusa_heads import MedusaHeads
 from .proposer import DraftRequest
@@ -89,7 +89,7 @@ def coupled_trees(wanted: Sequence[DraftRequest], logits: Tensor) -> list[Draft]
     levels: list[list[Candidates]] = [[] for _ in wanted]
     requests = [entry.request for entry in wanted]
     for head in logits:
-        rows = list(map(row_behind, requests, likeliest))
+        rows = list(map(row_after, requests, likeliest))
         allowed = restrict_drafts(requests, likeliest, head)
         values, token_ids = _log_beliefs(allowed, rows).topk(width)
         found = zip(token_ids.tolist(), values.tolist(), strict=True)

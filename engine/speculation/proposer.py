@@ -39,7 +39,8 @@ class Proposer(Protocol):
         ...
 
     def observe(self, request: Request, hidden_state: Tensor | None) -> None:
-        """The request's tokens have grown; `token_ids` are final.
+        """The request's tokens have grown; `token_ids` are final. Called if the request had a
+        draft, and after each step if hidden states are needed.
 
         `hidden_state [hidden_size]`: the input of the output head when the last token was sampled,
         if requested; None otherwise.

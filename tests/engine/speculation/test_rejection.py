@@ -21,6 +21,7 @@ from loraplex.engine.draft import NO_DRAFT, Draft
 from loraplex.engine.execution.sampler import (
     Stream,
     gumbel_noise,
+    row_after,
     sample,
     uniform_noise,
 )
@@ -36,7 +37,6 @@ from loraplex.engine.speculation.drawing import (
     GrowingChain,
     IndependentDrawing,
     draw_next,
-    row_behind,
 )
 from support.chi_square import p_value
 from support.engine import LocalEngine
@@ -317,7 +317,7 @@ def test_coupled_drafts_are_accepted_as_often_as_gumbel_noise_lets_two_draws_mee
 
 def test_without_drafts_both_acceptors_draw_as_plain_decoding_does() -> None:
     requests = make_requests(200, SamplingParams(top_p=0.8))
-    rows = [row_behind(request, ()) for request in requests]
+    rows = [row_after(request, ()) for request in requests]
     plain = sample(target_logits(requests), rows)
     for acceptor in (CoupledAcceptor(), RejectionAcceptor()):
         accepted = acceptor.accept(requests, target_logits(requests))
