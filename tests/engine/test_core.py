@@ -354,7 +354,7 @@ def test_a_request_that_breaks_sampling_ends_alone(
             raise RuntimeError("a defect that this request triggers")
         return sample(logits, rows)
 
-    monkeypatch.setattr("loraplex.engine.speculation.acceptors.sample", fail_on_poison)
+    monkeypatch.setattr("loraplex.engine.next_tokens.sample", fail_on_poison)
     ids = [engine.submit(prompt), engine.submit(prompt, logit_bias={7: 1.0}), engine.submit(prompt)]
     engine.run()
     assert engine.answers[ids[0]].token_ids == engine.answers[ids[2]].token_ids == expected
