@@ -75,7 +75,7 @@ LOWEST_TESTS := tests/platform \
 	$(addprefix tests/api/test_,admission.py answer_parts.py arrivals.py auth_cache.py authentication.py bench.py \
 		bodies.py database_watch.py error_codes.py etags.py garbage.py http_head.py http_protocol.py jobs.py \
 		last_seen.py loop_histogram.py metrics.py pages.py peer_address.py reconciliation.py \
-		request_context.py request_log.py residency_usage.py schema_at_start.py server.py settings.py sign_in_queue.py \
+		request_context.py request_log.py device_usage.py schema_at_start.py server.py settings.py sign_in_queue.py \
 		sse.py staging.py upload_room.py)
 test-lowest: $(LOWEST_VENV)/.installed ## run quick tests of the core with the oldest packages that pyproject.toml admits
 	$(LOWEST_VENV)/bin/python -m pytest -q -k 'not postgres' $(LOWEST_TESTS) $(ARGS)

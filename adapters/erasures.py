@@ -26,7 +26,7 @@ class Erasures(Generic[BlockT]):
         self._arena = arena
         self._loaders = loaders
         self.running: list[_Erasure] = []
-        """Until `poll` takes them up."""
+        """The erasures that `poll` has not completed."""
 
     def begin(self, key: AdapterKey, placement: Placement) -> None:
         """Retire a placement of this adapter, then zero it."""

@@ -127,7 +127,7 @@ class Loads(Generic[BlockT]):
         return self._take_up_copies() or has_read
 
     def advance(self) -> bool:
-        """Place who waits for the device, and make room; True if something changed."""
+        """Place the waiting adapters, and make room; True if something changed."""
         has_placed = self._place_waiting()
         return self._give_way_in_host_memory() or has_placed
 
@@ -189,7 +189,7 @@ class Loads(Generic[BlockT]):
         self._forget_old_failures()
 
     def _forget_old_failures(self) -> None:
-        """Keep no record of an adapter that nobody asked for since long after its back-off."""
+        """Drop the records of failed adapters that were not requested long after their back-off."""
         horizon = self._clock() - MAX_BACKOFF_SECONDS
         for record in list(self._records):
             if record.state is State.FAILED and record.retry_at < horizon:

@@ -1,13 +1,13 @@
-"""Which adapters are on the device: the front of residency.
+"""The adapter manager: decides which adapters are on the device.
 
     STORED → FETCHING → READING → HOST → LOADING → RESIDENT,  or FAILED with a code and a back-off
 
-One owner, the engine's loop, calls everything and never waits: whatever touches an adapter's bytes
-(reading, copying, moving, zeroing) is a job of the loader threads, and `poll` takes up its end. A
-leased adapter stays where it is; the others make room when one that waits needs it.
+Only the engine's loop calls it, and no call waits: the loader threads read, copy, move and zero the
+adapters' bytes, and `poll` completes their jobs. A leased adapter stays where it is; the others are
+evicted when a waiting adapter needs the room.
 
-Each part keeps one thing: `demand` who is needed (pins, turns), `records` the states, `loads` the
-way to the device, `arena_planner` the room there, `leases` who uses it, `retirements` deletions.
+Each part keeps one thing: `demand` the pins and next uses, `records` the states, `loads` the loads,
+`arena_planner` the placements, `leases` the uses by requests, `retirements` the deletions.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ class AdapterManager(Generic[BlockT]):
             record.keep(stay_seconds, self._clock())
 
     def expect(self, keys: Iterable[AdapterKey]) -> None:
-        """Tell what waiting requests name, the next one first; it replaces what was told before.
+        """Set the adapters that waiting requests need, in the order of their next use.
 
-        None of these is displaced for one that is needed later. Those whose turn is soon are
-        requested: they may have been displaced, or have failed, since their requests came.
+        None of them is evicted for one that is needed later. Those that are needed soon are
+        requested: they may have been evicted, or have failed, since their requests arrived.
         """
         self._demand.next_uses.set(keys)
         self._loads.reorder()
@@ -148,7 +148,7 @@ class AdapterManager(Generic[BlockT]):
             self.request(key)
 
     def expect_last(self, key: AdapterKey) -> None:
-        """The same as `request` for one that has just come: its turn is behind all others'."""
+        """The same as `request`, for the adapter of a new request: it is needed last."""
         self._demand.next_uses.add(key)
         self.request(key)
 
@@ -228,7 +228,7 @@ class AdapterManager(Generic[BlockT]):
     # --- the owner's loop -------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Take up finished jobs and begin the next; True if something changed."""
+        """Complete finished jobs and start the next; True if something changed."""
         if self._clock() >= self._next_pin_time:
             self._ask_for_pinned()
         if not any(self._unfinished):

@@ -29,14 +29,15 @@ class Moves(Generic[BlockT]):
         self._loaders = loaders
         self._erasures = erasures
         self.running: list[_Move[BlockT]] = []
-        """Until `poll` takes them up."""
+        """The moves that `poll` has not completed."""
         self.num_moves = 0
         """Successful moves."""
         self.num_moved_elements = 0
         """Elements of the arena moved."""
 
     def begin(self, record: Record[BlockT], avoid: Sequence[Extent]) -> None:
-        """Start copying an idle adapter to another extent. If there is none, it will be evicted."""
+        """Start copying an idle adapter to another extent. Without room for the copy nothing
+        starts, and the planner evicts the adapter."""
         source = record.placement
         assert source is not None
         target = self._arena.place_again(source.row, avoid=avoid)

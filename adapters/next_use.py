@@ -74,7 +74,9 @@ class NextUses:
     def distance(self, key: AdapterKey) -> int:
         """Its position, at most `num_soon`; one more than that if no request waits for it."""
         position = self._positions.get(key)
-        return self.num_soon + 1 if position is None else min(self.num_soon, position)
+        if position is None:
+            return self.num_soon + 1
+        return min(self.num_soon, position)
 
     def eviction_distance(self, key: AdapterKey) -> int:
         """Adapters with a greater distance than this may be evicted for the adapter."""

@@ -52,7 +52,7 @@ class EngineCore:
         self._pace = parts.tiers.pace
         self._scheduler = parts.scheduler
         self._messages: list[FromEngine] = []
-        """That the next step returns."""
+        """The answers that the next step returns."""
         self._statistics = Statistics(parts)
         self._requests = RequestLifecycle(parts, self.info, self._statistics)
         self._executor = StepExecutor(parts, self._requests, self._statistics)
@@ -128,7 +128,7 @@ class EngineCore:
         return bool(self._messages) or self._requests.has_events
 
     def _take_messages(self) -> Iterator[FromEngine]:
-        """What the fetcher has to know, then the messages in order, then the requests' events."""
+        """The messages for the fetcher, then the answers in order, then the requests' events."""
         fetches = self._manager.fetches
         if fetches.read or fetches.wanted:
             yield from map(AdapterRead, fetches.take_read())

@@ -45,7 +45,7 @@ class RequestLifecycle:
         self._grammars = parts.grammars
         self._speculation = parts.speculation
         self._events = StepEvents()
-        """Since the last `take_events`."""
+        """Announced since the last `take_events`."""
         self._statistics = statistics
         self._journal: JournalCounters | None = None
         self._next_reap_time = parts.clock() + REAP_INTERVAL_SECONDS
@@ -86,7 +86,7 @@ class RequestLifecycle:
     def poll(self) -> list[AdapterEvicted]:
         """Reap lost leases, release requests whose grammar is compiled, advance deletions.
 
-        Returns the deletions that are complete. Behind `AdapterManager.poll`.
+        Returns the deletions that are complete. Call it after `AdapterManager.poll`.
         """
         if self._clock() >= self._next_reap_time:
             self._reap()
@@ -130,7 +130,7 @@ class RequestLifecycle:
         return bool(events.started or events.prompts or events.tokens or events.finished)
 
     def take_events(self) -> StepEvents:
-        """What was announced since the last call."""
+        """The events announced since the last call."""
         events, self._events = self._events, StepEvents()
         return events
 

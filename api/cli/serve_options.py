@@ -69,8 +69,9 @@ def _setting_parameters() -> Iterator[Parameter]:
 
 
 def _parameter(name: str, kind: Any, default: Any, option: Any) -> Parameter:
-    shown: Any = kind | None if default is None else kind
-    annotation: Any = Annotated[shown, option]
+    if default is None:
+        kind = kind | None
+    annotation: Any = Annotated[kind, option]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -95,8 +96,8 @@ def _settings(values: Mapping[str, Any]) -> Settings:
 
 def _in_fields(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the configuration's options in the units of its fields."""
-    found = {name: (option.unit, values[name]) for name, option in options_of(config).items()}
-    return {
-        name: value if unit == 1 or value is None else round(value * unit)
-        for name, (unit, value) in found.items()
-    }
+    found = {name: values[name] for name in options_of(config)}
+    for name, option in options_of(config).items():
+        if option.unit != 1 and found[name] is not None:
+            found[name] = round(found[name] * option.unit)
+    return found

@@ -125,7 +125,7 @@ def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Res
 
     def send_at_once(delta: Delta) -> bool:
         reader = stream.reader
-        if reader is None or reader.behind_since is not None:
+        if reader is None or reader.unread_since is not None:
             return False
         if event := form.events(delta):
             reader.send_at_once(event)

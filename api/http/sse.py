@@ -27,7 +27,7 @@ _LINE_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\u0085\u2028\
 split at them."""
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _SENT = object()
-"""Instead of what a send waits for: it waited for nothing."""
+"""Stands for the future that a send waits for if it waits for none."""
 
 
 def sse_data(payload: bytes, *, name: str | None = None) -> bytes:
@@ -101,7 +101,7 @@ class EventStream(Response):
 async def _ping(reader: Reader) -> None:
     while True:
         await asyncio.sleep(PING_INTERVAL_SECONDS)
-        if reader.behind_since is None:
+        if reader.unread_since is None:
             await reader.send(PING)
 
 
@@ -115,29 +115,30 @@ class Reader:
         self._send = send
         self._patience_seconds = patience_seconds
         self._loop = asyncio.get_running_loop()
-        self.behind_since: float | None = None
-        """When the data was sent that has not been read yet; None: all has been."""
+        self.unread_since: float | None = None
+        """When the oldest unread data was sent; None if the client has read everything."""
         self._rest: asyncio.Task[None] | None = None
         """What is left of the last `send_at_once` that had to wait."""
 
     def send_at_once(self, body: bytes) -> None:
-        """Send without waiting, past the stream's events: while its task waits for them, and the
-        client is not behind. If it has to wait, a task sends the rest, before anything else."""
+        """Send without waiting. Only while the stream's task waits for an event and the client has
+        read everything. If sending has to wait, a task finishes it before anything else is sent.
+        """
         message = {"type": "http.response.body", "body": body, "more_body": True}
         sending = self._send(message).__await__()
         waits_for = next(sending, _SENT)
         if waits_for is not _SENT:
-            self.behind_since = self._loop.time()
+            self.unread_since = self._loop.time()
             self._rest = self._loop.create_task(self._send_rest(waits_for, sending))
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:
         if self._rest is not None:
             await self._rest
             self._rest = None
-        if self.behind_since is None:
-            self.behind_since = self._loop.time()
+        if self.unread_since is None:
+            self.unread_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
-        self.behind_since = None
+        self.unread_since = None
 
     def close(self) -> None:
         """Give up what has not been sent."""
@@ -146,11 +147,11 @@ class Reader:
 
     async def _send_rest(self, waits_for: Any, sending: Generator[Any, Any, None]) -> None:
         await _resumed(waits_for, sending)
-        self.behind_since = None
+        self.unread_since = None
 
     @asynccontextmanager
     async def patience(self) -> AsyncIterator[None]:
-        """Raises ClientDisconnected in the place where a reader is waited for in vain."""
+        """Raises ClientDisconnected in the block once the client has read nothing for too long."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -166,7 +167,9 @@ class Reader:
     def _watch(self, limit: asyncio.Timeout) -> None:
         """Check again when the timeout of a client that is or becomes slow would expire."""
         now = self._loop.time()
-        since = now if self.behind_since is None else self.behind_since
+        since = self.unread_since
+        if since is None:
+            since = now
         if now - since >= self._patience_seconds:
             limit.reschedule(now)
         else:
@@ -175,6 +178,6 @@ class Reader:
 
 @coroutine
 def _resumed(waits_for: Any, begun: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
-    """Awaits the rest of what has run to its first wait."""
+    """Awaits the rest of a coroutine that has run to its first wait."""
     yield waits_for
     yield from begun

@@ -169,7 +169,7 @@ class ModelRunner:
     ) -> StepOutput:
         """Like `run`, for any chunks, each with the adapter of its lease.
 
-        Spans of one token come first, then those that verify draft tokens.
+        Chunks of one token come first, then those that verify draft tokens.
         """
         inputs = make_inputs(
             chunks,

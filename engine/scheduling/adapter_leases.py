@@ -15,8 +15,8 @@ from .waiting import WaitingQueue
 EXPECT_INTERVAL_SECONDS = 0.05
 """How often the adapter manager is told which adapters are needed next."""
 MAX_EXPECTED = 256
-"""Lines whose adapters are expected, or those of two batches: who waits behind so many makes no
-difference yet."""
+"""Adapter queues that are announced, or those of two batches if that is more. The order of later
+ones makes no difference yet."""
 
 LOAD_ERRORS: dict[str, type[EngineError]] = {
     AdapterDeleted.code: AdapterDeleted,

@@ -15,10 +15,10 @@ class AdapterProvider(Protocol):
     """What the scheduler needs of the adapter manager. No call waits for an adapter's bytes."""
 
     def expect(self, keys: Iterable[AdapterKey]) -> None:
-        """Tell what waiting requests name, the next one first; it replaces what was told before."""
+        """Set the adapters that waiting requests need, in the order of their next use."""
 
     def expect_last(self, key: AdapterKey) -> None:
-        """A request for this adapter has come: its turn is behind all others'."""
+        """A request for this adapter has arrived: the adapter is needed last."""
 
     def is_settled(self, key: AdapterKey) -> bool:
         """Whether it is resident, failed or deleted: of any other `acquire` grants no lease."""

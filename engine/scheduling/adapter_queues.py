@@ -141,7 +141,7 @@ class WaitingTenant(Generic[Entry]):
         self.turn = queue.turn = turn
         self.waiting_since = now
 
-    def lines_in_order(self) -> list[Hashable]:
+    def queues_in_order(self) -> list[Hashable]:
         """The names of its queues, the next one first."""
         places = [
             (not queue.is_urgent, self.service.counter(name), queue.turn, name)

@@ -1,7 +1,7 @@
 """Room for a waiting request: a place in the batch, and blocks for all its tokens. Torch-free.
 
-Blocks are handed out chunk by chunk, but who could not finish its prompt would only be preempted:
-a request is admitted when its whole prompt fits behind those that are still being computed.
+Blocks are allocated chunk by chunk, but a request that cannot finish its prompt would be preempted.
+So a request is admitted when its whole prompt fits, after those that are still being computed.
 """
 
 from __future__ import annotations

@@ -55,10 +55,11 @@ class Backlog:
             self._output_tokens = MEMORY * known + (1 - MEMORY) * num_tokens
 
     def wait_seconds(self, request: Request, running: StepShape, *, is_full: bool) -> float:
-        """Until the request would first run, behind its tenant's others at the tenant's share.
+        """The expected time until the request first runs, after its tenant's others, at the
+        tenant's share.
 
-        `is_full`: what is ahead must not only be admitted, but first make room by its end. Nothing
-        known costs nothing, so this errs to the short side.
+        `is_full`: running requests must end before others are admitted. Unknown costs count as 0,
+        so the estimate is rather too short.
         """
         ahead = self._tenants.get(request.tenant_id)
         if ahead is None:

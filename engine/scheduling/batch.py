@@ -1,4 +1,4 @@
-"""What one step runs: in the making, as a batch, and in the parts that run one after another.
+"""A step while it is scheduled, its batch, and the parts in which the batch runs.
 
 The batch is all that the runner sees of the scheduler's decisions. Torch-free.
 """
@@ -96,11 +96,10 @@ Part = tuple[ScheduledSequence, ...]
 
 
 def parts_of(sequences: Sequence[ScheduledSequence]) -> Iterator[Part]:
-    """The sequences in the parts of the step: suspects apart, each in a forward of its own.
+    """The parts of a step: each suspect runs in a forward pass of its own.
 
-    Who was in a step in which the engine broke down may be the cause or only have been there.
-    Alone, a request answers for itself: another breakdown is its own doing, and an answer clears
-    it.
+    A request in a step in which the engine crashed may or may not have caused that. If it runs
+    alone, another crash is its own, and a result clears it.
     """
     others = tuple(each for each in sequences if not each.request.num_lone_steps)
     if others:
@@ -112,7 +111,7 @@ def parts_of(sequences: Sequence[ScheduledSequence]) -> Iterator[Part]:
 
 
 class Step:
-    """What the scheduler has decided so far."""
+    """A step while it is scheduled."""
 
     def __init__(self, *, budget: int, block_size: int, max_read_rows: int) -> None:
         self.decodes: dict[Request, ScheduledSequence] = {}
@@ -121,7 +120,7 @@ class Step:
         self.failed: list[tuple[Request, EngineError]] = []
         self.preempted: set[Request] = set()
         self.is_short = False
-        """Whether what runs had to give blocks back: then nobody is admitted."""
+        """Whether a running request had to give blocks back: then none is admitted."""
         self.num_draft_tokens = 0
         """Of all decodes."""
         self._block_size = block_size
@@ -174,7 +173,7 @@ class Step:
         if sequence := self._prefills.pop(request, None):
             self._num_prefill_tokens -= sequence.num_tokens
         if sequence := self.decodes.pop(request, None):
-            # Time for draft tokens is not time for prompts: nobody else gets it.
+            # Time for draft tokens is not time for prompts: no other request gets it.
             self._limit -= sequence.num_draft_tokens
             self.num_draft_tokens -= sequence.num_draft_tokens
 

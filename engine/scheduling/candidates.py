@@ -44,7 +44,7 @@ class Candidates(Generic[Entry]):
             visit = None
         raise StopIteration
 
-    def park_line(self) -> None:
+    def park_queue(self) -> None:
         """Its adapter is absent: nothing more of this queue in this step; other queues go on."""
         assert self._visit, "one answer for each candidate"
         assert self._queue, "one answer for each candidate"
@@ -52,7 +52,7 @@ class Candidates(Generic[Entry]):
         self._queue = self._ticket = None
 
     def skip(self) -> None:
-        """Not this one in this step, but those behind it: it waits for another of its group."""
+        """Not this request in this step, but the next of its queue: it waits for its group."""
         assert self._queue, "one answer for each candidate"
         self._aside.take_first(self._queue)
         self._ticket = None

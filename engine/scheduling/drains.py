@@ -54,7 +54,8 @@ class Drains:
         return key in self.open
 
     def begin(self, key: AdapterKey, drain_seconds: float) -> None:
-        """Refuse the adapter from now on; end who waits for it, and by the deadline who runs."""
+        """Refuse the adapter from now on. End its waiting requests, and by the deadline the running
+        ones."""
         now = self._clock()
         drain = self.open.get(key)
         if drain is None:

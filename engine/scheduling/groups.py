@@ -11,8 +11,8 @@ from ..request import Request
 class Groups:
     """The requests of each group that have not ended.
 
-    Who computes the prompt is no property of a request: it is whoever of the group runs and has
-    not come to its last token. So the group goes on whichever of them is aborted or preempted.
+    The request that computes the prompt is not stored: it is the running one of the group that has
+    not reached its prompt's last token. So any of them may be aborted or preempted.
     """
 
     def __init__(self, running: Container[Request]) -> None:

@@ -47,9 +47,10 @@ class Preemption:
         self._num_blocked_steps = 0
 
     def make_room(self, request: Request, num_tokens: int, step: Step) -> bool:
-        """Take blocks for a running request, from others if need be; False if it gives way itself.
+        """Allocate blocks for a running request and preempt others for them; False if the request
+        itself was preempted.
 
-        A request alone always finds room: nobody is admitted who would not fit.
+        A request that runs alone always finds room: one that would not fit is never admitted.
         """
         while not self._kv.grow(request.kv, request.num_computed_tokens, num_tokens):
             step.is_short = True
@@ -60,13 +61,13 @@ class Preemption:
         return True
 
     def note_blocked(self, request: Request) -> None:
-        """The first of those that wait finds no room in this step."""
+        """The first waiting request finds no room in this step."""
         if request.tenant_id != self._blocked_tenant:
             self._blocked_tenant, self._num_blocked_steps = request.tenant_id, 0
         self._num_blocked_steps += 1
 
     def reclaim(self, request: Request, measure: Measure, share: float, step: Step) -> bool:
-        """Preempt for a waiting request who holds what is its tenant's, if it waited long enough.
+        """Preempt a request of a tenant above its share for one that has waited long enough.
 
         `share` is the part of the resource that the request needs.
         """
@@ -83,11 +84,12 @@ class Preemption:
             return False
         would_hold = measure(request.tenant_id) + share
         if would_hold > self._tenant_cap + ROUNDING and self._running.num_of(request.tenant_id):
-            return False  # whoever gives way will wait, so the cap on the others applies
+            return False  # the preempted request will wait, so the cap applies to the others
         return self._running.owes(request, measure, share)
 
     def _preempt(self, victim: Request, step: Step) -> None:
-        """Take everything from a running request but its tokens and, if it pays, their KV."""
+        """Stop a running request. It keeps its tokens, and their KV on the host if that is faster
+        than recomputing."""
         self.num_preemptions += 1
         victim.num_preemptions += 1
         step.cancel(victim)

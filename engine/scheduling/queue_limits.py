@@ -1,4 +1,4 @@
-"""Who may queue: nobody behind too many others, or longer than its deadline. Torch-free."""
+"""Limits of the waiting queue: its length, and each request's deadline. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Which tokens of which requests the next step computes.
 
 Each step has one token budget. Decoding requests come first; prompts are cut into chunks that fill
-the rest, and whoever's tenant had the least service goes on or is admitted next. A request whose
-adapter is not resident is skipped, not waited for. When blocks run out, the newest request of the
-tenant that holds most gives its blocks back, and is swapped in or computed again later.
+the rest, in the order of their tenants' service, least first. A request whose adapter is not
+resident is skipped, not waited for. When blocks run out, the newest request of the tenant that
+holds most is preempted: it is swapped in or recomputed later.
 
 Torch-free; takes its clock and everything it decides over as arguments.
 """
@@ -178,7 +178,7 @@ class Scheduler:
 
     @property
     def is_short_of_kv(self) -> bool:
-        """The last step had too few KV blocks for who came next."""
+        """The last step had too few KV blocks for the next request."""
         return self._admission.is_short
 
     # --- the life of a request ------------------------------------------------------------------
@@ -366,7 +366,7 @@ class Scheduler:
                 num_free -= num_tokens
 
     def _grow_drafts(self, step: Step) -> None:
-        """Give draft tokens blocks that nobody else wants, or cut them to those there are."""
+        """Give draft tokens blocks that no other request needs, or cut them to the free ones."""
         for request, num_tokens, num_draft_tokens in step.drafting():
             kv, num_computed = request.kv, request.num_computed_tokens
             if step.is_short or not self._kv.grow(kv, num_computed, num_tokens):
@@ -415,9 +415,9 @@ class Scheduler:
     # --- what waits -----------------------------------------------------------------------------
 
     def _admit_waiting(self, step: Step, prefills: Prefills) -> None:
-        """Admit who fits, least served tenant first, until the first that finds no room.
+        """Admit requests that fit, least served tenant first, until the first that finds no room.
 
-        Those behind it must not take the room it waits for.
+        Later ones must not take the room that it waits for.
         """
         unfinished = prefills.left()
         walk = self._waiting.candidates(self._leases.is_settled)
@@ -435,7 +435,7 @@ class Scheduler:
             elif not self._admission.may_take_sequence(request):
                 return self._preemption.note_blocked(request)
             elif not self._leases.take(request, self._cap_on(request)):
-                walk.park_line()
+                walk.park_queue()
             elif self._admission.find(request, unfinished, step):
                 self._admit(request, step)
             else:

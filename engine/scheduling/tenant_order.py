@@ -16,8 +16,8 @@ class TenantOrder(Generic[Entry]):
     """The waiting tenants by service; those of equal service take turns.
 
     Every waiting tenant is in the heap or, taken out by a walk, in `_taken`. A heap entry has the
-    service as it was when the tenant was offered: service only grows, so nobody comes up too late,
-    and who comes up too early is offered again.
+    service as it was when the tenant was offered. Service only grows, so no tenant is taken too
+    late, and one that is taken too early is offered again.
     """
 
     def __init__(self, counters: VirtualTokenCounters[str]) -> None:
@@ -49,7 +49,7 @@ class TenantOrder(Generic[Entry]):
         self._counters.deactivate(tenant.tenant_id)
 
     def restore(self, num_tenants: int) -> None:
-        """Offer again who was taken; let go of who left once they outnumber those who wait."""
+        """Offer the taken tenants again; drop those without requests once they are the majority."""
         for tenant in tuple(self._taken):
             self.offer(tenant)
         if len(self._heap) > 2 * num_tenants + 16:

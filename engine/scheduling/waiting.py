@@ -88,16 +88,17 @@ class WaitingQueue(Generic[Entry]):
     def charge(self, entry: Entry, service: float) -> None:
         """Charge a request's queue among its tenant's queues, if the tenant has an entry.
 
-        Whether the request waits or runs. Lines that are never charged take turns.
+        The request may wait or run. Queues that are never charged alternate.
         """
         if tenant := self.tenants.get(entry.tenant_id):
             tenant.service.add(entry.adapter, service)
 
     def next_adapters(self, limit: int) -> list[Hashable]:
-        """Lines that wait, of the least served tenants first, one after another of each tenant."""
+        """The adapters of waiting queues, least served tenants first, one queue of each tenant at a
+        time."""
         counter = self.counters.counter
         tenants = sorted(self.tenants.values(), key=lambda tenant: counter(tenant.tenant_id))
-        rounds = zip_longest(*(tenant.lines_in_order() for tenant in tenants))
+        rounds = zip_longest(*(tenant.queues_in_order() for tenant in tenants))
         names = (name for names in rounds for name in names if name is not None)
         return list(islice(names, limit))
 

@@ -29,11 +29,11 @@ from .fair_shares import fair_shares
 from .proposer import DraftRequest
 
 MAX_CATCH_UP_TOKENS = 256
-"""Known tokens, over all requests, that one step's drafting computes at most: a long prompt is
-caught up with over several steps, and drafted behind once that is done."""
+"""Maximum known tokens, over all requests, that the drafting of one step computes. A long prompt
+takes several steps, and is drafted for after that."""
 LEAST_SHARE = 2
-"""What every request may compute of its known tokens all the same: the last draft token, if all
-were right, and the token that was drawn behind it."""
+"""Known tokens that every request may compute anyway: the last draft token, if all were accepted,
+and the token sampled after it."""
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class _Piece(NamedTuple):
 
 
 class DraftModelProposer:
-    """Proposes for all requests at once: a forward per token, over whoever still wants one."""
+    """Proposes for all requests at once: one forward pass per token, over those that need one."""
 
     name = "draft"
     needs_hidden_states = False
@@ -129,7 +129,7 @@ class DraftModelProposer:
                 for request, _ in wanted
             ]
         except BaseException:
-            # What was half done is known to nobody.
+            # The state of an interrupted call is unknown.
             self._model.forget_step()
             for request, _ in wanted:
                 self.forget(request.request_id)

@@ -49,7 +49,7 @@ def test_events_in_between_are_whole_chunks_in_order_and_stop_for_a_slow_reader(
             yield b": begin\n\n"
             for number, event in enumerate(said):
                 assert stream.reader is not None
-                if stream.reader.behind_since is None:
+                if stream.reader.unread_since is None:
                     stream.reader.send_at_once(event)
                     numbers_at_once.append(number)
                     await asyncio.sleep(0)
@@ -87,13 +87,13 @@ def test_a_stream_ends_whose_caller_leaves_or_reads_nothing_while_events_are_sen
             yield b": begin\n\n"
             while True:
                 assert stream.reader is not None
-                if stream.reader.behind_since is None:
+                if stream.reader.unread_since is None:
                     stream.reader.send_at_once(sse_data(b'"%s"' % (b"x" * 1000)))
                 await asyncio.sleep(0)
 
         async def close() -> None:
             assert stream.reader is not None
-            ends.put_nowait(stream.reader.behind_since is None)
+            ends.put_nowait(stream.reader.unread_since is None)
 
         stream = EventStream(events(), headers={}, close=close, patience_seconds=0.2)
         await stream(scope, receive, send)

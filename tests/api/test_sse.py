@@ -177,16 +177,16 @@ def test_an_event_is_sent_at_once_and_one_that_must_wait_comes_before_all_others
             assert connection.body == b"1"
             connection.is_stuck = True
             reader.send_at_once(b"2")
-            assert reader.behind_since is not None
+            assert reader.unread_since is not None
             connection.is_stuck = False  # nothing overtakes what waits
             asyncio.get_running_loop().call_later(0.01, connection.has_room.set)
             yield b"3"
-            assert reader.behind_since is None
+            assert reader.unread_since is None
             connection.is_stuck = True
             connection.has_room.clear()
             reader.send_at_once(b"4")
             connection.has_room.set()
-            while reader.behind_since is not None:
+            while reader.unread_since is not None:
                 await asyncio.sleep(0)
             reader.send_at_once(b"5")
 

@@ -225,7 +225,7 @@ class QueueAgainstSort(RuleBasedStateMachine):
 
     def answer(self, walk: Candidates[Entry], entry: Entry, answer: str, service: int) -> None:
         if answer == "park":
-            walk.park_line()
+            walk.park_queue()
             self.model.park(entry)
         elif answer == "skip":
             walk.skip()
@@ -292,7 +292,7 @@ def test_parked_lines_hide_neither_their_tenants_other_lines_nor_other_tenants()
     admitted = []
     for entry in (walk := queue.candidates()):
         if (entry.tenant_id, entry.adapter) == ("a", "cold"):
-            walk.park_line()
+            walk.park_queue()
             continue
         queue.admit(entry)
         admitted.append(entry.request_id)
@@ -355,7 +355,7 @@ def test_a_tenant_held_up_by_its_adapter_earns_no_credit_and_lets_no_one_earn_an
     queue = make_queue(Entry("cold", adapter="cold"), Entry("busy", tenant_id="b"))
     for entry in (walk := queue.candidates()):
         if entry.adapter == "cold":
-            walk.park_line()
+            walk.park_queue()
         else:
             walk.skip()
     queue.counters.charge("b", output_tokens=500)

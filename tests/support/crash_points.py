@@ -84,9 +84,8 @@ class Trial:
     # --- the crash --------------------------------------------------------------------------------
 
     def _crash_server(self) -> None:
-        failing = {
-            VARIABLE: self.point
-        }  # read when modules are imported: by a process that does so
+        # Modules read the variable when they are imported, so the process must import them.
+        failing = {VARIABLE: self.point}
         with serving(self.base, self.data_dir, program=LORAPLEX, **failing) as server:
             caller = self._introduce(server)
             hasty = patch.object(push, "FIRST_PAUSE_SECONDS", 0.01)  # nobody comes back to wait for
