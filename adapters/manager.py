@@ -43,7 +43,7 @@ class AdapterManager(Generic[BlockT]):
     """Brings the adapters of one engine to the device and leases them to requests.
 
     `fetches` holds what the fetcher is to be told, `reports` tells what is where. Counters:
-    `num_loads` copies to the device, `num_evictions` adapters displaced for another.
+    `num_loads` copies to the device, `num_evictions` adapters evicted for another.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class AdapterManager(Generic[BlockT]):
         clock: Callable[[], float],
         num_soon: int,
     ) -> None:
-        """`num_soon`: of so many adapters the turn is soon, see `expect`."""
+        """`num_soon`: so many of the next uses are soon, see `expect`."""
         self._capacity = arena.capacity
         self._element_bytes = arena.element_bytes
         self._clock = clock

@@ -28,7 +28,7 @@ from support.speculation import ScriptedProposer, ScriptedTreeProposer, scripted
 TEMPERATURES = (0.0, 0.7, 1.3)
 NUM_JOBS = 18
 ANSWER_TOKENS = 40
-NUM_GUESSES = 6
+NUM_DRAFT_TOKENS = 6
 ERROR = 0.3
 """Of the scripted draft tokens so many are wrong."""
 MUST_HOLD = ("ngram", "draft", ScriptedProposer.name, ScriptedTreeProposer.name)
@@ -51,9 +51,9 @@ def check_speculation(directory: Path, *, device: str) -> dict[str, Any]:
 
 
 def _check_identity(directory: Path, device: str) -> dict[str, dict[str, int]]:
-    base = make_tiny_llama(directory / "guessed-base")
+    base = make_tiny_llama(directory / "drafted-base")
     adapters = {
-        f"r{rank}": make_adapter(base, directory / f"guessed-r{rank}", seed=rank, r=rank)
+        f"r{rank}": make_adapter(base, directory / f"drafted-r{rank}", seed=rank, r=rank)
         for rank in (4, 16)
     }
     jobs = _make_jobs([None, *adapters])
@@ -69,7 +69,7 @@ def _check_identity(directory: Path, device: str) -> dict[str, dict[str, int]]:
             stack.enter_context(scripted(kind(answers, error=ERROR)))
         for entry in _configurations(base):
             with closing(open_arm(entry)) as arm:
-                actual = arm.run(jobs, num_forced=NUM_GUESSES)
+                actual = arm.run(jobs, num_forced=NUM_DRAFT_TOKENS)
             found[entry.partition(":")[0]] = _compare(plain, jobs, expected, actual)
     return found
 
@@ -78,7 +78,7 @@ def _configurations(base: Path) -> list[str]:
     """What is said of each proposer; the draft model is the base itself, the heads are random."""
     config = json.loads((base / "config.json").read_text())
     heads = make_heads(config["hidden_size"], config["vocab_size"], num_heads=2)
-    checkpoint = base.with_name("guessed-heads")
+    checkpoint = base.with_name("drafted-heads")
     save_heads(heads, checkpoint, base_id=compute_base_id(base))
     return [
         ScriptedProposer.name,

@@ -83,10 +83,10 @@ def details(standing: dict[str, Any], history: list[dict[str, Any]]) -> Iterator
     for entry in (standing["load"] or {}).get("transitions", ()):
         reason = f"  {entry['reason']}" if entry["reason"] else ""
         yield f"{entry['seconds_ago']:.1f} s ago  {entry['state']}{reason}"
-    yield from map(_guessing, standing["speculation"])
+    yield from map(_acceptance, standing["speculation"])
 
 
-def _guessing(entry: dict[str, Any]) -> str:
+def _acceptance(entry: dict[str, Any]) -> str:
     accepted = f"{entry['accepted_tokens']} of {entry['draft_tokens']} draft tokens accepted"
     now = f"{entry['num_tokens']} draft tokens per step" if entry["num_tokens"] else "off"
     return f"{entry['proposer']}  {accepted}, lately {entry['acceptance']:.0%}: {now}"

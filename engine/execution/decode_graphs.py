@@ -205,7 +205,7 @@ class DecodeGraphs:
         if shape not in self._replays:
             try:
                 self._replays[shape] = self._capture(lambda: self._compute(shape))
-            except Exception:
+            except Exception:  # a shape without a graph is computed eagerly
                 self._base.forget_step()
                 logger.exception("no graph for %d rows, rank %d", *shape)
                 self._replays[shape] = None

@@ -142,7 +142,7 @@ class Execution(Generic[OutputT]):
         """Run the sequences and process their output; False if that took more than one step."""
         try:
             output = self._runner.run(sequences)
-        except Exception:
+        except Exception:  # one request's error must not fail the others of its step
             if _is_one_without_draft(sequences):
                 self._fail(sequences[0].request)
                 return False
@@ -195,7 +195,7 @@ class Execution(Generic[OutputT]):
         except EngineError as exc:
             self._requests.fail(request, exc)
             return False
-        except Exception:
+        except Exception:  # the error is this request's alone
             self._fail(request)
             return False
         if found is not None:
@@ -218,7 +218,7 @@ class Execution(Generic[OutputT]):
         rows = [row for _, own_rows in drawing for row in own_rows]
         try:
             drawn = self._draw_tokens(requests, output, rows)
-        except Exception:
+        except Exception:  # one request's error must not fail the others of its step
             if _is_one_without_draft([sequence for sequence, _ in drawing]):
                 self._fail(requests[0])
                 return
@@ -266,7 +266,7 @@ class Execution(Generic[OutputT]):
         """Whether the entries of these draft tokens could be moved to their positions."""
         try:
             self._runner.keep(request, path)
-        except Exception:
+        except Exception:  # without its draft tokens the request's output is the same
             logger.exception("request %s continues without its draft tokens", request.request_id)
             return False
         return True
@@ -282,7 +282,7 @@ class Execution(Generic[OutputT]):
         """Advance the request's grammar by its new tokens."""
         try:
             matcher.accept(token_ids)
-        except Exception as exc:
+        except Exception as exc:  # the grammar library's error ends this request alone
             if not isinstance(exc, GrammarFailed):
                 logger.exception("the grammar of request %s failed", request.request_id)
             self._requests.fail(request, GrammarFailed())

@@ -98,7 +98,7 @@ class Grammars:
         assert self._backend is not None
         try:
             automaton = compiled.result().deep_copy()
-        except Exception as exc:
+        except Exception as exc:  # the grammar library's error ends this request alone
             self._cache.drop(_key(request))
             if isinstance(exc, EngineError):
                 return exc

@@ -182,7 +182,7 @@ def test_a_leased_adapter_is_not_moved() -> None:
     assert world.reports.tier_stats().num_moves == 0
 
 
-def test_a_move_that_fails_leaves_the_adapter_to_be_displaced() -> None:
+def test_a_move_that_fails_leaves_the_adapter_to_be_evicted() -> None:
     world = fragmented()
     world.now += UNCLAIMED_STAY_SECONDS
     world.manager.request(D)

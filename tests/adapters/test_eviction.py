@@ -20,7 +20,7 @@ def occupant(offset: int, size: int, last_used: float | None) -> Occupant:
     return Occupant(Extent(offset, size), make_key(f"at {offset}"), cost)
 
 
-def test_displaces_the_least_recently_used_one_that_is_large_enough() -> None:
+def test_evicts_the_least_recently_used_one_that_is_large_enough() -> None:
     old_small = occupant(0, 4, 1.0)
     old_large = occupant(4, 8, 2.0)
     new_large = occupant(12, 8, 3.0)
@@ -45,7 +45,7 @@ def test_a_window_costs_as_much_as_its_most_recently_used_victim() -> None:
     assert window.victims == tuple(victim.key for victim in fair)
 
 
-def test_never_displaces_what_may_not_move_nor_touches_what_is_to_be_avoided() -> None:
+def test_never_evicts_what_may_not_move_nor_touches_what_is_to_be_avoided() -> None:
     occupants = [occupant(0, 10, 1.0), occupant(10, 10, None)]
     assert choose_window(11, capacity=CAPACITY, occupants=occupants) is None
     assert choose_window(5, capacity=CAPACITY, occupants=occupants, avoid=[Extent(0, 10)]) is None

@@ -92,7 +92,7 @@ def test_a_stay_ends_for_a_request_and_for_nothing_else() -> None:
     assert arena.victims(Record(make_key("asked"), is_requested=True)) == {kept}
 
 
-def test_beyond_its_share_a_tenant_displaces_its_own_and_what_is_at_rest() -> None:
+def test_beyond_its_share_a_tenant_evicts_its_own_and_what_is_at_rest() -> None:
     arena = Arena()
     own, busy = arena.hold("own", used=NOW), arena.hold("busy", tenant="y", used=NOW)
     at_rest = arena.hold("at rest", tenant="y", used=NOW - 30)

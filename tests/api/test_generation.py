@@ -79,8 +79,8 @@ def test_a_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> N
 
 
 def test_a_stop_string_inside_of_an_event_ends_the_output_right_there(tokenizer: Tokenizer) -> None:
-    guessed = TokensGenerated("r", tokenizer.encode("two, three"), num_draft_tokens=12)
-    scenario = Scenario(tokenizer, script(started(), tokens(tokenizer, "1"), guessed), stop=("tw",))
+    drafted = TokensGenerated("r", tokenizer.encode("two, three"), num_draft_tokens=12)
+    scenario = Scenario(tokenizer, script(started(), tokens(tokenizer, "1"), drafted), stop=("tw",))
     assert run(scenario.text()) == ("1", "stop")
     counts = scenario.outcomes[0].counts
     assert counts.num_completion_tokens == len("1tw")
@@ -89,8 +89,8 @@ def test_a_stop_string_inside_of_an_event_ends_the_output_right_there(tokenizer:
 
 def test_drafts_are_counted_over_all_choices(tokenizer: Tokenizer) -> None:
     def choice(text: str, num_drafted: int) -> list[Event]:
-        guessed = TokensGenerated("r", tokenizer.encode(text), num_draft_tokens=num_drafted)
-        return script(started(), tokens(tokenizer, "a"), guessed, finished())
+        drafted = TokensGenerated("r", tokenizer.encode(text), num_draft_tokens=num_drafted)
+        return script(started(), tokens(tokenizer, "a"), drafted, finished())
 
     scenario = Scenario(tokenizer, choice("bcd", 4), choice("e", 3))
     run(scenario.text())
@@ -100,8 +100,8 @@ def test_drafts_are_counted_over_all_choices(tokenizer: Tokenizer) -> None:
 
 
 def test_tokens_that_come_together_have_no_gap_and_share_their_time(tokenizer: Tokenizer) -> None:
-    guessed = [tokens(tokenizer, text) for text in ("a", "bcd", "ef!gone")]
-    scenario = Scenario(tokenizer, script(started(), *guessed), stop=("!",))
+    drafted = [tokens(tokenizer, text) for text in ("a", "bcd", "ef!gone")]
+    scenario = Scenario(tokenizer, script(started(), *drafted), stop=("!",))
     run(scenario.text())
     said = scenario.metrics.render().decode()
     assert "loraplex_inter_token_latency_seconds_count 2.0" in said

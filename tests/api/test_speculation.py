@@ -18,7 +18,7 @@ from support.server import Caller
 from support.waiting import wait_for
 
 NUM_TOKENS = 32
-GUESS_FOUR = {"proposer": "ngram", "num_tokens": 4}
+DRAFT_FOUR = {"proposer": "ngram", "num_tokens": 4}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ GUESS_FOUR = {"proposer": "ngram", "num_tokens": 4}
         ({"speculation": "off"}, SpeculationParams(num_tokens=0)),
         ({"speculation": {"num_tokens": 0}}, SpeculationParams(num_tokens=0)),
         ({"speculation": {"proposer": "ngram"}}, SpeculationParams("ngram")),
-        ({"speculation": GUESS_FOUR}, SpeculationParams("ngram", 4)),
+        ({"speculation": DRAFT_FOUR}, SpeculationParams("ngram", 4)),
     ],
 )
 def test_the_field_says_what_the_engine_is_told(
@@ -62,28 +62,28 @@ def ask(caller: Caller, speculation: object, bias: dict[str, int], **options: An
 def test_drafting_changes_the_usages_details_and_nothing_else(
     resident: Caller, one_token: dict[str, int]
 ) -> None:
-    plain, guessed = (
+    plain, drafted = (
         ask(resident, speculation, one_token, logprobs=True, top_logprobs=2)
-        for speculation in ("off", GUESS_FOUR)
+        for speculation in ("off", DRAFT_FOUR)
     )
-    assert guessed.choices[0].message == plain.choices[0].message
+    assert drafted.choices[0].message == plain.choices[0].message
     spelled, expected = (
-        [entry.token for entry in answer.choices[0].logprobs.content] for answer in (guessed, plain)
+        [entry.token for entry in answer.choices[0].logprobs.content] for answer in (drafted, plain)
     )
     assert spelled == expected == ["Q"] * NUM_TOKENS
-    assert guessed.usage.completion_tokens == plain.usage.completion_tokens == NUM_TOKENS
+    assert drafted.usage.completion_tokens == plain.usage.completion_tokens == NUM_TOKENS
     details_of_plain = plain.usage.completion_tokens_details
     assert details_of_plain.accepted_prediction_tokens == 0
     assert details_of_plain.rejected_prediction_tokens == 0
-    assert 0 < guessed.usage.completion_tokens_details.accepted_prediction_tokens < NUM_TOKENS
+    assert 0 < drafted.usage.completion_tokens_details.accepted_prediction_tokens < NUM_TOKENS
 
 
 def test_a_stream_counts_as_the_whole_answer_and_choices_are_summed(
     resident: Caller, one_token: dict[str, int]
 ) -> None:
-    usage = ask(resident, GUESS_FOUR, one_token, n=2).usage
+    usage = ask(resident, DRAFT_FOUR, one_token, n=2).usage
     *chunks, last = ask(
-        resident, GUESS_FOUR, one_token, n=2, stream=True, stream_options={"include_usage": True}
+        resident, DRAFT_FOUR, one_token, n=2, stream=True, stream_options={"include_usage": True}
     )
     texts = ["", ""]
     for chunk in chunks:
@@ -91,7 +91,7 @@ def test_a_stream_counts_as_the_whole_answer_and_choices_are_summed(
     assert texts == ["Q" * NUM_TOKENS] * 2
     assert len(chunks) < 2 * NUM_TOKENS  # several letters came together
     assert last.usage.completion_tokens == usage.completion_tokens == 2 * NUM_TOKENS
-    alone = ask(resident, GUESS_FOUR, one_token).usage.completion_tokens_details
+    alone = ask(resident, DRAFT_FOUR, one_token).usage.completion_tokens_details
     for counted in (usage, last.usage):
         accepted = counted.completion_tokens_details.accepted_prediction_tokens
         assert accepted > alone.accepted_prediction_tokens > 0
@@ -125,7 +125,7 @@ def test_the_base_tells_who_drafts(caller: Caller) -> None:
 def test_readiness_and_metrics_tell_what_came_of_drafting(
     resident: Caller, one_token: dict[str, int]
 ) -> None:
-    usage = ask(resident, GUESS_FOUR, one_token).usage
+    usage = ask(resident, DRAFT_FOUR, one_token).usage
     accepted = usage.completion_tokens_details.accepted_prediction_tokens
     (told,) = resident.http.get("/v1/adapters/bot/versions/1/readiness").json()["speculation"]
     assert told["proposer"] == "ngram"

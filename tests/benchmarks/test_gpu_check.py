@@ -51,7 +51,7 @@ def test_without_a_gpu_it_says_unmeasured(capsys: pytest.CaptureFixture[str]) ->
 
 
 class Credulous:
-    """Believes every guess."""
+    """Accepts every draft token."""
 
     def accept(self, requests: Sequence[Request], logits: Tensor) -> list[Accepted]:
         return [Accepted([0, 1], [*request.draft.token_ids, 0]) for request in requests]

@@ -127,7 +127,7 @@ def test_the_start_tells_how_long_the_adapter_took() -> None:
     assert (warm.adapter_tier, warm.queue_seconds, warm.adapter_wait_seconds) == ("device", 0.5, 0)
 
 
-def test_residency_hears_whose_turn_is_next_behind_a_full_batch_until_nobody_waits() -> None:
+def test_the_manager_is_told_which_adapters_are_next_while_requests_wait() -> None:
     bench = SchedulerBench(max_num_seqs=1, step_seconds=EXPECT_INTERVAL_SECONDS)
     bench.manager.resident.add(A)
     bench.add("running", 4, max_tokens=20, adapter=A)

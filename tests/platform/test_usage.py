@@ -202,7 +202,7 @@ def test_a_tenant_sees_its_own_sums_of_the_adapters_it_asks_for(
     assert names(adapter_name="none") == []
 
 
-def test_residency_counts_for_the_lowest_version_that_is_left(
+def test_device_usage_counts_for_the_lowest_version_that_is_left(
     database: Database, acme: Tenant
 ) -> None:
     with database.transaction(acme.id) as session:

@@ -18,7 +18,7 @@ from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 
 from .contents import STOP_TOKEN, Contents, next_token, values_of_block
-from .displacements import DisplacementChecks
+from .evictions import EvictionChecks
 from .ledger import Order
 from .service import ServiceChecks
 from .violation import Invariant, Violation, require
@@ -60,7 +60,7 @@ class Checks:
         self._num_given_way = 0
         self._has_its_adapter = world.engine.forward.has_its_adapter
         self._num_left: dict[str, int] = {}
-        self.displacements = DisplacementChecks(world.engine.manager, lambda: world.now)
+        self.evictions = EvictionChecks(world.engine.manager, lambda: world.now)
         self.num_window_frees = 0
 
     # --- admission ------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class Checks:
                 self.num_window_frees += num_freed > before
 
     def _is_adapter_ready(self, key: AdapterKey | None) -> bool:
-        """The base always is. An adapter that another one's window displaces cannot be leased."""
+        """The base always is. An adapter that another one's window evicts cannot be leased."""
         if key is None:
             return True
         manager = self._engine.manager

@@ -550,7 +550,7 @@ def leases_what_moves(leaving: Any, self: ArenaPlanner[Any], record: Record[Any]
 
 
 @_plant(EvictionPolicy, "may_go")
-def displaces_pinned_adapters(may_go: Any, self: EvictionPolicy, occupant: Record[Any]) -> bool:
+def evicts_pinned_adapters(may_go: Any, self: EvictionPolicy, occupant: Record[Any]) -> bool:
     """They come back by themselves."""
     with mock.patch.object(self._demand, "pins", ()):
         found: bool = may_go(self, occupant)
@@ -569,7 +569,7 @@ def forgets_that_somebody_asked_for_a_stay(
 
 
 @_plant(EvictionPolicy, "newcomer")
-def lets_a_parade_displace_the_others(
+def lets_a_parade_evict_the_others(
     newcomer: Any, self: EvictionPolicy, *args: Any, **kwargs: Any
 ) -> Newcomer:
     """Least recently used is fair."""

@@ -21,7 +21,7 @@ class Invariant(StrEnum):
     LEAVES_FIRST = "I12 what is cached can be found: what comes before it is cached too"
     SERVICE = "I11 tenants are charged for what they were served, once"
     PINS = "I13 pinned adapters stay on the device or come back, and kept ones stay"
-    SHARES = "I14 a tenant beyond its share displaces nothing that others work with"
+    SHARES = "I14 a tenant beyond its share evicts nothing that others work with"
     AS_PLAIN = "I16 what is generated is what decoding without drafts gives"
     READ_ONCE = "I17 what is asked of a prompt is given once, in order, from its own positions"
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"

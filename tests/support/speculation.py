@@ -17,11 +17,11 @@ from loraplex.engine.speculation.proposers import OPENERS
 from support.engine import Answer
 
 undisturbed_clock = time.thread_time
-"""How much is guessed follows from what steps take: here without what other processes take."""
+"""Draft lengths follow from step times: here without the time that other processes take."""
 
 
 class ScriptedProposer:
-    """Guesses from given answers, by request id; each token is wrong with a given probability."""
+    """Drafts from given answers, by request id; each token is wrong with a given probability."""
 
     name = "scripted"
     needs_hidden_states = False
@@ -60,7 +60,7 @@ class ScriptedProposer:
 
 
 class ScriptedTreeProposer(ScriptedProposer):
-    """The same guesses, each with some chance, hidden among random branches."""
+    """The same draft tokens, each with some chance, among random branches."""
 
     name = "scripted_tree"
 

@@ -27,7 +27,7 @@ BASE_ADAPTER = (-1, 0)
 
 
 class DraftRows(NamedTuple):
-    """Known tokens, and what is guessed to follow them."""
+    """Known tokens, and the draft tokens that follow them."""
 
     known: list[int]
     drafted: list[int]
@@ -35,7 +35,7 @@ class DraftRows(NamedTuple):
     """Parents; None: a chain."""
 
     def text(self, index: int) -> list[int]:
-        """The tokens up to the guessed one of this index; -1: the known ones."""
+        """The tokens up to the draft token of this index; -1: the known ones."""
         path: list[int] = []
         while index >= 0:
             path.append(self.drafted[index])
@@ -77,8 +77,7 @@ class Verifier:
             attention_sinks=attention_sinks,
         )
         counts = [
-            -(-(len(draft_token.known) + len(draft_token.drafted)) // BLOCK_SIZE)
-            for draft_token in draft_tokens
+            -(-(len(rows.known) + len(rows.drafted)) // BLOCK_SIZE) for rows in draft_tokens
         ]
         self.tables: list[list[list[int]]] = [[] for _ in draft_tokens]
         for _ in groups:
@@ -100,22 +99,22 @@ class Verifier:
     def prefill(self) -> None:
         """Compute all known tokens but the last of each."""
         chunks = [
-            SequenceChunk(draft_token.known[:-1], 0, tables)
-            for draft_token, tables in zip(self.draft_tokens, self.tables, strict=True)
+            SequenceChunk(rows.known[:-1], 0, tables)
+            for rows, tables in zip(self.draft_tokens, self.tables, strict=True)
         ]
         self.run(chunks, num_decodes=0)
 
     def verify(self) -> list[Tensor]:
-        """Per guess the fp32 logits of its last known token and of all that follow."""
+        """Per draft token the fp32 logits of its last known token and of all that follow."""
         chunks = [
             SequenceChunk(
-                [draft_token.known[-1], *draft_token.drafted],
-                len(draft_token.known) - 1,
+                [rows.known[-1], *rows.drafted],
+                len(rows.known) - 1,
                 tables,
-                num_logits_rows=1 + len(draft_token.drafted),
-                tree=draft_token.tree,
+                num_logits_rows=1 + len(rows.drafted),
+                tree=rows.tree,
             )
-            for draft_token, tables in zip(self.draft_tokens, self.tables, strict=True)
+            for rows, tables in zip(self.draft_tokens, self.tables, strict=True)
         ]
         logits = self.run(chunks, num_decodes=sum(len(chunk.token_ids) for chunk in chunks))
         return list(logits.split([len(chunk.token_ids) for chunk in chunks]))

@@ -124,7 +124,7 @@ function Band({ spans }: { spans: Span[] }): ReactNode {
   );
 }
 
-/** How well each proposer guesses what this version answers. */
+/** Of each proposer, the fraction of its draft tokens that this version accepts. */
 export function SpeculationPanel({ readiness }: { readiness: Readiness | undefined }): ReactNode {
   const proposers = readiness?.speculation ?? [];
   return (

@@ -1,4 +1,4 @@
-"""Who makes room, in which order, and for whom: as far as no turn, pin or share decides."""
+"""Which adapters are evicted first, and for whom, where no next use, pin or share decides."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_adapter_is_used_until_its_lease_ends() -> None:
     assert world.resident() == {A, C}
 
 
-def test_no_more_adapters_are_displaced_than_needed() -> None:
+def test_no_more_adapters_are_evicted_than_needed() -> None:
     world = ManagerWorld(arena=9)
     for key in (A, B):
         world.use(key, 3)
@@ -130,7 +130,7 @@ def test_a_large_adapter_is_not_starved_by_small_ones_that_are_always_in_use() -
     assert world.now - started <= PATIENCE_SECONDS + 1.5
 
 
-def test_displaced_adapters_come_back_when_the_large_one_was_served() -> None:
+def test_evicted_adapters_come_back_when_the_large_one_was_served() -> None:
     world = ManagerWorld(arena=10)
     world.use(A, 5)
     world.now += 1

@@ -25,7 +25,7 @@ def test_deleting_an_idle_adapter_clears_every_tier_and_then_says_so() -> None:
     assert not any(world.arena.cells)
     assert world.arena.used == world.host.used == 0
     assert world.manager.tier(A) is Tier.STORE
-    assert world.manager.num_evictions == 0, "counts adapters displaced for another"
+    assert world.manager.num_evictions == 0, "counts adapters evicted for another"
 
 
 def test_deleting_an_adapter_that_is_nowhere_or_only_in_host_memory_is_answered() -> None:

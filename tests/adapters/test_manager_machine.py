@@ -42,9 +42,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     def pin(self, pinned: list[AdapterKey]) -> None:
         self.world.manager.set_pinned(pinned)
 
-    @rule(turns=st.lists(keys, unique=True))
-    def expect(self, turns: list[AdapterKey]) -> None:
-        self.world.manager.expect(turns)
+    @rule(next_uses=st.lists(keys, unique=True))
+    def expect(self, next_uses: list[AdapterKey]) -> None:
+        self.world.manager.expect(next_uses)
 
     @rule(key=keys)
     def expect_last(self, key: AdapterKey) -> None:
@@ -194,9 +194,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert not self.world.manager.has_pending_work
 
     def everyone_who_fits_is_served(self) -> None:
-        """All ask at once, and each holds its lease for up to three turns."""
+        """All ask at once, and each holds its lease for up to three rounds."""
         waiting = set(FITTING)
-        for turn in range(200):
+        for round_number in range(200):
             for key in sorted(waiting):
                 lease = self.world.manager.acquire(key, f"last {key}")
                 if lease is not None:
@@ -209,7 +209,7 @@ class ResidencyMachine(RuleBasedStateMachine):
                 self.world.fetch(key, SIZES[key])
             self.world.settle()
             self.world.now += 0.5
-            if turn % 3 == 0:
+            if round_number % 3 == 0:
                 self.release_all()
         raise AssertionError(f"{waiting} starve")
 

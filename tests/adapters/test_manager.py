@@ -218,7 +218,7 @@ def test_a_request_cannot_lease_two_adapters() -> None:
         world.manager.acquire(B, "r")
 
 
-def test_a_leased_adapter_is_never_displaced() -> None:
+def test_a_leased_adapter_is_never_evicted() -> None:
     world = ManagerWorld(arena=4)
     world.load(A, 4)
     lease = world.manager.acquire(A, "r")

@@ -108,12 +108,12 @@ def test_of_what_requests_wait_for_the_last_one_goes_for_one_that_is_needed_soon
     assert world.resident() == {A, C}
 
 
-@pytest.mark.parametrize("turns", [[A, C], [*OTHERS, C, A]], ids=["later", "not soon"])
+@pytest.mark.parametrize("next_uses", [[A, C], [*OTHERS, C, A]], ids=["later", "not soon"])
 def test_what_is_needed_later_or_not_soon_waits_until_the_others_are_needed_no_more(
-    turns: list[AdapterKey],
+    next_uses: list[AdapterKey],
 ) -> None:
     world = make_world(A)
-    world.manager.expect(turns)
+    world.manager.expect(next_uses)
     world.load(C, SIZE)
     assert world.resident() == {A}
     world.manager.expect([C])
@@ -244,29 +244,30 @@ def test_a_burst_for_more_adapters_than_fit_loads_each_of_them_once(host: int) -
 
 
 def test_whoever_leaves_had_a_later_turn_than_one_that_comes() -> None:
-    num_left = sum(num_displaced_by_turn(Random(seed)) for seed in range(100))
+    num_left = sum(num_evicted_by_next_use(Random(seed)) for seed in range(100))
     assert num_left > 500
 
 
-def num_displaced_by_turn(rng: Random) -> int:
-    """How many leave in an arbitrary order of things, each of them rightly.
+def num_evicted_by_next_use(rng: Random) -> int:
+    """The number of evictions in an arbitrary order of calls, each of them allowed.
 
-    For one that waited too long others may leave whatever their turn: such rounds are not judged.
+    An adapter that waited too long may evict any other, whatever their next use: such rounds are
+    not judged.
     """
     num_soon = rng.randint(1, 3)
     names = [make_key(f"{index}", rng.choice("xy")) for index in range(8)]
     world = ManagerWorld(arena=4 * SIZE, host=len(names) * SIZE, num_soon=num_soon)
-    turns: list[AdapterKey] = []
+    next_uses: list[AdapterKey] = []
     held: list[str] = []
     num_left = num_drained = 0
     for number in range(40):
         before = {key for key in names if world.manager.tier(key) is Tier.DEVICE}
-        turns = rng.sample(names, rng.randint(0, len(names)))
-        world.manager.expect(turns)
+        next_uses = rng.sample(names, rng.randint(0, len(names)))
+        world.manager.expect(next_uses)
         leased = rng.choice(names)
         if world.manager.acquire(leased, f"{number}"):
             held.append(f"{number}")
-            turns = [AdapterKey("", "") if key == leased else key for key in turns]
+            next_uses = [AdapterKey("", "") if key == leased else key for key in next_uses]
         if held and rng.random() < 0.5:
             world.manager.release(held.pop(rng.randrange(len(held))))
         for key in set(world.wanted):
@@ -277,7 +278,7 @@ def num_displaced_by_turn(rng: Random) -> int:
         was_patient, num_drained = num_drained == count_drained(world), count_drained(world)
         if was_patient:
             for key in before - now:
-                assert any(makes_room(key, new, turns, num_soon) for new in now - before)
+                assert any(makes_room(key, new, next_uses, num_soon) for new in now - before)
             num_left += len(before - now)
     return num_left
 
@@ -287,12 +288,12 @@ def count_drained(world: ManagerWorld) -> int:
 
 
 def makes_room(
-    key: AdapterKey, newcomer: AdapterKey, turns: list[AdapterKey], num_soon: int
+    key: AdapterKey, newcomer: AdapterKey, next_uses: list[AdapterKey], num_soon: int
 ) -> bool:
     """Whether `newcomer` may have the place of `key`."""
-    if key not in turns:
+    if key not in next_uses:
         return True
-    soon = turns[:num_soon]
+    soon = next_uses[:num_soon]
     if newcomer not in soon:
         return False
     return key not in soon or soon.index(newcomer) < soon.index(key)

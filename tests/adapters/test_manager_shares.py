@@ -35,7 +35,7 @@ def test_a_parade_of_one_tenants_adapters_leaves_the_others_working_sets_alone(s
     assert world.reports.tier_stats().evictions[Departure.SHARE] > 100
 
 
-def test_a_burst_that_cannot_displace_its_own_waits_for_its_turn() -> None:
+def test_a_burst_that_cannot_evict_its_own_waits_for_its_turn() -> None:
     world = ManagerWorld(arena=12)
     for key in MINE:
         world.use(key, 2)

@@ -82,7 +82,7 @@ def test_pins_hold_half_of_the_arena_at_most_in_the_order_of_preference() -> Non
     assert not world.reports.explain(A).is_pinned
 
 
-def test_a_pin_displaces_what_is_not_pinned() -> None:
+def test_a_pin_evicts_what_is_not_pinned() -> None:
     world = ManagerWorld(arena=10)
     world.use(A, 10)
     world.now += 1
@@ -91,7 +91,7 @@ def test_a_pin_displaces_what_is_not_pinned() -> None:
     assert on_device(world, B)
 
 
-def test_an_adapter_that_fits_nowhere_else_displaces_pins_for_a_time() -> None:
+def test_an_adapter_that_fits_nowhere_else_evicts_pins_for_a_time() -> None:
     world = ManagerWorld(arena=10)
     world.manager.set_pinned([A])
     answer_all(world, 4)

@@ -27,7 +27,7 @@ class _Before(NamedTuple):
     """Whose prefetch asked for a stay that is not over."""
 
 
-class DisplacementChecks:
+class EvictionChecks:
     """Listens to who makes room for whom."""
 
     def __init__(self, manager: AdapterManager[FakeBlock], clock: Callable[[], float]) -> None:
@@ -36,17 +36,17 @@ class DisplacementChecks:
         self._planner = manager._planner
         self._evict = self._planner._evict
         self._evict_victims = self._planner._evict_victims
-        vars(self._planner)["_evict"] = self._note_displaced
+        vars(self._planner)["_evict"] = self._note_evicted
         vars(self._planner)["_evict_victims"] = self._note_victims
 
-    def _note_displaced(
+    def _note_evicted(
         self, records: list[Record[FakeBlock]], reason: Departure
     ) -> list[Eviction[FakeBlock]]:
         for record in records:
             require(
                 record.key not in self._pins or reason is Departure.DRAINED,
                 Invariant.PINS,
-                f"{record.key} is displaced: {reason}",
+                f"{record.key} is evicted: {reason}",
             )
         return self._evict(records, reason)
 
