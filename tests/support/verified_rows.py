@@ -76,9 +76,7 @@ class Verifier:
             attention_window=attention_window,
             attention_sinks=attention_sinks,
         )
-        counts = [
-            -(-(len(rows.known) + len(rows.drafted)) // BLOCK_SIZE) for rows in draft_tokens
-        ]
+        counts = [-(-(len(rows.known) + len(rows.drafted)) // BLOCK_SIZE) for rows in draft_tokens]
         self.tables: list[list[list[int]]] = [[] for _ in draft_tokens]
         for _ in groups:
             free = rng.sample(range(1, 1 + sum(counts)), sum(counts))
