@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -39,6 +41,13 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """At its end Python frees what nothing refers to, and libraries count what was left."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hasty_commands() -> Iterator[None]:
+    """Commands look often whether what they wait for is done."""
+    with patch("loraplex.api.cli.polling.FIRST_SECONDS", 0.02):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,28 @@ def served(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     engine.close()
 
 
+ONCE = """
+import pathlib, subprocess, sys
+answer = pathlib.Path({path!r})
+if not answer.exists():
+    run = subprocess.run([*{command!r}, *sys.argv[1:]], stdout=subprocess.PIPE, check=True)
+    answer.write_bytes(run.stdout)
+sys.stdout.buffer.write(answer.read_bytes())
+"""
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The reference, run for the first question only: it takes 4 s of CPU to start."""
+    path = str(tmp_path_factory.mktemp("reference") / "answer")
+    return script(ONCE.format(path=path, command=REFERENCE_COMMAND))
+
+
+def script(text: str) -> tuple[str, ...]:
+    """A child that runs this in place of the reference."""
+    return (sys.executable, "-c", text)
+
+
 def peft_logits(base: Path, adapter: Path, prompts: Sequence[list[int]]) -> list[torch.Tensor]:
     """The next token's logits of the unquantized base under the adapter, by PEFT."""
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
@@ -108,25 +130,29 @@ def make_contract(
     return QuantizationContract(**settings)  # type: ignore[arg-type]
 
 
-def test_the_drift_is_what_peft_on_the_unquantized_base_says(served: Served) -> None:
-    drift = asyncio.run(make_contract(served).measure(served.key, served.logits))
+def test_the_drift_is_what_peft_on_the_unquantized_base_says(
+    served: Served, reference: tuple[str, ...]
+) -> None:
+    contract = make_contract(served, command=reference)
+    drift = asyncio.run(contract.measure(served.key, served.logits))
     expected = peft_divergences(served)
     assert max(expected) > 1e-5  # there is something to measure
     assert drift.kl_max == pytest.approx(max(expected), rel=0.02)
     assert drift.kl_mean == pytest.approx(sum(expected) / len(expected), rel=0.02)
-    reference = peft_logits(served.base, served.adapter, served.prompts)
+    dense = peft_logits(served.base, served.adapter, served.prompts)
     changed = [
         expected.argmax().item() != found.argmax()
-        for expected, found in zip(reference, served.logits, strict=True)
+        for expected, found in zip(dense, served.logits, strict=True)
     ]
     assert drift.top_token_changed == sum(changed)
     assert drift.num_probes == len(served.prompts)
 
 
-def test_an_unquantized_base_hardly_drifts(served: Served) -> None:
-    reference = peft_logits(served.base, served.adapter, served.prompts)
-    same = [logits.float().numpy() for logits in reference]
-    drift = asyncio.run(make_contract(served, limit=1e-6).measure(served.key, same))
+def test_an_unquantized_base_hardly_drifts(served: Served, reference: tuple[str, ...]) -> None:
+    dense = peft_logits(served.base, served.adapter, served.prompts)
+    same = [logits.float().numpy() for logits in dense]
+    contract = make_contract(served, command=reference, limit=1e-6)
+    drift = asyncio.run(contract.measure(served.key, same))
     assert drift.kl_max < 1e-7
     assert drift.is_within_limit
 
@@ -139,11 +165,6 @@ def test_the_limit_is_of_the_largest_divergence() -> None:
     assert replace(drift, limit=drift.kl_max).is_within_limit
     assert not replace(drift, limit=drift.kl_max * 0.99).is_within_limit
     assert "--max-reference-kl" in replace(drift, limit=0.1).sentence
-
-
-def script(text: str) -> tuple[str, ...]:
-    """A child that runs this in place of the reference."""
-    return (sys.executable, "-c", text)
 
 
 @pytest.mark.parametrize(

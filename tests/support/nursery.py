@@ -82,10 +82,10 @@ def fork_server(
 
 
 def _ask(order: Fork | Look) -> int | None:
-    nursery = _nursery()
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
     with _ASKING:
+        nursery = _nursery()
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
         nursery.stdin.write(msgspec.json.encode(order) + b"\n")
         nursery.stdin.flush()
         answer = nursery.stdout.readline()

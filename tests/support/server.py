@@ -18,13 +18,8 @@ import httpx
 from openai import AsyncOpenAI, OpenAI
 from sqlalchemy import delete
 
-from loraplex.api.cli.client import ApiClient, api_path
-from loraplex.api.cli.push import (
-    SETTLED_STATES,
-    push_adapter,
-    read_adapter,
-    wait_until_settled,
-)
+from loraplex.api.cli.client import ApiClient
+from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
 from loraplex.api.settings import Settings
 from loraplex.platform.accounts.models import SignInFailures
 from loraplex.platform.database import Database
@@ -76,10 +71,7 @@ class Caller:
         pushed = push_adapter(
             client, adapter, name, aliases=aliases or [], base_id=None, is_quiet=True
         )
-        path = api_path("adapters", pushed["adapter"], "versions", pushed["version"])
-        # Without the pauses of a command, which may wait for hours beside many others.
-        wait_for(lambda: client.get(path)["state"] in SETTLED_STATES, seconds=120)
-        return wait_until_settled(client, client.get(path))
+        return wait_until_settled(client, pushed)
 
     def close(self) -> None:
         self.http.close()
