@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import Any
@@ -185,6 +184,11 @@ def test_each_request_pays_and_says_what_is_left(tills: Tills) -> None:
         ({"requests_per_minute": 2}, make_demand("c"), 30.0),
         ({"input_tokens_per_minute": 100}, make_demand("c", input_tokens=85), 3.0),
         ({"output_tokens_per_minute": 60}, make_demand("c", output_tokens=40), 20.0),
+        (
+            {"requests_per_minute": 2, "input_tokens_per_minute": 100},
+            make_demand("c", input_tokens=85),
+            30.0,
+        ),
     ],
 )
 def test_refuses_what_the_bucket_does_not_hold_until_exactly_when_it_does(
@@ -425,23 +429,36 @@ def test_a_budget_counts_what_was_used_and_what_may_yet_be(tills: Tills) -> None
     tills.reserve(make_demand("c", input_tokens=1, output_tokens=9))
 
 
-def test_a_budget_begins_with_what_the_ledger_has_of_its_period(tills: Tills) -> None:
+def record_42_tokens(tills: Tills, request_id: str) -> bool:
+    """Whether the request's row is new."""
     usage = Usage(
-        request_id="before",
+        request_id=request_id,
         prompt_tokens=30,
         cached_tokens=0,
         completion_tokens=12,
         finish_reason="stop",
     )
     with tills.database.transaction(tills.tenant.id) as session:
-        ledger.record(session, usage)
+        return ledger.record(session, usage)
+
+
+def test_a_budget_begins_with_what_the_ledger_has_of_its_period(tills: Tills) -> None:
+    record_42_tokens(tills, "before")
     limit(tills.database, tills.tenant.id, tokens_per_period=100)
     assert tills.period_tokens() == 42
-    with tills.database.transaction(tills.tenant.id) as session:
-        assert ledger.record(session, replace(usage, request_id="after"))
-        assert not ledger.record(session, replace(usage, request_id="after"))
+    assert record_42_tokens(tills, "after")
+    assert not record_42_tokens(tills, "after")
     assert tills.period_tokens() == 84
     limit(tills.database, tills.tenant.id, tokens_per_period=200)
+    assert tills.period_tokens() == 84
+
+
+def test_a_budget_that_is_set_again_counts_what_was_used_without_one(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, tokens_per_period=100)
+    record_42_tokens(tills, "within the budget")
+    limit(tills.database, tills.tenant.id)
+    record_42_tokens(tills, "without one")
+    limit(tills.database, tills.tenant.id, tokens_per_period=100)
     assert tills.period_tokens() == 84
 
 
@@ -458,10 +475,13 @@ def test_a_new_period_begins_with_the_whole_budget(tills: Tills) -> None:
     [
         (Period.DAY, datetime(2024, 2, 29, tzinfo=UTC), datetime(2024, 3, 1, tzinfo=UTC)),
         (Period.MONTH, datetime(2024, 2, 1, tzinfo=UTC), datetime(2024, 3, 1, tzinfo=UTC)),
+        (Period.MONTH, datetime(2024, 4, 1, tzinfo=UTC), datetime(2024, 5, 1, tzinfo=UTC)),
+        (Period.MONTH, datetime(2024, 12, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC)),
     ],
 )
 def test_periods_begin_and_end_at_midnight(period: Period, begin: datetime, end: datetime) -> None:
-    assert begin_of(period, datetime(2024, 2, 29, 23, 59, 59, 5, tzinfo=UTC)) == begin
+    assert begin_of(period, end - timedelta(microseconds=1)) == begin
+    assert begin_of(period, begin) == begin
     assert end_of(period, begin) == end
 
 

@@ -20,8 +20,10 @@ from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.service import Resource
 from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants.models import Tenant
+from loraplex.platform.users import service as users
 from loraplex.platform.users.models import User
 from support.catalog import bring_to, make_new_version, make_version
+from support.identity import caller_of
 from support.limits import limit
 
 NUM_THREADS = 6
@@ -131,6 +133,20 @@ def test_counts_usable_keys_and_active_users(database: Database, acme: Tenant) -
         session.flush()
         with pytest.raises(QuotaExceeded, match="1 users"):
             quotas.check_room(session, Resource.USERS)
+
+
+def test_a_user_who_is_enabled_again_takes_a_place(database: Database, acme: Tenant) -> None:
+    limit(database, acme.id, users=1)
+    with database.transaction(acme.id) as session:
+        owner = caller_of(acme)
+        first = users.add_user(session, "a@x.example", TenantRole.DEVELOPER, by=owner)
+        users.disable_user(session, first.id, by=owner)
+        second = users.add_user(session, "b@x.example", TenantRole.DEVELOPER, by=owner)
+        with pytest.raises(QuotaExceeded, match="1 users"):
+            users.enable_user(session, first.id, by=owner)
+        users.disable_user(session, second.id, by=owner)
+        users.enable_user(session, first.id, by=owner)
+    assert used(database, acme, Resource.USERS) == 1
 
 
 def _key(number: int, **columns: object) -> ApiKey:
