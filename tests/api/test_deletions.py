@@ -1,0 +1,97 @@
+"""What a server tells the others of content that they all delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.api.adapters.deletions import Deletions
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.control_plane.leases import Leases
+from loraplex.platform.adapters import service as catalog
+from loraplex.platform.adapters.service import Deletion
+from loraplex.platform.database import Database
+from loraplex.platform.jobs import service as jobs
+from loraplex.platform.servers import service as servers
+from loraplex.platform.servers.models import Server
+from loraplex.platform.servers.service import ServerInfo
+from support.catalog import make_tenant, make_version
+from support.databases import copy_of_migrated_sqlite
+
+STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+HERE = ServerInfo(id="here", name="host", version="1", base_id="base", started_at=STARTED)
+
+
+class BusyEngine:
+    """Lets go of one adapter when it is told to, of all others at once."""
+
+    def __init__(self, busy: AdapterKey) -> None:
+        self.is_asked = asyncio.Event()
+        self.may_let_go = asyncio.Event()
+        self._busy = busy
+
+    async def evict_adapter(self, key: AdapterKey, *, drain_seconds: float) -> None:
+        if key == self._busy:
+            self.is_asked.set()
+            await self.may_let_go.wait()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(copy_of_migrated_sqlite(tmp_path))
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def begun(database: Database) -> list[Deletion]:
+    """Two deletions that another server finishes; `here` is alive."""
+    tenant = make_tenant(database, "acme")
+    with database.transaction(tenant.id) as session:
+        for name in ("used", "idle"):
+            make_version(session, name, content=name)
+        begun = [catalog.begin_version_deletion(session, name, 1) for name in ("used", "idle")]
+    with database.platform_transaction() as session:
+        servers.note_seen(session, HERE)
+        for deletion in begun:
+            assert jobs.claim(session, f"deletion:{deletion.version_id}", "there")
+    return begun
+
+
+def released_at(database: Database) -> datetime | None:
+    with database.platform_transaction(read_only=True) as session:
+        return session.get_one(Server, "here").evicted_at
+
+
+def test_a_server_has_released_what_is_deleted_once_it_uses_none_of_it(
+    database: Database, begun: list[Deletion]
+) -> None:
+    async def run() -> None:
+        engine = BusyEngine(begun[0].key)
+        control_plane = ControlPlane(database, b"secret")
+        deletions = Deletions(
+            engine=cast(Any, engine),
+            fetcher=cast(Any, SimpleNamespace(forget=lambda key: None)),
+            store=cast(Any, None),
+            control_plane=control_plane,
+            leases=Leases(control_plane, "here"),
+        )
+        deletions._begin(begun[0], 30.0)  # its requests still run
+        await engine.is_asked.wait()
+        await deletions.look()
+        assert released_at(database) is None
+        engine.may_let_go.set()
+        while released_at(database) is None:
+            await asyncio.sleep(0.01)
+            await deletions.look()
+        await deletions.close()
+        control_plane.close()
+
+    asyncio.run(run())
