@@ -68,6 +68,30 @@ def test_the_same_key_for_another_request_is_a_conflict(caller: Caller) -> None:
     assert "other" not in names_of_keys(caller)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("POST", "/v1/users", {}),
+        ("PUT", "/v1/keys", {}),
+        ("POST", "/v1/keys?user=other", {}),
+        ("POST", "/v1/keys", {"if-match": '"1"'}),
+    ],
+    ids=["path", "method", "query", "precondition"],
+)
+def test_the_same_key_and_body_are_a_conflict_where_they_ask_for_something_else(
+    caller: Caller, method: str, path: str, headers: dict[str, str]
+) -> None:
+    body = {"name": "ci", "scopes": ["infer"]}
+
+    def send(method: str, path: str, **headers: str) -> httpx.Response:
+        return caller.http.request(
+            method, path, json=body, headers={"idempotency-key": "k-1", **headers}
+        )
+
+    assert send("POST", "/v1/keys").status_code == 201
+    assert code(send(method, path, **headers)) == "idempotency_conflict"
+
+
 def test_keys_of_different_callers_never_meet(caller: Caller, resident: Caller) -> None:
     first = create_key(caller, "k-shared")
     second = create_key(resident, "k-shared")

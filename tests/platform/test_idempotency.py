@@ -107,6 +107,20 @@ def test_after_a_crash_only_what_changed_nothing_runs_again(
         begin(database, replace(foreign, request_id="req-4"))
 
 
+def test_an_answer_outlives_a_restart_of_the_server_that_gave_it(
+    database: Database, acme: Tenant
+) -> None:
+    changing, idle = (replace(FIRST, key=name, request_id=name) for name in ("changing", "idle"))
+    change(database, acme, changing.request_id)
+    for request in (changing, idle):
+        begin(database, request)
+        finish(database, request)
+    with database.platform_transaction() as session:
+        make_answers().recover(session)
+    for request in (changing, idle):
+        assert begin(database, replace(request, request_id="again")) == (201, b"made")
+
+
 def test_what_was_left_open_is_settled_when_it_is_sent_again(
     database: Database, acme: Tenant
 ) -> None:
