@@ -54,6 +54,16 @@ def test_text_and_counts(tokenizer: Tokenizer) -> None:
     assert counts.num_completion_tokens == 5
 
 
+def test_the_prompt_counts_once_however_many_choices_find_it_in_the_cache(
+    tokenizer: Tokenizer,
+) -> None:
+    choices = [script(started(num), tokens(tokenizer, "a"), finished()) for num in (1, 2, 2)]
+    scenario = Scenario(tokenizer, *choices)
+    run(scenario.text())
+    counts = scenario.outcomes[0].counts
+    assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (3, 1)
+
+
 def test_the_token_that_ends_the_output_is_paid_and_not_shown(tokenizer: Tokenizer) -> None:
     (eos,) = tokenizer.eos_token_ids
     end = TokensGenerated("r", [eos])
