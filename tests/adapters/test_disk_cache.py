@@ -204,6 +204,19 @@ def test_a_newcomer_gets_its_share_from_those_who_hold_more(
     assert present(cache, range(3), "second") == [0, 1, 2]
 
 
+def test_a_newcomer_beyond_its_share_leaves_the_others_theirs(
+    make_cache: Callable[..., DiskCache], clock: Clock
+) -> None:
+    cache = make_cache(capacity_bytes=6 * SIZE)
+    for index in range(3):
+        add(cache, index, "first")
+        add(cache, index, "second")
+    clock.now = 61.0
+    cache.add(make_key(9, "third"), 4 * SIZE, lambda path: write(path, bytes(4 * SIZE)))
+    assert present(cache, range(3), "first") == [1, 2]
+    assert present(cache, range(3), "second") == [1, 2]
+
+
 def test_shares_are_known_after_a_restart(
     make_cache: Callable[..., DiskCache], clock: Clock
 ) -> None:

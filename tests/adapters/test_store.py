@@ -459,6 +459,16 @@ class TestS3:
         assert bucket.Object(f"a/prefix/{KEY}").metadata == {"sha256": large.sha256}
         assert unfinished(bucket) == []
 
+    def test_a_part_that_the_server_has_with_other_bytes_is_sent_again(
+        self, bucket: Any, s3_store: ObjectStore, large: Large, tmp_path: Path
+    ) -> None:
+        interrupt(s3_store, large, after_parts=2)
+        (begun,) = unfinished(bucket)
+        upload = bucket.Object(f"a/prefix/{KEY}").MultipartUpload(begun)
+        upload.Part(2).upload(Body=bytes(PART_BYTES))
+        s3_store.put_file(KEY, large.path, sha256=large.sha256)
+        fetch(s3_store, tmp_path / "copy", sha256=large.sha256, size_bytes=len(large.content))
+
     def test_an_upload_that_is_gone_is_begun_anew(
         self,
         bucket: Any,
