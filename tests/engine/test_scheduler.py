@@ -173,6 +173,19 @@ def test_when_blocks_run_out_the_newest_is_computed_again_and_still_finishes() -
     bench.assert_empty()
 
 
+def test_a_step_that_takes_blocks_back_admits_nobody_into_them() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.add("old", 16, max_tokens=20)
+    bench.add("new", 16, max_tokens=20)
+    steps_until(bench, lambda: not bench.kv.num_free(0))
+    for _ in range(BLOCK - 1):
+        bench.step()
+    bench.add("late", 4, tenant="other")
+    assert counts(bench.step()) == {"old": 1}
+    assert bench.state("new") == "waiting"
+    assert "late" in counts(bench.step())
+
+
 def test_where_the_host_has_room_the_victim_is_swapped_and_computes_nothing_again() -> None:
     bench = SchedulerBench(num_blocks=10, num_swap_slots=10)
     requests = [bench.add(name, 16, max_tokens=20) for name in ("old", "new")]

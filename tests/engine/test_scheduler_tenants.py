@@ -6,6 +6,7 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import Overloaded, TenantQueueFull
+from loraplex.engine.scheduling.batch import Step
 from support.scheduling import SchedulerBench, counts, steps_until
 
 # --- tenants ------------------------------------------------------------------------------------
@@ -53,6 +54,18 @@ def test_the_blocks_that_a_tenant_holds_are_counted_anew_in_each_step() -> None:
         assert running.kv_share("acme") == bench.kv.share(request.kv)
         shares.add(running.kv_share("acme"))
     assert len(shares) > 4
+
+
+def test_whoever_has_given_way_is_not_the_next_victim_while_another_holds_more() -> None:
+    bench = SchedulerBench(budget=100)
+    bench.add("large", 24, max_tokens=9, tenant="greedy")
+    middle = bench.add("middle", 28, max_tokens=9, tenant="modest")
+    small = bench.add("small", 8, max_tokens=9, tenant="greedy")
+    bench.step()
+    running = bench.scheduler._running
+    assert running.victim(running.kv_share) is small
+    bench.scheduler._preemption._preempt(small, Step(budget=1, block_size=1, max_read_rows=0))
+    assert running.victim(running.kv_share) is middle
 
 
 def test_service_follows_the_weights() -> None:
