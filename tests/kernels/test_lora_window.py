@@ -330,3 +330,18 @@ def test_what_a_forgotten_adapter_leaves_is_handed_over_and_never_read_again() -
     assert_lora_close(run_twice(window, weights, x, y, rows), reference(weights, x, y, rows))
     assert not (held_values(window) == 3e30).any()
     assert budget.take_discarded() == []
+
+
+def test_the_next_adapter_of_a_row_meets_no_dirty_rows_of_a_forgotten_one() -> None:
+    weights, budget = make_weights(), CopyBudget(1 << 30)
+    window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=torch.float32, budget=budget)
+    x, y = draw(2)
+    run_twice(window, weights, x, y, [3, 4])
+    window.forget(3)  # and the budget's owner has not zeroed it yet
+    num_rows = window.num_rows
+    weights.remove(3)
+    weights.put(3, {1: 2})
+    rows = [3, 4]
+    for _ in ("alone", "in the window"):
+        assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
+    assert window.num_rows > num_rows, "its rows are still carried"
