@@ -6,6 +6,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from huggingface_hub.errors import HFValidationError
 
 from loraplex.engine.checkpoint.files import locate_base
 from loraplex.engine.errors import CompositeBase, UnsupportedModel
@@ -22,7 +23,7 @@ def test_a_path_is_never_asked_of_the_hub(model: str, monkeypatch: pytest.Monkey
     ("error", "reason"),
     [
         (ConnectionError("no route\nto the host"), "no route$"),
-        (huggingface_hub.errors.HFValidationError("bad name"), "bad name$"),
+        (HFValidationError("bad name"), "bad name$"),
         (RuntimeError(), "RuntimeError$"),
     ],
 )
