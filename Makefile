@@ -38,9 +38,10 @@ demo: $(INSTALLED) ## the main job: serve a base and three adapters, push, ask, 
 demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (about 15 minutes)
 	$(BIN)/python -m loraplex.api.demo.recipe api/demo/weights
 
-# By file, so that a file's servers and databases are made once; more workers would only share the cores.
+# By file, so that a file's servers and databases are made once. A third worker uses the tenth of two cores'
+# time for which the others wait.
 # In the files' own order: by their number of tests the longest of all would come last, on one worker.
-PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
+PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED) ## run the tests
 	$(PYTEST_BY_FILE) $(ARGS)
 

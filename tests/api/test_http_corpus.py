@@ -35,7 +35,7 @@ from support.http_corpus import (
     chunked,
     request,
 )
-from support.server import ServerUnderTest, serving
+from support.server import FAKE_ENGINE, ServerUnderTest, serving
 from support.tools import need_program
 
 STRANGER, OF_PROXY, OF_HAPROXY, OF_NGINX = (f"127.0.0.{number}" for number in (2, 3, 4, 5))
@@ -77,7 +77,8 @@ def gate(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "LORAPLEX_TRUSTED_PROXIES": f"{proxies.ADDRESS}/32",
         "LORAPLEX_ALLOWED_HOSTS": f"{HOST},localhost",
     }
-    with serving(tiny_base, tmp_path_factory.mktemp("gate"), **rules) as server:
+    folder = tmp_path_factory.mktemp("gate")
+    with serving(tiny_base, folder, engine=FAKE_ENGINE, **rules) as server:
         caller = server.make_caller("acme")
         service = ApiKeyService(Keyring(server.settings.load_secrets(), API_KEY_PEPPER))
         database = server.database

@@ -24,7 +24,7 @@ from loraplex.platform.quotas.models import PeriodUse, Reservation
 from loraplex.platform.usage.models import UsageRecord
 from support.databases import copy_of_migrated_sqlite, migrate, new_postgres_url
 from support.limits import limit
-from support.server import Caller, ServerUnderTest, serving
+from support.server import FAKE_ENGINE, Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
 NUM_CALLERS = 64
@@ -87,7 +87,8 @@ def start_pair(base: Path, folder: Path, url: str, stack: ExitStack) -> Pair:
     options = ("--served-model-name", "tiny")
 
     def start(name: str) -> ServerUnderTest:
-        server = stack.enter_context(serving(base, folder / name, *options, **environment))
+        running = serving(base, folder / name, *options, engine=FAKE_ENGINE, **environment)
+        server = stack.enter_context(running)
         settings = Settings(data_dir=folder / name, database=url, secret=secret)  # type: ignore[arg-type]
         return replace(server, settings=settings)
 

@@ -23,7 +23,7 @@ from loraplex.platform.tenants import service as tenants
 from support.browser import Browser
 from support.databases import copy_of_migrated_sqlite
 from support.secrets_scan import database_bytes
-from support.server import Caller, ServerUnderTest, serving
+from support.server import FAKE_ENGINE, Caller, ServerUnderTest, serving
 
 Entry = AuditEntry | PlatformAuditEntry
 WANTED = AuditFilter(action="access")
@@ -177,7 +177,7 @@ def logged(
     tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Log, Caller, bytes]]:
     """What a server wrote until it ended, of a tenant's refusals and all others."""
-    with serving(tiny_base, tmp_path_factory.mktemp("refusing")) as server:
+    with serving(tiny_base, tmp_path_factory.mktemp("refusing"), engine=FAKE_ENGINE) as server:
         caller = server.make_caller("refused")
         _be_refused(server, caller)
     database = server.database

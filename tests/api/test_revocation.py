@@ -12,7 +12,7 @@ from sqlalchemy import select
 from loraplex.platform.keys.models import ApiKey
 from support.browser import Browser, signed_in_operator, signed_in_user
 from support.envelopes import check_envelope
-from support.server import Caller, ServerUnderTest, serving
+from support.server import FAKE_ENGINE, Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
 PROMISED_SECONDS = 5.0
@@ -28,7 +28,8 @@ def other(
         "LORAPLEX_SECRET": (server.settings.data_dir / "secret").read_text(),
     }
     folder = tmp_path_factory.mktemp("other")
-    with serving(tiny_base, folder, "--served-model-name", "tiny", **environment) as running:
+    name = ("--served-model-name", "tiny")
+    with serving(tiny_base, folder, *name, engine=FAKE_ENGINE, **environment) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ from support.browser import COOKIE, PASSWORD, Browser, signed_in_operator, signe
 from support.envelopes import check_envelope
 from support.published import DOCUMENT
 from support.secrets_scan import database_bytes, leaks
-from support.server import Caller, ServerUnderTest, serving
+from support.server import FAKE_ENGINE, Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
 UNSAFE = [route for route in ROUTES if not route.startswith("GET ")]
@@ -210,7 +210,8 @@ def test_no_answer_lets_other_origins_read_it(admin: Browser) -> None:
 def proxied(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     """A server behind a proxy on this machine."""
     folder = tmp_path_factory.mktemp("proxied")
-    with serving(tiny_base, folder, LORAPLEX_TRUSTED_PROXIES="127.0.0.1/32") as running:
+    trusted = {"LORAPLEX_TRUSTED_PROXIES": "127.0.0.1/32"}
+    with serving(tiny_base, folder, engine=FAKE_ENGINE, **trusted) as running:
         yield running
 
 

@@ -36,10 +36,9 @@ from loraplex.engine.process.client import EngineClient
 from loraplex.engine.process.supervisor import RestartPolicy
 from loraplex.engine.token_journal import SLOT_BYTES
 from support.databases import database_of_server
-from support.server import ServerUnderTest, child_environment, free_port
+from support.server import FAKE_ENGINE, ServerUnderTest, child_environment, free_port
 from support.waiting import wait_for
 
-FAKE_ENGINE = "support.fake_engine"
 REAL_ENGINE = "loraplex.engine.process.main"
 SMALL: dict[str, Any] = {
     "num_threads": 1,

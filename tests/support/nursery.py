@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Never
+from unittest.mock import patch
 
 import msgspec
 
@@ -33,6 +34,8 @@ class Fork(msgspec.Struct, tag=True):
     """Its working directory."""
     log: str
     """The file to which its output is appended."""
+    engine: str | None
+    """The module that a server starts as its engine process; None: the product's."""
 
 
 class Look(msgspec.Struct, tag=True):
@@ -73,10 +76,10 @@ class ForkedServer:
 
 
 def fork_server(
-    arguments: Sequence[str], environment: Mapping[str, str], log: Path
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, engine: str | None
 ) -> ForkedServer:
     """Run `loraplex` with these arguments as the leader of a session of its own."""
-    pid = _ask(Fork(list(arguments), dict(environment), os.getcwd(), str(log)))
+    pid = _ask(Fork(list(arguments), dict(environment), os.getcwd(), str(log), engine))
     assert pid is not None
     return ForkedServer(pid)
 
@@ -149,7 +152,17 @@ def _become(order: Fork) -> Never:
     os.close(nothing)
     os.close(output)
     sys.argv = ["loraplex", *order.arguments]
+    if order.engine:
+        _start_as_engine(order.engine)
     sys.exit(run())
+
+
+def _start_as_engine(module: str) -> None:
+    from loraplex.api.server import planes
+    from loraplex.engine.process.client import EngineClient
+
+    command = (sys.executable, "-P", "-m", module)
+    patch.object(planes, "EngineClient", partial(EngineClient, command=command)).start()
 
 
 if __name__ == "__main__":

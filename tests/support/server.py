@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -37,6 +38,8 @@ from support.secrets_scan import leaks
 from support.waiting import wait_for
 
 LORAPLEX = (sys.executable, "-m", "loraplex")
+FAKE_ENGINE = "support.fake_engine"
+"""An engine without a model."""
 SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05")
 """Options of a server that leaves room for others on the machine."""
 _ANNOUNCEMENT = re.compile(rb"^Serving .* at (http://\S+)/v1\n", re.MULTILINE)
@@ -160,23 +163,28 @@ def serving(
     data_dir: Path,
     *options: str,
     program: Sequence[str] | None = None,
+    engine: str | None = None,
     **environment: str,
 ) -> Iterator[ServerUnderTest]:
     """Run `loraplex serve` over `base` until the block is left; its log is kept in `data_dir`.
 
     Its database is `LORAPLEX_DATABASE` of `environment`, else the folder's (`database_of_server`).
     `program` is what has the commands of `loraplex`. None: this Python's, in tests a process forked
-    from a warm one (`support.nursery`).
+    from a warm one (`support.nursery`). `engine` is the module of its engine process,
+    None the product's: FAKE_ENGINE starts at once, and is enough where no model's output matters.
     """
     data_dir.mkdir(exist_ok=True)
     environment = {**database_environment(data_dir), **environment}
     settings = Settings(data_dir=data_dir, database=environment.get("LORAPLEX_DATABASE"))
     log = data_dir / "server.log"
+    if engine == FAKE_ENGINE:  # it leaves files in the base's folder
+        base = shutil.copytree(base, data_dir / base.name)
+        options = ("--speculation", "off", *options)
     where = ["--data-dir", str(data_dir), "--port", "0"]
     log.touch()
     num_old_bytes = log.stat().st_size
     arguments = ["serve", "--model", str(base), *where, *SMALL, *options]
-    process = _start(program, arguments, child_environment(**environment), log)
+    process = _start(program, arguments, child_environment(**environment), log, engine)
     callers: list[Caller] = []
     with ending_with_this_process(process):
         try:
@@ -193,11 +201,16 @@ def serving(
 
 
 def _start(
-    program: Sequence[str] | None, arguments: list[str], environment: dict[str, str], log: Path
+    program: Sequence[str] | None,
+    arguments: list[str],
+    environment: dict[str, str],
+    log: Path,
+    engine: str | None,
 ) -> subprocess.Popen[bytes] | ForkedServer:
     """A process that leads its session, its output at the end of `log`."""
     if program is None and "PYTEST_VERSION" in os.environ:
-        return fork_server(arguments, environment, log)
+        return fork_server(arguments, environment, log, engine)
+    assert engine is None, "only a forked server has another engine"
     with log.open("ab") as output:
         return subprocess.Popen(
             [*(program or LORAPLEX), *arguments],
