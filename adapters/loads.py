@@ -29,7 +29,7 @@ FRUITLESS_REST = 10.0
 """A search for room that finds none is repeated after so many times as long as it took: with
 hundreds of residents it takes milliseconds, and the loop has steps to run."""
 MENDED = "mended"
-"""The reason in the history of an adapter that was stored anew after a load had failed."""
+"""The reason in the history of an adapter that was stored again after a load had failed."""
 NO_ROOM = "no_room"
 """The reason in the history of an adapter that was only prefetched, and found no room."""
 
@@ -73,7 +73,7 @@ class Loads(Generic[BlockT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether a load goes on without any further call."""
+        """Whether a load proceeds without further calls."""
         return bool(self._reads or self._copies or self._records.waiting())
 
     def begin(self, key: AdapterKey) -> Record[BlockT]:
@@ -252,7 +252,7 @@ class Loads(Generic[BlockT]):
 
     def _forget_evicted(self, evicted: Eviction[BlockT]) -> None:
         key, reason = evicted.record.key, evicted.reason
-        # A deletion goes on without it, and is the last entry of its history.
+        # A deletion does not need it, and is the last entry of its history.
         self._records.forget(key, None if key in self._deleting else reason)
         self.departures[reason] += 1
 

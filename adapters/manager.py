@@ -34,7 +34,7 @@ from .tier import Tier
 __all__ = ["AdapterManager", "Evicted", "Failure", "Lease", "Tier"]
 
 PIN_INTERVAL_SECONDS = 0.25
-"""How often pinned adapters are looked for that are not on their way."""
+"""How often to check for pinned adapters that are neither resident nor being loaded."""
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class AdapterManager(Generic[BlockT]):
     # --- requests -------------------------------------------------------------------------------
 
     def request(self, key: AdapterKey) -> None:
-        """Begin to bring an adapter to the device, if it is not on its way and not backing off.
+        """Begin to load an adapter to the device, unless it is being loaded or backs off.
 
         Also tells that a request waits for it still, so call it as long as one does. While enough
         others are needed before it nothing begins, see `expect`.
@@ -281,9 +281,9 @@ class AdapterManager(Generic[BlockT]):
     # --- within -----------------------------------------------------------------------------------
 
     def _ask(self, key: AdapterKey, *, may_begin: bool) -> Record[BlockT] | None:
-        """The record of an adapter that is on its way, or backs off.
+        """The record of an adapter that is being loaded or backs off.
 
-        None if it is deleted, or if it is not on its way and may not begin.
+        None if it is deleted, or if it is not being loaded and may not begin.
         """
         if key in self._retirements:
             return None

@@ -24,7 +24,7 @@ class Records(Generic[BlockT]):
         self._clock = clock
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         self.loading: dict[AdapterKey, Record[BlockT]] = {}
-        """Those that are on their way to the device: neither RESIDENT nor FAILED."""
+        """Those that are being loaded to the device: neither RESIDENT nor FAILED."""
         self._waiting: dict[AdapterKey, Record[BlockT]] = {}
         """The records in state HOST."""
         self._num_begun = 0

@@ -53,7 +53,7 @@ class Retirements(Generic[BlockT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether a deletion proceeds by itself or is complete; leases end only by calls."""
+        """Whether a deletion is complete or proceeds without calls; only calls end leases."""
         waits_for_jobs = any(r.is_off_device for r in self.open.values())
         return waits_for_jobs or bool(self._evicted)
 

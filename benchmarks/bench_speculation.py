@@ -173,7 +173,7 @@ class Figure:
             "at least": least,
             "at most": most,
             "mean accepted length": mean(each.mean_accepted_length for each in drafting),
-            "of guesses hold": accepted / drafted if drafted else 0.0,
+            "acceptance rate": accepted / drafted if drafted else 0.0,
         }
 
     def _speed(self, decodings: Sequence[Decoding]) -> float:
@@ -337,7 +337,7 @@ def _verification_cost(plan: Plan, arm: Arm, proposer: NeverRight, size: int) ->
             seconds[proposer.num_tokens].append(arm.decoding.step_seconds[-1])
     arm.end()
     medians = {number: median(times[1:]) for number, times in seconds.items()}
-    ratios = {f"{number} guesses": medians[number] / medians[0] for number in plan.draft_sizes}
+    ratios = {f"{number} draft tokens": medians[number] / medians[0] for number in plan.draft_sizes}
     return {"batch": size, "ms with none": 1e3 * medians[0], **ratios}
 
 

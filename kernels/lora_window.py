@@ -1,6 +1,6 @@
 """The LoRA op on the CPU for decoding tokens of many adapters: the compact window of half dtypes.
 
-In bf16 oneDNN sets up each call anew, which takes longer than the arithmetic of a decoding step
+In bf16 oneDNN sets up each call again, which takes longer than the arithmetic of a decoding step
 with few tokens of many adapters. The window needs only one matmul over the A matrices of all active
 adapters, a selection, and one matmul per slice over their B matrices. For a 1.1 B Llama in bf16
 with 16 tokens of 8 rank-16 adapters, on two cores with AMX, it took 22.6 ms per step, where

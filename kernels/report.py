@@ -285,7 +285,7 @@ def compile_case(case: KernelCase, arch: str) -> KernelUsage:
         name: "constexpr" if name in case.constants else case.pointers.get(name, "i32")
         for name in names
     }
-    # The launcher finds by itself that pointers and row lengths are multiples of 16.
+    # The launcher detects that pointers and row lengths are multiples of 16.
     divisible = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)

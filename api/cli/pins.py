@@ -22,7 +22,7 @@ Ttl = Annotated[
         min=1,
         callback=check_finite,
         help="Seconds until it expires.",
-        show_default="for good",
+        show_default="never",
     ),
 ]
 Wait = Annotated[bool, typer.Option(help="Wait until the weights are on the device.")]
@@ -127,5 +127,5 @@ def _print_standing(standing: dict[str, Any], *, as_json: bool) -> None:
         return
     typer.echo(standing["summary"])
     for wish in standing["wishes"]:
-        until = f"until {wish['expires_at']}" if wish["expires_at"] else "for good"
+        until = f"until {wish['expires_at']}" if wish["expires_at"] else "without expiry"
         note(f"{wish['kind']}, {until}")

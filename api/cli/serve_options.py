@@ -22,7 +22,7 @@ DEFAULT_SPECULATION = ["ngram"]
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command as Typer takes it. `command` takes the two configurations by position and has
-    further options of its own by keyword."""
+    its further options by keyword."""
     hints = get_type_hints(command, include_extras=True)
     own = [
         each.replace(annotation=hints[each.name])

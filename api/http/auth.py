@@ -144,8 +144,8 @@ async def check_confirmation(
 
 
 Confirmed = Annotated[None, Depends(check_confirmation)]
-"""For routes that always need the confirmation. It is checked after the permissions, so nobody
-confirms by password only to be refused."""
+"""For routes that always need the confirmation. It is checked after the permissions, so a caller
+that will be refused is not asked for the password."""
 
 
 def require(scope: Scope) -> Callable[[Caller], Awaitable[Principal]]:

@@ -78,7 +78,7 @@ def check_transport(transport: Transport) -> None:
 
 def set_session_cookie(response: Response, transport: Transport, token: str) -> None:
     """Set the session cookie. It ends with the browser, or when the server ends the session."""
-    assert transport.cookie is not None, "nobody is signed in over this"
+    assert transport.cookie is not None, "no session uses this transport"
     response.set_cookie(
         transport.cookie,
         token,

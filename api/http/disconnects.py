@@ -42,7 +42,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
         watching.remove_done_callback(leave)
         if is_gone:
             working.uncancel()
-        watching.cancel()  # it ends by itself and need not be awaited
+        watching.cancel()  # it ends without being awaited
 
 
 async def _disconnected(receive: Receive) -> None:

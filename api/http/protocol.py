@@ -123,14 +123,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._note_rest()
 
     def timeout_keep_alive_handler(self) -> None:
-        # The time since the last response. uvicorn would measure it anew from every byte: empty
+        # The time since the last response. uvicorn would measure it again from every byte: empty
         # lines would keep a connection open forever.
         if self.cycle.response_complete and self._deadline is None:
             super().timeout_keep_alive_handler()
 
     def make_room(self, *, at_once: bool) -> None:
-        """Only a connection that has not sent a request is told why: others would take the message
-        for the response to their next request."""
+        """Only a connection that has not sent a request gets a message: others would take it for
+        the response to their next request."""
         if at_once:
             self.transport.abort()
         elif self.cycle is None:

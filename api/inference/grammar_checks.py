@@ -125,8 +125,8 @@ class GrammarChecks:
     async def _end(self, *, is_dying: bool = False) -> int | None:
         """End the process; returns the signal that it died of, if any.
 
-        `is_dying`: its output has ended, so it dies by itself. Killing it could hide the cause: by
-        a second signal, or by reaping it before its waiter does.
+        `is_dying`: its output has ended, so it exits soon. Killing it could hide the cause: by a
+        second signal, or by reaping it before its waiter does.
         """
         process, self._process = self._process, None
         if process is None:

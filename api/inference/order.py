@@ -32,7 +32,7 @@ class Order:
     """Of the first choice; the others differ in their seed."""
     stop: tuple[str, ...]
     continues_prompt: bool
-    """Plain completions: the text goes on where the prompt's ends."""
+    """Plain completions: the text continues the prompt's."""
     visible_token_ids: Collection[int] = ()
     """Special tokens that are part of the text: the markers of calls."""
     num_prompt_logprobs: int | None = None

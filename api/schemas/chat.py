@@ -88,7 +88,7 @@ class ChatBody(GenerationBody):
 
     @property
     def tool_use(self) -> ToolUse | None:
-        """None: the model is told of no tools."""
+        """None: the prompt contains no tools."""
         tools = [tool.as_tool() for tool in self.tools or ()]
         is_parallel = self.parallel_tool_calls is not False
         return tool_use(tools, self.tool_choice, is_parallel=is_parallel)

@@ -128,7 +128,7 @@ OptionalToolChoice = (
 def tool_use(
     tools: Sequence[Tool], tool_choice: ToolChoice | None, *, is_parallel: bool
 ) -> ToolUse | None:
-    """What a request says about tools; None: the model is told of none.
+    """A request's tools and tool choice; None: the prompt contains no tools.
 
     Raises a validation error if the choice names another tool or none, or a name is there twice.
     """

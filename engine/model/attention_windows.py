@@ -69,7 +69,7 @@ class LayerProbe:
         for stand_in, window in self._masks:
             if stand_in is mask:
                 return window()
-        raise UnsupportedModel("its attention depends on a mask of its own")
+        raise UnsupportedModel("its attention depends on its own mask")
 
 
 def read_window(mask_function: MaskFunction, max_model_len: int) -> int | None:

@@ -155,7 +155,7 @@ def attention(
     Raises UnsupportedModel for an unknown option that would change the result.
     """
     if attention_mask is not None:
-        raise UnsupportedModel("its attention depends on a mask of its own")
+        raise UnsupportedModel("its attention depends on its own mask")
     unknown = [name for name, value in others.items() if value is not None]
     if unexpected := set(unknown) - _IGNORED_KWARGS:
         raise UnsupportedModel(f"its attention takes {', '.join(sorted(unexpected))}")

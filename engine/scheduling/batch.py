@@ -96,7 +96,7 @@ Part = tuple[ScheduledSequence, ...]
 
 
 def parts_of(sequences: Sequence[ScheduledSequence]) -> Iterator[Part]:
-    """The parts of a step: each suspect runs in a forward pass of its own.
+    """The parts of a step: each suspect runs in a separate forward pass.
 
     A request in a step in which the engine crashed may or may not have caused that. If it runs
     alone, another crash is its own, and a result clears it.

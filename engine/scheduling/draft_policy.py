@@ -1,4 +1,4 @@
-"""How many tokens to propose for whom: what the scheduler asks once it knows who decodes."""
+"""Draft tokens per request: the scheduler asks for them once the step's decodes are known."""
 
 from __future__ import annotations
 

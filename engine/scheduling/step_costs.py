@@ -202,7 +202,7 @@ class StepCosts:
 
     @property
     def _launch_seconds(self) -> float:
-        """What launching each kernel by itself adds to a step."""
+        """What launching each kernel separately adds to a step."""
         return 0.0 if self._max_graph_rows is None else self._model.coefficients[5]
 
     def _features(self, shape: StepShape) -> tuple[float, ...]:

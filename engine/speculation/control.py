@@ -111,7 +111,7 @@ class Control:
         self._baseline_steps = BaselineSteps()
         self._most_tokens = FIRST_TOKENS // 2
         self._last_decision = 0
-        """The last step for which drafts were planned anew."""
+        """The last step for which new drafts were planned."""
         self._num_idle = 0
         """Plans without draft tokens since the last with some."""
         self._rest = range(0)

@@ -1,6 +1,6 @@
 """A second, smaller model proposes (Leviathan et al. 2023; Chen et al. 2023).
 
-It is loaded and computed as the base model is, with a paged cache of its own, but without adapters:
+It is loaded and computed as the base model is, with a separate paged cache, but without adapters:
 whatever a draft token was made by, the verifier keeps the output that of the request's own adapter.
 An adapter that takes the answers far from the base's only has fewer draft tokens accepted.
 """
@@ -38,7 +38,7 @@ and the token sampled after it."""
 
 @dataclass(eq=False)
 class _Drafting:
-    """A request on its way to a draft."""
+    """A request for which a draft is being computed."""
 
     chain: GrowingChain
     sequence: CachedSequence
@@ -62,7 +62,7 @@ class _Drafting:
         return self.chain.token_ids[first_drafted : first_drafted + count]
 
     def draft(self) -> Draft:
-        """What was drafted; the sequence is told which of its tokens are only draft tokens."""
+        """The draft; the sequence records which of its tokens are only draft tokens."""
         num_draft_tokens = max(0, self.sequence.num_computed - len(self.request.token_ids))
         self.sequence.draft_tokens = self.chain.token_ids[:num_draft_tokens]
         return self.chain.draft()

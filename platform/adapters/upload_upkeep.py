@@ -37,9 +37,9 @@ def list_lost(session: PlatformSession, since: datetime) -> Sequence[Upload]:
 
 
 def mark_lost(session: TenantSession, upload_id: str) -> bool:
-    """Nothing comes of the upload, whose server has the bytes; False if it has ended meanwhile.
+    """Reject an upload whose server is gone with the bytes; False if it has ended meanwhile.
 
-    From here on a server that comes back finds it closed. Raises UploadNotFound.
+    If that server comes back, it finds the upload closed. Raises UploadNotFound.
     """
     if get_upload(session, upload_id).state is not UploadState.VALIDATING:
         return False

@@ -523,7 +523,7 @@ def test_a_version_is_fetched_before_anybody_asks(command: Command, adapters: li
     assert out.endswith("/bot@1: It is on the device and ready for requests.\n")
     assert "prefetch, until " in err
     code, out, err = command("pin", "bot@1", "--wait")
-    assert "pin, for good" in err
+    assert "pin, without expiry" in err
     assert "pin" not in command("unpin", "bot@1")[2]
     code, out, err = command("why", "bot@latest")
     assert code == ExitCode.OK

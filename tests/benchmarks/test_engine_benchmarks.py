@@ -200,7 +200,7 @@ def test_drafts_of_a_certain_drawn_base_hold_as_often_as_they_are_right(
     assert right.races[0].speculative.mean_accepted_length > 2
     assert wrong.races[0].speculative.mean_accepted_length < 1.1
     assert {race.num_different for race in (*right.races, *wrong.races)} == {0}
-    assert set(cost) == {"batch", "ms with none", *(f"{n} guesses" for n in plan.draft_sizes)}
+    assert set(cost) == {"batch", "ms with none", *(f"{n} draft tokens" for n in plan.draft_sizes)}
 
 
 def test_gpu_check_tells_of_each_part_when_it_ends(
