@@ -164,7 +164,7 @@ def _attempt(
     """The result of the call; None if it fails: requests continue whatever a proposer does."""
     try:
         return call(*args, **kwargs)
-    except Exception:
+    except Exception:  # without its draft tokens a request's output is the same
         logger.exception("proposer %s failed", proposer.name)
         return None
 
