@@ -6,16 +6,18 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loraplex.api.control_plane import database_watch
+from loraplex.api.control_plane import auth_cache, database_watch
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.control_plane.database_watch import DatabaseWatch
 from loraplex.api.control_plane.last_seen import LastSeen
 from loraplex.platform.audit.event import BY_SYSTEM, Changed, Event
+from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, InvalidApiKey
 from loraplex.platform.keyring import Keyring
@@ -139,6 +141,29 @@ def test_a_key_seen_lately_is_good_while_the_database_is_away(tmp_path: Path) ->
         control_plane._auth_cache._clock = lambda: 400.0 + time.monotonic()
         with pytest.raises(DatabaseUnavailable):
             await control_plane.authenticate(seen.text)
+        control_plane.close()
+
+    asyncio.run(main())
+
+
+def test_no_key_outlives_its_expiry_while_the_database_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(copy_of_migrated_sqlite(tmp_path))
+    tenant = make_tenant(database, "acme")
+    service = ApiKeyService(Keyring([SECRET], API_KEY_PEPPER))
+    end = utc_now() + timedelta(minutes=1)
+    with database.transaction(tenant.id) as session:
+        issued = service.issue(session, name="a", scopes=[Scope.INFER], expires_at=end)
+
+    async def main() -> None:
+        control_plane = ControlPlane(database, SECRET)
+        await control_plane.authenticate(issued.text)
+        control_plane.watch.is_away = True
+        assert await control_plane.authenticate(issued.text)
+        monkeypatch.setattr(auth_cache, "utc_now", lambda: end)
+        with pytest.raises(DatabaseUnavailable):
+            await control_plane.authenticate(issued.text)
         control_plane.close()
 
     asyncio.run(main())

@@ -300,6 +300,16 @@ def test_five_failures_lock_the_name_and_the_address(
     assert owner.http.get("/v1/session").is_success, "who is signed in stays so"
 
 
+def test_whoever_signs_in_to_an_own_account_guesses_no_more_of_the_others(
+    owner: Browser, server: ServerUnderTest, unlocked: None, visit: Callable[[], Browser]
+) -> None:
+    for number in range(5):
+        if number == 4:
+            visit().sign_in("owner@sign-in.example", "sign-in").raise_for_status()
+        check_envelope(visit().sign_in(f"guess-{number}", None, "x" * 12), "sign_in_failed")
+    check_envelope(visit().sign_in("owner@sign-in.example", "sign-in"), "sign_in_locked")
+
+
 def test_many_guesses_at_once_are_no_more_than_one_after_another(
     admin: Browser, server: ServerUnderTest, unlocked: None, visit: Callable[[], Browser]
 ) -> None:
