@@ -65,6 +65,16 @@ def begun(database: Database) -> list[Deletion]:
     return begun
 
 
+def make_deletions(control_plane: ControlPlane, engine: BusyEngine) -> Deletions:
+    return Deletions(
+        engine=cast(Any, engine),
+        fetcher=cast(Any, SimpleNamespace(forget=lambda key: None)),
+        store=cast(Any, None),
+        control_plane=control_plane,
+        leases=Leases(control_plane, "here"),
+    )
+
+
 def released_at(database: Database) -> datetime | None:
     with database.platform_transaction(read_only=True) as session:
         return session.get_one(Server, "here").evicted_at
@@ -76,13 +86,7 @@ def test_a_server_has_released_what_is_deleted_once_it_uses_none_of_it(
     async def run() -> None:
         engine = BusyEngine(begun[0].key)
         control_plane = ControlPlane(database, b"secret")
-        deletions = Deletions(
-            engine=cast(Any, engine),
-            fetcher=cast(Any, SimpleNamespace(forget=lambda key: None)),
-            store=cast(Any, None),
-            control_plane=control_plane,
-            leases=Leases(control_plane, "here"),
-        )
+        deletions = make_deletions(control_plane, engine)
         deletions._begin(begun[0], 30.0)  # its requests still run
         await engine.is_asked.wait()
         await deletions.look()
@@ -91,6 +95,27 @@ def test_a_server_has_released_what_is_deleted_once_it_uses_none_of_it(
         while released_at(database) is None:
             await asyncio.sleep(0.01)
             await deletions.look()
+        await deletions.close()
+        control_plane.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_finishes_one_deletion_keeps_no_other_server_waiting_with_another(
+    database: Database, begun: list[Deletion]
+) -> None:
+    """It waits for that server itself: each would wait for the other."""
+    with database.platform_transaction() as session:
+        jobs.forget(session, f"deletion:{begun[0].version_id}", "there")
+
+    async def run() -> None:
+        engine = BusyEngine(begun[0].key)
+        control_plane = ControlPlane(database, b"secret")
+        deletions = make_deletions(control_plane, engine)
+        deletions._begin(begun[0], 30.0)
+        await engine.is_asked.wait()
+        await deletions.look()
+        assert released_at(database) is not None
         await deletions.close()
         control_plane.close()
 
