@@ -135,6 +135,13 @@ def test_what_was_refused_may_be_sent_again(caller: Caller) -> None:
         assert "idempotent-replayed" not in missing.headers
 
 
+def test_a_repeated_answer_has_the_tag_that_the_next_change_needs(caller: Caller) -> None:
+    body, headers = {"email": "tag@acme.example", "role": "viewer"}, {"idempotency-key": "k-1"}
+    first, again = (caller.http.post("/v1/users", json=body, headers=headers) for _ in range(2))
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.headers["etag"] == first.headers["etag"]
+
+
 def test_an_answer_without_a_body_is_repeated(caller: Caller, adapters: list[Path]) -> None:
     caller.push(adapters[0], "bot", aliases=["prod"])
     headers = {"idempotency-key": "k-1"}
@@ -190,8 +197,14 @@ def test_no_route_that_changes_something_is_left_out() -> None:
     assert "/v1/chat/completions" in left_out
 
 
-def is_concerned(method: str, path: str) -> bool:
-    headers = [(b"idempotency-key", b"k")]
+def test_the_bytes_of_an_upload_are_not_read_as_a_control_body() -> None:
+    path = "/v1/uploads/id/content"
+    assert is_concerned("put", path, b"application/json")
+    assert not is_concerned("put", path, b"application/octet-stream")
+
+
+def is_concerned(method: str, path: str, content_type: bytes = b"application/json") -> bool:
+    headers = [(b"idempotency-key", b"k"), (b"content-type", content_type)]
     return _is_concerned(
         {"type": "http", "method": method.upper(), "path": path, "headers": headers}
     )
