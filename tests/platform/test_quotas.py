@@ -46,14 +46,16 @@ class Tills:
         with self.database.transaction(self.tenant.id) as session:
             return quotas.reserve(session, demand, server_id=server_id, clock=self.clock)
 
-    def settle(self, request_id: str, prompt: int, completion: int) -> None:
+    def settle(
+        self, request_id: str, prompt: int, completion: int, at: datetime | None = None
+    ) -> None:
         with self.database.transaction(self.tenant.id) as session:
             quotas.settle(
                 session,
                 request_id,
                 prompt_tokens=prompt,
                 completion_tokens=completion,
-                at=utc_now(),
+                at=at or utc_now(),
                 clock=self.clock,
             )
 
@@ -87,10 +89,9 @@ class Tills:
             query = select(Reservation).where(Reservation.request_id == request_id)
             return session.scalars(query).one_or_none()
 
-    def period_tokens(self) -> int:
+    def period_tokens(self, period: Period = Period.MONTH, at: datetime | None = None) -> int:
         with self.database.transaction(self.tenant.id, read_only=True) as session:
-            begin = begin_of(Period.MONTH, utc_now())
-            use = repository.find_period_use(session, Period.MONTH, begin)
+            use = repository.find_period_use(session, period, begin_of(period, at or utc_now()))
         return 0 if use is None else use.tokens
 
 
@@ -429,6 +430,14 @@ def test_a_budget_counts_what_was_used_and_what_may_yet_be(tills: Tills) -> None
     tills.reserve(make_demand("c", input_tokens=1, output_tokens=9))
 
 
+def test_a_request_that_may_use_more_than_the_budget_needs_all_of_it(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, tokens_per_period=100)
+    tills.reserve(make_demand("all", input_tokens=10, output_tokens=500))
+    tills.settle("all", 10, 20)
+    with pytest.raises(InsufficientQuota, match="70 are left, and this may use 510"):
+        tills.reserve(make_demand("more", input_tokens=10, output_tokens=500))
+
+
 def record_42_tokens(tills: Tills, request_id: str) -> bool:
     """Whether the request's row is new."""
     usage = Usage(
@@ -468,6 +477,17 @@ def test_a_new_period_begins_with_the_whole_budget(tills: Tills) -> None:
     with tills.database.transaction(tills.tenant.id) as session:
         session.add(PeriodUse(period=Period.DAY, begins_at=yesterday, tokens=100))
     tills.reserve(make_demand(input_tokens=50, output_tokens=50))
+
+
+def test_a_request_counts_in_the_period_in_which_it_ended_however_late_it_is_settled(
+    tills: Tills,
+) -> None:
+    limit(tills.database, tills.tenant.id, tokens_per_period=100, period=Period.DAY)
+    yesterday = utc_now() - timedelta(days=1)
+    tills.reserve(make_demand("late", input_tokens=10, output_tokens=50))
+    tills.settle("late", 10, 20, yesterday)
+    assert tills.period_tokens(Period.DAY, yesterday) == 30
+    assert tills.period_tokens(Period.DAY) == 0
 
 
 @pytest.mark.parametrize(
