@@ -203,6 +203,19 @@ def test_digest_differs_with_weights_scale_and_base(
     assert len(digests) == 4
 
 
+def test_digest_tells_apart_types_that_share_their_bytes(
+    tiny_base: Path, layout: BaseLayout, tmp_path: Path
+) -> None:
+    adapter = make_adapter(tiny_base, tmp_path / "adapter", seed=4)
+    path = adapter / "adapter_model.safetensors"
+    halves = {name: value.half() for name, value in load_file(path).items()}
+    digests = set()
+    for dtype in (torch.float16, torch.bfloat16):
+        save_file({name: value.view(dtype) for name, value in halves.items()}, path)
+        digests.add(examine_folder(adapter, layout, tmp_path / "block").digest)
+    assert len(digests) == 2
+
+
 Q = "q_proj"
 SMALL = BaseLayout(
     BASE_ID, (Projection((Slice(Q, 8, 8), Slice("v_proj", 8, 4))),), {"lm_head": "no"}
