@@ -173,6 +173,18 @@ def test_when_blocks_run_out_the_newest_is_computed_again_and_still_finishes() -
     bench.assert_empty()
 
 
+def test_a_victim_does_not_keep_its_adapter_on_the_device_while_it_waits() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.manager.resident.add(A)
+    bench.add("old", 16, max_tokens=20)
+    bench.add("new", 16, max_tokens=20, adapter=A)
+    steps_until(bench, lambda: bench.scheduler.num_preemptions)
+    assert bench.state("new") == "waiting"
+    assert bench.manager.leases == {}
+    bench.run()
+    assert bench.finished == {"old": 20, "new": 20}
+
+
 def test_a_step_that_takes_blocks_back_admits_nobody_into_them() -> None:
     bench = SchedulerBench(num_blocks=10)
     bench.add("old", 16, max_tokens=20)

@@ -7,6 +7,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import Overloaded, TenantQueueFull
 from loraplex.engine.scheduling.batch import Step
+from loraplex.engine.scheduling.running import MAX_PREEMPTIONS
 from support.scheduling import SchedulerBench, counts, steps_until
 
 # --- tenants ------------------------------------------------------------------------------------
@@ -195,6 +196,15 @@ def test_a_long_request_over_its_share_still_gets_to_its_end() -> None:
         if "long" in bench.finished:
             return
     raise AssertionError("the long request starved")
+
+
+def test_a_tenants_last_request_that_has_given_way_often_does_so_only_where_all_have() -> None:
+    bench = SchedulerBench(num_blocks=20, budget=100)
+    long = bench.add("long", 48, max_tokens=30, tenant="long")
+    bench.add("short", 16, max_tokens=40, tenant="other")
+    long.num_preemptions = MAX_PREEMPTIONS
+    steps_until(bench, lambda: bench.scheduler.num_preemptions)
+    assert (bench.state("long"), bench.state("short")) == ("running", "waiting")
 
 
 # --- refusals and deadlines ---------------------------------------------------------------------
