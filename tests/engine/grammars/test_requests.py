@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.engine.draft import Draft
 from loraplex.engine.errors import InvalidGrammar
 from loraplex.engine.execution.grammars import Backend, Grammars
-from loraplex.engine.grammars.matcher import Automaton
+from loraplex.engine.grammars.matcher import Automaton, Matcher
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.messages import (
     Abort,
@@ -347,3 +348,12 @@ def test_a_preempted_output_goes_on_where_its_grammar_stood(
     assert outputs[0] == outputs[1]
     for output in outputs[1]:
         assert all((token - 7 * place) % 250 in (1, 2) for place, token in enumerate(output))
+
+
+def test_each_end_token_of_a_base_ends_an_output_for_its_grammar() -> None:
+    automaton, another_end = ScriptedAutomaton(only(1)), END + 1
+    ends = frozenset({END, another_end})
+    matcher = Matcher(automaton, end_token_ids=ends, ignores_end=False)
+    assert len(matcher.cut(Draft((1, another_end)))) == 2
+    matcher.accept([1, another_end])
+    assert automaton.taken == [1, END]

@@ -288,6 +288,16 @@ def test_tokenizers_that_list_their_pieces_are_compared_by_their_order(tmp_path:
         LocalEngine(base, tmp_path, speculation=(f"draft:{draft}",))
 
 
+def test_a_draft_model_with_other_special_tokens_is_refused(tmp_path: Path) -> None:
+    base, draft = make_tiny_llama(tmp_path / "base"), make_tiny_llama(tmp_path / "draft")
+    for folder, token in ((base, "<end>"), (draft, "<stop>")):
+        pieces, added = [["one", 0.0]], [{"content": token, "id": 1}]
+        contents = {"model": {"vocab": pieces}, "added_tokens": added}
+        (folder / "tokenizer.json").write_text(json.dumps(contents))
+    with pytest.raises(UnsupportedModel, match="they differ in the token '<end>'"):
+        LocalEngine(base, tmp_path, speculation=(f"draft:{draft}",))
+
+
 @pytest.mark.parametrize(
     ("speculation", "error"),
     [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,15 +17,20 @@ from loraplex.adapters.manager import Lease
 from loraplex.engine.config import Acceptance, EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.execution.runner import ModelRunner, StepOutput
-from loraplex.engine.messages import SpeculationParams
+from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.inputs import SequenceChunk
+from loraplex.engine.request import Request
+from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.drawing import make_drawing
 from loraplex.engine.speculation.early_exit import (
     EarlyExitProposer,
     FirstLayers,
     open_early_exit,
 )
+from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.speculation.proposers import OPENERS
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
@@ -253,3 +259,33 @@ def test_a_draft_that_fails_midway_leaves_nothing_behind(
     assert tokens == plain
     assert len(spoiled) > 3
     assert num_drafted > 0
+
+
+class BreakingRunner:
+    """Its numbers break down behind the first draft token."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.cleared: list[range] = []
+
+    def run_chunks(
+        self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
+    ) -> StepOutput:
+        self.num_calls += 1
+        value = torch.nan if self.num_calls > 1 else 0.0
+        return StepOutput(torch.full((len(chunks), 4), value), None)
+
+    def clear(self, request: Request, start: int, end: int) -> None:
+        self.cleared.append(range(start, end))
+
+
+def test_a_draft_whose_numbers_break_down_ends_and_leaves_none_of_them_behind() -> None:
+    runner, layers = BreakingRunner(), SimpleNamespace(only=nullcontext)
+    drawing = make_drawing(Acceptance.COUPLED)
+    proposer = EarlyExitProposer(cast(Any, layers), cast(Any, runner), drawing)
+    submitted = GenerationRequest("r", "acme", [1, 2, 3], SamplingParams(max_tokens=8))
+    request = Request(submitted, CacheNamespace("acme", "runtime", None), 0, 0.0, None)
+    request.kv = SequenceBlocks.empty(1)
+    (draft,) = proposer.propose([DraftRequest(request, 5)])
+    assert (len(draft), runner.num_calls) == (1, 2)
+    assert runner.cleared == [range(3, 4)]
