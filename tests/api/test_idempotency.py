@@ -42,7 +42,6 @@ def test_a_repeated_request_is_answered_as_the_first_and_done_once(caller: Calle
     assert (again.status_code, again.content) == (first.status_code, first.content)
     assert again.headers["idempotent-replayed"] == "true"
     assert "idempotent-replayed" not in first.headers
-    assert again.headers.get("etag") == first.headers.get("etag")
     assert again.headers["x-request-id"] != first.headers["x-request-id"]
     assert names_of_keys(caller).count("ci") == 1
     assert create_key(caller, "k-2").content != first.content
