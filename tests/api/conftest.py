@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.platform.database import Database
+from support.databases import copy_of_migrated_sqlite
 from support.server import Caller, ServerUnderTest, serving
 
 _numbers = count(1)
@@ -20,6 +22,14 @@ def server(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     name = ("--served-model-name", "tiny")
     with serving(tiny_base, data_dir, *name, LORAPLEX_MAX_PINS="2") as running:
         yield running
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """A migrated, empty database without a server."""
+    database = Database(copy_of_migrated_sqlite(tmp_path))
+    yield database
+    database.close()
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,7 +21,6 @@ from loraplex.platform.servers import service as servers
 from loraplex.platform.servers.models import Server
 from loraplex.platform.servers.service import ServerInfo
 from support.catalog import make_tenant, make_version
-from support.databases import copy_of_migrated_sqlite
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 HERE = ServerInfo(id="here", name="host", version="1", base_id="base", started_at=STARTED)
@@ -41,13 +38,6 @@ class BusyEngine:
         if key == self._busy:
             self.is_asked.set()
             await self.may_let_go.wait()
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(copy_of_migrated_sqlite(tmp_path))
-    yield database
-    database.close()
 
 
 @pytest.fixture

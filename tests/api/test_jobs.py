@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -16,16 +15,8 @@ from loraplex.api.control_plane.leases import LeaseLost, Leases
 from loraplex.platform.database import Database
 from loraplex.platform.jobs.models import JobLease
 from loraplex.platform.jobs.service import LEASE
-from support.databases import copy_of_migrated_sqlite
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(copy_of_migrated_sqlite(tmp_path))
-    yield database
-    database.close()
 
 
 @pytest.fixture

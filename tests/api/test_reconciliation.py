@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +21,6 @@ from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable
 from support.catalog import BASE_ID, make_digest, make_new_version, make_tenant
-from support.databases import copy_of_migrated_sqlite
 
 
 @dataclass
@@ -44,13 +42,6 @@ class RecordingEngine:
 
     def prefetch(self, key: AdapterKey, stay_seconds: float = 0.0) -> None:
         self.prefetched.append((key, stay_seconds))
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(copy_of_migrated_sqlite(tmp_path))
-    yield database
-    database.close()
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from loraplex.platform.errors import DatabaseUnavailable, TenantSuspended
 from loraplex.platform.keys.principal import Actor, ActorKind, OperatorRole, Scope
 from loraplex.platform.tenants import service as tenants
 from support.browser import Browser
-from support.databases import copy_of_migrated_sqlite
 from support.secrets_scan import database_bytes
 from support.server import FAKE_ENGINE, Caller, ServerUnderTest, serving
 
@@ -53,13 +52,6 @@ def told(entries: list[Entry]) -> list[tuple[str, str, str, int]]:
 
 
 # --- what is written ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(copy_of_migrated_sqlite(tmp_path))
-    yield database
-    database.close()
 
 
 @pytest.fixture
