@@ -38,8 +38,8 @@ demo: $(INSTALLED) ## the main job: serve a base and three adapters, push, ask, 
 demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (about 15 minutes)
 	$(BIN)/python -m loraplex.api.demo.recipe api/demo/weights
 
-# By file, so that a file's servers and databases are made once. A third worker uses the tenth of two cores'
-# time for which the others wait.
+# By file, so that a file's servers and databases are made once. With two workers, two cores are idle for a
+# tenth of the time; with three, for a thirtieth.
 # In the files' own order: by their number of tests the longest of all would come last, on one worker.
 PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED) ## run the tests

@@ -55,7 +55,7 @@ class AdapterManager(Generic[BlockT]):
         clock: Callable[[], float],
         num_soon: int,
     ) -> None:
-        """`num_soon`: so many of the next uses are soon, see `expect`."""
+        """`num_soon`: how many of the next uses count as soon, see `expect`."""
         self._capacity = arena.capacity
         self._element_bytes = arena.element_bytes
         self._clock = clock

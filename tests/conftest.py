@@ -47,8 +47,8 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hasty_commands() -> Iterator[None]:
-    """Commands look often whether what they wait for is done."""
+def _short_polling_intervals() -> Iterator[None]:
+    """Commands poll every 20 ms."""
     with patch("loraplex.api.cli.polling.FIRST_SECONDS", 0.02):
         yield
 

@@ -108,7 +108,7 @@ class _ObservedRequest:
                 await self.answer(refusal, connection="close")
         except (ClientDisconnect, ClientDisconnected):
             self.state["error_code"] = CLIENT_DISCONNECTED  # there is no client left to respond to
-        except Exception:  # the client gets a coded error, never a broken connection
+        except Exception:  # a response that has not started becomes a coded error
             log.exception("request_failed_unexpectedly", request_id=self.state["request_id"])
             if self.status:
                 raise  # Started: only a broken connection shows that it is incomplete.

@@ -56,7 +56,7 @@ class FirstLayers:
         try:
             with self.only():
                 run_model(model, probe, zero, zero, zero)
-        except Exception as exc:  # the model's code may fail in any way
+        except Exception as exc:  # any error of the model's code means that it cannot exit early
             raise _cannot_exit(config) from exc
         if probe.calls != list(range(len(self._first))):
             raise _cannot_exit(config)

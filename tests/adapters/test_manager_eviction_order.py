@@ -1,4 +1,4 @@
-"""Which adapters are evicted first, and for whom, where no next use, pin or share decides."""
+"""The eviction order of adapters without a next use, a pin or a tenant's share."""
 
 from __future__ import annotations
 

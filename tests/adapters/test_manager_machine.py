@@ -20,7 +20,7 @@ FITTING = [key for key, size in SIZES.items() if size <= ARENA]
 keys = st.sampled_from(sorted(SIZES))
 
 
-class ResidencyMachine(RuleBasedStateMachine):
+class ManagerMachine(RuleBasedStateMachine):
     """The model: who holds which lease, and whose deletion has not been answered."""
 
     def __init__(self) -> None:
@@ -219,5 +219,5 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.leases.clear()
 
 
-TestResidencyMachine = ResidencyMachine.TestCase
-TestResidencyMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestManagerMachine = ManagerMachine.TestCase
+TestManagerMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

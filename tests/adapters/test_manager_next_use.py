@@ -251,8 +251,7 @@ def test_whoever_leaves_had_a_later_turn_than_one_that_comes() -> None:
 def num_evicted_by_next_use(rng: Random) -> int:
     """The number of evictions in an arbitrary order of calls, each of them allowed.
 
-    An adapter that waited too long may evict any other, whatever their next use: such rounds are
-    not judged.
+    An adapter that has waited too long may evict any other one: such rounds are not checked.
     """
     num_soon = rng.randint(1, 3)
     names = [make_key(f"{index}", rng.choice("xy")) for index in range(8)]

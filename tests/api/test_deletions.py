@@ -1,4 +1,4 @@
-"""What a server tells the others of content that they all delete."""
+"""A server reports to the others when it has released deleted content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that share a database: who is alive, and whom a deletion waits for."""
+"""Servers that share a database: a deletion waits for those that run."""
 
 from __future__ import annotations
 

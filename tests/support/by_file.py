@@ -1,4 +1,4 @@
-"""A pytest plugin: what pytest-xdist runs in one worker."""
+"""A pytest plugin: which tests pytest-xdist runs in the same worker."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 CONSOLE = "tests/console"
 
 
-class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests run in one worker, and so do the console's, which share a server that takes
-    15 s to fill."""
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
+    """Runs the tests of a file in the same worker, and those of all console files.
+
+    The console's tests share a server with sample data. Creating it in each of three workers made
+    these tests take 240 s of the workers' time instead of 175.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         is_console = nodeid.startswith(f"{CONSOLE}/")

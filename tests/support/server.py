@@ -170,8 +170,9 @@ def serving(
 
     Its database is `LORAPLEX_DATABASE` of `environment`, else the folder's (`database_of_server`).
     `program` is what has the commands of `loraplex`. None: this Python's, in tests a process forked
-    from a warm one (`support.nursery`). `engine` is the module of its engine process,
-    None the product's: FAKE_ENGINE starts at once, and is enough where no model's output matters.
+    from a warm one (`support.nursery`). `engine` is the module that it runs as its engine
+    process. None: the product's. FAKE_ENGINE starts in 0.3 s instead of 4 s of CPU time; it is for
+    tests that do not depend on a model's output.
     """
     data_dir.mkdir(exist_ok=True)
     environment = {**database_environment(data_dir), **environment}
