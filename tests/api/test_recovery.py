@@ -19,6 +19,7 @@ from support.envelopes import check_envelope
 from support.http_uploads import WEIGHTS, commit, open_upload, put
 from support.server import (
     LORAPLEX,
+    PRODUCT_ENGINE,
     Caller,
     ServerUnderTest,
     child_environment,
@@ -81,7 +82,7 @@ def test_a_killed_server_loses_nothing_it_acknowledged(
     tiny_base: Path, tmp_path: Path, adapters: list[Path]
 ) -> None:
     weights = (adapters[1] / WEIGHTS).read_bytes()
-    with serving(tiny_base, tmp_path / "data") as server:
+    with serving(tiny_base, tmp_path / "data", engine=PRODUCT_ENGINE) as server:
         caller = server.make_caller("acme")
         pushed = caller.push(adapters[0], "bot", aliases=["prod"])
         upload = open_upload(caller, adapters[1], "half")
@@ -94,7 +95,7 @@ def test_a_killed_server_loses_nothing_it_acknowledged(
         server.process.wait()
         wait_for(lambda: not is_alive(engine))
 
-    with serving(tiny_base, tmp_path / "data") as server:
+    with serving(tiny_base, tmp_path / "data", engine=PRODUCT_ENGINE) as server:
         again = Caller(server.url, caller.tenant_id, caller.slug, caller.key)
         server.callers.append(again)
         kept = again.http.get("/v1/adapters/bot/versions/1").json()

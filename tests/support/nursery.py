@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +21,9 @@ from typing import Never
 from unittest.mock import patch
 
 import msgspec
+
+from support.forked_engine import IMPORTS as ENGINE_IMPORTS
+from support.forked_engine import create_subprocess_exec
 
 POLL_SECONDS = 0.01
 _ASKING = threading.Lock()
@@ -35,7 +40,7 @@ class Fork(msgspec.Struct, tag=True):
     log: str
     """The file to which its output is appended."""
     engine: str | None
-    """The module that a server starts as its engine process; None: the product's."""
+    """The module that a server starts as its engine process; None: the product's, forked."""
 
 
 class Look(msgspec.Struct, tag=True):
@@ -103,7 +108,11 @@ def _nursery() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TQDM_DISABLE": "1",  # what engines set for themselves before they import it
+        },
     )
 
 
@@ -112,8 +121,9 @@ def _nursery() -> subprocess.Popen[bytes]:
 
 def main() -> None:
     """Carry out orders until there are no more."""
-    for name in ("loraplex.api.cli.serve", "loraplex.api.serve", "transformers.models.auto"):
+    for name in ("loraplex.api.cli.serve", "loraplex.api.serve", *ENGINE_IMPORTS):
         import_module(name)
+    gc.freeze()
     for order in _orders():
         if isinstance(order, Look):
             _answer(_status(order.pid))
@@ -154,6 +164,8 @@ def _become(order: Fork) -> Never:
     sys.argv = ["loraplex", *order.arguments]
     if order.engine:
         _start_as_engine(order.engine)
+    else:
+        asyncio.create_subprocess_exec = create_subprocess_exec  # type: ignore[assignment]
     sys.exit(run())
 
 

@@ -32,12 +32,14 @@ from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.secrets import API_KEY_PEPPER
 from loraplex.platform.tenants import service as tenants
 from support.databases import database_of_server
+from support.forked_engine import is_forked_engine
 from support.nursery import ForkedServer, fork_server
 from support.orphans import ending_with_this_process
 from support.secrets_scan import leaks
 from support.waiting import wait_for
 
 LORAPLEX = (sys.executable, "-m", "loraplex")
+PRODUCT_ENGINE = "loraplex.engine.process.main"
 FAKE_ENGINE = "support.fake_engine"
 """An engine without a model."""
 SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05")
@@ -94,11 +96,7 @@ class ServerUnderTest:
     def engine_pid(self) -> int:
         """The engine's process: the server's only child that is one."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        (pid,) = (
-            int(child)
-            for child in children.split()
-            if b"loraplex.engine.process.main" in Path(f"/proc/{child}/cmdline").read_bytes()
-        )
+        (pid,) = filter(_is_engine, map(int, children.split()))
         return pid
 
     def is_ready(self) -> bool:
@@ -170,9 +168,10 @@ def serving(
 
     Its database is `LORAPLEX_DATABASE` of `environment`, else the folder's (`database_of_server`).
     `program` is what has the commands of `loraplex`. None: this Python's, in tests a process forked
-    from a warm one (`support.nursery`). `engine` is the module that it runs as its engine
-    process. None: the product's. FAKE_ENGINE starts in 0.3 s instead of 4 s of CPU time; it is for
-    tests that do not depend on a model's output.
+    from a warm one (`support.nursery`). `engine` is the module that it runs as its engine process.
+    None: the product's, which a forked server forks (`support.forked_engine`); PRODUCT_ENGINE takes
+    3 s of CPU time more and is for tests of how it starts. FAKE_ENGINE is for tests that do not
+    depend on a model's output.
     """
     data_dir.mkdir(exist_ok=True)
     environment = {**database_environment(data_dir), **environment}
@@ -231,6 +230,11 @@ def _announced_url(process: subprocess.Popen[bytes] | ForkedServer, log: Path, s
     assert process.poll() is None, log.read_text()[-4000:]
     found = _ANNOUNCEMENT.search(log.read_bytes(), start)
     return found[1].decode() if found else ""
+
+
+def _is_engine(pid: int) -> bool:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return PRODUCT_ENGINE.encode() in command or is_forked_engine(pid)
 
 
 def database_environment(data_dir: Path) -> dict[str, str]:
