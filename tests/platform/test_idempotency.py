@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -166,7 +167,7 @@ def test_an_old_answer_is_not_given_before_it_is_purged(database: Database) -> N
 
 @pytest.mark.parametrize("place", [{"key": "other"}, {"owner": "key:two"}])
 def test_an_answer_is_stored_encrypted_and_opens_in_its_place_only(
-    database: Database, place: dict[str, str]
+    database: Database, place: dict[str, Any]
 ) -> None:
     other = replace(FIRST, request_id="req-other", **place)
     for request in (FIRST, other):
