@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
 from loraplex.api.app import create_app
-from loraplex.api.http.idempotency import _is_concerned
+from loraplex.api.http.idempotency import IdempotentRequests, _is_concerned, _is_key
+from loraplex.platform.errors import DatabaseUnavailable
 from loraplex.platform.idempotency.models import IdempotentAnswer
+from loraplex.platform.idempotency.service import KeyedRequest
 from support.server import Caller, ServerUnderTest
 
 GENERATIONS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"}
@@ -40,6 +46,7 @@ def test_a_repeated_request_is_answered_as_the_first_and_done_once(caller: Calle
     again = create_key(caller, "k-1")
     assert first.status_code == 201
     assert (again.status_code, again.content) == (first.status_code, first.content)
+    assert again.headers["content-type"] == first.headers["content-type"]
     assert again.headers["idempotent-replayed"] == "true"
     assert "idempotent-replayed" not in first.headers
     assert again.headers["x-request-id"] != first.headers["x-request-id"]
@@ -149,6 +156,37 @@ def test_an_answer_without_a_body_is_repeated(caller: Caller, adapters: list[Pat
     ]
     assert [answer.status_code for answer in answers] == [204, 204]
     assert answers[1].headers["idempotent-replayed"] == "true"
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_an_answer_is_kept_before_it_is_given_and_given_where_it_cannot_be_kept(
+    is_away: bool,
+) -> None:
+    steps: list[str] = []
+
+    class ControlPlane:
+        async def write_all_tenants(self, change: object) -> None:
+            steps.append("keep")
+            if is_away:
+                raise DatabaseUnavailable
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"made"})
+
+    async def send(message: Message) -> None:
+        steps.append(message["type"])
+
+    runtime = SimpleNamespace(control_plane=ControlPlane(), idempotent_answers=None)
+    state = SimpleNamespace(runtime=runtime)
+    request = Request({"type": "http", "app": SimpleNamespace(state=state)})
+    keyed = KeyedRequest(owner="key", key="k", request_hash=b"h" * 32, request_id="req-1")
+    asyncio.run(IdempotentRequests(app)._run_once(request, keyed, b"", send))
+    assert steps == ["keep", "http.response.start", "http.response.body"]
+
+
+def test_a_key_may_be_as_long_as_is_promised() -> None:
+    assert _is_key("~" * 255)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "two words", "ü"])

@@ -102,6 +102,8 @@ def test_who_is_signed_in_is_so_everywhere_and_no_longer_than_the_account_is(
         wait_for(lambda: not is_in(leaves), seconds=PROMISED_SECONDS)
         http.patch(f"/admin/operators/{gone}", json={"disabled": True}).raise_for_status()
         wait_for(lambda: not is_in(operator), seconds=PROMISED_SECONDS)
+        http.patch(f"/admin/operators/{gone}", json={"disabled": False}).raise_for_status()
+        assert not is_in(operator), "an operator who comes back too"
 
 
 def test_what_was_changed_beside_the_servers_is_seen_by_all(

@@ -377,7 +377,7 @@ def test_another_password_ends_the_other_sessions(
 
 
 def test_signing_out_ends_the_session_and_takes_the_cookie(
-    admin_key: str, server: ServerUnderTest, visit: Callable[[], Browser]
+    admin_key: str, tenant: Caller, server: ServerUnderTest, visit: Callable[[], Browser]
 ) -> None:
     server.make_operator("signs-out")
     with signed_in_operator(server, "signs-out", admin_key) as here:
@@ -390,7 +390,8 @@ def test_signing_out_ends_the_session_and_takes_the_cookie(
         check_envelope(httpx.get(f"{server.url}/v1/session", headers=kept), "session_ended")
         assert elsewhere.http.get("/v1/session").is_success
         here.sign_in("signs-out").raise_for_status()
-        assert here.http.delete("/v1/sessions").status_code == 204
+        within = {"x-loraplex-tenant": tenant.slug}  # as the console sends it
+        assert here.http.delete("/v1/sessions", headers=within).status_code == 204
         check_envelope(elsewhere.http.get("/v1/session"), "session_ended")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
@@ -17,10 +17,11 @@ from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.control_plane.sign_in import MAX_WAITING, NUM_HASHING, SignIn
 from loraplex.platform.accounts.failures import MAX_FAILURES, Subjects, note_failure
 from loraplex.platform.accounts.passwords import Passwords
+from loraplex.platform.audit.event import BY_SYSTEM
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import SignInFailed, SignInLocked
-from loraplex.platform.keys.principal import OperatorRole
+from loraplex.platform.keys.principal import OperatorPrincipal, OperatorRole, SignedIn
 
 SECRET = b"secret"
 GUESSER = ip_address("192.0.2.7")
@@ -95,6 +96,44 @@ class CountingPasswords(Passwords):
     def is_password(self, password: str, stored: str | None) -> bool:
         self.num_compared += 1
         return super().is_password(password, stored)
+
+
+def test_whoever_has_a_session_guesses_its_password_five_times(control_plane: ControlPlane) -> None:
+    sign_in = SignIn(control_plane, SECRET, CountingPasswords())
+    with control_plane._database.platform_transaction() as session:
+        operator = control_plane.operators.create(session, "known", OperatorRole.ADMIN)
+        control_plane.accounts.invite_operator(session, operator)
+    signed_in = SignedIn(operator.id, operator.role, utc_now(), None)
+    caller = OperatorPrincipal(operator.id, "known", operator.role, None, signed_in)
+
+    async def guess() -> None:
+        for number in range(MAX_FAILURES + 2):
+            if number % 2:
+                attempt = sign_in.confirm(caller, "token", "guess", BY_SYSTEM)
+            else:
+                attempt = sign_in.change_password(caller, "token", "guess", "new", BY_SYSTEM)
+            with pytest.raises(SignInLocked if number >= MAX_FAILURES else SignInFailed):
+                await attempt
+        await sign_in.aclose()
+
+    asyncio.run(guess())
+
+
+def test_whoever_goes_away_while_waiting_takes_no_place(control_plane: ControlPlane) -> None:
+    async def go_away() -> int:
+        sign_in = SignIn(control_plane, SECRET, CountingPasswords())
+        async with AsyncExitStack() as places:
+            for _ in range(NUM_HASHING):
+                await places.enter_async_context(sign_in._place())
+            waiting = asyncio.create_task(sign_in._place().__aenter__())
+            await asyncio.sleep(0)
+            assert sign_in._num_waiting == 1
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        await sign_in.aclose()
+        return sign_in._num_waiting
+
+    assert asyncio.run(go_away()) == 0
 
 
 def test_whoever_is_locked_is_told_so_even_where_everybody_waits(

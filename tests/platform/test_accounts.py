@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 
 import pytest
+from sqlalchemy import select
 
-from loraplex.platform.accounts import failures
-from loraplex.platform.accounts.failures import Subjects
+from loraplex.platform.accounts.models import AccountSession
 from loraplex.platform.accounts.passwords import Passwords
 from loraplex.platform.accounts.repository import Holder
 from loraplex.platform.accounts.service import AccountService
@@ -87,6 +86,7 @@ def test_whoever_takes_an_invitation_is_let_in_as_who_it_is_for(
     operator = who(database, accounts, sign_in(database, accounts, operators))
     assert isinstance(operator, OperatorPrincipal)
     assert (operator.name, operator.role) == ("root", OperatorRole.ADMIN)
+    assert operator.expires_at == NOON + timedelta(hours=12)
     token = invite_user(database, accounts, acme)
     with database.platform_transaction() as session:
         accounts.enrol(session, token, "hash")
@@ -96,6 +96,7 @@ def test_whoever_takes_an_invitation_is_let_in_as_who_it_is_for(
     assert isinstance(user, Principal)
     assert (user.tenant_id, user.actor.name, user.key_id) == (acme.id, EMAIL, None)
     assert user.scopes == TenantRole.DEVELOPER.scopes
+    assert user.expires_at == NOON + timedelta(hours=12)
 
 
 def test_an_invitation_is_good_once_and_for_a_day(
@@ -140,6 +141,15 @@ def test_a_new_invitation_ends_the_one_before(database: Database, accounts: Acco
     enrol(database, accounts, second)
 
 
+def test_an_invitation_ends_with_its_account(database: Database, accounts: AccountService) -> None:
+    token = invite_operator(database, accounts)
+    with database.platform_transaction() as session:
+        holder = accounts.find_invited(session, token)
+        accounts.close(session, holder.account.id)
+    with pytest.raises(InvitationEnded), database.platform_transaction() as session:
+        accounts.find_invited(session, token)
+
+
 def test_another_password_ends_the_invitation_that_is_open(
     database: Database, accounts: AccountService
 ) -> None:
@@ -175,6 +185,39 @@ def test_a_session_ends_when_it_is_not_used_and_at_the_latest_after_twelve_hours
         who(database, accounts, idle)
     clock.now = NOON + timedelta(minutes=30, microseconds=-1)
     who(database, accounts, idle)
+
+
+def test_a_session_that_has_ended_does_not_begin_again(
+    database: Database, accounts: AccountService, clock: SettableClock
+) -> None:
+    """Such as by a use that is noted late."""
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    token = sign_in(database, accounts, holder)
+    clock.now = NOON + timedelta(minutes=30)
+    with database.platform_transaction() as session:
+        accounts.note_use(session, token)
+        with pytest.raises(SessionEnded):
+            accounts.confirm(session, token)
+    with pytest.raises(SessionEnded):
+        who(database, accounts, token)
+
+
+def test_only_sessions_that_have_ended_are_forgotten(
+    database: Database, accounts: AccountService, clock: SettableClock
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    sign_in(database, accounts, holder)
+    clock.now = NOON + timedelta(minutes=1)
+    used = sign_in(database, accounts, holder)
+    clock.now = NOON + timedelta(minutes=30)
+    with database.platform_transaction() as session:
+        assert accounts.purge(session) == 1
+    who(database, accounts, used)
+    with database.platform_transaction() as session:
+        session.scalars(select(AccountSession)).one().seen_at += timedelta(days=1)
+    clock.now = NOON + timedelta(hours=12, minutes=1)
+    with database.platform_transaction() as session:
+        assert accounts.purge(session) == 1
 
 
 def test_a_page_that_asks_by_itself_keeps_no_session_alive(
@@ -322,10 +365,20 @@ def test_a_suspended_tenants_user_is_refused(
 ) -> None:
     holder = enrol(database, accounts, invite_user(database, accounts, acme))
     token = sign_in(database, accounts, holder)
+    with database.transaction(acme.id) as session:
+        assert holder.user is not None
+        invitation = accounts.invite_user(session, holder.user).token
     with database.platform_transaction() as session:
         tenants.set_suspended(tenants.get_tenant(session, "acme"), True)
     with pytest.raises(TenantSuspended):
         who(database, accounts, token)
+    with database.platform_transaction(read_only=True) as session:
+        suspended = accounts.find_account(session, EMAIL, "acme")
+        assert suspended is not None
+        with pytest.raises(TenantSuspended):
+            accounts.open(session, suspended)
+        with pytest.raises(TenantSuspended):
+            accounts.find_invited(session, invitation)
 
 
 def test_a_user_of_another_tenant_has_another_account(
@@ -342,83 +395,6 @@ def test_a_user_of_another_tenant_has_another_account(
 )
 def test_what_has_not_the_form_of_a_session_is_not_looked_for(text: str) -> None:
     assert parse_token(text, SESSION_PREFIX) is None
-
-
-# --- failures -------------------------------------------------------------------------------------
-
-ADDRESS = ip_address("192.0.2.7")
-SUBJECTS = Subjects(b"secret" * 8)
-
-
-def fail(database: Database, subjects: list[str], now: datetime) -> None:
-    with database.platform_transaction() as session:
-        failures.note_failure(session, subjects, now)
-
-
-def is_locked(database: Database, subjects: list[str], now: datetime) -> bool:
-    with database.platform_transaction(read_only=True) as session:
-        return failures.locked_until(session, subjects, now) is not None
-
-
-def test_five_failures_within_a_quarter_hour_lock_for_a_quarter_hour(database: Database) -> None:
-    of_root = SUBJECTS.of("root", None, None)
-    for minute in range(4):
-        fail(database, of_root, NOON + timedelta(minutes=minute))
-    assert not is_locked(database, of_root, NOON + timedelta(minutes=4))
-    fifth = NOON + timedelta(minutes=14, seconds=59)
-    fail(database, of_root, fifth)
-    assert is_locked(database, of_root, fifth + timedelta(minutes=14, seconds=59))
-    assert not is_locked(database, of_root, fifth + timedelta(minutes=15))
-    fail(database, of_root, fifth + timedelta(minutes=15))
-    assert not is_locked(database, of_root, fifth + timedelta(minutes=15))
-
-
-def test_failures_that_are_long_ago_do_not_count(database: Database) -> None:
-    of_root = SUBJECTS.of("root", None, None)
-    for minute in range(0, 60, 4):
-        fail(database, of_root, NOON + timedelta(minutes=minute))
-        assert not is_locked(database, of_root, NOON + timedelta(minutes=minute))
-
-
-def test_names_and_addresses_are_locked_each_by_itself(database: Database) -> None:
-    for number in range(5):
-        fail(database, SUBJECTS.of(f"guess-{number}", "acme", ADDRESS), NOON)
-    assert is_locked(database, SUBJECTS.of("root", None, ADDRESS), NOON)
-    assert not is_locked(database, SUBJECTS.of("guess-1", "acme", ip_address("192.0.2.8")), NOON)
-
-
-def test_whoever_is_signed_in_is_not_locked_by_guesses_from_outside(database: Database) -> None:
-    subjects = Subjects(b"secret")
-    with database.platform_transaction() as session:
-        for _ in range(failures.MAX_FAILURES):
-            failures.note_failure(session, subjects.of("account", None, None), NOON)
-        assert failures.locked_until(session, subjects.of("account", None, None), NOON)
-        assert failures.locked_until(session, subjects.of_session("account"), NOON) is None
-
-
-def test_addresses_of_one_ipv6_network_are_one_caller() -> None:
-    def of(address: str) -> list[str]:
-        return SUBJECTS.of("root", None, ip_address(address))
-
-    assert of("2001:db8::1") == of("2001:db8::ffff:1")
-    assert of("2001:db8::1") != of("2001:db8:0:1::1")
-
-
-def test_whoever_knows_the_password_begins_anew(database: Database) -> None:
-    of_root = SUBJECTS.of("root", None, ADDRESS)
-    for _ in range(4):
-        fail(database, of_root, NOON)
-    with database.platform_transaction() as session:
-        failures.forget(session, of_root[0])
-    fail(database, of_root[:1], NOON)
-    assert not is_locked(database, of_root, NOON)
-
-
-def test_what_counts_no_more_is_forgotten(database: Database) -> None:
-    fail(database, SUBJECTS.of("root", None, ADDRESS), NOON)
-    with database.platform_transaction() as session:
-        assert failures.purge(session, NOON + timedelta(minutes=30)) == 0
-        assert failures.purge(session, NOON + timedelta(minutes=31)) == 2
 
 
 # --- passwords ------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from loraplex.platform.keys.principal import (
     OperatorPrincipal,
     OperatorRole,
     Scope,
+    SignedIn,
     TenantRole,
 )
 from loraplex.platform.keys.service import ApiKeyService, IssuedKey
@@ -448,8 +449,10 @@ def test_no_overlap_makes_a_key_live_longer(database: Database, acme: Tenant) ->
 
 @pytest.mark.parametrize("role", list(OperatorRole))
 def test_an_operator_has_the_scopes_of_its_role_in_every_tenant(role: OperatorRole) -> None:
-    operator = OperatorPrincipal("id", "root", role)
+    signed_in = SignedIn("id", role, expires_at=utc_now(), confirmed_until=None)
+    operator = OperatorPrincipal("id", "root", role, signed_in.expires_at, signed_in)
     within = operator.within("tenant", "acme", 1.0)
+    assert (within.expires_at, within.signed_in) == (operator.expires_at, signed_in)
     assert within.scopes == role.scopes
     assert (within.actor, within.key_id, within.adapters) == (operator.actor, None, None)
     assert within.can(Scope.KEYS_MANAGE) is (role is OperatorRole.ADMIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -147,8 +148,8 @@ def test_an_answer_is_kept_for_a_day(database: Database) -> None:
     begin(database, FIRST)
     finish(database, FIRST)
     with database.platform_transaction() as session:
-        assert purge(session) == 0
-        assert purge(session, now=utc_now() + KEPT_FOR) == 1
+        assert purge(session, now=utc_now() + timedelta(hours=23)) == 0
+        assert purge(session, now=utc_now() + timedelta(hours=24)) == 1
         assert session.get(IdempotentAnswer, (FIRST.owner, FIRST.key)) is None
 
 
@@ -158,19 +159,28 @@ def test_an_old_answer_is_not_given_before_it_is_purged(database: Database) -> N
     with database.platform_transaction() as session:
         row = session.get_one(IdempotentAnswer, (FIRST.owner, FIRST.key))
         row.created_at -= KEPT_FOR + timedelta(seconds=1)
-    assert begin(database, AGAIN) is None
+    assert begin(database, replace(AGAIN, request_hash=b"o" * 32)) is None
+    finish(database, AGAIN, b"another")
+    with pytest.raises(IdempotencyConflict):
+        begin(database, replace(FIRST, request_id="req-3"))
 
 
-def test_an_answer_is_stored_encrypted_and_opens_in_its_place_only(database: Database) -> None:
-    other = replace(FIRST, key="other", request_id="req-other")
-    for request, answer in ((FIRST, b"lpx_live_secret"), (other, b"nothing")):
+@pytest.mark.parametrize("place", [{"key": "other"}, {"owner": "key:two"}])
+def test_an_answer_is_stored_encrypted_and_opens_in_its_place_only(
+    database: Database, place: dict[str, Any]
+) -> None:
+    other = replace(FIRST, request_id="req-other", **place)
+    for request in (FIRST, other):
         begin(database, request)
-        finish(database, request, answer)
+        finish(database, request, b"lpx_live_secret")
     with database.platform_transaction() as session:
         row = session.get_one(IdempotentAnswer, (FIRST.owner, FIRST.key))
+        others = session.get_one(IdempotentAnswer, (other.owner, other.key))
         assert row.answer is not None
+        assert others.answer is not None
         assert b"secret" not in row.answer
-        session.get_one(IdempotentAnswer, (other.owner, other.key)).answer = row.answer
+        assert row.answer[:20] != others.answer[:20], "equal answers must not look alike"
+        others.answer = row.answer
     with pytest.raises(IdempotentAnswerLost):
         begin(database, replace(other, request_id="req-2"))
 

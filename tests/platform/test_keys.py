@@ -17,12 +17,13 @@ from loraplex.platform.errors import (
     TenantSuspended,
 )
 from loraplex.platform.keys.models import ApiKey
-from loraplex.platform.keys.principal import Principal, Scope
+from loraplex.platform.keys.principal import Principal, Scope, TenantRole
 from loraplex.platform.keys.service import LAST_USED_GRANULARITY, ApiKeyService, IssuedKey
 from loraplex.platform.keys.token import make_token
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
-from support.identity import SettableClock, peppers
+from loraplex.platform.users import service as users
+from support.identity import SettableClock, caller_of, peppers
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
@@ -142,10 +143,13 @@ def test_refuses_an_expired_key_from_the_moment_on(
         assert authenticate(database, keys, text)
 
 
-def test_refuses_a_revoked_key(database: Database, keys: ApiKeyService, acme: Tenant) -> None:
+def test_refuses_a_revoked_key(
+    database: Database, keys: ApiKeyService, clock: SettableClock, acme: Tenant
+) -> None:
     issued, other = issue(database, keys, acme), issue(database, keys, acme)
     with database.transaction(acme.id) as session:
         first = keys.revoke(session, issued.key.id).revoked_at
+        clock.now += timedelta(hours=1)
         assert keys.revoke(session, issued.key.id).revoked_at == first
     with pytest.raises(ApiKeyRevoked):
         authenticate(database, keys, issued.text)
@@ -187,6 +191,20 @@ def test_lists_own_keys_the_oldest_first(
     issue(database, keys, bolt)
     with database.transaction(acme.id, read_only=True) as session:
         assert [key.id for key in keys.list_keys(session)] == issued
+
+
+def test_lists_the_keys_that_are_active_and_those_of_a_user(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    revoked, active = (issue(database, keys, acme).key.id for _ in range(2))
+    issue(database, keys, acme, expires_at=NOON)
+    ending = issue(database, keys, acme, expires_at=NOON + timedelta(seconds=1)).key.id
+    with database.transaction(acme.id) as session:
+        keys.revoke(session, revoked)
+        user = users.add_user(session, "ada@acme.example", TenantRole.VIEWER, by=caller_of(acme))
+        own = keys.issue(session, name="ada's", scopes=[], user_id=user.id).key.id
+        assert {key.id for key in keys.list_keys(session, is_active=True)} == {active, ending, own}
+        assert [key.id for key in keys.list_keys(session, user_id=user.id)] == [own]
 
 
 def test_notes_the_last_use_to_the_hour(

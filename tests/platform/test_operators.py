@@ -25,6 +25,7 @@ from loraplex.platform.errors import (
 from loraplex.platform.keys.principal import SYSTEM, Actor, ActorKind, OperatorRole
 from loraplex.platform.keys.service import ApiKeyService
 from loraplex.platform.networks import parse_networks
+from loraplex.platform.operators import repository
 from loraplex.platform.operators.service import DEFAULT_LIFETIME, OperatorService
 from loraplex.platform.tenants.models import Tenant
 from support.identity import SettableClock, peppers
@@ -62,12 +63,54 @@ def test_an_operators_key_tells_who_calls_for_its_lifetime(
     database: Database, operators: OperatorService, clock: SettableClock
 ) -> None:
     _, text = make(database, operators, "root")
-    assert authenticate(database, operators, text) == "root"
+    with database.platform_transaction(read_only=True) as session:
+        root = operators.authenticate(session, text).principal
+    assert (root.name, root.expires_at) == ("root", NOON + timedelta(days=90))
     clock.now = NOON + DEFAULT_LIFETIME - timedelta(seconds=1)
     assert authenticate(database, operators, text) == "root"
     clock.now = NOON + DEFAULT_LIFETIME
     with pytest.raises(ApiKeyExpired):
         authenticate(database, operators, text)
+
+
+def test_the_use_of_an_operators_key_is_noted_and_moves_it_to_the_present_pepper(
+    database: Database, operators: OperatorService, clock: SettableClock
+) -> None:
+    _, text = make(database, operators, "root")
+    both = OperatorService(peppers("new", "secret"), clock=SettableClock(NOON))
+    clock.now += timedelta(seconds=1)
+    with database.platform_transaction() as session:
+        key = operators.issue_key(session, operators.get(session, "root"), name="revoked").key
+        operators.revoke_key(session, "root", key.id)
+    for is_due in (True, False):
+        with database.platform_transaction() as session:
+            assert both.authenticate(session, text).is_use_to_be_noted is is_due
+            both.note_use(session, text)
+    with database.platform_transaction(read_only=True) as session:
+        key, revoked = both.list_keys(session, "root")
+        assert (key.last_used_at, revoked.last_used_at) == (NOON, None)
+        assert repository.count_by_secret(session) == {peppers("new").current_id: 1}
+        assert OperatorService(peppers("new"), clock=clock).authenticate(session, text)
+
+
+def test_counts_the_keys_of_active_operators_that_end_soon(
+    database: Database, operators: OperatorService
+) -> None:
+    for name in ("root", "eve", "mallory"):
+        make(database, operators, name)
+    with database.platform_transaction() as session:
+        root = operators.get(session, "root")
+        for days in (30, None):
+            lifetime = None if days is None else timedelta(days=days)
+            operators.issue_key(session, root, name="x", lifetime=lifetime)
+        (key,) = operators.list_keys(session, "eve")
+        operators.revoke_key(session, "eve", key.id)
+        operators.get(session, "mallory").disabled_at = NOON
+    with database.platform_transaction(read_only=True) as session:
+        end = NOON + DEFAULT_LIFETIME
+        assert repository.count_ending(session, NOON, end) == 2
+        assert repository.count_ending(session, NOON, end - timedelta(seconds=1)) == 1
+        assert repository.count_ending(session, NOON + timedelta(days=30), end) == 1
 
 
 def test_an_operators_key_is_no_tenants_and_a_tenants_no_operators(
@@ -146,7 +189,7 @@ def test_the_keys_of_a_disabled_operator_are_gone_for_good(
 
 
 def test_revokes_a_key_of_the_operator_that_is_named(
-    database: Database, operators: OperatorService
+    database: Database, operators: OperatorService, clock: SettableClock
 ) -> None:
     _, text = make(database, operators, "root")
     make(database, operators, "eve")
@@ -158,7 +201,9 @@ def test_revokes_a_key_of_the_operator_that_is_named(
             operators.revoke_key(session, "nobody", key.id)
     assert authenticate(database, operators, text) == "root"
     with database.platform_transaction() as session:
-        operators.revoke_key(session, "root", key.id)
+        assert operators.revoke_key(session, "root", key.id).revoked_at == NOON
+        clock.now += timedelta(hours=1)
+        assert operators.revoke_key(session, "root", key.id).revoked_at == NOON
     with pytest.raises(ApiKeyRevoked):
         authenticate(database, operators, text)
 

@@ -96,11 +96,16 @@ def test_nobody_gives_a_role_that_is_more_than_they_may_do(
 
 def test_nobody_touches_a_user_who_may_do_more(database: Database, acme: Tenant) -> None:
     owner = add(database, acme, "ada", OWNER)
-    add(database, acme, "bob", OWNER)
+    disabled = add(database, acme, "bob", OWNER)
+    add(database, acme, "eve", OWNER)
+    with database.transaction(acme.id) as session:
+        users.disable_user(session, disabled.id, by=caller_of(acme))
     by = caller_of(acme, DEVELOPER.scopes | {Scope.USERS_MANAGE})
     acts: list[Act] = [
         lambda session: users.change_role(session, owner.id, VIEWER, by=by),
         lambda session: users.disable_user(session, owner.id, by=by),
+        lambda session: users.enable_user(session, disabled.id, by=by),
+        lambda session: users.get_user_to_invite(session, owner.id, by=by),
     ]
     for act in acts:
         with pytest.raises(GrantTooWide), database.transaction(acme.id) as session:

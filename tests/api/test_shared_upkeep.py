@@ -1,0 +1,70 @@
+"""The upkeep of what every server leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+
+from sqlalchemy import func, select
+
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.upkeep.shared_upkeep import SharedUpkeep
+from loraplex.platform.accounts.failures import note_failure
+from loraplex.platform.accounts.models import AccountSession, SignInFailures
+from loraplex.platform.accounts.service import AccountService
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.idempotency.models import IdempotentAnswer
+from loraplex.platform.keys.principal import OperatorRole
+from support.identity import SettableClock
+
+HOUR = timedelta(hours=1)
+
+
+class NoGarbage:
+    collect_shared: Callable[[], None] | None = None
+
+
+def test_sessions_failures_and_answers_that_have_ended_are_forgotten_every_hour(
+    database: Database,
+) -> None:
+    control_plane = ControlPlane(database, b"s" * 32)
+    leave_behind(database, control_plane)
+    upkeep = SharedUpkeep(control_plane, NoGarbage(), request_log_days=1, upload_days=1)  # type: ignore[arg-type]
+    jobs = {job.name: job for job in upkeep.jobs()}
+    due = [jobs["sign-ins"], jobs["idempotent-answers"]]
+    assert [job.every for job in due] == [HOUR, HOUR]
+
+    async def run() -> None:
+        for job in due:
+            await job.run()
+
+    asyncio.run(run())
+    control_plane.close()
+    with database.platform_transaction(read_only=True) as session:
+        for table in (AccountSession, SignInFailures, IdempotentAnswer):
+            assert session.scalar(select(func.count()).select_from(table)) == 0, table
+
+
+def leave_behind(database: Database, control_plane: ControlPlane) -> None:
+    """A session, a failure and an answer of two days ago."""
+    then = utc_now() - timedelta(days=2)
+    accounts = AccountService(clock=SettableClock(then))
+    with database.platform_transaction() as session:
+        operator = control_plane.operators.create(session, "root", OperatorRole.ADMIN)
+        token = accounts.invite_operator(session, operator).token
+        holder = accounts.find_invited(session, token)
+        accounts.enrol(session, token, "hash")
+        accounts.open_enrolled(session, holder)
+        note_failure(session, ["subject"], then)
+        session.add(
+            IdempotentAnswer(
+                owner="key:one",
+                key="k",
+                request_hash=b"h" * 32,
+                request_id="req-1",
+                server_id="here",
+                created_at=then,
+            )
+        )
