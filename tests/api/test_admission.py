@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from sqlalchemy import select
@@ -15,11 +18,16 @@ from sqlalchemy import select
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.inference import admission as module
 from loraplex.api.inference.admission import Admission
+from loraplex.api.inference.inference import Inference
+from loraplex.api.inference.inference import _demand as demand_of
 from loraplex.api.inference.ledger_writer import Charge, LedgerWriter, Owner
+from loraplex.api.inference.order import Order
+from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.server.server_id import FILE, load_or_create_server_id
 from loraplex.api.telemetry.request_measures import RequestMeasures
+from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.database import Database
-from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
+from loraplex.platform.errors import DatabaseBusy, DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.quotas.models import Reservation
 from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
@@ -156,6 +164,41 @@ def run_on_both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]
     with new_postgres_url() as url:
         migrate(url)
         yield lambda test: run_at(url, test)
+
+
+def order_of(**principal: Any) -> Order:
+    """Two prompts of three and one tokens, with two choices of each."""
+    return Order(
+        request_id="req-1",
+        arrived_at=0.0,
+        principal=cast(Any, SimpleNamespace(tenant_id="acme", key_id="key", **principal)),
+        model=ServedModel("base", None),
+        prompts=[[1, 2, 3], [4]],
+        num_choices=2,
+        sampling=SamplingParams(max_tokens=10),
+        stop=(),
+        continues_prompt=True,
+    )
+
+
+def test_a_request_asks_for_all_its_prompts_once_and_the_output_of_all_its_choices() -> None:
+    demand = demand_of(order_of())
+    assert (demand.request_id, demand.key_id, demand.adapter) == ("req-1", "key", None)
+    assert (demand.input_tokens, demand.output_tokens) == (4, 2 * 2 * 10)
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"), [(DatabaseUnavailable(), None), (DatabaseBusy(), DatabaseBusy)]
+)
+def test_limits_rest_while_the_database_is_away_but_not_while_others_hold_it(
+    failure: Exception, raised: type[Exception] | None
+) -> None:
+    admit = AsyncMock(side_effect=failure)
+    inference = cast(Any, SimpleNamespace(_admission=SimpleNamespace(admit=admit)))
+    admitting = Inference._admit(inference, order_of(is_limited=True))
+    with nullcontext() if raised is None else pytest.raises(raised):
+        asyncio.run(admitting)
+    admit.assert_awaited_once()
 
 
 def test_nothing_is_reserved_where_nothing_limits_requests(run: Run) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 from sqlalchemy import select
@@ -17,6 +18,7 @@ from loraplex.api.adapters.device_usage import DeviceUsageMeter, DeviceUsageSums
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.database import Database
+from loraplex.platform.errors import DatabaseUnavailable
 from loraplex.platform.models import UsageDay
 from loraplex.platform.usage.repository import DeviceUsage
 from support.catalog import make_digest, make_tenant, make_version
@@ -100,10 +102,12 @@ def test_it_is_written_for_the_version_when_the_server_stops(tmp_path: Path) -> 
     tenant = make_tenant(database, "acme")
     with database.transaction(tenant.id) as session:
         make_version(session, "bot", "weights")
+        make_version(session, "bot", "in host memory")
     key = AdapterKey(tenant.id, make_digest("weights"))
+    in_host = AdapterKey(tenant.id, make_digest("in host memory"))
     held = [
         AdapterStatus(key, Tier.DEVICE, 10_000_000, 0),
-        AdapterStatus(AdapterKey(tenant.id, "sha256:host"), Tier.HOST, 5, 0),
+        AdapterStatus(in_host, Tier.HOST, 10_000_000, 0),
     ]
     stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, adapters=held)
 
@@ -121,3 +125,25 @@ def test_it_is_written_for_the_version_when_the_server_stops(tmp_path: Path) -> 
     assert (row.adapter_name, row.adapter_version, row.num_requests) == ("bot", 1, 0)
     assert row.residency_byte_seconds >= 5_000_000
     database.close()
+
+
+def test_what_the_database_could_not_take_is_written_later_and_no_other_tenant_waits() -> None:
+    written: list[str] = []
+    failures: dict[str, Exception] = {"acme": DatabaseUnavailable(), "defect": ValueError()}
+
+    class Plane:
+        async def write(self, tenant_id: str, _: object) -> None:
+            if failure := failures.pop(tenant_id, None):
+                raise failure
+            written.append(tenant_id)
+
+    async def scenario() -> None:
+        meter = DeviceUsageMeter(lambda: None, cast(ControlPlane, Plane()))
+        for tenant_id in ("acme", "defect", "bolt"):
+            meter._integral.put_back(tenant_id, [DeviceUsage(FIRST, A.digest, 5)])
+        await meter._write()
+        assert written == ["bolt"]
+        await meter._write()
+        assert written == ["bolt", "acme"]
+
+    asyncio.run(scenario())

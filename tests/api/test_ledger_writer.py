@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,30 @@ def test_each_is_told_whether_its_own_row_is_new(
 
     assert asyncio.run(scenario()) == [False, True, False, True, False]
     assert sums(control_plane, acme) == (3, 3, 9)
+
+
+def test_a_row_keeps_its_owner_and_the_time_at_which_its_request_ended(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    acme = tenant_ids[0]
+    yesterday = utc_now() - timedelta(days=1)
+    ended = Charge(9, 4, 3, "host", 2.5, "length", yesterday)
+    of_bot = owner(
+        acme, "a", key_id="key", adapter_name="bot", adapter_version=3, adapter_digest="sha256:1"
+    )
+
+    async def scenario() -> None:
+        assert await LedgerWriter(control_plane).write(of_bot, ended)
+
+    asyncio.run(scenario())
+    with control_plane._database.transaction(acme, read_only=True) as session:
+        row = session.scalars(select(UsageRecord)).one()
+        day = session.scalars(select(UsageDay.day)).one()
+    found = {name: getattr(row, name) for name in of_bot.__struct_fields__}
+    assert Owner(**found) == of_bot
+    assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (9, 4, 3)
+    assert (row.tier, row.load_ms, row.finish_reason) == ("host", 2.5, "length")
+    assert (row.created_at, day) == (yesterday, yesterday.date())
 
 
 def test_a_row_that_cannot_be_written_keeps_no_other_from_being_so(

@@ -258,6 +258,65 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(home: Path, principal: Pr
     run(scenario())
 
 
+def test_an_answer_is_charged_though_its_caller_goes_away_meanwhile(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        write, may_write = life.ledger.write, asyncio.Event()
+
+        async def write_late(*args: Any) -> bool:
+            await may_write.wait()
+            return await write(*args)
+
+        with patch.object(life.ledger, "write", write_late):
+            settling = asyncio.create_task(life.metering.settle(account, WHOLE))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            settling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await settling
+            may_write.set()
+            await until(lambda: life.journal.num_free == NUM_SLOTS)
+        assert rows(life) == [("req-1", 10, 4, 7, "stop")]
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+def test_a_row_that_cannot_be_written_after_an_outage_holds_up_no_other(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        accounts = [life.open(principal, name, 1) for name in ("spoiled", "b")]
+        write = life.ledger.write
+
+        async def write_unless_spoiled(owner: Any, charge: Any) -> bool:
+            if owner.request_id == "spoiled":
+                raise ValueError("planted")
+            return await write(owner, charge)
+
+        life.control_plane.watch.is_away = True
+        for account in accounts:
+            await life.metering.settle(account, WHOLE)
+        life.control_plane.watch.is_away = False
+        with (
+            patch.object(metering, "RETRY_SECONDS", 0.01),
+            patch.object(life.ledger, "write", write_unless_spoiled),
+        ):
+            await life.metering.recover()
+            await until(lambda: life.metering.num_unsettled == 0)
+        await until(lambda: life.journal.num_free == NUM_SLOTS - 1)
+        assert num_rows(life) == 1
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
 def test_a_broken_answer_is_charged_when_the_engine_has_let_go_of_it(
     home: Path, principal: Principal
 ) -> None:

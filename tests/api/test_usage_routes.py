@@ -50,6 +50,9 @@ def used(server: ServerUnderTest, make_caller: Callable[[], Caller]) -> Caller:
                 request_id=f"{caller.slug}-{day}-{name}-{version}",
                 adapter_name=name,
                 adapter_version=version,
+                adapter_digest=name and "sha256:1",
+                tier=name and "host",
+                key_id="key",
                 load_ms=5.0 if version == 2 else None,
                 ended_at=utc_now().replace(year=day.year, month=day.month, day=day.day),
             )
@@ -116,6 +119,15 @@ def test_csv_has_everything_in_one_answer(used: Caller) -> None:
         assert row["completion_tokens"] == str(entry["completion_tokens"])
 
 
+def test_the_format_that_the_query_names_wins_over_the_header(caller: Caller) -> None:
+    for name, other, expected in (
+        ("json", "text/csv", "application/json"),
+        ("csv", "application/json", "text/csv"),
+    ):
+        answer = caller.http.get("/v1/usage", params={"format": name}, headers={"accept": other})
+        assert answer.headers["content-type"].startswith(expected)
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [
@@ -135,7 +147,10 @@ def test_what_the_query_cannot_mean_is_refused(
 def test_a_request_can_be_looked_up_by_its_tenant_alone(used: Caller, caller: Caller) -> None:
     request_id = f"{used.slug}-2026-03-01-bot-2"
     row = get(used, f"/v1/usage/requests/{request_id}")
-    assert (row["adapter"], row["version"], row["load_ms"]) == ("bot", 2, 5.0)
+    assert (row["request_id"], row["key_id"]) == (request_id, "key")
+    assert (row["adapter"], row["version"], row["digest"]) == ("bot", 2, "sha256:1")
+    assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (10, 4, 3)
+    assert (row["finish_reason"], row["tier"], row["load_ms"]) == ("stop", "host", 5.0)
     assert row["ended_at"].startswith("2026-03-01T")
     foreign, missing = (
         caller.http.get(f"/v1/usage/requests/{name}") for name in (request_id, "req-none")

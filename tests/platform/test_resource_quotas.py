@@ -9,7 +9,7 @@ import pytest
 
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters import uploads
-from loraplex.platform.adapters.states import VersionState
+from loraplex.platform.adapters.states import UploadState, VersionState
 from loraplex.platform.adapters.uploads import NewUpload
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -25,6 +25,7 @@ from loraplex.platform.users.models import User
 from support.catalog import bring_to, make_new_version, make_version
 from support.identity import caller_of
 from support.limits import limit
+from support.uploads import bring_upload_to
 
 NUM_THREADS = 6
 
@@ -111,6 +112,15 @@ def test_counts_what_is_on_its_way_when_an_upload_begins(database: Database, acm
         uploads.abandon_upload(session, first.id)
         session.flush()
         uploads.open_or_resume_upload(session, make_new_upload(sha256="3" * 64))
+
+
+def test_counts_an_upload_that_is_being_checked(database: Database, acme: Tenant) -> None:
+    limit(database, acme.id, stored_bytes=15)
+    with database.transaction(acme.id) as session:
+        upload = uploads.open_or_resume_upload(session, make_new_upload())
+        bring_upload_to(session, upload, UploadState.VALIDATING)
+        with pytest.raises(QuotaExceeded, match="10 are used"):
+            uploads.open_or_resume_upload(session, make_new_upload(sha256="3" * 64))
 
 
 def test_counts_usable_keys_and_active_users(database: Database, acme: Tenant) -> None:
