@@ -226,6 +226,20 @@ def test_queues_are_bounded_per_tenant_and_over_all() -> None:
     assert len(bench.finished) == 5
 
 
+def test_what_is_held_counts_in_its_tenants_queue_and_runs_once_it_is_released() -> None:
+    bench = SchedulerBench(max_queued_per_tenant=2)
+    held, gone = (bench.add(name, 4, is_held=True) for name in ("held", "gone"))
+    with pytest.raises(TenantQueueFull):
+        bench.add("more", 4)
+    assert bench.scheduler.num_waiting == 2
+    bench.scheduler.finish(gone)
+    bench.add("more", 4)
+    assert set(counts(bench.step())) == {"more"}
+    bench.scheduler.release(held)
+    assert set(counts(bench.step())) == {"held"}
+    bench.assert_empty()
+
+
 def test_a_deadline_ends_a_request_whether_it_waits_or_runs() -> None:
     bench = SchedulerBench(max_num_seqs=1, step_seconds=1.0)
     bench.add("running", 4, max_tokens=50, deadline=5.0)
@@ -267,3 +281,15 @@ def test_a_tenant_at_its_cap_takes_no_room_from_others() -> None:
         bench.step()
     assert bench.state("heavy4") == "waiting"
     assert bench.scheduler.num_preemptions == 0
+
+
+def test_outputs_are_waited_for_where_blocks_are_short_too() -> None:
+    bench = SchedulerBench(num_blocks=10, step_seconds=0.1)
+    for index in range(20):
+        bench.add(f"a{index}", 16, max_tokens=10)
+    for _ in range(40):
+        bench.step()
+    assert bench.scheduler.is_short_of_kv
+    assert not bench.scheduler.is_full
+    with pytest.raises(Overloaded):
+        bench.add("hasty", 8, deadline=5.0)
