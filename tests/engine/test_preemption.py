@@ -8,11 +8,14 @@ from typing import Any, cast
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.kv.layout import SwapOut
+from loraplex.engine.kv.block_pool import NULL_BLOCK
+from loraplex.engine.kv.layout import SwapIn, SwapOut
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.scheduling.batch import ScheduledBatch
 from loraplex.engine.scheduling.running import MAX_PREEMPTIONS
 from loraplex.engine.scheduling.shares import Shares
-from loraplex.engine.scheduling.step_costs import StepShape
+from loraplex.engine.scheduling.step_costs import StepCosts, StepShape
+from loraplex.engine.scheduling.swap_costs import SwapCosts
 from support.scheduling import SchedulerBench, counts, steps_until
 
 A = AdapterKey("acme", "sha256:aa")
@@ -88,6 +91,16 @@ def test_who_finds_no_blocks_keeps_no_adapter_on_the_device_while_it_waits() -> 
     assert set(bench.finished) == {"runs", "waits"}
 
 
+def test_who_waits_for_blocks_has_waited_for_its_adapter_only_until_it_came() -> None:
+    bench = SchedulerBench(num_blocks=10, step_seconds=1.0)
+    bench.add("runs", 16, max_tokens=9)
+    waits = bench.add("waits", 32, adapter=A)
+    bench.step()
+    bench.manager.resident.add(A)
+    steps_until(bench, lambda: bench.state("waits") != "waiting")
+    assert waits.adapter_wait_seconds == 1.0
+
+
 def test_what_one_request_lacked_holds_up_no_other() -> None:
     bench = SchedulerBench(num_blocks=10)
     bench.add("runs", 16, max_tokens=9)
@@ -117,3 +130,18 @@ def test_what_swapping_takes_is_no_part_of_what_a_steps_tokens_cost(
     swap = SwapOut(0, (1, 2), (0, 1))
     bench.scheduler.observe(ScheduledBatch((), (swap,), StepShape(8, 1, 4)), 1.0, swap_seconds=0.25)
     assert observed == [0.75]
+
+
+def test_a_swap_moves_what_windows_have_left_there_and_back() -> None:
+    swaps = SwapCosts(StepCosts(swap_bytes_per_second=100.0), (10, 50))
+    seq = SequenceBlocks(
+        tables=[[1, 2, 3], [NULL_BLOCK, NULL_BLOCK, 4]], num_freed=[0, 2], host_slots=[{}, {}]
+    )
+    assert swaps.round_trip_seconds(seq) == 2 * (3 * 10 + 50) / 100
+
+
+def test_swaps_are_learned_from_in_both_directions() -> None:
+    for operation in (SwapIn(1, (0, 1), (4, 5)), SwapOut(1, (4, 5), (0, 1))):
+        costs = StepCosts(swap_bytes_per_second=1.0)
+        SwapCosts(costs, (10, 50)).observe([operation], 2.0)
+        assert costs.swap_seconds(100) == pytest.approx(2.0)

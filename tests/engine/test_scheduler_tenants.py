@@ -103,6 +103,17 @@ def test_the_cap_counts_blocks_too() -> None:
     assert bench.scheduler.num_running == 3
 
 
+def test_the_cap_counts_blocks_that_were_found_in_the_prefix_cache() -> None:
+    bench = SchedulerBench(num_blocks=20, budget=200, prefix_caching=True, tenant_cap=0.6)
+    bench.add("first", list(range(17)), tenant="a")
+    bench.run()
+    for index in range(4):
+        bench.add(f"a{index}", list(range(17)), max_tokens=2, tenant="a")
+    bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    bench.step()
+    assert bench.scheduler.num_running == 2
+
+
 def test_the_cap_counts_adapter_bytes_too() -> None:
     bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
     bench.manager.capacity = 4
@@ -126,6 +137,18 @@ def test_an_adapter_beyond_the_cap_is_not_leased_while_its_request_waits() -> No
     for _ in range(3):
         assert set(counts(bench.step())) == {"a0", "a1"}
         assert bench.manager.leases.keys() == {"a0", "a1"}
+
+
+def test_a_tenant_at_its_cap_holds_up_no_other() -> None:
+    bench = SchedulerBench(num_blocks=200, max_num_seqs=4, budget=200, tenant_cap=0.5)
+    for index in range(4):
+        bench.add(f"a{index}", 4, max_tokens=9, tenant="a", weight=9.0)
+    bench.add("other", 200, max_tokens=9, tenant="b")
+    bench.add("next", 4, max_tokens=9, tenant="b")
+    for _ in range(2):
+        bench.step()
+    assert bench.scheduler.num_running == 4
+    assert bench.state("other") == bench.state("next") == "running"
 
 
 def test_one_request_of_a_tenant_runs_whatever_its_cap() -> None:
