@@ -110,3 +110,46 @@ def test_a_server_that_finishes_one_deletion_keeps_no_other_server_waiting_with_
         control_plane.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_server_gives_up_what_another_one_deletes_unless_a_version_still_has_it(
+    database: Database, *, is_shared: bool
+) -> None:
+    tenant = make_tenant(database, "acme")
+    with database.transaction(tenant.id) as session:
+        make_version(session, "gone", content="same")
+        make_version(session, "stays", content="same" if is_shared else "other")
+        begun = catalog.begin_version_deletion(session, "gone", 1)
+    with database.platform_transaction() as session:
+        servers.note_seen(session, HERE)
+        assert jobs.claim(session, f"deletion:{begun.version_id}", "there")
+    given_up: list[tuple[str, object]] = []
+
+    class Engine:
+        async def evict_adapter(self, key: AdapterKey, *, drain_seconds: float) -> None:
+            given_up.append(("engine", key))
+
+    class Fetcher:
+        def forget(self, key: AdapterKey) -> None:
+            given_up.append(("disk", key))
+
+    async def run() -> None:
+        control_plane = ControlPlane(database, b"secret")
+        control_plane.note_change = lambda tenant_id: given_up.append(("names", tenant_id))  # type: ignore[method-assign]
+        deletions = Deletions(
+            engine=cast(Any, Engine()),
+            fetcher=cast(Any, Fetcher()),
+            store=cast(Any, None),
+            control_plane=control_plane,
+            leases=Leases(control_plane, "here"),
+        )
+        await deletions.look()
+        await deletions.look()  # once is enough
+        await deletions.close()
+        control_plane.close()
+
+    asyncio.run(run())
+    content = [] if is_shared else [("engine", begun.key), ("disk", begun.key)]
+    assert given_up == [("names", tenant.id), *content]
+    assert released_at(database) is not None

@@ -17,7 +17,11 @@ from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.idempotency.models import IdempotentAnswer
 from loraplex.platform.keys.principal import OperatorRole
+from loraplex.platform.quotas import service as quotas
+from loraplex.platform.quotas.models import Reservation
+from support.catalog import make_tenant
 from support.identity import SettableClock
+from support.limits import SERVER_ID, limit, make_demand
 
 HOUR = timedelta(hours=1)
 
@@ -68,3 +72,25 @@ def leave_behind(database: Database, control_plane: ControlPlane) -> None:
                 created_at=then,
             )
         )
+
+
+def test_the_reservations_of_servers_that_never_came_back_are_dropped(database: Database) -> None:
+    tenant = make_tenant(database, "acme")
+    limit(database, tenant.id, concurrent_requests=1)
+    with database.transaction(tenant.id) as session:
+        quotas.reserve(session, make_demand(), server_id=SERVER_ID)
+    with database.platform_transaction() as session:
+        row = session.get_one(Reservation, "req-1")
+        row.created_at -= timedelta(days=2)
+        row.expires_at = 0.0
+    control_plane = ControlPlane(database, b"s" * 32)
+    upkeep = SharedUpkeep(control_plane, NoGarbage(), request_log_days=1, upload_days=1)  # type: ignore[arg-type]
+    (job,) = (job for job in upkeep.jobs() if job.name == "reservations")
+
+    async def run() -> None:
+        await job.run()
+
+    asyncio.run(run())
+    control_plane.close()
+    with database.platform_transaction(read_only=True) as session:
+        assert session.scalars(select(Reservation)).all() == []

@@ -166,6 +166,19 @@ def test_who_computed_known_content_goes_on_with_the_cached_block() -> None:
     kv.check_integrity([first, second])
 
 
+def test_a_second_copy_of_known_content_is_reused_before_what_is_cached() -> None:
+    kv = make_blocks(full(8))
+    kv.release(compute(kv, list(range(9, 18))))
+    first, second = kv.new_sequence(), kv.new_sequence()
+    for seq in (first, second):
+        assert kv.grow(seq, 0, 9)
+    num_evictions = kv.groups[0].cached.num_evictions
+    for seq in (first, second):
+        kv.advance(seq, NAMESPACE, list(range(9)), 9)
+    assert kv.grow(kv.new_sequence(), 0, 2 * SIZE)
+    assert kv.groups[0].cached.num_evictions == num_evictions
+
+
 def test_prefixes_are_evicted_from_their_leaves() -> None:
     kv = make_blocks(full(4))
     tokens = list(range(16))
@@ -259,6 +272,36 @@ def test_a_hit_needs_of_a_windowed_group_only_what_the_next_query_sees() -> None
     kv.release(found)
     cached.forget(table[0])
     assert kv.match(found, NAMESPACE, [*tokens, 0]) == 0, "every hit sees the sinks"
+
+
+def test_a_hit_needs_nothing_between_the_sinks_and_the_window() -> None:
+    kv = make_blocks(full(16), windowed(16, window=6, sinks=1))
+    tokens = list(range(24))
+    seq = compute(kv, tokens)
+    between = kv.groups[1].cached.find(seq.chain[2])
+    assert between is not None
+    kv.release(seq)
+    kv.groups[1].cached.forget(between)
+    assert kv.match(kv.new_sequence(), NAMESPACE, [*tokens, 0]) == 24
+
+
+@pytest.mark.parametrize("groups", [[full(8)], [full(8), windowed(8, window=6, sinks=1)]])
+def test_what_is_handled_once_for_several_tokens_is_handled_in_time(groups: list[KvGroup]) -> None:
+    """The scheduler leaves out `advance` up to `num_tokens_handled`."""
+    always, seldom = (make_blocks(*groups) for _ in range(2))
+    sequences = [kv.new_sequence() for kv in (always, seldom)]
+    tokens = list(range(24))
+    for _ in range(2):  # the second time after a release, as after a preemption
+        for num_computed in range(1, 25):
+            for kv, seq in zip((always, seldom), sequences, strict=True):
+                assert kv.grow(seq, num_computed - 1, 1)
+                if kv is always or num_computed > seq.num_tokens_handled:
+                    kv.advance(seq, NAMESPACE, tokens, num_computed)
+            assert sequences[0].tables == sequences[1].tables
+            assert sequences[0].num_published == sequences[1].num_published
+        for kv, seq in zip((always, seldom), sequences, strict=True):
+            kv.release(seq)
+            assert kv.drop_adapter(ADAPTER)
 
 
 # --- forks ----------------------------------------------------------------------------------------

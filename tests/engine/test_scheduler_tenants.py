@@ -103,6 +103,17 @@ def test_the_cap_counts_blocks_too() -> None:
     assert bench.scheduler.num_running == 3
 
 
+def test_the_cap_counts_blocks_that_were_found_in_the_prefix_cache() -> None:
+    bench = SchedulerBench(num_blocks=20, budget=200, prefix_caching=True, tenant_cap=0.6)
+    bench.add("first", list(range(17)), tenant="a")
+    bench.run()
+    for index in range(4):
+        bench.add(f"a{index}", list(range(17)), max_tokens=2, tenant="a")
+    bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    bench.step()
+    assert bench.scheduler.num_running == 2
+
+
 def test_the_cap_counts_adapter_bytes_too() -> None:
     bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
     bench.manager.capacity = 4
@@ -126,6 +137,18 @@ def test_an_adapter_beyond_the_cap_is_not_leased_while_its_request_waits() -> No
     for _ in range(3):
         assert set(counts(bench.step())) == {"a0", "a1"}
         assert bench.manager.leases.keys() == {"a0", "a1"}
+
+
+def test_a_tenant_at_its_cap_holds_up_no_other() -> None:
+    bench = SchedulerBench(num_blocks=200, max_num_seqs=4, budget=200, tenant_cap=0.5)
+    for index in range(4):
+        bench.add(f"a{index}", 4, max_tokens=9, tenant="a", weight=9.0)
+    bench.add("other", 200, max_tokens=9, tenant="b")
+    bench.add("next", 4, max_tokens=9, tenant="b")
+    for _ in range(2):
+        bench.step()
+    assert bench.scheduler.num_running == 4
+    assert bench.state("other") == bench.state("next") == "running"
 
 
 def test_one_request_of_a_tenant_runs_whatever_its_cap() -> None:
@@ -226,6 +249,20 @@ def test_queues_are_bounded_per_tenant_and_over_all() -> None:
     assert len(bench.finished) == 5
 
 
+def test_what_is_held_counts_in_its_tenants_queue_and_runs_once_it_is_released() -> None:
+    bench = SchedulerBench(max_queued_per_tenant=2)
+    held, gone = (bench.add(name, 4, is_held=True) for name in ("held", "gone"))
+    with pytest.raises(TenantQueueFull):
+        bench.add("more", 4)
+    assert bench.scheduler.num_waiting == 2
+    bench.scheduler.finish(gone)
+    bench.add("more", 4)
+    assert set(counts(bench.step())) == {"more"}
+    bench.scheduler.release(held)
+    assert set(counts(bench.step())) == {"held"}
+    bench.assert_empty()
+
+
 def test_a_deadline_ends_a_request_whether_it_waits_or_runs() -> None:
     bench = SchedulerBench(max_num_seqs=1, step_seconds=1.0)
     bench.add("running", 4, max_tokens=50, deadline=5.0)
@@ -267,3 +304,15 @@ def test_a_tenant_at_its_cap_takes_no_room_from_others() -> None:
         bench.step()
     assert bench.state("heavy4") == "waiting"
     assert bench.scheduler.num_preemptions == 0
+
+
+def test_outputs_are_waited_for_where_blocks_are_short_too() -> None:
+    bench = SchedulerBench(num_blocks=10, step_seconds=0.1)
+    for index in range(20):
+        bench.add(f"a{index}", 16, max_tokens=10)
+    for _ in range(40):
+        bench.step()
+    assert bench.scheduler.is_short_of_kv
+    assert not bench.scheduler.is_full
+    with pytest.raises(Overloaded):
+        bench.add("hasty", 8, deadline=5.0)

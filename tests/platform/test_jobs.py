@@ -50,6 +50,23 @@ def test_a_lease_that_expired_is_taken_over(database: Database) -> None:
     assert not claim(database, "a")
 
 
+def test_a_renewal_concerns_the_named_leases_alone(database: Database) -> None:
+    for name in ("work", "stuck"):
+        assert claim(database, "a", name)
+        let_time_pass(database, jobs.LEASE - timedelta(seconds=5), name)
+    with database.platform_transaction() as session:
+        assert jobs.renew(session, ["work"], "a") == {"work"}
+    let_time_pass(database, timedelta(seconds=5), "stuck")
+    assert claim(database, "b", "stuck")
+
+
+def test_a_lease_is_free_as_soon_as_its_work_is_done(database: Database) -> None:
+    assert claim(database, "a")
+    with database.platform_transaction() as session:
+        jobs.finish(session, "work", "a")
+    assert claim(database, "b")
+
+
 def test_finished_work_is_due_again_after_its_time(database: Database) -> None:
     assert claim(database, "a", every=DAY)
     with database.platform_transaction() as session:

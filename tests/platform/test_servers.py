@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from loraplex.platform.database import Database
 from loraplex.platform.jobs.service import shared_now
 from loraplex.platform.servers import service as servers
-from loraplex.platform.servers.service import ServerInfo
+from loraplex.platform.servers.models import Server
+from loraplex.platform.servers.service import LIVE_SECONDS, ServerInfo
 
 INFO = ServerInfo(
     id="here",
@@ -32,3 +33,26 @@ def test_a_deletion_waits_for_a_server_from_each_start_to_its_stop(database: Dat
         with database.platform_transaction() as session:
             servers.note_stopped(session, "here")
         assert holders(database) == []
+
+
+def test_a_deletion_waits_no_longer_for_a_server_that_was_not_seen_for_a_minute(
+    database: Database,
+) -> None:
+    for silent_seconds, waits in ((LIVE_SECONDS - 5, True), (LIVE_SECONDS, False)):
+        with database.platform_transaction() as session:
+            servers.note_seen(session, INFO)
+        with database.platform_transaction() as session:
+            session.get_one(Server, "here").seen_at -= timedelta(seconds=silent_seconds)
+        assert (holders(database) == ["here"]) is waits
+
+
+def test_a_deletion_waits_until_a_server_has_released_what_is_deleted_by_then(
+    database: Database,
+) -> None:
+    with database.platform_transaction() as session:
+        servers.note_seen(session, INFO)
+        begun_at = shared_now(session)
+    for passed, waits in ((timedelta(seconds=-1), True), (timedelta(), False)):
+        with database.platform_transaction() as session:
+            servers.note_evicted(session, "here", begun_at + passed)
+            assert (list(servers.list_holders(session, begun_at)) == ["here"]) is waits

@@ -140,6 +140,7 @@ class SchedulerBench:
         group: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
+        is_held: bool = False,
     ) -> Request:
         tokens = [1] * prompt if isinstance(prompt, int) else prompt
         submitted = GenerationRequest(
@@ -155,7 +156,7 @@ class SchedulerBench:
         )
         namespace = CacheNamespace(tenant, "runtime", adapter)
         request = Request(submitted, namespace, 0, self.now, tier)
-        self.scheduler.add(request)
+        self.scheduler.add(request, is_held=is_held)
         return request
 
     def step(self) -> ScheduledBatch | None:

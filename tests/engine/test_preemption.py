@@ -1,0 +1,147 @@
+"""Who gives way to whom, what it keeps, and when it comes back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.kv.block_pool import NULL_BLOCK
+from loraplex.engine.kv.layout import SwapIn, SwapOut
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.running import MAX_PREEMPTIONS
+from loraplex.engine.scheduling.shares import Shares
+from loraplex.engine.scheduling.step_costs import StepCosts, StepShape
+from loraplex.engine.scheduling.swap_costs import SwapCosts
+from support.scheduling import SchedulerBench, counts, steps_until
+
+A = AdapterKey("acme", "sha256:aa")
+
+
+def test_a_victim_is_passed_by_nobody_of_its_tenant_however_urgent() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.add("old", 16, max_tokens=20)
+    bench.add("new", 16, max_tokens=20)
+    steps_until(bench, lambda: bench.scheduler.num_preemptions)
+    bench.add("urgent", 4, priority=-9)
+    bench.step()
+    assert (bench.state("new"), bench.state("urgent")) == ("waiting", "waiting")
+    bench.run()
+    assert set(bench.finished) == {"old", "new", "urgent"}
+
+
+def test_a_tenants_only_request_is_given_room_even_beyond_its_cap() -> None:
+    bench = SchedulerBench(num_blocks=40, budget=200, tenant_cap=0.2, step_seconds=0.05)
+    for index in range(5):
+        bench.add(f"a{index}", 24, max_tokens=8, tenant="greedy")
+    bench.step()
+    bench.add("only", 40, max_tokens=2, tenant="late")
+    assert steps_until(bench, lambda: bench.state("only") == "running") <= 3
+
+
+def test_nothing_is_taken_back_from_a_last_request_that_has_given_way_often() -> None:
+    bench = SchedulerBench(num_blocks=40, budget=200, step_seconds=0.05)
+    long = bench.add("long", 144, max_tokens=12, tenant="long")
+    bench.step()
+    long.num_preemptions = MAX_PREEMPTIONS
+    bench.add("late", 40, tenant="late")
+    steps_until(bench, lambda: "long" in bench.finished)
+    assert bench.scheduler.num_preemptions == 0
+
+
+def test_a_weight_that_was_changed_counts_from_the_tenants_next_request_on() -> None:
+    bench = SchedulerBench(budget=100)
+    large = bench.add("large", 24, max_tokens=9, tenant="a")
+    small = bench.add("small", 16, max_tokens=9, tenant="b")
+    bench.step()
+    running = bench.scheduler._running
+    assert running.victim(running.kv_share) is large
+    bench.add("next", 4, max_tokens=9, tenant="a", weight=9.0)
+    bench.step()
+    assert running.victim(running.kv_share) is small
+
+
+def test_a_tenant_is_entitled_to_more_once_others_have_left() -> None:
+    shares = Shares()
+    a, b = (
+        cast(Any, SimpleNamespace(tenant_id=name, tenant_weight=weight))
+        for name, weight in (("a", 1.0), ("b", 3.0))
+    )
+    for request in (a, b, b):
+        shares.enter(request)
+    assert (shares.of("a"), shares.of("b")) == (0.25, 0.75)
+    shares.leave(b)
+    assert shares.of("a") == 0.25
+    shares.leave(b)
+    assert shares.of("a") == 1.0
+
+
+def test_who_finds_no_blocks_keeps_no_adapter_on_the_device_while_it_waits() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.manager.resident.add(A)
+    bench.add("runs", 16, max_tokens=20)
+    bench.add("waits", 32, adapter=A)
+    bench.step()
+    assert bench.state("waits") == "waiting"
+    assert bench.manager.leases == {}
+    bench.run()
+    assert set(bench.finished) == {"runs", "waits"}
+
+
+def test_who_waits_for_blocks_has_waited_for_its_adapter_only_until_it_came() -> None:
+    bench = SchedulerBench(num_blocks=10, step_seconds=1.0)
+    bench.add("runs", 16, max_tokens=9)
+    waits = bench.add("waits", 32, adapter=A)
+    bench.step()
+    bench.manager.resident.add(A)
+    steps_until(bench, lambda: bench.state("waits") != "waiting")
+    assert waits.adapter_wait_seconds == 1.0
+
+
+def test_what_one_request_lacked_holds_up_no_other() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.add("runs", 16, max_tokens=9)
+    large = bench.add("large", 32)
+    bench.step()
+    bench.scheduler.finish(large)
+    bench.add("small", 8)
+    assert "small" in counts(bench.step())
+
+
+def test_blocks_are_short_until_the_one_that_lacked_them_runs() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.add("runs", 16, max_tokens=9)
+    bench.add("waits", 32, max_tokens=3)
+    bench.step()
+    assert bench.scheduler.is_short_of_kv
+    steps_until(bench, lambda: bench.state("waits") == "running")
+    assert not bench.scheduler.is_short_of_kv
+
+
+def test_what_swapping_takes_is_no_part_of_what_a_steps_tokens_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = SchedulerBench(num_swap_slots=10, kv_block_bytes=(100,))
+    observed: list[float] = []
+    monkeypatch.setattr(bench.costs, "observe", lambda shape, seconds: observed.append(seconds))
+    swap = SwapOut(0, (1, 2), (0, 1))
+    bench.scheduler.observe(ScheduledBatch((), (swap,), StepShape(8, 1, 4)), 1.0, swap_seconds=0.25)
+    assert observed == [0.75]
+
+
+def test_a_swap_moves_what_windows_have_left_there_and_back() -> None:
+    swaps = SwapCosts(StepCosts(swap_bytes_per_second=100.0), (10, 50))
+    seq = SequenceBlocks(
+        tables=[[1, 2, 3], [NULL_BLOCK, NULL_BLOCK, 4]], num_freed=[0, 2], host_slots=[{}, {}]
+    )
+    assert swaps.round_trip_seconds(seq) == 2 * (3 * 10 + 50) / 100
+
+
+def test_swaps_are_learned_from_in_both_directions() -> None:
+    for operation in (SwapIn(1, (0, 1), (4, 5)), SwapOut(1, (4, 5), (0, 1))):
+        costs = StepCosts(swap_bytes_per_second=1.0)
+        SwapCosts(costs, (10, 50)).observe([operation], 2.0)
+        assert costs.swap_seconds(100) == pytest.approx(2.0)
