@@ -98,3 +98,19 @@ def test_a_proposer_s_logits_are_masked_as_far_as_its_tokens_are_allowed() -> No
         assert request.matcher is not None
         assert isinstance(request.matcher.automaton, ScriptedAutomaton)
         assert request.matcher.automaton.taken == [], "the grammar is where it was"
+
+
+class StrictAutomaton(ScriptedAutomaton):
+    """Fails if it is asked for more once it has stopped, as the library may."""
+
+    def validate_tokens(self, tokens: list[int]) -> int:
+        assert not self.is_stopped()
+        return super().validate_tokens(tokens)
+
+
+def test_behind_the_end_nothing_is_drafted_and_the_automaton_is_left_alone() -> None:
+    automaton = StrictAutomaton(lambda taken: () if taken else {END})
+    matcher = Matcher(automaton, end_token_ids=ENDS, ignores_end=False)
+    matcher.accept([END])
+    assert len(matcher.cut(Draft((END, 1)))) == 0
+    assert len(matcher.cut(Draft((END, 1), (-1, -1)))) == 0
