@@ -344,6 +344,23 @@ def test_a_step_that_touches_no_experts_runs_none_of_their_lora(
         resident.logits(sequences, [0, 1])
 
 
+def test_one_adapter_alone_changes_either_matrix_of_the_experts(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *SERVED["mixtral"])
+    dense = load_dense(model)
+    tuned = [
+        make_tuned(load_dense(model), seed=seed, target_parameters=[parameter])
+        for seed, parameter in enumerate(EXPERTS)
+    ]
+    resident = make_resident(
+        load_base_model(EngineConfig(str(model), device="cpu")), tuned, tmp_path
+    )
+    sequences = draw_sequences(2)
+    for index, theirs in enumerate(tuned):
+        ours, plain = resident.logits(sequences, [index, None])
+        assert (ours - dense_logits(theirs, sequences[0])).abs().max() < TOLERANCE
+        assert (plain - dense_logits(dense, sequences[1])).abs().max() < TOLERANCE
+
+
 def test_an_adapter_that_left_changes_no_expert_any_more(tmp_path: Path) -> None:
     model = save_family(tmp_path / "base", *SERVED["qwen2_moe-window"])
     base = load_base_model(EngineConfig(str(model), device="cpu"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.masking_utils import (
     bidirectional_mask_function,
@@ -16,6 +18,7 @@ from transformers.masking_utils import (
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.admission import probe_kv_shapes
 from loraplex.engine.model.attention_windows import LayerProbe, MaskFunction, read_window
+from loraplex.engine.model.forward import attention
 from support.families import SERVED, save_family
 
 
@@ -81,3 +84,11 @@ def test_a_mask_that_no_layer_gets_is_not_read(tmp_path: Path) -> None:
     assert model.config.sliding_window == 0, "its class builds a mask that shows nothing"
     shapes = probe_kv_shapes(model, model.config, max_model_len=256)
     assert {shape.window for shape in shapes} == {None}
+
+
+def test_a_served_layer_with_a_mask_or_an_option_that_would_be_ignored_is_refused() -> None:
+    q = torch.zeros(1, 1, 1, 4)
+    with pytest.raises(UnsupportedModel, match="its own mask"):
+        attention(nn.Identity(), q, q, q, torch.ones(1, 1, 1, 1, dtype=torch.bool))
+    with pytest.raises(UnsupportedModel, match="takes position_bias"):
+        attention(nn.Identity(), q, q, q, None, is_causal=True, position_bias=q)

@@ -14,6 +14,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.execution.sampler import sample
 from loraplex.engine.messages import Abort, DeleteAdapter, FinishReason, GenerationRequest, Submit
+from loraplex.engine.model.linear import ProjectionSlice
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.canaries import MARKERS, make_canary_adapter, make_canary_base
@@ -317,6 +318,34 @@ def test_a_request_that_cannot_run_ends_with_its_code(
     assert end is not None
     assert end.error is not None
     assert end.error.code == code
+
+
+def test_the_first_token_id_beyond_the_vocabulary_is_refused_and_the_last_one_served(
+    engine: LocalEngine,
+) -> None:
+    size = engine.core.info.vocab_size
+    served = engine.submit([1, size - 1], max_tokens=1, logit_bias={size - 1: -1.0})
+    refused = [engine.submit([1, size]), engine.submit([1], logit_bias={size: -1.0})]
+    engine.run()
+    errors = [engine.answers[request_id].end.error for request_id in (served, *refused)]
+    assert [error and error.code for error in errors] == [None, *["invalid_parameter"] * 2]
+
+
+def test_a_step_that_fails_midway_leaves_no_inputs_in_its_layers(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = engine.core.parts.runner
+    slices = [it for it in runner._base.model.modules() if isinstance(it, ProjectionSlice)]
+
+    def fail(*_: object) -> None:
+        assert any(part.fused._input is not None for part in slices)
+        raise MemoryError
+
+    (second,) = {part for part in slices[:2] if part.index == 1}
+    monkeypatch.setattr(second, "forward", fail)
+    engine.submit([1, 2, 3])
+    engine.run()
+    assert all(part.fused._input is None for part in slices)
 
 
 def test_an_exception_in_a_step_ends_the_request_that_causes_it_and_no_other(

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from loraplex.engine.execution.decode_inputs import DecodeLayout
 from loraplex.engine.kv.groups import one_group
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.model import inputs as inputs_module
-from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, SequenceChunk, StepInputs, make_inputs
+from loraplex.engine.model.inputs import (
+    MAX_GROUPED_ROWS,
+    SequenceChunk,
+    StepInputs,
+    make_inputs,
+    visible_blocks,
+)
 
 BLOCK = 4
 
@@ -101,6 +108,26 @@ def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
     assert window.block_tables.tolist() == [[1, 5, 6, 7]]
     assert window.block_positions is not None
     assert window.block_positions.tolist() == [[0, 16, 20, 24]]
+
+
+@pytest.mark.parametrize("window", range(1, 11))
+@pytest.mark.parametrize("sinks", [0, 1, 4, 5])
+def test_every_visible_position_is_in_one_block_of_a_table_that_is_no_wider_than_needed(
+    window: int, sinks: int
+) -> None:
+    group = KvGroup((0,), window, sinks, 50)
+    width = DecodeLayout((group,), BLOCK, max_rows=1, max_model_len=40).table_width(group)
+    widest = 0
+    for start in range(40):
+        chunk = SequenceChunk([7], start, [range(1, 11)])
+        blocks = visible_blocks(chunk, 0, group, BLOCK)
+        assert blocks.positions is not None
+        assert [1 + position // BLOCK for position in blocks.positions] == blocks.block_ids
+        assert len({*blocks.block_ids}) == len(blocks.block_ids), "none is read twice"
+        held = {first + offset for first in blocks.positions for offset in range(BLOCK)}
+        assert {*range(min(sinks, start)), *range(max(start + 1 - window, 0), start + 1)} <= held
+        widest = max(widest, len(blocks.block_ids))
+    assert widest == width
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, MAX_GROUPED_ROWS + 1])

@@ -241,3 +241,6 @@ def test_layers_are_grouped_by_how_far_back_they_see() -> None:
         ((0, 2), 8, 0),
         ((1, 3, 4), 100, 4),
     ]
+    assert groups == group_layers(
+        shapes, max_model_len=1024, attention_window=1024, attention_sinks=4
+    ), "nothing outgrows such a window either"

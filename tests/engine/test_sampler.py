@@ -17,7 +17,13 @@ from transformers.generation import (
 
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.execution import sampler
-from loraplex.engine.execution.sampler import SamplingRow, gumbel_noise, logprobs_of, sample
+from loraplex.engine.execution.sampler import (
+    SamplingRow,
+    gumbel_noise,
+    logprobs_of,
+    probabilities_of,
+    sample,
+)
 from loraplex.engine.sampling_params import SamplingParams
 
 VOCAB_SIZE = 40
@@ -126,6 +132,30 @@ def test_logit_bias_is_added() -> None:
     adjusted[3] += 4.0
     adjusted[5] -= 100.0
     assert_draws_from(adjusted.softmax(-1), logit_bias={3: 4.0, 5: -100.0})
+
+
+def test_penalties_and_biases_add_up_and_a_bias_is_not_penalized() -> None:
+    row = make_row(
+        output=(7,),
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={7: 3.0, 9: -1.0},
+    )
+    adjusted = LOGITS.clone()
+    for token in (1, 2, 7):
+        adjusted[token] *= 1 / 1.5 if adjusted[token] > 0 else 1.5
+    adjusted[7] += 3.0 - 0.75
+    adjusted[9] -= 1.0
+    (probabilities,) = probabilities_of(LOGITS[None], [row])
+    torch.testing.assert_close(probabilities, adjusted.softmax(-1))
+
+
+def test_a_top_p_of_one_cuts_nothing_beside_a_smaller_one() -> None:
+    logits = torch.tensor([0.0, -30.0, -31.0]).expand(2, -1)
+    whole, cut = probabilities_of(logits, [make_row(top_p=1.0), make_row(top_p=0.5)])
+    assert whole.gt(0).all()
+    assert cut.tolist() == [1.0, 0.0, 0.0]
 
 
 def test_a_draw_depends_on_seed_and_position_and_on_nothing_else() -> None:

@@ -60,3 +60,15 @@ def test_the_head_sees_one_row_of_each_sequence(builder: StepAdaptersBuilder) ->
 def test_the_embedding_sees_every_token(builder: StepAdaptersBuilder) -> None:
     step = build(builder, IN_EMBEDDING, IN_HEAD, IN_EMBEDDING)
     assert step.embedding == (Segment(0, 1, IN_EMBEDDING), Segment(5, 9, IN_EMBEDDING))
+
+
+def test_a_step_is_plain_if_its_adapters_change_linear_layers_of_the_decoder_only(
+    builder: StepAdaptersBuilder,
+) -> None:
+    def plain_rank(*rows: int) -> int | None:
+        return builder.plain_rank([AdapterRun(1, row) for row in rows])
+
+    assert plain_rank(-1, -1) == 0
+    assert plain_rank(-1, IN_LAYER) == 2
+    assert plain_rank(IN_LAYER, IN_HEAD) is None
+    assert plain_rank(IN_EMBEDDING, IN_LAYER) is None

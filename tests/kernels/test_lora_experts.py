@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -11,7 +12,13 @@ from torch import Tensor
 
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.kernels.expert_pairs import sort_pairs
-from loraplex.kernels.lora_batch import TILE_TOKENS, AdapterRun, LoraBatch, LoraBatchBuilder
+from loraplex.kernels.lora_batch import (
+    TILE_TOKENS,
+    AdapterRun,
+    LoraBatch,
+    LoraBatchBuilder,
+    Segment,
+)
 from loraplex.kernels.lora_experts import (
     add_expert_segments,
     add_experts,
@@ -135,6 +142,24 @@ def test_tiles_of_experts_serve_the_same_through_the_dense_kernels(
         step.x, y, experts, experts.pair_rows, work, first_slice=0, slice_outs=(OUT_FEATURES,)
     )
     assert_lora_close(y, step.expected())
+
+
+def test_tiles_reach_an_adapter_s_pairs_behind_those_of_the_base_in_every_expert() -> None:
+    step = Step(2)
+    pairs = sort_pairs(
+        torch.arange(NUM_EXPERTS).expand(2, -1), NUM_EXPERTS, torch.tensor([-1, 0]), num_rows=1
+    )
+    _, work = plan_expert_work(
+        step.weights,
+        SLICE_INDEX,
+        pairs,
+        replace(step.batch, decode_adapters=(), segments=(Segment(1, 2, 0),)),
+        in_features=IN_FEATURES,
+        out_features=OUT_FEATURES,
+        max_rank=max(RANKS),
+    )
+    tiles = [(start, end) for start, end, row in work.tiles.tolist() if row >= 0]
+    assert tiles == [(place, place + 1) for place in range(1, 2 * NUM_EXPERTS, 2)]
 
 
 def test_tiles_cover_each_pair_once_and_never_mix_adapters_or_experts() -> None:

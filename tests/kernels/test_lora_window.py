@@ -12,7 +12,7 @@ from torch import Tensor
 from loraplex.adapters.copy_budget import CopyBudget
 from loraplex.kernels.lora_batch import ActiveAdapter
 from loraplex.kernels.lora_reference import add_lora_reference
-from loraplex.kernels.lora_window import MAX_MEMBER_ROWS, LoraWindow
+from loraplex.kernels.lora_window import MAX_MEMBER_ROWS, LoraWindow, _GrowingRows
 from support.lora_weights import (
     POPULARITIES,
     PoisonedWeights,
@@ -345,3 +345,14 @@ def test_the_next_adapter_of_a_row_meets_no_dirty_rows_of_a_forgotten_one() -> N
     for _ in ("alone", "in the window"):
         assert_lora_close(run_window(window, weights, x, y, rows), reference(weights, x, y, rows))
     assert window.num_rows > num_rows, "its rows are still carried"
+
+
+def test_growing_leaves_no_values_behind_and_takes_none_of_a_forgotten_adapter_along() -> None:
+    rows = _GrowingRows((2,), torch.float32)
+    rows.grow(2)
+    rows.append(torch.ones(2, 2))
+    former = rows.rows
+    rows.mark_dead(slice(0, 1))  # and not zeroed yet
+    rows.grow(4)
+    assert rows.rows.tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert not former.any()

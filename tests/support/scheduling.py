@@ -198,7 +198,7 @@ class SchedulerBench:
         assert prefills == sorted(prefills), "prefills are grouped by adapter"
         for sequence in batch.sequences:
             request = sequence.request
-            assert sequence.context_len <= len(request.token_ids)
+            assert sequence.context_len - sequence.num_draft_tokens <= len(request.token_ids)
             assert all(sequence.context_len <= len(t) * BLOCK for t in request.kv.tables)
             assert not request.kv.is_swapped
             assert (request.lease is None) == (request.adapter is None)

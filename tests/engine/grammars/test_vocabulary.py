@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from loraplex.engine.execution.grammars import open_grammars
 from loraplex.engine.grammars.matcher import Automaton
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.grammars.vocabulary import Vocabulary
@@ -63,16 +64,19 @@ def _with_merges(
 
 
 @pytest.fixture(scope="module", params=[byte_level, sentencepiece], ids=lambda it: it.__name__)
-def tokenizer(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Tokenizer:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     backend = request.param()
     backend.add_special_tokens([END, OTHER_END])
     backend.add_tokens([AddedToken(ADDED, normalized=False)])
     path: Path = tmp_path_factory.mktemp("tokenizer")
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END).save_pretrained(path)
     (path / "config.json").write_text("{}")
-    return Tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +153,19 @@ def test_every_way_through_a_choice_ends_in_one_of_them(
             text += vocabulary.tokens[token]
         reached.add(text.decode())
     assert reached == set(CHOICES)
+
+
+@needs_llguidance
+def test_an_output_ends_with_any_end_token_that_the_base_has_logits_for(
+    folder: Path, tokenizer: Tokenizer, ends: frozenset[int]
+) -> None:
+    size = tokenizer.vocab_size
+    (of_tokenizer,) = tokenizer.eos_token_ids
+    (of_config,) = ends - {of_tokenizer}
+    grammars = open_grammars(folder, vocab_size=size, eos_token_ids=frozenset({of_config, size}))
+    assert grammars._backend is not None
+    assert grammars._backend.end_token_ids == ends
+    grammars.close()
+    without = open_grammars(folder, vocab_size=min(ends), eos_token_ids=ends)
+    assert not without.is_served
+    without.close()

@@ -8,6 +8,7 @@ import pytest
 
 from loraplex.engine.speculation.acceptance import AcceptanceRates
 from loraplex.engine.speculation.hit_rate import HitRate
+from loraplex.engine.speculation.track import Track
 
 
 def observe_chains(
@@ -81,3 +82,16 @@ def test_the_hit_rate_is_the_recent_share_of_requests_that_got_a_draft() -> None
         hit_rate.observe(has_draft=index % 5 == 0)
     assert hit_rate.value == pytest.approx(0.2, abs=0.05)
     assert HitRate(hit_rate).value == pytest.approx(hit_rate.value)
+
+
+def test_the_drafts_of_one_step_count_alike_whatever_their_order() -> None:
+    def seen(*outcomes: bool) -> Track:
+        track = Track(2)
+        for is_right in outcomes:
+            track.observe_request(1, has_draft=is_right)
+            track.observe(1, 2, [0, 1] if is_right else [])
+        return track
+
+    one, other = seen(True, True, False, False), seen(False, False, True, True)
+    assert one.hit_rate.value == pytest.approx(other.hit_rate.value)
+    assert one.acceptance.probabilities == pytest.approx(other.acceptance.probabilities)

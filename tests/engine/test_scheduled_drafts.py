@@ -1,0 +1,74 @@
+"""Draft tokens in a step that others share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from loraplex.engine.request import Request
+from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.step_costs import StepShape
+from support.scheduling import BLOCK, SchedulerBench
+
+
+class Wanting:
+    """Wants as many draft tokens for every request."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
+        return dict.fromkeys(decodes, self.num_tokens)
+
+
+def drafting(num_tokens: int, **settings: object) -> SchedulerBench:
+    bench = SchedulerBench(**settings)  # type: ignore[arg-type]
+    bench.scheduler._drafts = Wanting(num_tokens)
+    return bench
+
+
+def numbers(batch: ScheduledBatch | None) -> dict[str, tuple[int, int]]:
+    """By request its tokens in the step, and how many of them are drafted."""
+    assert batch is not None
+    return {it.request.request_id: (it.num_tokens, it.num_draft_tokens) for it in batch.sequences}
+
+
+def test_drafts_fill_a_step_but_leave_a_waiting_prompt_a_block_and_the_last_token_alone() -> None:
+    bench = drafting(100, budget=32)
+    bench.add("long", 4, max_tokens=200)
+    bench.add("short", 4, max_tokens=5)
+    bench.step()
+    assert numbers(bench.step()) == {"long": (31, 30), "short": (1, 0)}
+    bench.scheduler._drafts = Wanting(3)
+    assert numbers(bench.step()) == {"long": (4, 3), "short": (3, 2)}
+    bench.scheduler._drafts = Wanting(100)
+    bench.add("prompt", 60)
+    batch = bench.step()
+    assert numbers(batch)["prompt"] == (BLOCK, 0)
+    assert batch is not None
+    assert batch.num_tokens == 32
+    assert batch.shape.num_draft_tokens == 32 - BLOCK - 2
+
+
+def test_the_time_of_drafts_counts_against_the_target_that_bounds_prompts() -> None:
+    def chunk_beside(num_draft_tokens: int) -> int:
+        bench = drafting(num_draft_tokens, num_blocks=400, budget=256, target_itl_seconds=0.03)
+        for size in range(1, 200):
+            drafted = size % 7
+            bench.costs.observe(StepShape(size, 4, 100, drafted), 0.01 + (size + drafted) * 1e-3)
+        bench.add("decoding", 4, max_tokens=300)
+        bench.step()
+        bench.add("prompt", 600)
+        return numbers(bench.step())["prompt"][0]
+
+    assert BLOCK < chunk_beside(8) <= chunk_beside(0) - 6
+
+
+def test_drafts_without_blocks_are_cut_to_those_that_their_request_has() -> None:
+    bench = drafting(9, num_blocks=4)
+    for name in ("first", "second"):
+        bench.add(name, BLOCK, max_tokens=11)
+    bench.step()
+    batch = bench.step()
+    assert numbers(batch) == dict.fromkeys(("first", "second"), (BLOCK, BLOCK - 1))
+    assert batch is not None
+    assert batch.shape.num_draft_tokens == 2 * (BLOCK - 1)
