@@ -47,6 +47,7 @@ class ScriptedStore(LocalStore):
         self, key: str, path: Path, *, sha256: str, size_bytes: int, deadline: float | None = None
     ) -> None:
         self.fetched.append(key)
+        path.touch()
         self.arrived.release()
         assert self.open_gate.wait(TIMEOUT)
         if self.failures:
@@ -136,6 +137,23 @@ def test_a_fetch_waits_for_none_of_the_800_of_another_tenant(
             waiting.result(TIMEOUT)
 
 
+def test_one_tenants_transfers_leave_threads_to_the_others(
+    store: ScriptedStore, tmp_path: Path
+) -> None:
+    cache = DiskCache(tmp_path / "cache", 1 << 20)
+    fetcher = Fetcher(store, cache, max_workers=2, max_of_tenant=1)
+    store.open_gate.clear()
+    for index in range(2):
+        submit(fetcher, index)
+    other = make_key(0)._replace(tenant_id="other")
+    fetcher.fetch(other, sha256="", size_bytes=1)
+    for _ in range(2):
+        assert store.arrived.acquire(timeout=TIMEOUT)
+    assert set(store.fetched) == {object_key(make_key(0)), object_key(other)}
+    store.open_gate.set()
+    fetcher.close()
+
+
 def test_one_waiter_that_gives_up_does_not_disturb_the_others(
     fetcher: Fetcher, store: ScriptedStore
 ) -> None:
@@ -218,6 +236,7 @@ def test_adapter_forgotten_while_it_is_fetched_leaves_nothing(
     future = submit(fetcher, 1)
     assert store.arrived.acquire(timeout=TIMEOUT)
     fetcher.forget(make_key(1))
+    assert cached_files(tmp_path) == [], "what had arrived of it is gone at once"
     store.open_gate.set()
     with pytest.raises(ObjectNotFound, match="deleted"):
         future.result(TIMEOUT)
