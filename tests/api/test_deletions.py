@@ -110,3 +110,42 @@ def test_a_server_that_finishes_one_deletion_keeps_no_other_server_waiting_with_
         control_plane.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_server_releases_what_another_deletes_unless_another_version_has_it(
+    is_shared: bool, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = make_tenant(database, "acme")
+    with database.transaction(tenant.id) as session:
+        make_version(session, "kept", content="both" if is_shared else "another")
+        make_version(session, "deleted", content="both")
+        deletion = catalog.begin_version_deletion(session, "deleted", 1)
+    with database.platform_transaction() as session:
+        servers.note_seen(session, HERE)
+        assert jobs.claim(session, f"deletion:{deletion.version_id}", "there")
+    evicted: list[AdapterKey] = []
+    forgotten: list[AdapterKey] = []
+    changed: list[str] = []
+
+    async def evict_adapter(key: AdapterKey, *, drain_seconds: float) -> None:
+        evicted.append(key)
+
+    async def run() -> None:
+        control_plane = ControlPlane(database, b"secret")
+        monkeypatch.setattr(control_plane, "note_change", changed.append)
+        deletions = Deletions(
+            engine=cast(Any, SimpleNamespace(evict_adapter=evict_adapter)),
+            fetcher=cast(Any, SimpleNamespace(forget=forgotten.append)),
+            store=cast(Any, None),
+            control_plane=control_plane,
+            leases=Leases(control_plane, "here"),
+        )
+        await deletions.look()
+        await deletions.close()
+        control_plane.close()
+
+    asyncio.run(run())
+    assert evicted == forgotten == ([] if is_shared else [deletion.key])
+    assert changed == [tenant.id], "its name means nothing any more"
+    assert released_at(database) is not None
