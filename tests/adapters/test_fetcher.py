@@ -137,23 +137,6 @@ def test_a_fetch_waits_for_none_of_the_800_of_another_tenant(
             waiting.result(TIMEOUT)
 
 
-def test_one_tenants_transfers_leave_threads_to_the_others(
-    store: ScriptedStore, tmp_path: Path
-) -> None:
-    cache = DiskCache(tmp_path / "cache", 1 << 20)
-    fetcher = Fetcher(store, cache, max_workers=2, max_of_tenant=1)
-    store.open_gate.clear()
-    for index in range(2):
-        submit(fetcher, index)
-    other = make_key(0)._replace(tenant_id="other")
-    fetcher.fetch(other, sha256="", size_bytes=1)
-    for _ in range(2):
-        assert store.arrived.acquire(timeout=TIMEOUT)
-    assert set(store.fetched) == {object_key(make_key(0)), object_key(other)}
-    store.open_gate.set()
-    fetcher.close()
-
-
 def test_one_waiter_that_gives_up_does_not_disturb_the_others(
     fetcher: Fetcher, store: ScriptedStore
 ) -> None:
