@@ -147,6 +147,19 @@ def test_a_download_longer_than_the_minimum_stay_is_kept(
     assert cache.used_bytes == SIZE
 
 
+def test_a_late_reader_of_an_earlier_file_does_not_end_a_download(
+    make_cache: Callable[..., DiskCache],
+) -> None:
+    cache = make_cache(capacity_bytes=SIZE)
+
+    def download(path: Path) -> None:
+        cache.note_read(make_key(1))
+        add(cache, 2)
+        write(path, content(1))
+
+    assert cache.add(make_key(1), SIZE, download).read_bytes() == content(1)
+
+
 def test_entry_removed_while_it_is_downloaded_leaves_nothing(
     make_cache: Callable[..., DiskCache], tmp_path: Path
 ) -> None:
@@ -267,6 +280,37 @@ def test_downloads_under_way_count_as_room_that_is_taken(
 
     cache.add(make_key(1), SIZE, download)
     assert present(cache, range(3)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "keep_bytes", "left"),
+    [
+        (SIZE, 0, [1, 2]),
+        (SIZE + 1, 0, [2]),
+        (3 * SIZE, SIZE, [2]),
+        (3 * SIZE, SIZE + 1, [1, 2]),
+        (SIZE, 3 * SIZE, [0, 1, 2]),
+    ],
+)
+def test_trimming_evicts_the_oldest_but_leaves_what_is_to_be_kept(
+    num_bytes: int, keep_bytes: int, left: list[int], make_cache: Callable[..., DiskCache]
+) -> None:
+    cache = make_cache()
+    for index in range(3):
+        add(cache, index)
+        cache.note_read(make_key(index))
+    freed_bytes = cache.trim(num_bytes, keep_bytes=keep_bytes)
+    assert present(cache, range(3)) == left
+    assert freed_bytes == (3 - len(left)) * SIZE == 3 * SIZE - cache.used_bytes
+
+
+def test_trimming_leaves_what_is_about_to_be_read(make_cache: Callable[..., DiskCache]) -> None:
+    cache = make_cache()
+    for index in range(2):
+        add(cache, index)
+    cache.note_read(make_key(1))
+    assert cache.trim(2 * SIZE, keep_bytes=0) == SIZE
+    assert present(cache, range(2)) == [0]
 
 
 def test_counts_hits_misses_evictions_and_damage(

@@ -47,6 +47,7 @@ class ScriptedStore(LocalStore):
         self, key: str, path: Path, *, sha256: str, size_bytes: int, deadline: float | None = None
     ) -> None:
         self.fetched.append(key)
+        path.touch()
         self.arrived.release()
         assert self.open_gate.wait(TIMEOUT)
         if self.failures:
@@ -218,6 +219,7 @@ def test_adapter_forgotten_while_it_is_fetched_leaves_nothing(
     future = submit(fetcher, 1)
     assert store.arrived.acquire(timeout=TIMEOUT)
     fetcher.forget(make_key(1))
+    assert cached_files(tmp_path) == [], "what had arrived of it is gone at once"
     store.open_gate.set()
     with pytest.raises(ObjectNotFound, match="deleted"):
         future.result(TIMEOUT)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loraplex.adapters.block import BlockPlan, write_block_header
+from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, write_block_header
 from loraplex.adapters.errors import AdapterUnavailable, ArenaTooSmall, ObjectCorrupt
 from loraplex.adapters.host_cache import PIECE_ELEMENTS, HostBlock, HostCache
 from loraplex.adapters.layout import BaseLayout, Projection, Slice
@@ -130,6 +130,16 @@ def touch_a_slice_that_does_not_exist(stored: StoredBlock) -> None:
     rewrite_header(stored, plan=plan, scales={0: 1.0, 6: 1.0})
 
 
+def touch_a_slice_that_takes_no_room(stored: StoredBlock) -> None:
+    plan = BlockPlan(make_layout(), {0: 3, 6: 3})
+    rewrite_header(stored, plan=plan, scales={0: 1.0, 6: 1.0})
+
+
+def extend_a_slice_that_does_not_exist(stored: StoredBlock) -> None:
+    extra = Extra(6, ExtraKind.BIAS, (4,))
+    rewrite_header(stored, plan=BlockPlan(make_layout(), stored.plan.ranks, (extra,)))
+
+
 def take_sizes_from_another_layout(stored: StoredBlock) -> None:
     other = BaseLayout("base", (Projection((Slice("q", 128, 128),)),))
     rewrite_header(stored, plan=BlockPlan(other, {0: 3}), scales={0: 1.0})
@@ -146,6 +156,8 @@ def take_sizes_from_another_layout(stored: StoredBlock) -> None:
         make_scale_infinite,
         touch_no_slice,
         touch_a_slice_that_does_not_exist,
+        touch_a_slice_that_takes_no_room,
+        extend_a_slice_that_does_not_exist,
         take_sizes_from_another_layout,
     ],
 )
@@ -215,6 +227,9 @@ def test_has_no_room_while_everything_is_in_use(tmp_path: Path) -> None:
     read(cache, first)
     assert cache.read(second.key, second.path) is None
     assert cache.holds(first.key)
+    cache.release(first.key)
+    assert cache.acquire(first.key) is not None
+    assert cache.read(second.key, second.path) is None, "it was taken into use again"
     cache.release(first.key)
     assert_folded(read(cache, second), second)
     assert cache.keys() == [second.key]

@@ -78,9 +78,9 @@ def test_patience_ends_also_for_who_is_beyond_its_share() -> None:
 
 def test_the_surplus_is_what_is_least_recently_used_of_what_a_tenant_has_too_many() -> None:
     holdings = [
+        Holding(make_key("new", "x"), 3, 2.0, may_go=True),
         Holding(make_key("old", "x"), 3, 1.0, may_go=True),
         Holding(make_key("leased", "x"), 3, 0.0, may_go=False),
-        Holding(make_key("new", "x"), 3, 2.0, may_go=True),
         Holding(make_key("modest", "y"), 3, 0.0, may_go=True),
         Holding(make_key("gone", "z"), 1, 9.0, may_go=True),
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import object_key
@@ -19,12 +20,13 @@ from loraplex.adapters.store.local import LocalStore
 from loraplex.api.adapters.staging import Staging
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.upkeep.garbage import Collected, Garbage
-from loraplex.platform.adapters import service, uploads
-from loraplex.platform.adapters.states import UploadState
+from loraplex.platform.adapters import service, uploads, wishes
+from loraplex.platform.adapters.models import AdapterWish
+from loraplex.platform.adapters.states import UploadState, WishKind
 from loraplex.platform.adapters.uploads import NewUpload
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
-from support.catalog import make_digest, make_new_version, make_tenant
+from support.catalog import make_digest, make_new_version, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite
 
 Result = TypeVar("Result")
@@ -121,15 +123,16 @@ def test_objects_that_no_version_names_are_removed_and_the_named_ones_stay(
     installation: Installation,
 ) -> None:
     installation.add_version("bot", "wanted")
-    wanted, stray = installation.put_object("wanted"), installation.put_object("stray")
+    wanted = installation.put_object("wanted")
+    strays = [installation.put_object(content) for content in ("stray", "another")]
 
     collected = installation.collect()
 
-    assert collected.num_objects == 2
-    assert collected.removed_objects == [stray]
-    assert collected.removed_bytes == len("stray")
+    assert collected.num_objects == 3
+    assert set(collected.removed_objects) == set(strays)
+    assert collected.removed_bytes == len("stray") + len("another")
     assert installation.store.exists(wanted)
-    assert not installation.store.exists(stray)
+    assert not any(map(installation.store.exists, strays))
     assert installation.collect().removed_objects == []
 
 
@@ -203,6 +206,43 @@ def test_uploads_that_were_given_up_are_abandoned_and_their_files_go(
     assert not path.exists()
     with installation.database.transaction(installation.tenant_id) as session:
         assert uploads.get_upload(session, upload_id).state is UploadState.ABANDONED
+
+
+def test_an_upload_may_be_silent_for_days(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = installation.stage(installation.open_upload("bot"))
+    later = utc_now() + timedelta(days=6)
+    monkeypatch.setattr("loraplex.api.upkeep.garbage.utc_now", lambda: later)
+
+    assert installation.collect().abandoned_uploads == []
+    assert path.exists()
+
+
+def test_transfers_to_the_store_are_removed_when_no_push_can_still_run(
+    installation: Installation,
+) -> None:
+    old, young = (installation.home / "store" / ".incoming" / name for name in ("old", "young"))
+    for path in (old, young):
+        path.write_bytes(b"part")
+    installation.make_old(old)
+
+    assert installation.collect().abandoned_transfers == 1
+    assert young.exists()
+    assert not old.exists()
+
+
+def test_expired_wishes_are_removed(installation: Installation) -> None:
+    with installation.database.transaction(installation.tenant_id) as session:
+        make_version(session, "bot")
+        long_ago = utc_now() - timedelta(seconds=OLD_SECONDS)
+        wishes.set_wish(session, "bot", 1, WishKind.PIN, ttl_seconds=1.0, now=long_ago)
+        wishes.set_wish(session, "bot", 1, WishKind.PREFETCH)
+
+    installation.collect()
+
+    with installation.database.platform_transaction() as platform:
+        assert list(platform.scalars(select(AdapterWish.kind))) == [WishKind.PREFETCH]
 
 
 def test_a_dry_run_finds_the_same_and_removes_nothing(

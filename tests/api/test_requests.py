@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 from openai import APIError
 
+from loraplex.api.routes.requests import _is_theirs
 from loraplex.api.telemetry.request_explanation import phases_of
 from loraplex.platform.requests.models import RequestLogEntry
+from loraplex.platform.tenants.models import Tenant
+from support.identity import caller_of
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
 
@@ -154,6 +158,26 @@ def test_a_running_request_is_listed_and_can_be_ended_by_its_tenant_alone(
     wait_for(lambda: live(mine) == [], seconds=30)
     explained = get(mine, path)
     assert explained["request"]["error_code"] == "request_cancelled"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "adapters", "adapter", "expected"),
+    [
+        ("acme", None, "bot", True),
+        ("acme", None, None, True),
+        ("acme", ["bot"], "bot", True),
+        ("acme", ["bot"], "other", False),
+        ("acme", ["bot"], None, False),
+        ("globex", None, "bot", False),
+    ],
+)
+def test_a_running_request_is_its_tenants_and_a_restricted_keys_only_for_its_adapters(
+    tenant: str, adapters: list[str] | None, adapter: str | None, expected: bool
+) -> None:
+    model = SimpleNamespace(adapter=adapter and SimpleNamespace(name=adapter))
+    order = SimpleNamespace(principal=caller_of(Tenant(id="acme", slug="acme")), model=model)
+    caller = caller_of(Tenant(id=tenant, slug=tenant), adapters=adapters)
+    assert _is_theirs(cast(Any, SimpleNamespace(order=order)), caller) is expected
 
 
 def test_a_request_that_was_ended_while_it_waited_was_not_refused() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from loraplex.adapters.errors import StorageFull
 from loraplex.api.adapters import staging as staging_module
 from loraplex.api.adapters.staging import Staging
+from loraplex.platform.base import utc_now
 
 
 @pytest.fixture
@@ -86,6 +89,18 @@ def test_nothing_is_left_of_a_discarded_upload(staging: Staging, tmp_path: Path)
     staging.discard("one")
     assert staging.num_bytes("one") == 0
     assert list((tmp_path / "uploads").iterdir()) == []
+
+
+@pytest.mark.parametrize("newest", ["weights_path", "config_path", "block_path"])
+def test_an_upload_is_as_old_as_its_newest_file(newest: str, staging: Staging) -> None:
+    then = utc_now() - timedelta(hours=1)
+    for kind in ("weights_path", "config_path", "block_path"):
+        path: Path = getattr(staging, kind)("one")
+        path.touch()
+        if kind != newest:
+            os.utime(path, (0, 0))
+    assert staging.list_uploads(then) == set()
+    assert staging.list_uploads(utc_now() + timedelta(hours=1)) == {"one"}
 
 
 def test_the_folder_is_private(staging: Staging, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import KvGroup
-from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
+from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, Prefix, PrefixHasher
 
 SIZE = 4
 ADAPTER = AdapterKey("acme", "sha256:aa")
@@ -95,6 +95,29 @@ def test_keys_depend_on_the_secret() -> None:
     assert ours.key(*fields) != theirs.key(*fields)
 
 
+def test_a_chain_is_hashed_anew_from_where_its_tokens_or_namespace_differ() -> None:
+    hasher = PrefixHasher(SIZE, secret=b"s" * 32)
+
+    def last(chain: list[Prefix], namespace: CacheNamespace, *blocks: int) -> Prefix:
+        tokens = [block for block in blocks for _ in range(SIZE)]
+        return [hasher.prefix(chain, i, namespace, tokens) for i in range(len(blocks))][-1]
+
+    chain: list[Prefix] = []
+    other = dataclasses.replace(NAMESPACE, tenant_id="globex")
+    for namespace, blocks in ((NAMESPACE, (1, 2, 3)), (NAMESPACE, (9, 2, 3)), (other, (9, 2, 3))):
+        assert last(chain, namespace, *blocks) == last([], namespace, *blocks)
+
+
+def test_a_block_published_anew_leaves_its_former_prefix_to_others() -> None:
+    kv = make_blocks()
+    cached, hasher = kv.groups[0].cached, PrefixHasher(SIZE, secret=b"s" * 32)
+    first, second = (hasher.prefix([], 0, NAMESPACE, [token] * SIZE) for token in (1, 2))
+    cached.publish(first, 7)
+    cached.publish(second, 7)
+    cached.publish(first, 8)
+    assert (cached.find(first), cached.find(second)) == (8, 7)
+
+
 def test_a_reused_block_is_no_longer_found() -> None:
     kv = make_blocks(num_usable=2)
     store(kv, NAMESPACE, [1, 1, 1, 1])
@@ -110,13 +133,19 @@ def test_publishing_known_content_keeps_the_first_block() -> None:
 
 
 def test_dropping_an_adapter_forgets_its_blocks_and_no_others() -> None:
-    kv = make_blocks()
-    base = dataclasses.replace(NAMESPACE, adapter=None)
-    store(kv, NAMESPACE, list(range(8)))
-    kept = store(kv, base, list(range(8)))
+    kv = make_blocks(num_usable=6)
+    same_content = AdapterKey("globex", ADAPTER.digest)
+    others = [
+        dataclasses.replace(NAMESPACE, adapter=None),
+        CacheNamespace("globex", "runtime", same_content),
+    ]
+    tokens = list(range(9))
+    kept = [store(kv, other, tokens[:8]) for other in others]
+    dropped = store(kv, NAMESPACE, tokens[:8])
     assert kv.drop_adapter(ADAPTER) == 2
-    assert match(kv, NAMESPACE, list(range(9))) == []
-    assert match(kv, base, list(range(9))) == kept
+    assert match(kv, NAMESPACE, tokens) == []
+    assert sorted(store(kv, NAMESPACE, tokens[:8])) == sorted(dropped), "they are reused first"
+    assert [match(kv, other, tokens) for other in others] == kept
 
 
 def test_of_a_thousand_pairs_the_identical_meet_and_those_that_differ_in_one_field_never() -> None:

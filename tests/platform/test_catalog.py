@@ -8,7 +8,8 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.platform.adapters import repository
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters.listing import AdapterQuery, list_summaries
-from loraplex.platform.adapters.states import VersionState
+from loraplex.platform.adapters.repository import LiveContent
+from loraplex.platform.adapters.states import LIVE_STATES, VersionState
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
     AdapterBeingDeleted,
@@ -187,6 +188,26 @@ def test_knows_the_contents_that_must_stay_stored(
         if state is not VersionState.DELETED
     }
     assert stored == expected | {AdapterKey(bolt.id, make_digest("deleted"))}
+
+
+def test_content_is_called_by_its_live_versions_of_the_same_tenant(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        for state in sorted(VersionState, key=lambda state: state is VersionState.DELETING):
+            make_version(session, state.value, state=state)
+        live = repository.list_live_contents(session)
+    with database.transaction(bolt.id) as session:
+        make_version(session, "theirs")
+        (theirs,) = repository.list_live_contents(session)
+    mine = AdapterKey(acme.id, make_digest("weights"))
+    names = sorted(state.value for state in LIVE_STATES)
+    assert live == [LiveContent(mine, name, 1) for name in names]
+    assert theirs == (AdapterKey(bolt.id, mine.digest), "theirs", 1)
+    with database.platform_transaction(read_only=True) as session:
+        assert sorted(repository.list_live_contents(session)) == sorted([*live, theirs])
+        named = repository.names_of(session, {mine})
+    assert named[mine] == [f"{name}@1" for name in names]
 
 
 def test_another_tenants_adapter_is_not_there(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from loraplex.platform.adapters import repository, upload_upkeep, uploads
 from loraplex.platform.adapters.models import Upload
-from loraplex.platform.adapters.states import UploadState
+from loraplex.platform.adapters.states import UploadState, VersionState
 from loraplex.platform.adapters.uploads import NewUpload
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -21,7 +22,7 @@ from loraplex.platform.errors import (
     UploadNotFound,
 )
 from loraplex.platform.tenants.models import Tenant
-from support.catalog import make_version
+from support.catalog import BASE_ID, make_version
 from support.uploads import abandon_stale, bring_upload_to, make_upload
 
 DECLARED = NewUpload(
@@ -160,6 +161,7 @@ def test_finds_the_place_of_a_sender_that_lost_it(
         {"size_bytes": 11},
         {"sha256": "cd" * 32},
         {"aliases": ("eu",)},
+        {"server_id": "there"},
     ],
 )
 def test_does_not_go_on_with_what_was_declared_otherwise(
@@ -179,6 +181,49 @@ def test_does_not_go_on_with_a_closed_upload(
         closed = uploads.open_or_resume_upload(session, DECLARED)
         bring_upload_to(session, closed, state)
         assert uploads.open_or_resume_upload(session, DECLARED).id != closed.id
+
+
+@pytest.mark.parametrize(
+    ("change", "base_id", "state", "is_known"),
+    [
+        ({}, BASE_ID, VersionState.READY, True),
+        ({"aliases": ("eu",), "server_id": "there"}, BASE_ID, VersionState.VALIDATED, True),
+        ({"adapter_name": "sql"}, BASE_ID, VersionState.READY, False),
+        ({"config_json": "{ }"}, BASE_ID, VersionState.READY, False),
+        ({"sha256": "cd" * 32}, BASE_ID, VersionState.READY, False),
+        ({}, "other-base", VersionState.READY, False),
+        ({}, BASE_ID, VersionState.REJECTED, False),
+        ({}, BASE_ID, VersionState.DELETING, False),
+    ],
+)
+def test_only_a_live_version_of_the_same_declaration_and_base_is_known_content(
+    change: dict[str, Any],
+    base_id: str,
+    state: VersionState,
+    is_known: bool,
+    database: Database,
+    acme: Tenant,
+    bolt: Tenant,
+) -> None:
+    with database.transaction(acme.id) as session:
+        version = make_version(session, state=state)
+        upload = uploads.open_upload(session, DECLARED)
+        bring_upload_to(session, upload, UploadState.VALIDATING)
+        uploads.mark_accepted(session, upload.id, version.id)
+        found = uploads.find_known_content(session, replace(DECLARED, **change), base_id=base_id)
+        assert found is (version if is_known else None)
+    with database.transaction(bolt.id) as session:
+        assert uploads.find_known_content(session, DECLARED, base_id=BASE_ID) is None
+
+
+@pytest.mark.parametrize("state", [VersionState.REJECTED, VersionState.DELETING])
+def test_content_that_lives_no_more_is_not_accepted_without_its_bytes(
+    state: VersionState, database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        version = make_version(session, state=state)
+        assert uploads.accept_known_content(session, DECLARED, version.id) is None
+        assert uploads.list_unfinished_uploads(session) == []
 
 
 def test_remembers_which_aliases_the_pushes_of_a_version_asked_for(

@@ -1,0 +1,102 @@
+"""What a tenant sees of a server's memory: its own entries, and of others not even their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loraplex.adapters.disk_cache import CachedFile, file_name
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.status import ExtentUse, HostUse
+from loraplex.api.routes.memory_views import OwnMemoryViews
+from loraplex.api.schemas.memory import ServerMemoryView
+from loraplex.api.telemetry.memories import SeenMap, ServerMap
+from loraplex.engine.messages.answers import AdapterKvUse, KvUse, MemoryMap
+from loraplex.platform.adapters.repository import LiveContent
+from loraplex.platform.base import utc_now
+from loraplex.platform.tenants.models import Tenant
+from support.catalog import make_digest
+from support.identity import caller_of
+
+BOT, CAT, THEIRS = (
+    AdapterKey(tenant_id, make_digest(content))
+    for tenant_id, content in (("acme", "bot"), ("acme", "cat"), ("globex", "bot"))
+)
+KEYS = (BOT, CAT, THEIRS)
+
+
+def make_map() -> SeenMap:
+    """Each adapter is in every tier; requests for each and for the base hold KV blocks."""
+    lines = [
+        AdapterKvUse(tenant_id, adapter, 1, 0, num_blocks)
+        for tenant_id, adapter, num_blocks in (
+            ("acme", BOT, 1),
+            ("acme", CAT, 2),
+            ("acme", None, 4),
+            ("globex", THEIRS, 8),
+            ("globex", None, 16),
+        )
+    ]
+    engine = MemoryMap(
+        number=1,
+        extents=[ExtentUse(key, 0, 10, "idle", False, 0, 1.0, 0) for key in KEYS],
+        host=[HostUse(key, 20, False, False) for key in KEYS],
+        kv=KvUse(num_blocks=64, bytes_per_block=2, num_empty=33, num_cached=0, num_used=31),
+        lines=lines,
+        free_bytes=70,
+        largest_free_bytes=70,
+        host_used_bytes=60,
+    )
+    content = ServerMap(
+        device="cpu",
+        arena_bytes=100,
+        kv_block_size=16,
+        host_capacity_bytes=100,
+        disk_capacity_bytes=100,
+        disk_used_bytes=90,
+        engine=engine,
+        disk={file_name(key): CachedFile(30, 0.0) for key in KEYS},
+    )
+    return SeenMap("here", utc_now(), content)
+
+
+def view(names: Iterable[str], *, adapters: Iterable[str] | None = None) -> ServerMemoryView:
+    """What a caller of acme sees that may see the adapters `names`."""
+    contents = [LiveContent(AdapterKey("acme", make_digest(name)), name, 1) for name in names]
+    principal = caller_of(Tenant(id="acme", slug="acme"), adapters=adapters)
+    return OwnMemoryViews(contents, principal).server(make_map())
+
+
+def test_a_tenant_sees_its_own_entries_and_their_sums() -> None:
+    seen = view(["bot", "cat"])
+    assert [extent.adapter for extent in seen.device.extents] == ["bot", "cat"]
+    assert [entry.adapter for entry in seen.host.entries] == ["bot", "cat"]
+    assert [entry.adapter for entry in seen.disk.entries] == ["bot", "cat"]
+    used = (seen.device.used_bytes, seen.host.used_bytes, seen.disk.used_bytes)
+    assert used == (20, 40, 60)
+    assert [(use.adapter, use.blocks) for use in seen.kv.by_adapter] == [
+        ("bot", 1),
+        ("cat", 2),
+        (None, 4),
+    ]
+    assert seen.kv.used_blocks == 7
+
+
+def test_a_restricted_key_sees_its_adapters_alone_and_not_the_bases_requests() -> None:
+    seen = view(["cat"], adapters=["cat"])
+    assert [extent.adapter for extent in seen.device.extents] == ["cat"]
+    assert [entry.adapter for entry in (*seen.host.entries, *seen.disk.entries)] == ["cat", "cat"]
+    assert [(use.adapter, use.blocks) for use in seen.kv.by_adapter] == [("cat", 2)]
+    assert seen.kv.used_blocks == 2
+
+
+def test_a_tenant_does_not_learn_how_much_there_is_and_what_is_free() -> None:
+    seen = view(["bot"])
+    device, kv = seen.device, seen.kv
+    hidden = (
+        *(device.arena_bytes, device.free_bytes, device.largest_free_bytes, device.fragmentation),
+        *(kv.num_blocks, kv.free_blocks, kv.cached_blocks),
+        *(seen.host.capacity_bytes, seen.disk.capacity_bytes),
+    )
+    assert set(hidden) == {None}
+    (extent,) = device.extents
+    assert (extent.offset, extent.eviction_order) == (None, None)
