@@ -121,9 +121,9 @@ def test_a_server_gives_up_what_another_one_deletes_unless_a_version_still_has_i
         make_version(session, "gone", content="same")
         make_version(session, "stays", content="same" if is_shared else "other")
         begun = catalog.begin_version_deletion(session, "gone", 1)
-    with database.platform_transaction() as session:
-        servers.note_seen(session, HERE)
-        assert jobs.claim(session, f"deletion:{begun.version_id}", "there")
+    with database.platform_transaction() as platform:
+        servers.note_seen(platform, HERE)
+        assert jobs.claim(platform, f"deletion:{begun.version_id}", "there")
     given_up: list[tuple[str, object]] = []
 
     class Engine:
@@ -136,7 +136,7 @@ def test_a_server_gives_up_what_another_one_deletes_unless_a_version_still_has_i
 
     async def run() -> None:
         control_plane = ControlPlane(database, b"secret")
-        control_plane.note_change = lambda tenant_id: given_up.append(("names", tenant_id))  # type: ignore[method-assign]
+        control_plane.note_change = lambda tenant_id: given_up.append(("names", tenant_id))
         deletions = Deletions(
             engine=cast(Any, Engine()),
             fetcher=cast(Any, Fetcher()),

@@ -79,8 +79,8 @@ def test_the_reservations_of_servers_that_never_came_back_are_dropped(database: 
     limit(database, tenant.id, concurrent_requests=1)
     with database.transaction(tenant.id) as session:
         quotas.reserve(session, make_demand(), server_id=SERVER_ID)
-    with database.platform_transaction() as session:
-        row = session.get_one(Reservation, "req-1")
+    with database.platform_transaction() as platform:
+        row = platform.get_one(Reservation, "req-1")
         row.created_at -= timedelta(days=2)
         row.expires_at = 0.0
     control_plane = ControlPlane(database, b"s" * 32)
@@ -92,5 +92,5 @@ def test_the_reservations_of_servers_that_never_came_back_are_dropped(database: 
 
     asyncio.run(run())
     control_plane.close()
-    with database.platform_transaction(read_only=True) as session:
-        assert session.scalars(select(Reservation)).all() == []
+    with database.platform_transaction(read_only=True) as platform:
+        assert platform.scalars(select(Reservation)).all() == []
