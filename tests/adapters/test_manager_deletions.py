@@ -62,6 +62,15 @@ def test_deleting_a_leased_adapter_refuses_new_leases_and_waits_for_the_old_ones
     assert manager.failure(A) is None
 
 
+def test_a_deletion_that_is_repeated_goes_on_and_says_what_there_was() -> None:
+    world = ManagerWorld()
+    world.load(A, 4)
+    world.manager.evict(A)
+    world.manager.evict(A)
+    world.settle()
+    assert world.manager.take_evicted() == [Evicted(A, device_bytes=8, host_bytes=8)]
+
+
 @pytest.mark.parametrize("num_jobs_before", [0, 1])
 @pytest.mark.parametrize("error", [None, RuntimeError("failed meanwhile")])
 def test_deleting_during_a_read_or_copy_waits_for_its_end(

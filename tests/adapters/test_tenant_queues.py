@@ -84,6 +84,14 @@ def test_who_comes_back_at_once_does_not_pass_who_waits() -> None:
     assert order == ["a", "quick0", "quick1", "a", "quick0", "quick1"]
 
 
+def test_whose_last_work_was_removed_holds_up_nobody() -> None:
+    lines: TenantQueues[str] = TenantQueues(2)
+    lines.add("a", "a0")
+    lines.add("b", "b0")
+    lines.remove("a", "a0")
+    assert take_all(lines) == ["b0"]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order_of_work_keeps_the_bounds(seed: int) -> None:
     """Nobody exceeds the bound, no worker idles that anybody may have, and each line is a queue."""

@@ -119,6 +119,15 @@ def test_entries_that_are_too_old_to_be_used_are_dropped() -> None:
     assert len(cache) == 1
 
 
+def test_an_entry_that_may_be_used_in_an_outage_outlives_other_look_ups() -> None:
+    clock = Clock()
+    cache = AuthCache(clock=clock)
+    remember(cache, "a")
+    clock.now += MAX_STALE_SECONDS
+    remember(cache, "b")
+    assert cache.get("a", None, allow_stale=True) is ROOT
+
+
 def test_a_look_up_that_took_too_long_leaves_nothing() -> None:
     clock = Clock()
     cache = AuthCache(stale_seconds=0.0, clock=clock)

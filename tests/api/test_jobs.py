@@ -85,6 +85,32 @@ def test_a_job_that_fails_is_tried_again_later_by_any(
     assert asyncio.run(servers[1].run_if_due(working))
 
 
+def test_a_job_that_is_cut_off_by_a_stop_is_tried_again_later_by_any(
+    database: Database, servers: list[Jobs]
+) -> None:
+    has_begun = asyncio.Event()
+
+    async def hang() -> None:
+        has_begun.set()
+        await asyncio.sleep(60)
+
+    async def stop_midway() -> None:
+        running = asyncio.create_task(servers[0].run_if_due(Job(name="job", every=DAY, run=hang)))
+        await has_begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    async def work() -> None:
+        pass
+
+    asyncio.run(stop_midway())
+    working = Job(name="job", every=DAY, run=work)
+    assert not asyncio.run(servers[0].run_if_due(working))
+    let_time_pass(database, RETRY)
+    assert asyncio.run(servers[1].run_if_due(working))
+
+
 def test_who_lost_the_lease_stops(
     database: Database, servers: list[Jobs], monkeypatch: pytest.MonkeyPatch
 ) -> None:

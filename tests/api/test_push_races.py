@@ -1,4 +1,4 @@
-"""Concurrent requests for one upload: nothing acknowledged is undone."""
+"""Pushes beside each other, deletions and failures: nothing acknowledged is undone or left held."""
 
 from __future__ import annotations
 
@@ -12,21 +12,33 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.store.base import object_key
+from loraplex.adapters.store.local import LocalStore
 from loraplex.api.adapters.pushes import Pushed, Pushes
 from loraplex.api.adapters.staging import Staging
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.platform.adapters import service, uploads
 from loraplex.platform.adapters.uploads import NewUpload
-from loraplex.platform.audit.event import BY_SYSTEM
+from loraplex.platform.audit.event import BY_SYSTEM, Changed, Origin
 from loraplex.platform.database import Database
-from loraplex.platform.errors import UploadConflict
+from loraplex.platform.errors import DatabaseUnavailable, UploadConflict
 from loraplex.platform.sessions import TenantSession
+from loraplex.platform.tenants.models import Tenant
 from support.catalog import make_new_version, make_tenant
 from support.databases import copy_of_migrated_sqlite
+from support.identity import caller_of
 from support.upload_room import make_upload_room
 
 Result = TypeVar("Result")
 CONTENT = b"0123456789"
+NEW = NewUpload(
+    adapter_name="bot",
+    config_json="{}",
+    size_bytes=len(CONTENT),
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    server_id="here",
+)
 
 
 class SlowControlPlane(ControlPlane):
@@ -58,16 +70,18 @@ class Server:
     control_plane: SlowControlPlane = field(init=False)
     pushes: Pushes = field(init=False)
     staging: Staging = field(init=False)
+    store: LocalStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.control_plane = SlowControlPlane(self.database, b"secret" * 8)
         self.staging = Staging(self.folder / "uploads")
+        self.store = LocalStore(self.folder / "store")
         self.pushes = Pushes(
             info=cast(Any, SimpleNamespace(base_id="base")),
             layout_path=self.folder / "layout.json",
             staging=self.staging,
             room=make_upload_room(self.staging, self.control_plane),
-            store=cast(Any, None),
+            store=self.store,
             control_plane=self.control_plane,
             attestations=cast(Any, None),
             served_model_name="base",
@@ -76,15 +90,8 @@ class Server:
         )
 
     def open_upload(self) -> str:
-        new = NewUpload(
-            adapter_name="bot",
-            config_json="{}",
-            size_bytes=len(CONTENT),
-            sha256=hashlib.sha256(CONTENT).hexdigest(),
-            server_id="here",
-        )
         with self.database.transaction(self.tenant_id) as session:
-            return uploads.open_upload(session, new).id
+            return uploads.open_upload(session, NEW).id
 
     async def send(self, upload_id: str, content: bytes) -> None:
         async def read(_max_bytes: int) -> AsyncIterator[bytes]:
@@ -157,3 +164,45 @@ def test_a_commit_that_comes_when_another_ends_has_the_same_answer(server: Serve
         return await committing
 
     assert asyncio.run(run()) == Pushed("bot", 1)
+
+
+def test_content_that_a_deletion_removes_before_it_has_a_version_is_stored_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = "sha256:" + "0" * 64
+    key = object_key(AdapterKey(server.tenant_id, digest))
+    upload = cast(Any, SimpleNamespace(id="upload", tenant_id=server.tenant_id))
+    report = cast(Any, SimpleNamespace(digest=digest, file_sha256=NEW.sha256))
+    server.staging.block_path(upload.id).write_bytes(CONTENT)
+
+    async def add_version(*_: object) -> SimpleNamespace:
+        server.store.delete(key)
+        return SimpleNamespace(number=1)
+
+    monkeypatch.setattr(server.pushes._records, "add_version", add_version)
+    asyncio.run(server.pushes._publish(upload, report, BY_SYSTEM))
+    assert server.store.exists(key)
+
+
+def test_a_push_that_the_database_did_not_take_holds_no_room(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane, budget = server.control_plane, server.pushes._room.budget
+    held: list[int] = []
+
+    async def lose(
+        tenant_id: str, origin: Origin, change: Callable[[TenantSession], Changed[Result]]
+    ) -> Result:
+        def fail(session: TenantSession) -> Changed[Result]:
+            change(session)
+            held.append(budget.held_bytes)
+            raise DatabaseUnavailable
+
+        return await ControlPlane.change(plane, tenant_id, origin, fail)
+
+    monkeypatch.setattr(plane, "change", lose)
+    caller = caller_of(Tenant(id=server.tenant_id, slug="acme"))
+    with pytest.raises(DatabaseUnavailable):
+        asyncio.run(server.pushes.open(caller, NEW, BY_SYSTEM, declared_base_id=None))
+    assert held == [NEW.num_bytes]
+    assert budget.held_bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import httpx
 import pytest
 from openai import APIError
 
-from loraplex.api.routes.requests import _is_theirs
+from loraplex.api.routes.requests import _is_theirs, explain_request
 from loraplex.api.telemetry.request_explanation import phases_of
+from loraplex.platform.errors import RequestNotFound
 from loraplex.platform.requests.models import RequestLogEntry
 from loraplex.platform.tenants.models import Tenant
 from support.identity import caller_of
@@ -178,6 +180,24 @@ def test_a_running_request_is_its_tenants_and_a_restricted_keys_only_for_its_ada
     order = SimpleNamespace(principal=caller_of(Tenant(id="acme", slug="acme")), model=model)
     caller = caller_of(Tenant(id=tenant, slug=tenant), adapters=adapters)
     assert _is_theirs(cast(Any, SimpleNamespace(order=order)), caller) is expected
+
+
+@pytest.mark.parametrize("adapter", ["other", None])
+def test_a_restricted_key_reads_nothing_of_requests_to_what_it_may_not_use(
+    adapter: str | None,
+) -> None:
+    async def flush() -> None:
+        pass
+
+    async def read(*_: object) -> RequestLogEntry:
+        return RequestLogEntry(adapter_name=adapter)
+
+    runtime = SimpleNamespace(
+        request_log=SimpleNamespace(flush=flush), control_plane=SimpleNamespace(read=read)
+    )
+    caller = caller_of(Tenant(id="acme", slug="acme"), adapters=["bot"])
+    with pytest.raises(RequestNotFound):
+        asyncio.run(explain_request(cast(Any, runtime), caller, "req-1"))
 
 
 def test_a_request_that_was_ended_while_it_waited_was_not_refused() -> None:

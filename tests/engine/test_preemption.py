@@ -42,6 +42,16 @@ def test_a_tenants_only_request_is_given_room_even_beyond_its_cap() -> None:
     assert steps_until(bench, lambda: bench.state("only") == "running") <= 3
 
 
+def test_a_tenants_first_request_is_given_room_even_beyond_its_share() -> None:
+    bench = SchedulerBench(max_num_seqs=2, step_seconds=0.05)
+    for index in range(2):
+        bench.add(f"a{index}", 4, max_tokens=200, tenant="greedy")
+    bench.step()
+    for name in ("b", "c"):
+        bench.add(name, 4, max_tokens=200, tenant=name)
+    assert steps_until(bench, lambda: bench.state("b") == "running") <= 5
+
+
 def test_nothing_is_taken_back_from_a_last_request_that_has_given_way_often() -> None:
     bench = SchedulerBench(num_blocks=40, budget=200, step_seconds=0.05)
     long = bench.add("long", 144, max_tokens=12, tenant="long")

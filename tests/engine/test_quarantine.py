@@ -122,6 +122,14 @@ def test_a_good_answer_between_clears_whoever_was_only_there(quarantine: Quarant
     assert quarantine.objection(make(1, ADAPTER)) is None
 
 
+def test_a_good_answer_of_one_tenant_clears_no_other(quarantine: Quarantine) -> None:
+    innocent = replace(make(1), tenant_id="innocent")
+    quarantine.note_crash([innocent, make(2)], is_alone=False)
+    quarantine.note_end(innocent, end())
+    assert quarantine.num_lone_steps(replace(make(3), tenant_id="innocent")) == 0
+    assert quarantine.num_lone_steps(make(3)) == FIRST_LONE_STEPS
+
+
 def test_an_abort_or_an_error_clears_nobody(quarantine: Quarantine) -> None:
     quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
     quarantine.note_end(make(1, ADAPTER), end(FinishReason.ABORTED))

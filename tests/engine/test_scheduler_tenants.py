@@ -139,6 +139,19 @@ def test_an_adapter_beyond_the_cap_is_not_leased_while_its_request_waits() -> No
         assert bench.manager.leases.keys() == {"a0", "a1"}
 
 
+def test_what_a_tenant_leases_already_it_may_use_beyond_its_cap() -> None:
+    bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
+    bench.manager.capacity = 4
+    adapters = [AdapterKey("a", f"sha256:{index}") for index in range(3)]
+    bench.manager.resident.update(adapters)
+    for index, adapter in enumerate(adapters):
+        bench.add(f"a{index}", 4, max_tokens=9, adapter=adapter, tenant="a")
+    bench.step()
+    bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    bench.add("a3", 4, max_tokens=9, adapter=adapters[0], tenant="a")
+    assert "a3" in counts(bench.step())
+
+
 def test_a_tenant_at_its_cap_holds_up_no_other() -> None:
     bench = SchedulerBench(num_blocks=200, max_num_seqs=4, budget=200, tenant_cap=0.5)
     for index in range(4):

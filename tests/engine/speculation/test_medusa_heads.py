@@ -95,6 +95,17 @@ def test_a_tensor_that_does_not_fit_is_refused_by_name(checkpoint: Path, tensor:
         load(checkpoint)
 
 
+def test_heads_may_lie_in_several_files(checkpoint: Path) -> None:
+    states = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
+    whole = load(checkpoint)(states)
+    tensors = load_file(checkpoint / WEIGHTS_NAME)
+    (checkpoint / WEIGHTS_NAME).unlink()
+    for head in "012":
+        part = {name: tensor for name, tensor in tensors.items() if name.startswith(head)}
+        save_file(part, checkpoint / f"part-{head}.safetensors")
+    torch.testing.assert_close(load(checkpoint)(states), whole)
+
+
 def test_a_pickle_is_refused_by_name(checkpoint: Path) -> None:
     (checkpoint / WEIGHTS_NAME).rename(checkpoint / "medusa_lm_head.pt")
     with pytest.raises(InvalidParameter, match=r"medusa_lm_head\.pt is a pickle"):
