@@ -24,6 +24,8 @@ MIN_TEMPERATURE = 1e-5
 MAX_DRAWN_CELLS = 1 << 24
 """Rows times vocabulary tokens that are sampled at once. Each needs some fifty bytes temporarily,
 and a step that verifies draft tokens has many rows."""
+MAX_SORTED = 1024
+"""Of one row's probabilities: from so few the limit of top-p is found by a sort."""
 
 
 class Stream(IntEnum):
@@ -174,37 +176,61 @@ def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     temperature = logits.new_tensor([max(p.temperature, MIN_TEMPERATURE) for p in params])[:, None]
     # The most likely token is at 0, so it does not overflow at any temperature.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
-    if any(p.top_k for p in params):
-        scaled = _keep_top_k(scaled, [p.top_k for p in params])
-    if any(p.top_p < 1.0 for p in params):
-        scaled = _keep_top_p(scaled, [p.top_p for p in params])
-    if any(p.min_p for p in params):
-        scaled = _keep_min_p(scaled, [p.min_p for p in params])
+    for keep, limits in (
+        (_keep_top_k, {i: p.top_k for i, p in enumerate(params) if 0 < p.top_k < logits.shape[-1]}),
+        (_keep_top_p, {i: p.top_p for i, p in enumerate(params) if p.top_p < 1.0}),
+        (_keep_min_p, {i: p.min_p for i, p in enumerate(params) if p.min_p}),
+    ):
+        if limits:
+            scaled[[*limits]] = keep(scaled[[*limits]], [*limits.values()])
     return scaled
 
 
 def _keep_top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
-    limits = [k if 0 < k < logits.shape[-1] else logits.shape[-1] for k in top_k]
-    widest = max((k for k in limits if k < logits.shape[-1]), default=0)
-    if not widest:
-        return logits
-    best = logits.topk(widest).values
-    kth = torch.tensor([min(k, widest) - 1 for k in limits], device=logits.device)
-    threshold = best.gather(-1, kth[:, None])
-    unlimited = torch.tensor([k == logits.shape[-1] for k in limits], device=logits.device)
-    return logits.masked_fill((logits < threshold) & ~unlimited[:, None], float("-inf"))
+    best = logits.topk(max(top_k)).values
+    kth = best.gather(-1, torch.tensor(top_k, device=logits.device)[:, None] - 1)
+    return logits.masked_fill(logits < kth, float("-inf"))
 
 
 def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
-    """Keep the smallest set of most likely tokens whose probability reaches top_p."""
-    values, order = logits.sort(descending=True)
-    probabilities = values.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    # A row's top_p of 1 must cut nothing, whatever the sum rounds to.
-    limits = logits.new_tensor([p if p < 1.0 else 2.0 for p in top_p])[:, None]
-    cut = before >= limits
-    cut[:, 0] = False  # the most likely token stays, however small top_p is
-    return logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), float("-inf"))
+    """Keep the smallest set of most likely tokens whose probability reaches top_p, and tokens as
+    likely as the last of them."""
+    probabilities = logits.softmax(-1)
+    if logits.is_cuda:
+        least = _least_by_sort(probabilities, logits.new_tensor(top_p)[:, None])
+    else:
+        pairs = zip(probabilities, top_p, strict=True)
+        least = torch.stack([_least_by_pivots(row, limit) for row, limit in pairs])[:, None]
+    return logits.masked_fill(probabilities < least, float("-inf"))
+
+
+def _least_by_sort(probabilities: Tensor, top_p: Tensor | float) -> Tensor:
+    """The lowest probability that is kept, `[num_rows, 1]`. The highest always is."""
+    values = probabilities.sort(descending=True).values
+    before = values.cumsum(-1, dtype=torch.float64) - values
+    num_kept = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
+    return values.gather(-1, num_kept - 1)
+
+
+def _least_by_pivots(probabilities: Tensor, top_p: float) -> Tensor:
+    """The same of one row `[vocab_size]`, as a scalar.
+
+    Like quickselect, it looks for the value on one side of the mean only. On the CPU a sort of
+    128,000 values takes several times as long. A row is taken alone, because the rounding of a sum
+    depends on the shape.
+    """
+    candidates, missing = probabilities, top_p
+    while len(candidates) > MAX_SORTED:
+        is_above = candidates > candidates.mean()
+        above = candidates[is_above]
+        if len(above) in (0, len(candidates)):
+            break  # they are equal
+        mass = float(above.sum(dtype=torch.float64))
+        if mass >= missing:
+            candidates = above
+        else:
+            candidates, missing = candidates[~is_above], missing - mass
+    return _least_by_sort(candidates, missing)[0]
 
 
 def _keep_min_p(logits: Tensor, min_p: Sequence[float]) -> Tensor:

@@ -158,6 +158,30 @@ def test_a_top_p_of_one_cuts_nothing_beside_a_smaller_one() -> None:
     assert cut.tolist() == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.95, 0.9999])
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 4.0, 50.0])
+def test_top_p_of_a_large_vocabulary_keeps_what_a_sort_would_and_equal_tokens(
+    scale: float, top_p: float
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(2, 20_000, generator=generator) * scale
+    logits[:, ::7] = float("-inf")  # what a grammar forbids
+    probabilities = logits[0].softmax(-1)
+    values = probabilities.double().sort(descending=True).values
+    num_kept = max(int(((values.cumsum(-1) - values) < top_p).sum()), 1)
+    kept, _ = probabilities_of(logits, [make_row(top_p=top_p), make_row()])
+    expected = logits[0].masked_fill(probabilities < values[num_kept - 1], float("-inf"))
+    torch.testing.assert_close(kept, expected.softmax(-1))
+
+
+def test_top_p_does_not_depend_on_the_rows_beside_it() -> None:
+    logits = torch.randn(5, 20_000, generator=torch.Generator().manual_seed(5))
+    rows = [make_row(seed, top_p=0.2 * (seed + 1)) for seed in range(5)]
+    together = probabilities_of(logits, rows)
+    for index, row in enumerate(rows):
+        assert torch.equal(probabilities_of(logits[index][None], [row])[0], together[index])
+
+
 def test_a_draw_depends_on_seed_and_position_and_on_nothing_else() -> None:
     row = make_row(seed=11, prompt=(0,) * 3)
     alone = sample(LOGITS[None], [row])
