@@ -22,6 +22,7 @@ from benchmarks import (
     bench_kv_dtype,
     bench_lora,
     bench_restart,
+    bench_sampling,
     bench_scheduler,
     bench_shared_queues,
 )
@@ -135,3 +136,15 @@ def test_admission_is_timed_with_and_without_limits(capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert "ledger row alone, no limits" in printed
     assert "admission, all limits" in printed
+
+
+def test_sampling_is_timed_without_a_parameter_and_with_it_in_one_row_and_in_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.set_num_threads", lambda num_threads: None)
+    report = tmp_path / "sampling.json"
+    sizes = ["--vocab-size", "2000", "--history", "9", "--rows", "2", "--repeats", "1"]
+    bench_sampling.main([*sizes, "--json", str(report)])
+    figures = json.loads(report.read_text())
+    assert len(figures) == len(bench_sampling.PARAMETERS) * len(bench_sampling.DEVIATIONS)
+    assert "penalties" in capsys.readouterr().out
