@@ -54,8 +54,8 @@ from support.beside_load import Pushes, pushing
 from support.exact_usage import Callers, check_exact
 from support.limits import limit
 from support.models import make_adapter, make_tiny_llama
-from support.mortal_server import REAL_ENGINE, MortalServer, is_alive, mortal_server
-from support.server import Caller
+from support.mortal_server import MortalServer, is_alive, mortal_server
+from support.server import PRODUCT_ENGINE, Caller
 from support.tools import need_program
 from support.waiting import wait_for
 
@@ -282,7 +282,7 @@ def soak(num_jumps: int, home: Path, seed: int) -> dict[str, object]:
     clock = WallClock(home / "clock")
     clock.set(timedelta())
     with mortal_server(
-        base, home / "data", engine=REAL_ENGINE, **clock.environment(library)
+        base, home / "data", engine=PRODUCT_ENGINE, **clock.environment(library)
     ) as mortal:
         mortal.start()
         caller, limited = (mortal.as_server().make_caller(slug) for slug in ("acme", "limited"))

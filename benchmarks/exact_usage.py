@@ -37,8 +37,8 @@ from support.exact_usage import (
     kill_under_load,
 )
 from support.models import make_adapter, make_tiny_llama
-from support.mortal_server import REAL_ENGINE, mortal_server
-from support.server import Caller
+from support.mortal_server import mortal_server
+from support.server import PRODUCT_ENGINE, Caller
 
 VICTIMS = {SERVER: 0.2, ENGINE: 0.2, FETCHER: 0.2, INTAKE: 0.2, CHECKER: 0.2}
 
@@ -52,7 +52,7 @@ def soak(num_kills: int, home: Path, seed: int) -> dict[str, object]:
     """What was killed and what was charged. Raises AssertionError if that is not what was used."""
     base = make_tiny_llama(home / "base")
     adapter = make_adapter(base, home / "adapter", seed=1)
-    with mortal_server(base, home / "data", engine=REAL_ENGINE) as mortal:
+    with mortal_server(base, home / "data", engine=PRODUCT_ENGINE) as mortal:
         mortal.start()
         caller = mortal.as_server().make_caller("acme")
         caller.push(adapter, "bot")

@@ -32,7 +32,8 @@ from support.beside_load import pushing
 from support.databases import RestartablePostgres, migrate
 from support.exact_usage import Callers, check_exact, num_unsettled
 from support.models import make_adapter, make_tiny_llama
-from support.mortal_server import REAL_ENGINE, is_alive, mortal_server
+from support.mortal_server import is_alive, mortal_server
+from support.server import PRODUCT_ENGINE
 from support.waiting import wait_for
 
 NUM_ANSWERS_AWAY = 5
@@ -71,7 +72,7 @@ def soak(num_restarts: int, home: Path, seed: int) -> dict[str, object]:
     adapter = make_adapter(base, home / "adapter", seed=1)
     postgres = RestartablePostgres()
     migrate(postgres.url)
-    with mortal_server(base, home / "data", database=postgres.url, engine=REAL_ENGINE) as mortal:
+    with mortal_server(base, home / "data", database=postgres.url, engine=PRODUCT_ENGINE) as mortal:
         mortal.start()
         caller = mortal.as_server().make_caller("acme")
         caller.push(adapter, "bot")

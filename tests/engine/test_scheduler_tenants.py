@@ -114,25 +114,28 @@ def test_the_cap_counts_blocks_that_were_found_in_the_prefix_cache() -> None:
     assert bench.scheduler.num_running == 2
 
 
-def test_the_cap_counts_adapter_bytes_too() -> None:
+def capped_bench(num_adapters: int) -> tuple[SchedulerBench, list[AdapterKey]]:
+    """Room for four adapters, of which a tenant may lease two; tenant `a` asks one request each of
+    its resident adapters."""
     bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
     bench.manager.capacity = 4
-    adapters = [AdapterKey("a", f"sha256:{index}") for index in range(4)]
+    adapters = [AdapterKey("a", f"sha256:{index}") for index in range(num_adapters)]
     bench.manager.resident.update(adapters)
-    for index, adapter in enumerate([*adapters, adapters[0]]):
+    for index, adapter in enumerate(adapters):
         bench.add(f"a{index}", 4, max_tokens=9, adapter=adapter, tenant="a")
+    return bench, adapters
+
+
+def test_the_cap_counts_adapter_bytes_too() -> None:
+    bench, adapters = capped_bench(4)
+    bench.add("a4", 4, max_tokens=9, adapter=adapters[0], tenant="a")
     bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
     batch = bench.step()
     assert set(counts(batch)) == {"a0", "a1", "a4"}
 
 
 def test_an_adapter_beyond_the_cap_is_not_leased_while_its_request_waits() -> None:
-    bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
-    bench.manager.capacity = 4
-    adapters = [AdapterKey("a", f"sha256:{index}") for index in range(3)]
-    bench.manager.resident.update(adapters)
-    for index, adapter in enumerate(adapters):
-        bench.add(f"a{index}", 4, max_tokens=9, adapter=adapter, tenant="a")
+    bench, _ = capped_bench(3)
     bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
     for _ in range(3):
         assert set(counts(bench.step())) == {"a0", "a1"}
@@ -140,12 +143,7 @@ def test_an_adapter_beyond_the_cap_is_not_leased_while_its_request_waits() -> No
 
 
 def test_what_a_tenant_leases_already_it_may_use_beyond_its_cap() -> None:
-    bench = SchedulerBench(num_blocks=200, budget=200, tenant_cap=0.5)
-    bench.manager.capacity = 4
-    adapters = [AdapterKey("a", f"sha256:{index}") for index in range(3)]
-    bench.manager.resident.update(adapters)
-    for index, adapter in enumerate(adapters):
-        bench.add(f"a{index}", 4, max_tokens=9, adapter=adapter, tenant="a")
+    bench, adapters = capped_bench(3)
     bench.step()
     bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
     bench.add("a3", 4, max_tokens=9, adapter=adapters[0], tenant="a")

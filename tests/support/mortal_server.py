@@ -39,7 +39,6 @@ from support.databases import database_of_server
 from support.server import FAKE_ENGINE, ServerUnderTest, child_environment, free_port
 from support.waiting import wait_for
 
-REAL_ENGINE = "loraplex.engine.process.main"
 SMALL: dict[str, Any] = {
     "num_threads": 1,
     "memory_bytes": 1 << 29,

@@ -123,7 +123,7 @@ def main() -> None:
     """Carry out orders until there are no more."""
     for name in ("loraplex.api.cli.serve", "loraplex.api.serve", *ENGINE_IMPORTS):
         import_module(name)
-    gc.freeze()
+    gc.freeze()  # a collection in a forked process would copy all pages
     for order in _orders():
         if isinstance(order, Look):
             _answer(_status(order.pid))
