@@ -199,7 +199,8 @@ def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
     likely as the last of them."""
     probabilities = logits.softmax(-1)
     if logits.is_cuda:
-        least = _least_by_sort(probabilities, logits.new_tensor(top_p)[:, None])
+        limits = torch.tensor(top_p, dtype=torch.float64, device=logits.device)
+        least = _least_by_sort(probabilities, limits[:, None])
     else:
         pairs = zip(probabilities, top_p, strict=True)
         least = torch.stack([_least_by_pivots(row, limit) for row, limit in pairs])[:, None]

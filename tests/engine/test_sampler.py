@@ -174,6 +174,16 @@ def test_top_p_of_a_large_vocabulary_keeps_what_a_sort_would_and_equal_tokens(
     torch.testing.assert_close(kept, expected.softmax(-1))
 
 
+def test_the_limit_of_top_p_is_the_same_with_a_sort_of_all_rows_as_on_a_gpu() -> None:
+    logits = torch.randn(4, 20_000, generator=torch.Generator().manual_seed(6))
+    probabilities = (logits * torch.tensor([0.1, 1.0, 3.0, 9.0])[:, None]).softmax(-1)
+    top_p = [0.9, 0.5, 0.99, 0.7]
+    limits = torch.tensor(top_p, dtype=torch.float64)[:, None]
+    by_sort = sampler._least_by_sort(probabilities, limits)[:, 0]
+    rows = zip(probabilities, top_p, strict=True)
+    assert by_sort.tolist() == [sampler._least_by_pivots(*row).item() for row in rows]
+
+
 def test_top_p_does_not_depend_on_the_rows_beside_it() -> None:
     logits = torch.randn(5, 20_000, generator=torch.Generator().manual_seed(5))
     rows = [make_row(seed, top_p=0.2 * (seed + 1)) for seed in range(5)]
