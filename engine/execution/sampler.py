@@ -26,7 +26,7 @@ MAX_DRAWN_CELLS = 1 << 24
 """Rows times vocabulary tokens that are sampled at once. Each needs some fifty bytes temporarily,
 and a step that verifies draft tokens has many rows."""
 MAX_SORTED = 1024
-"""Of one row's probabilities: from so few the limit of top-p is found by a sort."""
+"""The most probabilities of a row that are sorted to find the limit of top-p on the CPU."""
 
 
 class Stream(IntEnum):
@@ -208,7 +208,7 @@ def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
 
 
 def _least_by_sort(probabilities: Tensor, top_p: Tensor | float) -> Tensor:
-    """The lowest probability that is kept, `[num_rows, 1]`. The highest always is."""
+    """The lowest probability that top-p keeps, `[num_rows, 1]`. It always keeps the highest."""
     values = probabilities.sort(descending=True).values
     before = values.cumsum(-1, dtype=torch.float64) - values
     num_kept = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
@@ -216,11 +216,11 @@ def _least_by_sort(probabilities: Tensor, top_p: Tensor | float) -> Tensor:
 
 
 def _least_by_pivots(probabilities: Tensor, top_p: float) -> Tensor:
-    """The same of one row `[vocab_size]`, as a scalar.
+    """The lowest probability that top-p keeps of one row `[vocab_size]`, as a scalar.
 
-    Like quickselect, it looks for the value on one side of the mean only. On the CPU a sort of
-    128,000 values takes several times as long. A row is taken alone, because the rounding of a sum
-    depends on the shape.
+    Like quickselect, it continues with the values on one side of the mean only. On the CPU, a sort
+    of 128,000 values takes several times as long. Each row is computed alone, because the rounding
+    of a sum depends on the shape.
     """
     candidates, missing = probabilities, top_p
     while len(candidates) > MAX_SORTED:
