@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.params import Depends as Dependency
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from .http.auth import authenticate
@@ -73,7 +71,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     for router in (operations.router, sessions.open_router):
         _add_routes(app, router)
     for module in _CLOSED:
-        _add_routes(app, module.router, [Depends(authenticate)])
+        _add_routes(app, module.router, is_open=False)
     app.router.routes.extend(ConsoleFiles().routes)
     install_error_handlers(app)
     app.add_middleware(IdempotentRequests)
@@ -81,14 +79,20 @@ def create_app(runtime: Runtime) -> FastAPI:
     return app
 
 
-def _add_routes(app: FastAPI, router: APIRouter, dependencies: Sequence[Dependency] = ()) -> None:
+def _add_routes(app: FastAPI, router: APIRouter, *, is_open: bool = True) -> None:
     """Add the router's routes directly to the app: with nested routers, FastAPI searches each level
     for every request."""
     for route in router.routes:
         assert isinstance(route, APIRoute)
+        # FastAPI walks through a dependency again for each mention, although it calls it once.
+        is_ready = is_open or _authenticates(route.dependant)
         app.add_api_route(
             route.path,
             route.endpoint,
             methods=sorted(route.methods or ()),
-            dependencies=[*dependencies, *route.dependencies],
+            dependencies=[*([] if is_ready else [Depends(authenticate)]), *route.dependencies],
         )
+
+
+def _authenticates(dependant: Dependant) -> bool:
+    return any(each.call is authenticate or _authenticates(each) for each in dependant.dependencies)

@@ -11,9 +11,12 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from fastapi.dependencies.models import Dependant
 
 from loraplex.api.app import create_app
+from loraplex.api.http.auth import authenticate
 from loraplex.api.http.openapi import api_routes
+from loraplex.api.server.runtime import current_runtime
 from loraplex.platform.base import utc_now
 from loraplex.platform.keys.models import ApiKey
 from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope, TenantRole
@@ -183,6 +186,22 @@ def test_the_table_has_exactly_the_routes_there_are() -> None:
     app = create_app(None)  # type: ignore[arg-type]  # nothing is served
     routes = {f"{method} {route.path}" for route in api_routes(app) for method in route.methods}
     assert routes == set(ROUTES)
+
+
+def test_callers_are_authenticated_before_anything_else_is_read() -> None:
+    app = create_app(None)  # type: ignore[arg-type]  # nothing is served
+    for route in api_routes(app):
+        (kind,) = {ROUTES[f"{method} {route.path}"].kind for method in route.methods}
+        called = [call for call in _order(route.dependant) if call is not current_runtime]
+        if kind is not Kind.OPEN:
+            assert called[0] is authenticate, route.path
+
+
+def _order(dependant: Dependant) -> Iterator[Callable[..., Any] | None]:
+    """The functions of a route's dependencies in the order in which FastAPI calls them."""
+    for each in dependant.dependencies:
+        yield from _order(each)
+        yield each.call
 
 
 def test_what_the_document_says_of_access_is_the_table() -> None:
