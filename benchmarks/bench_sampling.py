@@ -21,7 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loraplex.engine.execution.sampler import SamplingRow, sample
+from loraplex.engine.execution.sampler import row_after, sample
+from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -74,11 +77,13 @@ def measure(
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(num_rows, vocab_size, generator=generator) * deviation
     prompt = torch.randint(vocab_size, (history,), generator=generator).tolist()
-    steps = [make_rows(parameter, num_rows, num, prompt) for num in (0, 1, num_rows)]
+    steps = [make_requests(parameter, num_rows, num, prompt) for num in (0, 1, num_rows)]
     times: list[list[float]] = [[] for _ in steps]
+    for requests in steps:
+        cpu_ms(logits, requests)  # once for each request its prompt is read
     for _ in range(repeats):
-        for rows, taken in zip(steps, times, strict=True):
-            taken.append(cpu_ms(logits, rows))
+        for requests, taken in zip(steps, times, strict=True):
+            taken.append(cpu_ms(logits, requests))
     without, one, every = map(median, times)
     return {
         "parameter": parameter,
@@ -90,18 +95,23 @@ def measure(
     }
 
 
-def make_rows(parameter: str, num_rows: int, num_with: int, prompt: list[int]) -> list[SamplingRow]:
-    plain = SamplingParams(max_tokens=1, temperature=1.0)
-    limited = SamplingParams(max_tokens=1, temperature=1.0, **PARAMETERS[parameter])
-    return [
-        SamplingRow(limited if row < num_with else plain, row, prompt, len(prompt))
-        for row in range(num_rows)
-    ]
+def make_requests(parameter: str, num_rows: int, num_with: int, prompt: list[int]) -> list[Request]:
+    namespace = CacheNamespace("tenant", "runtime", None)
+    requests = []
+    for row in range(num_rows):
+        params = PARAMETERS[parameter] if row < num_with else {}
+        sampling = SamplingParams(max_tokens=1, temperature=1.0, **params)
+        submitted = GenerationRequest(f"request {row}", "tenant", prompt, sampling)
+        requests.append(Request(submitted, namespace, row, 0.0, None))
+    return requests
 
 
-def cpu_ms(logits: Tensor, rows: list[SamplingRow]) -> float:
+def cpu_ms(logits: Tensor, requests: list[Request]) -> float:
+    """Of one step, whose tokens the requests have afterwards."""
     began = time.process_time()
-    sample(logits, rows)
+    tokens = sample(logits, list(map(row_after, requests)))
+    for request, token in zip(requests, tokens, strict=True):
+        request.token_ids.append(token)
     return (time.process_time() - began) * 1e3
 
 

@@ -12,6 +12,7 @@ from .grammars.matcher import Matcher
 from .kv.prefix_cache import CacheNamespace
 from .kv.sequence_blocks import SequenceBlocks
 from .messages import GenerationRequest, Pooling
+from .token_counts import TokenCounts
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +69,8 @@ class Request:
     """The accepted ones of these."""
     matcher: Matcher | None = None
     """The state of the output's grammar, if it has one."""
+    token_counts: TokenCounts | None = None
+    """Of a request with penalties; see `current_counts`."""
     lease: Lease | None = None
     started: bool = False
     num_lone_steps: int = 0
@@ -98,6 +101,13 @@ class Request:
     def num_reusable_tokens(self) -> int:
         """Tokens, from the first, that may have been computed for others: not those to be read."""
         return self.unread.start if self.unread else len(self.token_ids)
+
+    def current_counts(self) -> TokenCounts:
+        """The counts of all its tokens."""
+        if self.token_counts is None:
+            self.token_counts = TokenCounts(self.submitted.prompt_token_ids)
+        self.token_counts.follow(self.token_ids)
+        return self.token_counts
 
     @property
     def num_generated_tokens(self) -> int:

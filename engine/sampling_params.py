@@ -45,6 +45,14 @@ class SamplingParams:
     """The grammar of the whole output; None: any text. An output that `max_tokens`, a stop string
     or a stop token ends is a prefix of a valid output."""
 
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 0, 1 << 20)
         _check("temperature", self.temperature, 0.0, 2.0)

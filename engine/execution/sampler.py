@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,12 +18,15 @@ from torch import Tensor
 from ..messages import TokenLogprob, TokenLogprobs
 from ..request import Request
 from ..sampling_params import SamplingParams
+from ..token_counts import Counted, TokenCounts
 
 MIN_TEMPERATURE = 1e-5
 """Below this, sampling is greedy for any logits that fp32 can distinguish."""
 MAX_DRAWN_CELLS = 1 << 24
 """Rows times vocabulary tokens that are sampled at once. Each needs some fifty bytes temporarily,
 and a step that verifies draft tokens has many rows."""
+MAX_DRAWN_CELLS_ON_CPU = 1 << 19
+"""Its caches hold that many: 64 rows take a sixth of the time that they take at once."""
 MAX_SORTED = 1024
 """The most probabilities of a row that are sorted to find the limit of top-p on the CPU."""
 
@@ -48,9 +50,12 @@ class SamplingRow:
 
     params: SamplingParams
     seed: int
-    token_ids: Sequence[int]
-    """Prompt and output so far; the token to sample follows them."""
-    num_prompt_tokens: int
+    position: int
+    """The number of tokens before the one to sample."""
+    counts: TokenCounts | None
+    """Of prompt and output so far, without draft tokens; None: `params` has no penalties."""
+    draft_tokens: Sequence[int] = ()
+    """Those before the one to sample."""
 
 
 def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow:
@@ -58,14 +63,16 @@ def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow
     return SamplingRow(
         params=request.submitted.sampling,
         seed=request.seed,
-        token_ids=[*request.token_ids, *draft_tokens] if draft_tokens else request.token_ids,
-        num_prompt_tokens=request.num_prompt_tokens,
+        position=len(request.token_ids) + len(draft_tokens),
+        counts=request.current_counts() if request.submitted.sampling.has_penalties else None,
+        draft_tokens=draft_tokens,
     )
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Sample one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
-    size = max(MAX_DRAWN_CELLS // logits.shape[-1], 1)
+    max_cells = MAX_DRAWN_CELLS if logits.is_cuda else MAX_DRAWN_CELLS_ON_CPU
+    size = max(max_cells // logits.shape[-1], 1)
     tokens: list[int] = []
     for start in range(0, len(rows), size):
         part = slice(start, start + size)
@@ -140,36 +147,32 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Apply penalties and biases; rows without any are left as they are."""
     adjusted = logits
     for index, row in enumerate(rows):
-        params = row.params
-        is_penalized = (
-            params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
-        )
-        if not is_penalized and not params.logit_bias:
+        if row.counts is None and not row.params.logit_bias:
             continue
         adjusted = adjusted.clone() if adjusted is logits else adjusted
-        _penalize(adjusted[index], row)
-        if params.logit_bias:
-            tokens = torch.tensor(list(params.logit_bias), device=logits.device)
-            biases = adjusted.new_tensor(list(params.logit_bias.values()))
+        if row.counts is not None:
+            _penalize(adjusted[index], row.params, row.counts.counted(row.draft_tokens))
+        if row.params.logit_bias:
+            tokens = torch.tensor(list(row.params.logit_bias), device=logits.device)
+            biases = adjusted.new_tensor(list(row.params.logit_bias.values()))
             adjusted[index].index_add_(0, tokens, biases)
     return adjusted
 
 
-def _penalize(logits: Tensor, row: SamplingRow) -> None:
+def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
     """Penalties in place: repetition over prompt and output, the other two over the output."""
-    params = row.params
-    ids = np.fromiter(row.token_ids, np.int64, len(row.token_ids))  # 5 times torch.tensor's speed
-    tokens = torch.from_numpy(ids).to(logits.device)
-    if params.repetition_penalty != 1.0:
-        is_seen = torch.zeros_like(logits, dtype=torch.bool)
-        is_seen[tokens] = True
-        lowered = torch.where(
-            logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
-        )
-        logits.copy_(torch.where(is_seen, lowered, logits))
+    tokens = torch.from_numpy(counted.token_ids).to(logits.device)
+    penalized = logits.index_select(0, tokens)
+    penalty = params.repetition_penalty
+    if penalty != 1.0:
+        # What is positive is divided by the penalty, and what is negative multiplied with it.
+        choose = torch.minimum if penalty > 1.0 else torch.maximum
+        penalized = choose(penalized / penalty, penalized * penalty)
     if params.presence_penalty or params.frequency_penalty:
-        counts = torch.bincount(tokens[row.num_prompt_tokens :], minlength=len(logits))
-        logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+        counts = torch.from_numpy(counted.num_in_output).to(logits.device)
+        penalized -= params.presence_penalty * counts.clamp(max=1.0)
+        penalized -= params.frequency_penalty * counts
+    logits.scatter_(0, tokens, penalized)
 
 
 def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
@@ -246,7 +249,7 @@ def _counters(rows: Sequence[SamplingRow], device: torch.device) -> tuple[Tensor
     """Seeds and positions."""
     return (
         torch.tensor([row.seed for row in rows], dtype=torch.int64, device=device),
-        torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64, device=device),
+        torch.tensor([row.position for row in rows], dtype=torch.int64, device=device),
     )
 
 
@@ -256,33 +259,43 @@ def gumbel_noise(
     """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token)
     and of its purpose."""
     tokens = torch.arange(1, vocab_size + 1, device=seeds.device)
-    return _uniform(seeds, positions, stream, tokens).log().neg_().log().neg_().float()
+    # fp32 holds these numbers exactly: odd multiples of 2**-24 between 0 and 1.
+    noise = _bits(seeds, positions, stream, tokens).float()
+    return noise.add_(0.5).mul_(2.0**-_NUM_BITS).log_().neg_().log_().neg_()
 
 
 def uniform_noise(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
     """Noise fp64 `[num_rows]`, uniform in (0, 1), by the same generator."""
-    return _uniform(seeds, positions, stream, seeds.new_zeros(1))[:, 0]
+    bits = _bits(seeds, positions, stream, seeds.new_zeros(1))[:, 0]
+    return (bits.double() + 0.5) * 2.0**-_NUM_BITS
 
 
+_NUM_BITS = 23
 _GOLDEN_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 
 
-def _uniform(seeds: Tensor, positions: Tensor, stream: Stream, numbers: Tensor) -> Tensor:
-    """fp64 `[num_rows, len(numbers)]`, uniform in (0, 1): the numbers of each row's generator.
+def _bits(seeds: Tensor, positions: Tensor, stream: Stream, numbers: Tensor) -> Tensor:
+    """int64 `[num_rows, len(numbers)]` below 2**23: the numbers of each row's generator.
 
     The generator is counter-based: each int64 counter goes through the finalizer of SplitMix64
     (Steele, Lea, Flood 2014), seeded per row by a mix of seed and position.
     """
     # No sequence has 2**48 positions, so each stream has its own counters.
-    keys = _mix(_mix(seeds) ^ _mix(positions + 1 + (stream << 48)))
-    bits = (_mix(keys[:, None] + numbers * _GOLDEN_GAMMA) >> 40) & 0xFFFFFF
-    # Centred in their interval, 24 bits are never 0 nor 1 in fp32.
-    return bits.double().add_(0.5).mul_(2.0**-24)
+    keys = _mix(_mix(seeds.clone()) ^ _mix(positions + 1 + (stream << 48)))
+    bits = _mix(keys[:, None] + numbers * _GOLDEN_GAMMA)
+    return bits.bitwise_right_shift_(64 - _NUM_BITS).bitwise_and_((1 << _NUM_BITS) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer on int64: multiplication wraps, and a mask makes each shift logical,
-    as of unsigned numbers."""
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -4658895280553007687  # 0xBF58476D1CE4E5B9
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -7723592293110705685  # 0x94D049BB133111EB
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+    """SplitMix64's finalizer on int64, in place."""
+    _shift_into(x, 30)
+    x *= -4658895280553007687  # 0xBF58476D1CE4E5B9
+    _shift_into(x, 27)
+    x *= -7723592293110705685  # 0x94D049BB133111EB
+    _shift_into(x, 31)
+    return x
+
+
+def _shift_into(x: Tensor, num_bits: int) -> None:
+    """`x ^= x >> num_bits`, of unsigned numbers: a mask clears the copies of the sign."""
+    x ^= (x >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)

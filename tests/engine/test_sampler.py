@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,12 +20,14 @@ from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.execution import sampler
 from loraplex.engine.execution.sampler import (
     SamplingRow,
+    Stream,
     gumbel_noise,
     logprobs_of,
     probabilities_of,
     sample,
 )
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.token_counts import TokenCounts
 
 VOCAB_SIZE = 40
 LOGITS = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
@@ -36,7 +39,12 @@ def make_row(
     output: tuple[int, ...] = (),
     **params: Any,
 ) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), seed, [*prompt, *output], len(prompt))
+    sampling = SamplingParams(**params)
+    counts = None
+    if sampling.has_penalties:
+        counts = TokenCounts(prompt)
+        counts.follow([*prompt, *output])
+    return SamplingRow(sampling, seed, len(prompt) + len(output), counts)
 
 
 def frequencies(count: int = 40_000, **params: Any) -> Tensor:
@@ -212,7 +220,7 @@ def test_many_rows_are_drawn_in_parts_with_the_same_result(monkeypatch: pytest.M
     logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     rows = [make_row(seed, temperature=seed % 3) for seed in range(8)]
     together = sample(logits, rows)
-    monkeypatch.setattr(sampler, "MAX_DRAWN_CELLS", 3 * VOCAB_SIZE)
+    monkeypatch.setattr(sampler, "MAX_DRAWN_CELLS_ON_CPU", 3 * VOCAB_SIZE)
     monkeypatch.setattr(sampler, "perturbed", spy := Mock(side_effect=sampler.perturbed))
     assert sample(logits, rows) == together
     assert [len(call.args[0]) for call in spy.call_args_list] == [3, 3, 2]
@@ -224,6 +232,34 @@ def test_the_logits_are_left_as_they_were() -> None:
     before = logits.clone()
     sample(logits, [make_row(logit_bias={1: 9.0}), make_row(temperature=0.7, top_k=2)])
     assert torch.equal(logits, before)
+
+
+def test_noise_is_that_of_splitmix64_in_plain_integers() -> None:
+    seeds, positions = [0, 5, -(1 << 63), (1 << 63) - 1], [0, 1, 31_999, (1 << 40)]
+    noise = gumbel_noise(torch.tensor(seeds), torch.tensor(positions), 100, Stream.DRAFT)
+    for row, seed, position in zip(noise, seeds, positions, strict=True):
+        counter = position + 1 + (Stream.DRAFT << 48)
+        key = split_mix(split_mix(seed) ^ split_mix(counter))
+        for token, value in enumerate(row.tolist(), start=1):
+            bits = split_mix(key + token * 0x9E3779B97F4A7C15) >> 41
+            uniform = (bits + 0.5) / (1 << 23)
+            assert value == pytest.approx(-math.log(-math.log(uniform)), rel=1e-5, abs=1e-6)
+
+
+def split_mix(number: int) -> int:
+    """The finalizer of SplitMix64, of an integer modulo 2**64."""
+    number %= 1 << 64
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB % (1 << 64)
+    return number ^ (number >> 31)
+
+
+def test_the_extreme_numbers_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    extremes = torch.tensor([[0, (1 << 23) - 1]])
+    monkeypatch.setattr(sampler, "_bits", lambda *args: extremes)
+    lowest, highest = gumbel_noise(torch.tensor([0]), torch.tensor([0]), 2)[0].tolist()
+    assert lowest == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)
+    assert highest == pytest.approx(24 * math.log(2), rel=1e-6)
 
 
 def test_noise_is_gumbel_and_independent_between_counters() -> None:
