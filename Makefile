@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/.installed
 S3_VENV := .venv-s3
 NODE_VENV := .venv-node
 LOWEST_VENV := .venv-lowest
+MUTANTS_VENV := .venv-mutants
 CONSOLE := api/console
 BUNDLE := api/static/console
 
@@ -15,7 +16,8 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	adapter-load speculation grammars api mixed-step prompts shared-queues admission \
 	sampling
 .PHONY: help install demo demo-weights test test-postgres test-s3 test-lowest lint format docs console console-check \
-	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence first-hour full-disk \
+	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence mutation-evidence \
+	first-hour full-disk \
 	kernels-report gpu-check lock clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -179,6 +181,14 @@ full-disk: $(INSTALLED) ## fill a data folder of 60 MB on a tmpfs: the others ar
 adapter-evidence: $(INSTALLED) ## what is claimed of adapters, tried, as JSON; SOAK=1: in larger numbers
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.adapter_evidence $(if $(SOAK),--soak) $(ARGS)
 
+$(MUTANTS_VENV)/.installed:
+	$(PYTHON) -m venv $(MUTANTS_VENV)
+	$(MUTANTS_VENV)/bin/python -m pip install --quiet 'mutmut>=3.8,<3.9'
+	@touch $@
+
+mutation-evidence: $(INSTALLED) $(MUTANTS_VENV)/.installed ## plant 40 random mistakes, each of which a test must notice (an hour): ARGS='--seed 1'
+	@$(BIN)/python -m benchmarks.mutation.evidence --python $(MUTANTS_VENV)/bin/python $(ARGS)
+
 first-hour: $(INSTALLED) ## replay a newcomer's first hour and 44 mistakes; needs Chromium and Caddy
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.first_hour
 
@@ -197,4 +207,4 @@ lock: $(LOWEST_VENV)/bin/uv ## pin the packages of the image in deploy/requireme
 	awk '/^[^ ]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' $(LOWEST_VENV)/requirements.lock > $(LOCK)
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
