@@ -260,7 +260,7 @@ def test_an_adapter_changes_what_is_said(family: Family) -> None:
     """Else equal tokens would say nothing about adapters."""
     adapters = dict.fromkeys(case.adapter for case in family.cases)
     answers = {
-        adapter: [serve(family.alone, case.prompt, adapter, 8) for case in family.cases[:4]]
+        adapter: [serve(family.alone, case.prompt, adapter, 8) for case in family.cases[:2]]
         for adapter in adapters
     }
     assert all(answers[a] != answers[b] for a, b in combinations(answers, 2))
@@ -276,7 +276,7 @@ def test_choices_that_share_a_prompt_are_those_of_requests_alone(
     engine = LocalEngine(family.model, tmp_path, max_num_batched_tokens=64, max_num_seqs=12)
     for folder in family.adapters:
         engine.add_adapter(folder)
-    cases = [case for case in family.cases if len(case.prompt) % 16][:6]
+    cases = [case for case in family.cases if len(case.prompt) % 16][:3]
     expected = {}
     for group, case in enumerate(cases):
         denied: dict[int, float] = {}

@@ -95,13 +95,15 @@ def examine_here(request: IntakeRequest) -> IntakeReport:
         )
 
 
-def run_malformed(count: int, *, seed: int = 0, examiner: Examiner = examine_here) -> Outcome:
-    """Examine `count` adapters, and after each hundred a good one."""
+def run_malformed(
+    count: int, *, seed: int = 0, examiner: Examiner = examine_here, chosen: slice = slice(None)
+) -> Outcome:
+    """Examine the chosen of `count` adapters, and after each hundred a good one."""
     outcome = Outcome()
     valid = valid_adapter()
     with tempfile.TemporaryDirectory() as directory:
         intake = _Intake(Path(directory), examiner, outcome)
-        for name, files in mutated(valid, count, seed):
+        for name, files in [*mutated(valid, count, seed)][chosen]:
             intake.try_one(name, files)
             if outcome.tried % GOOD_EVERY == 0:
                 intake.try_good(valid)
