@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.errors import EngineError, InvalidParameter, UnsupportedModel
-from loraplex.engine.execution.sampler import SamplingRow
+from loraplex.engine.execution.sampler import SamplingRow, row_after
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import Abort, GenerationRequest, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.speculation import draft_model
+from loraplex.engine.speculation import draft_model, drawing
 from loraplex.engine.speculation.draft_model import DraftModelProposer
 from loraplex.engine.speculation.drawing import CoupledDrawing, DrawnTokens, IndependentDrawing
 from loraplex.engine.speculation.fair_shares import fair_shares
@@ -49,16 +49,22 @@ def dense(tiny_base: Path) -> PreTrainedModel:
 
 
 class Recorder:
-    """Draws like another, and keeps what it saw."""
+    """Draws like another, and keeps what it saw: known and draft tokens, and their logits."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[list[int], Tensor]] = []
+        self._known: list[list[int]] = []
+        """Of the next rows."""
+        monkeypatch.setattr(drawing, "row_after", self._row_after)
 
     def draw(self, rows: Sequence[SamplingRow], logits: Tensor) -> DrawnTokens:
-        self.seen += [
-            (list(row.token_ids), row_logits) for row, row_logits in zip(rows, logits, strict=True)
-        ]
+        self.seen += zip(self._known, logits, strict=True)
+        self._known = []
         return CoupledDrawing().draw(rows, logits)
+
+    def _row_after(self, request: Request, draft_tokens: Sequence[int]) -> SamplingRow:
+        self._known.append([*request.token_ids, *draft_tokens])
+        return row_after(request, draft_tokens)
 
 
 def make_proposer(model: BaseModel, **changes: Any) -> DraftModelProposer:
@@ -325,11 +331,14 @@ def edit_json(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 @pytest.mark.parametrize("num_blocks", [400, 24])
 def test_its_cache_is_always_what_a_dense_forward_computes(
-    loaded: BaseModel, dense: PreTrainedModel, num_blocks: int
+    loaded: BaseModel,
+    dense: PreTrainedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    num_blocks: int,
 ) -> None:
     """Requests come, have some of their drafts accepted, go on without and end, at random."""
     rng = random.Random(num_blocks)
-    recorder = Recorder()
+    recorder = Recorder(monkeypatch)
     proposer = make_proposer(loaded, num_blocks=num_blocks, drawing=recorder)
     beginnings = [prompt_of(12, seed) for seed in range(2)]
     adapters = [None, AdapterKey("acme", "digest")]
@@ -368,7 +377,7 @@ def test_a_long_prompt_is_caught_up_with_in_pieces_while_others_are_drafted(
     loaded: BaseModel, dense: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_model, "MAX_CATCH_UP_TOKENS", 32)
-    recorder = Recorder()
+    recorder = Recorder(monkeypatch)
     proposer = make_proposer(loaded, drawing=recorder)
     chunks = record_spans(proposer, monkeypatch)
     long, longer = make_request("a", prompt_of(100, 1)), make_request("b", prompt_of(130, 2))
