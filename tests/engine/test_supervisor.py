@@ -53,7 +53,12 @@ def test_the_engines_environment_has_no_credentials() -> None:
     }
     passed = engine_environment(environment)
     wanted = {"PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "LRU_CACHE_CAPACITY", "PYTHONPATH"}
-    assert passed.keys() == wanted
+    assert passed.keys() == {*wanted, "OMP_WAIT_POLICY"}
+
+
+def test_threads_wait_passively_unless_the_operator_wants_otherwise() -> None:
+    assert engine_environment({})["OMP_WAIT_POLICY"] == "passive"
+    assert engine_environment({"OMP_WAIT_POLICY": "active"})["OMP_WAIT_POLICY"] == "active"
 
 
 class ShortLived:
