@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -11,9 +12,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
-from ...engine.config import Quantization
+from ...engine.config import EngineConfig, Quantization
 from ..bench.load_client import RequestFailed
 from ..bench.models import BaseShape
 from ..bench.serving import (
@@ -35,6 +36,8 @@ from .output import AsJson, print_json
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 TENANT = "bench"
+PROFILE_CACHE_BYTES = 1 << 28
+"""Host memory for the adapters of `profile`."""
 
 
 @app.callback()
@@ -93,6 +96,63 @@ def serving(
         print_json(report.as_json())
     else:
         _print_report(report)
+
+
+@app.command()
+def profile(
+    sequences: Annotated[int, typer.Option(min=1, max=1000, help="That decode together.")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    adapters: Annotated[int, typer.Option(min=0, help="How many; 0: the base alone.")] = 8,
+    rank: Annotated[int, typer.Option(min=1, help="Of each adapter.")] = 16,
+    steps: Annotated[int, typer.Option(min=1)] = 50,
+    quantize: Annotated[Quantization, typer.Option()] = Quantization.NONE,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    model_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder in which the models are created and kept.",
+            show_default="in the data folder",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the time of a decode step goes, on a random Llama model."""
+    if find_spec("torch") is None:
+        raise CommandFailed("profiling needs: pip install 'loraplex[engine]'")
+    from ...engine.errors import EngineError
+    from ...engine.step_profile import ProfileFailed
+    from ..bench.decode_profile import profile_models
+
+    folder = model_dir or load_settings().prepare_data_dir() / "bench"
+    console = Console(stderr=True)
+    plan = Plan(num_adapters=adapters, rank=rank)
+    with console.status("Making the models ...") as status:
+        folders = make_models(folder, BaseShape(), plan)
+        status.update("Measuring ...")
+        config = EngineConfig(
+            str(folder / "base"),
+            quantization=quantize,
+            dtype=dtype,
+            device=device,
+            max_num_seqs=sequences,
+            host_cache_bytes=PROFILE_CACHE_BYTES,
+        )
+        try:
+            found = profile_models(
+                config, folders, num_sequences=sequences, context=context, num_steps=steps
+            )
+        except (EngineError, ProfileFailed) as exc:
+            raise CommandFailed(str(exc)) from exc
+    milliseconds = {work.value: value for work, value in found.milliseconds.items()}
+    if as_json:
+        print_json({"step_ms": found.step_milliseconds, "milliseconds": milliseconds})
+        return
+    table = Table("", Column("ms a step", justify="right"), Column("share", justify="right"))
+    for name, value in milliseconds.items():
+        table.add_row(name, f"{value:,.2f}", f"{value / found.step_milliseconds:.0%}")
+    table.add_row("step", f"{found.step_milliseconds:,.2f}", "")
+    Console().print(table)
 
 
 def _measure(
