@@ -96,6 +96,7 @@ class HostCache:
         )
         self._blocks: OrderedDict[AdapterKey, HostBlock] = OrderedDict()  # oldest use first
         self._in_use: set[AdapterKey] = set()
+        self._changed: list[AdapterKey] = []
         self._lock = Lock()
         # Zeroing takes milliseconds, so it happens outside of `_lock`, which the engine's loop
         # takes in every step. Taken before `_lock`, never inside it.
@@ -175,6 +176,7 @@ class HostCache:
         with self._lock:
             self._blocks[key] = block
             self._in_use.add(key)
+            self._changed.append(key)
         return block
 
     def remove(self, key: AdapterKey) -> None:
@@ -184,8 +186,15 @@ class HostCache:
             with self._lock:
                 self._in_use.discard(key)
                 block = self._blocks.pop(key, None)
+                self._changed.append(key)
             if block is not None:
                 self._erase(block.extent)
+
+    def take_changed(self) -> list[AdapterKey]:
+        """The keys whose blocks came or went since the last call."""
+        with self._lock:
+            changed, self._changed = self._changed, []
+        return changed
 
     def _check(self, header: BlockHeader, key: AdapterKey) -> BlockPlan:
         if header.digest != key.digest:
@@ -239,7 +248,10 @@ class HostCache:
         victim = next((key for key in out_of_use if key in surplus.keys), None)
         if victim is None:
             victim = next(iter(out_of_use), None)
-        return None if victim is None else self._blocks.pop(victim)
+        if victim is None:
+            return None
+        self._changed.append(victim)
+        return self._blocks.pop(victim)
 
     def _erase(self, extent: Extent) -> None:
         """Zero and free an extent. The caller holds `_erasing`, so that no other thread sees a

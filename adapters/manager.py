@@ -175,6 +175,7 @@ class AdapterManager(Generic[BlockT]):
         if record is None or key in self._retirements or self._planner.is_leaving(record):
             return None
         self._demand.next_uses.remove(key)
+        self._records.changed.add(key)
         return self._leases.grant(record, request_id)
 
     def is_settled(self, key: AdapterKey) -> bool:
@@ -193,6 +194,7 @@ class AdapterManager(Generic[BlockT]):
         record = self._leases.end(request_id)
         if record is not None:
             record.last_used = self._clock()
+            self._records.changed.add(record.key)
             self._finish_retirements()
 
     def reap(self, live: Iterable[str]) -> list[str]:

@@ -25,6 +25,8 @@ class Records(Generic[BlockT]):
         self._records: dict[AdapterKey, Record[BlockT]] = {}
         self.loading: dict[AdapterKey, Record[BlockT]] = {}
         """Those that are being loaded to the device: neither RESIDENT nor FAILED."""
+        self.changed: set[AdapterKey] = set()
+        """Those whose state or leases have changed; emptied by whoever reports them."""
         self._waiting: dict[AdapterKey, Record[BlockT]] = {}
         """The records in state HOST."""
         self._num_begun = 0
@@ -51,6 +53,7 @@ class Records(Generic[BlockT]):
             record = self._records[key] = Record(key)
         self._num_begun += 1
         record.begin(self._num_begun, self._clock())
+        self.changed.add(key)
         return record
 
     def enter(self, record: Record[BlockT], state: State, failure: Failure | None = None) -> None:
@@ -59,6 +62,7 @@ class Records(Generic[BlockT]):
         if COMPLETES.get(record.state) is state:
             self.load_times.add(record.state, now - record.entered_at)
         record.enter(state, now, failure)
+        self.changed.add(record.key)
         if state in (State.RESIDENT, State.FAILED):
             self.loading.pop(record.key, None)
         else:
@@ -72,6 +76,7 @@ class Records(Generic[BlockT]):
     def forget(self, key: AdapterKey, why: str | None = None) -> None:
         """Remove the record: the adapter is STORED again. `why` is added to its history."""
         del self._records[key]
+        self.changed.add(key)
         self.loading.pop(key, None)
         self._waiting.pop(key, None)
         if why is not None:

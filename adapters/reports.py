@@ -16,6 +16,7 @@ from .record import Failure, Record, State
 from .records import Records
 from .retirements import DELETED, DELETING, Retirements
 from .status import (
+    AdapterChanges,
     AdapterLoad,
     AdapterStatus,
     AdapterTierStats,
@@ -74,6 +75,22 @@ class Reports(Generic[BlockT]):
         keys = dict.fromkeys([*(record.key for record in records), *self._host.keys()])
         return [self._status(key) for key in keys]
 
+    def take_changes(self) -> AdapterChanges:
+        """What has changed in `snapshot` since the last call. One caller may ask."""
+        changed = self._records.changed
+        keys = [*changed, *self._host.take_changed()]
+        changed.clear()
+        records, statuses, gone = [], [], []
+        for key in dict.fromkeys(keys):
+            if (record := self._records.get(key)) is not None:
+                records.append(record)
+            elif self._host.holds(key):
+                statuses.append(self._status(key))
+            else:
+                gone.append(key)
+        records.sort(key=_recency, reverse=True)
+        return AdapterChanges([*(self._status(each.key) for each in records), *statuses], gone)
+
     def extents(self) -> list[ExtentUse]:
         """Every adapter that has a place in the arena, by offset."""
         order = {key: position for position, key in enumerate(self._planner.eviction_order())}
@@ -123,7 +140,7 @@ class Reports(Generic[BlockT]):
 
     def tier_stats(self) -> AdapterTierStats:
         unit = self._arena.element_bytes
-        pinned = sum(record.num_placed for record in self._records if record.key in self._pins)
+        pinned = filter(None, map(self._records.get, self._pins))
         return AdapterTierStats(
             bytes_by_tier={
                 Tier.DEVICE: (self._arena.capacity - self._arena.num_free) * unit,
@@ -131,7 +148,7 @@ class Reports(Generic[BlockT]):
             },
             num_leases=len(self._leases),
             leased_bytes=self._leases.elements * unit,
-            pinned_bytes=pinned * unit,
+            pinned_bytes=sum(record.num_placed for record in pinned) * unit,
             free_bytes=self._arena.num_free * unit,
             largest_free_bytes=self._arena.largest_free * unit,
             evictions=dict(self._loads.departures),

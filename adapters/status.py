@@ -21,6 +21,16 @@ class AdapterStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterChanges:
+    """The adapters whose status changed since it was last asked for."""
+
+    statuses: list[AdapterStatus]
+    """Most recently used first."""
+    gone: list[AdapterKey]
+    """Those that are no longer in memory, requested or failed."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterTransition:
     """One change of an adapter's state."""
 

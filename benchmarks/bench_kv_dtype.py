@@ -21,6 +21,7 @@ from torch import Tensor
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.kv.cache import KvCache, KvFormat, kv_bytes_per_block
 from loraplex.engine.kv.groups import one_group
+from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.forward import PagedForward, run_model
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
@@ -53,7 +54,7 @@ class Stepper:
         per_sequence = -(-length // BLOCK_SIZE)
         self._base = base
         self._tables = [
-            range(1 + index * per_sequence, 1 + (index + 1) * per_sequence)
+            block_table(range(1 + index * per_sequence, 1 + (index + 1) * per_sequence))
             for index in range(num_sequences)
         ]
         self._cache = KvCache(

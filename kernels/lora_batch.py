@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
-from operator import attrgetter
+from itertools import accumulate, chain, repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +38,7 @@ TILE_TOKENS = 16
 change no product's shape, and so no bit of a row. See decision 33."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterRun:
+class AdapterRun(NamedTuple):
     """The tokens that one sequence adds to a step, and the adapter they run under."""
 
     num_tokens: int
@@ -48,8 +47,7 @@ class AdapterRun:
     """Distinguishes the adapters that hold the same row one after another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Adjacent tokens `[start, end)` of one adapter."""
 
     start: int
@@ -132,8 +130,9 @@ class LoraBatchBuilder:
         if not self._has_window and not self._is_cuda:
             num_decodes = 0
         decoding, prefilling = _split(runs, num_decodes)
-        held = self._weights.row_auxiliary
-        token_rows = [run.row for run in runs for _ in range(run.num_tokens)]
+        token_rows = list(
+            chain.from_iterable(repeat(row, num_tokens) for num_tokens, row, _ in runs)
+        )
         adapters = {
             ActiveAdapter(run.row, run.generation) for run in decoding if run.row != BASE_ROW
         }
@@ -143,8 +142,14 @@ class LoraBatchBuilder:
             decode_adapters=tuple(sorted(adapters)),
             segments=tuple(_segments(prefilling, num_decodes)),
             tiles=self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None,
-            auxiliary=tuple(segment for segment in _segments(runs, 0) if held[segment.row]),
+            auxiliary=self._auxiliary(runs),
         )
+
+    def _auxiliary(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
+        held = self._weights.row_auxiliary
+        if not any(held[run.row] for run in runs if run.row != BASE_ROW):
+            return ()
+        return tuple(segment for segment in _segments(runs, 0) if held[segment.row])
 
     def rows_touching(self, slice_index: int, runs: Sequence[AdapterRun]) -> set[int]:
         """The table rows of the runs whose adapters change this slice."""
@@ -183,12 +188,11 @@ class LoraBatchBuilder:
         auxiliary tensors or changes one of the slices `elsewhere`."""
         if any(self.rows_touching(index, runs) for index in elsewhere):
             return None
-        highest = 0
-        for run in {run for run in runs if run.row != BASE_ROW}:
-            if self._weights.row_auxiliary[run.row]:
-                return None
-            highest = max(highest, self._max_rank(run))
-        return highest
+        adapters = {run for run in runs if run.row != BASE_ROW}
+        held = self._weights.row_auxiliary
+        if any(held[run.row] for run in adapters):
+            return None
+        return max(map(self._max_rank, adapters), default=0)
 
     def _max_rank(self, run: AdapterRun) -> int:
         generation, rank = self._ranks.get(run.row, (-1, 0))
@@ -233,8 +237,12 @@ def _split(
 
 
 def _segments(runs: Sequence[AdapterRun], start: int) -> Iterable[Segment]:
-    for row, group in groupby(runs, key=attrgetter("row")):
-        end = start + sum(run.num_tokens for run in group)
-        if row != BASE_ROW and end > start:
-            yield Segment(start, end, row)
-        start = end
+    end, current = start, BASE_ROW
+    for num_tokens, row, _ in runs:
+        if row != current:
+            if current != BASE_ROW and end > start:
+                yield Segment(start, end, current)
+            start, current = end, row
+        end += num_tokens
+    if current != BASE_ROW and end > start:
+        yield Segment(start, end, current)

@@ -28,7 +28,7 @@ from ..memory.device_memory import available_bytes
 from ..memory.kv_budget import MIB
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
-from ..model.inputs import SequenceChunk
+from ..model.inputs import Integers, SequenceChunk
 from ..model.output_head import head_inputs
 from .decode_inputs import DecodeInputs, DecodeLayout
 
@@ -73,13 +73,13 @@ class DecodeOutput(NamedTuple):
     are_finite: Tensor
     """bool `[num_rows]`: whether all of a row's logits are numbers."""
 
-    def rows(self, kept: Sequence[int]) -> DecodeOutput:
+    def rows(self, kept: Integers) -> DecodeOutput:
         """The output of these rows only, in ascending order."""
         if len(kept) == len(self.logits):
             return self
-        hidden = self.hidden_states
+        rows, hidden = torch.from_numpy(kept).to(self.logits.device), self.hidden_states
         return DecodeOutput(
-            self.logits[kept], None if hidden is None else hidden[kept], self.are_finite[kept]
+            self.logits[rows], None if hidden is None else hidden[rows], self.are_finite[rows]
         )
 
 

@@ -1,10 +1,13 @@
 """The inputs of a decode step at fixed addresses, where a captured graph reads them.
 
-The host writes a step's inputs into one buffer and copies it at once. In this copy, block tables
-are as wide as the step needs; they are then scattered to tables that are as wide as any step may
-need:
+The host writes a step's inputs into one buffer and copies it at once:
 
-    token ids | positions | slots of each KV group | adapter rows | tiles | block tables ...
+    token ids | positions | slots of each KV group | adapter rows | tiles | changed block tables ...
+
+On the device, each row has a block table as wide as any step may need, which it keeps from step to
+step. The copy contains only the tables that differ from their row's last one, as wide as these
+need, and they are then scattered to their rows. While the same sequences decode, a row's table
+changes once per block.
 
 Rows beyond the step's are padding: a sequence of one token of the base, in the cache's spare block,
 which is never read.
@@ -12,11 +15,14 @@ which is never read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import is_not
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,7 +30,8 @@ from ...kernels.attention import AttentionBatch, SequenceGroup
 from ...kernels.lora_batch import BASE_ROW, plan_tiles
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
-from ..model.inputs import SequenceChunk, visible_blocks
+from ..kv.sequence_blocks import NO_BLOCKS, BlockTable, block_table
+from ..model.inputs import Integers, SequenceChunk, VisibleBlocks, visible_blocks
 
 NO_TILE = (0, 0, BASE_ROW)
 
@@ -66,8 +73,14 @@ class DecodeLayout:
 
     @property
     def num_words(self) -> int:
+        num_row_numbers = len(self.groups) * self.max_rows
+        return self.tables_start + num_row_numbers + self.num_table_words
+
+    @property
+    def num_table_words(self) -> int:
+        """The words of the fixed tables."""
         widths = (self.table_width(group) * num_tables(group) for group in self.groups)
-        return self.tables_start + self.max_rows * sum(widths)
+        return self.max_rows * sum(widths)
 
     def table_width(self, group: KvGroup) -> int:
         """Blocks that a query sees at most."""
@@ -80,7 +93,7 @@ class DecodeLayout:
     @property
     def num_bytes(self) -> int:
         """Bytes on the device: the copied buffer and the fixed tables."""
-        return 8 * (2 * self.num_words - self.tables_start)
+        return 8 * (self.num_words + self.num_table_words)
 
 
 def num_tables(group: KvGroup) -> int:
@@ -106,7 +119,8 @@ class DecodeInputs:
         self._copied = torch.cuda.Event() if is_cuda else None
         self._row_numbers = torch.arange(layout.max_rows, device=device)
         self._tables = [_Tables(layout, group, device) for group in layout.groups]
-        self._padding = SequenceChunk([0], start=0, tables=[[block] for block in spare_blocks])
+        spare_tables = [block_table([block]) for block in spare_blocks]
+        self._padding = SequenceChunk([0], start=0, tables=spare_tables)
         self.fill([], [], num_rows=layout.max_rows)
 
     def input_ids(self, num_rows: int) -> Tensor:
@@ -155,30 +169,48 @@ class DecodeInputs:
             self._copied.synchronize()  # the last copy may still be reading
         num_padded = num_rows - len(chunks)
         chunks = [*chunks, *[self._padding] * num_padded]
-        self._fill_rows(chunks, [*adapter_rows, *[BASE_ROW] * num_padded])
+        positions = np.array([chunk.start for chunk in chunks])
+        self._fill_rows(chunks, positions, [*adapter_rows, *[BASE_ROW] * num_padded])
         end = self._layout.tables_start
         for index, tables in enumerate(self._tables):
-            end = tables.fill(self._words, end, chunks, index)
+            block_tables = [chunk.tables[index] for chunk in chunks]
+            end = tables.fill(self._words, end, block_tables, positions)
             slots = self._layout.slots_start + index * self._layout.row_words
-            self._words[slots : slots + num_rows] = tables.slots(chunks, index)
+            self._words[slots : slots + num_rows] = tables.slots(block_tables, positions)
         self._device[:end].copy_(self._host[:end], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         for tables in self._tables:
-            tables.take(self._device, num_rows)
+            tables.take(self._device)
 
-    def _fill_rows(self, chunks: Sequence[SequenceChunk], adapter_rows: Sequence[int]) -> None:
+    def _fill_rows(
+        self, chunks: Sequence[SequenceChunk], positions: Integers, adapter_rows: Sequence[int]
+    ) -> None:
         words, layout, num_rows = self._words, self._layout, len(chunks)
         words[:num_rows] = [chunk.token_ids[0] for chunk in chunks]
-        words[layout.row_words :][:num_rows] = [chunk.start for chunk in chunks]
+        words[layout.row_words :][:num_rows] = positions
         words[layout.rows_start :].view(np.int32)[:num_rows] = adapter_rows
         tiles = plan_tiles(adapter_rows, ())
         tiles += [NO_TILE] * (num_rows - len(tiles))
-        flat = [value for tile in tiles for value in tile]
+        flat = list(chain.from_iterable(tiles))
         words[layout.tiles_start :].view(np.int32)[: len(flat)] = flat
 
     def _rows(self, start: int, num_rows: int) -> Tensor:
         return self._device[start : start + num_rows]
+
+
+class _Change(NamedTuple):
+    """What a step changes of a group's tables."""
+
+    start: int
+    """The word of the copied buffer from which on it is written: row numbers, then tables."""
+    rows: Integers
+    tables: list[BlockTable]
+    """For each of these rows."""
+    visible: VisibleBlocks
+    """Likewise."""
+    size: tuple[int, int, int]
+    """Of the tables written: `[num_tables, len(rows), width]`."""
 
 
 class _Tables:
@@ -187,15 +219,14 @@ class _Tables:
     def __init__(self, layout: DecodeLayout, group: KvGroup, device: torch.device) -> None:
         self._group = group
         self._block_size = layout.block_size
-        width = layout.table_width(group)
-        size = (num_tables(group), layout.max_rows, width)
-        self._padding = (NULL_BLOCK, layout.max_model_len)  # no query sees so far
-        self._places = torch.empty(size, dtype=torch.int64, device=device)
-        for places, padding in zip(self._places, self._padding, strict=False):
-            places.fill_(padding)
-        self._used = np.zeros(layout.max_rows, dtype=np.int64)
-        """For each row, the number of columns that may hold more than padding."""
-        self._start = self._width = 0
+        self._padding = layout.max_model_len  # no query sees so far
+        size = (num_tables(group), layout.max_rows, layout.table_width(group))
+        self._places = torch.full(size, self._padding, dtype=torch.int64, device=device)
+        self._places[0].fill_(NULL_BLOCK)
+        # What each row holds; tables never change in place, so the same one has the same blocks.
+        self._held: list[BlockTable] = [NO_BLOCKS] * layout.max_rows
+        self._firsts, self._ends, self._counts = np.zeros((3, layout.max_rows), dtype=np.int64)
+        self._change: _Change | None = None
 
     def group(self, rows: Tensor, positions: Tensor) -> SequenceGroup:
         places = self._places[:, : len(rows)]
@@ -207,32 +238,53 @@ class _Tables:
         )
 
     def fill(
-        self, words: npt.NDArray[np.int64], start: int, chunks: Sequence[SequenceChunk], index: int
+        self, words: Integers, start: int, tables: Sequence[BlockTable], positions: Integers
     ) -> int:
-        """Write the tables from word `start` on; returns where they end."""
-        seen = [visible_blocks(chunk, index, self._group, self._block_size) for chunk in chunks]
-        used = self._used[: len(chunks)]
-        last_width = used.max()
-        used[:] = [len(blocks.block_ids) for blocks in seen]
-        self._start, self._width = start, int(max(used.max(), last_width))
-        end = start + len(self._places) * len(chunks) * self._width
-        tables = words[start:end].reshape(len(self._places), len(chunks), self._width)
-        for row, blocks in enumerate(seen):
-            for table, values, padding in zip(tables, blocks, self._padding, strict=False):
-                assert values is not None, "as many tables as there are values"
-                table[row, : len(values)] = values
-                table[row, len(values) :] = padding
+        """Write what changes from word `start` on; returns where it ends.
+
+        `tables`, `positions`: of the first rows, a token each.
+        """
+        seen = visible_blocks(self._group, self._block_size, positions, positions + 1)
+        num_rows = len(tables)
+        is_changed = (seen.ends != self._ends[:num_rows]) | (seen.firsts != self._firsts[:num_rows])
+        is_changed |= np.fromiter(map(is_not, tables, self._held), bool, num_rows)
+        rows = np.flatnonzero(is_changed)
+        tables, seen = [tables[row] for row in rows.tolist()], seen[rows]
+        width = max(seen.counts.max(initial=0), self._counts[rows].max(initial=0))
+        size = (len(self._places), len(rows), int(width))
+        self._change = _Change(start, rows, tables, seen, size)
+        first_table = start + len(rows)
+        end = first_table + math.prod(size)
+        words[start:first_table] = rows
+        written = words[first_table:end].reshape(size)
+        written[0] = seen.gather(tables, size[2])
+        if self._group.window is not None:
+            written[1] = seen.positions(self._block_size, self._padding, size[2])
         return end
 
-    def slots(self, chunks: Sequence[SequenceChunk], index: int) -> list[int]:
+    def slots(self, tables: Sequence[BlockTable], positions: Integers) -> Integers:
         """The slot of each row's key and value."""
-        size = self._block_size
-        return [
-            chunk.tables[index][chunk.start // size] * size + chunk.start % size for chunk in chunks
+        blocks, offsets = np.divmod(positions, self._block_size)
+        block_ids = [
+            table.item(block) for table, block in zip(tables, blocks.tolist(), strict=True)
         ]
+        slots: Integers = np.array(block_ids) * self._block_size + offsets
+        return slots
 
-    def take(self, words: Tensor, num_rows: int) -> None:
-        """Move the data written by `fill` to its address."""
-        size = (len(self._places), num_rows, self._width)
-        end = self._start + len(self._places) * num_rows * self._width
-        self._places[:, :num_rows, : self._width].copy_(words[self._start : end].view(size))
+    def take(self, words: Tensor) -> None:
+        """Move what `fill` has written to its rows."""
+        change, self._change = self._change, None
+        assert change is not None, "filled before"
+        start, rows, tables, seen, size = change
+        if not tables:
+            return
+        first_table = start + len(rows)
+        written = words[first_table : first_table + math.prod(size)].view(size)
+        self._places[..., : size[2]].index_copy_(1, words[start:first_table], written)
+        for row, table in zip(rows.tolist(), tables, strict=True):
+            self._held[row] = table
+        self._firsts[rows], self._ends[rows], self._counts[rows] = (
+            seen.firsts,
+            seen.ends,
+            seen.counts,
+        )

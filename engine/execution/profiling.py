@@ -12,6 +12,7 @@ from ..config import EngineConfig
 from ..kv.cache import KvCache, kv_bytes_per_block
 from ..kv.groups import group_layers, one_group
 from ..kv.layout import KvGroup
+from ..kv.sequence_blocks import block_table
 from ..memory.demands import BaseDemand, ProposerDemand
 from ..memory.device_memory import measure_memory, peak_bytes
 from ..memory.kv_budget import KvDemand
@@ -116,7 +117,8 @@ def _run_at(
     groups: Sequence[KvGroup],
 ) -> None:
     """A step of chunks that end at `context` tokens each, with logits of its first rows."""
-    table = [1] * -(-context // config.kv_block_size)  # one block, read again and again
+    # One block, read again and again.
+    table = block_table([1] * -(-context // config.kv_block_size))
     cache = KvCache(
         [replace(group, num_blocks=2) for group in groups],
         base.kv_shapes,

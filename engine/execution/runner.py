@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ...adapters.arena import Arena
 from ...adapters.manager import Lease
 from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder
-from ..draft import NO_DRAFT
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
@@ -144,20 +142,21 @@ class ModelRunner:
         self, graphs: DecodeGraphs, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepOutput | None:
         """The output of chunks of few tokens, if a graph serves them."""
-        num_rows = sum(len(chunk.token_ids) for chunk in chunks)
-        if num_rows > graphs.max_rows or any(chunk.tree is not None for chunk in chunks):
+        counts = [len(chunk.token_ids) for chunk in chunks]
+        num_rows, tokens, runs = sum(counts), chunks, _runs([1] * len(chunks), leases)
+        if num_rows > graphs.max_rows:
             return None
-        if sum(map(_num_prompt_reads, chunks)) > MAX_PROMPT_READS:
-            return None
-        runs = [
-            run
-            for chunk, place in zip(chunks, _places(leases), strict=True)
-            for run in [AdapterRun(1, *place)] * len(chunk.token_ids)
-        ]
+        if num_rows > len(chunks):
+            if any(chunk.tree is not None for chunk in chunks):
+                return None
+            if sum(map(_num_prompt_reads, chunks)) > MAX_PROMPT_READS:
+                return None
+            tokens = [token for chunk in chunks for token in chunk.tokens()]
+            pairs = zip(runs, counts, strict=True)
+            runs = [run for run, count in pairs for _ in range(count)]
         rank = self._adapters.plain_rank(runs)
         if rank is None:
             return None
-        tokens = [token for chunk in chunks for token in chunk.tokens()]
         output = graphs.run(tokens, [run.row for run in runs], rank)
         if output is None:
             return None
@@ -177,7 +176,6 @@ class ModelRunner:
             block_size=self._cache.block_size,
             device=self._base.device,
         )
-        rows = torch.tensor(inputs.logits_rows, dtype=torch.int64).to(self._base.device)
         adapters = StepAdapters()
         if any(lease is not None for lease in leases):
             adapters = self._step_adapters(chunks, leases)
@@ -190,7 +188,11 @@ class ModelRunner:
                 if adapters.head or adapters.embedding:
                     hooks.enter_context(self._base.ends.changed_by(adapters))
                 logits = run_model(
-                    self._base.model, forward, inputs.input_ids, inputs.positions, rows
+                    self._base.model,
+                    forward,
+                    inputs.input_ids,
+                    inputs.positions,
+                    inputs.logits_rows,
                 )
         except BaseException:
             self._base.forget_step()
@@ -200,11 +202,13 @@ class ModelRunner:
     def _step_adapters(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepAdapters:
-        pairs = list(zip(chunks, _places(leases), strict=True))
+        counts = [len(chunk.token_ids) for chunk in chunks]
+        num_kept = [chunk.num_logits_rows for chunk in chunks]
+        runs = _runs(counts, leases)
         return self._adapters.build(
-            [AdapterRun(len(chunk.token_ids), *place) for chunk, place in pairs],
-            [AdapterRun(chunk.num_logits_rows, *place) for chunk, place in pairs],
-            num_decodes=sum(len(chunk.token_ids) == 1 for chunk in chunks),
+            runs,
+            runs if num_kept == counts else _runs(num_kept, leases),
+            num_decodes=counts.count(1),
             num_verified=sum(
                 len(chunk.token_ids)
                 for chunk in chunks
@@ -214,18 +218,16 @@ class ModelRunner:
 
 
 def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
-    request = sequence.request
-    start = request.num_computed_tokens
-    known = request.token_ids[start : start + sequence.num_known_tokens]
-    draft = request.draft if sequence.num_draft_tokens else NO_DRAFT
-    return SequenceChunk(
-        token_ids=[*known, *draft.token_ids],
-        start=start,
-        tables=request.kv.tables,
-        num_logits_rows=sequence.num_logits_rows,
-        is_prompt=not sequence.num_draft_tokens,
-        tree=draft.parents,
-    )
+    request, num_tokens, num_draft_tokens = sequence
+    start, tables = request.num_computed_tokens, request.kv.tables
+    token_ids = request.token_ids[start : start + num_tokens - num_draft_tokens]
+    if num_tokens == 1:
+        return SequenceChunk(token_ids, start, tables)
+    num_kept = sequence.num_logits_rows
+    if not num_draft_tokens:
+        return SequenceChunk(token_ids, start, tables, num_kept, is_prompt=True)
+    draft = request.draft
+    return SequenceChunk([*token_ids, *draft.token_ids], start, tables, num_kept, draft.parents)
 
 
 def _num_prompt_reads(chunk: SequenceChunk) -> int:
@@ -233,6 +235,8 @@ def _num_prompt_reads(chunk: SequenceChunk) -> int:
     return num_tokens * (chunk.start + num_tokens) if num_tokens > 1 and chunk.is_prompt else 0
 
 
-def _places(leases: Sequence[Lease | None]) -> list[tuple[int, int]]:
-    """The table row and the generation of each one's adapter."""
-    return [(BASE_ROW, 0) if lease is None else (lease.row, lease.generation) for lease in leases]
+def _runs(counts: Sequence[int], leases: Sequence[Lease | None]) -> list[AdapterRun]:
+    """So many rows of each lease's adapter."""
+    rows = [BASE_ROW if lease is None else lease.row for lease in leases]
+    generations = [0 if lease is None else lease.generation for lease in leases]
+    return list(map(AdapterRun, counts, rows, generations))

@@ -58,7 +58,7 @@ class KvBlocks:
 
         The sequence must be empty.
         """
-        assert not seq.tables[0], "only an empty sequence can take over a prefix"
+        assert not len(seq.tables[0]), "only an empty sequence can take over a prefix"
         if self._prefixes is None:
             return 0
         num_blocks = self._prefixes.longest_hit(seq.chain, namespace, token_ids)
@@ -74,7 +74,7 @@ class KvBlocks:
         without effect, if the parent is swapped out or has freed blocks that the child's windows
         need.
         """
-        assert not child.tables[0], "only an empty sequence can become a fork"
+        assert not len(child.tables[0]), "only an empty sequence can become a fork"
         if parent.is_swapped or not all(
             group.can_fork(parent, num_tokens) for group in self.groups
         ):

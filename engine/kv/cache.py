@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from ..config import KvDtype
 from ..errors import UnsupportedModel
 from .groups import LayerKvShape
 from .layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from .sequence_blocks import BlockTable
 
 _MIN_FP8_CAPABILITY = (8, 9)
 
@@ -103,16 +105,16 @@ class KvCache:
         """The spare block of each group, if the cache has them."""
         return [group.num_blocks for group in self.groups]
 
-    def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
+    def clear(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
         """Zero positions `[start, end)` of the sequence with these blocks, by group."""
         for table, tensors in zip(tables, self._tensors, strict=True):
             for position in range(start, end):
                 block, offset = divmod(position, self.block_size)
                 for tensor in tensors:
-                    tensor[table[block], offset] = 0
+                    tensor[table.item(block), offset] = 0
 
     def move(
-        self, tables: Sequence[Sequence[int]], sources: Sequence[int], targets: Sequence[int]
+        self, tables: Sequence[BlockTable], sources: Sequence[int], targets: Sequence[int]
     ) -> None:
         """Copy the entries of positions `sources` to `targets` in the sequence with these blocks,
         as if all were read before any is written."""
@@ -164,9 +166,9 @@ class KvCache:
         for tensor, host in pairs:
             tensor.index_copy_(0, index, host[slots].to(self._device))
 
-    def _slots(self, table: Sequence[int], positions: Sequence[int]) -> Tensor:
-        size = self.block_size
-        return self._index([table[place // size] * size + place % size for place in positions])
+    def _slots(self, table: BlockTable, positions: Sequence[int]) -> Tensor:
+        blocks, offsets = np.divmod(positions, self.block_size)
+        return torch.from_numpy(table[blocks] * self.block_size + offsets).to(self._device)
 
     def _index(self, block_ids: Sequence[int]) -> Tensor:
         return torch.tensor(block_ids, dtype=torch.int64).to(self._device)

@@ -6,10 +6,12 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from .block_pool import NULL_BLOCK, BlockPool
 from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, num_blocks_for
 from .prefix_cache import CachedBlocks, Prefix
-from .sequence_blocks import SequenceBlocks
+from .sequence_blocks import NO_BLOCKS, BlockTable, SequenceBlocks, block_table
 from .swap_space import SwapSpace
 
 
@@ -71,21 +73,22 @@ class GroupBlocks:
     def take_prefix(self, seq: SequenceBlocks, prefixes: Sequence[Prefix]) -> None:
         """Give an empty sequence the cached blocks of its prefix that its next query sees."""
         seq.num_freed[self.index] = self._first_visible(len(prefixes))
-        left, table = self._left(seq), seq.tables[self.index]
+        left, block_ids = self._left(seq), []
         for index, prefix in enumerate(prefixes):
             found = NULL_BLOCK if index in left else self.cached.find(prefix)
             assert found is not None, "the prefix was found before"
-            table.append(found)
-        self._share(table)
+            block_ids.append(found)
+        self._share(block_ids)
+        seq.tables[self.index] = block_table(block_ids)
 
     def publish(self, seq: SequenceBlocks, index: int, prefix: Prefix) -> None:
         """Publish a written block, or replace it by an equal block that is already cached."""
-        table = seq.tables[self.index]
-        own = table[index]
+        own = seq.tables[self.index].item(index)
         if own == NULL_BLOCK:
             return
-        table[index] = cached = self.cached.publish(prefix, own)
+        cached = self.cached.publish(prefix, own)
         if cached != own:
+            self._replace(seq, index, [cached])
             self.pool.share([cached])
             self.pool.free([own])
             self.pool.forget(own)
@@ -99,9 +102,8 @@ class GroupBlocks:
     def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> None:
         """Let an empty `child` share the parent's blocks of the first `num_tokens`."""
         num_blocks = num_blocks_for(num_tokens, self._block_size)
-        table = parent.tables[self.index][:num_blocks]
-        self._share(table)
-        child.tables[self.index] = table
+        table = child.tables[self.index] = parent.tables[self.index][:num_blocks]
+        self._share(table.tolist())
         child.num_freed[self.index] = parent.num_freed[self.index]
 
     # --- growing and shrinking --------------------------------------------------------------------
@@ -117,16 +119,18 @@ class GroupBlocks:
             num_new = min(num_new, max(peak - self.num_held(seq), 0))
         if seq.is_swapped:
             return num_new + self._num_to_restore(seq)
-        return num_new + sum(map(self._is_shared, table[num_computed // self._block_size :]))
+        unwritten = table[num_computed // self._block_size :].tolist()
+        return num_new + sum(map(self._is_shared, unwritten))
 
     def grow(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> None:
         """Make `num_tokens` more tokens writable. Enough free blocks must exist."""
-        table = seq.tables[self.index]
-        for index in range(num_computed // self._block_size, len(table)):
-            self._own(table, index)
+        table, first = seq.tables[self.index], num_computed // self._block_size
+        held = table[first:].tolist()
+        own = list(map(self._own, held))
         num_blocks = num_blocks_for(num_computed + num_tokens, self._block_size)
         new = self._allocate(max(num_blocks - len(table), 0))
-        table += new
+        if new or own != held:
+            seq.tables[self.index] = _joined(table[:first], own + new)
         self._operations.zero(self.index, new)
 
     def leave_behind(self, seq: SequenceBlocks, num_computed: int) -> None:
@@ -135,26 +139,26 @@ class GroupBlocks:
         stop = self.layout.first_kept_block(num_computed, self._block_size)
         if stop <= start:
             return
-        table = seq.tables[self.index]
-        self.pool.free(table[start:stop])
-        table[start:stop] = [NULL_BLOCK] * (stop - start)
+        self.pool.free(seq.tables[self.index][start:stop].tolist())
+        self._replace(seq, start, [NULL_BLOCK] * (stop - start))
         seq.num_freed[self.index] = stop
 
     def shrink(self, seq: SequenceBlocks, num_blocks: int) -> None:
         """Free the blocks after the first `num_blocks`, to be reused first."""
         table = seq.tables[self.index]
-        spare = table[num_blocks:]
+        if len(table) <= num_blocks:
+            return
+        seq.tables[self.index], spare = table[:num_blocks], table[num_blocks:].tolist()
         self.pool.free(spare)
         for block_id in reversed(spare):
             self.pool.forget(block_id)
-        del table[num_blocks:]
 
     def release(self, seq: SequenceBlocks) -> None:
         """Free all blocks and host slots."""
         table, slots = seq.tables[self.index], seq.host_slots[self.index]
-        self._free(table)
+        self._free(table.tolist())
         self.swap.give_back(slots.values())
-        table.clear()
+        seq.tables[self.index] = NO_BLOCKS
         slots.clear()
         seq.num_freed[self.index] = 0
 
@@ -166,18 +170,18 @@ class GroupBlocks:
 
     def swap_out(self, seq: SequenceBlocks, num_blocks: int) -> None:
         """Move the first `num_blocks` to the host, which must have room, and free the others."""
-        table, indices = seq.tables[self.index], self._to_swap(seq, num_blocks)
+        table, indices = seq.tables[self.index].tolist(), self._to_swap(seq, num_blocks)
         slots = self.swap.take(len(indices))
         moved = tuple(table[index] for index in indices)
         self._operations.add(SwapOut(self.index, moved, tuple(slots)))
         self._free(table)
         seq.host_slots[self.index] = dict(zip(indices, slots, strict=True))
-        seq.tables[self.index] = [NULL_BLOCK] * num_blocks
+        seq.tables[self.index] = block_table([NULL_BLOCK] * num_blocks)
 
     def swap_in(self, seq: SequenceBlocks) -> None:
         """Swap the sequence in: reuse blocks that are still cached, and copy the others from the
         host."""
-        table, slots = seq.tables[self.index], seq.host_slots[self.index]
+        table, slots = seq.tables[self.index].tolist(), seq.host_slots[self.index]
         for index in slots:
             if (cached := self._cached_again(seq, index)) is not None:
                 self.pool.share([cached])
@@ -189,6 +193,7 @@ class GroupBlocks:
         if indices:
             sources = tuple(slots[index] for index in indices)
             self._operations.add(SwapIn(self.index, sources, tuple(block_ids)))
+        seq.tables[self.index] = block_table(table)
         self.swap.give_back(slots.values())
         slots.clear()
 
@@ -198,7 +203,7 @@ class GroupBlocks:
         """Assert that every block and slot is free or held by exactly these sequences."""
         self.pool.check_integrity()
         self.cached.check_integrity()
-        holders = Counter(block_id for seq in live for block_id in seq.tables[self.index])
+        holders = Counter(block_id for seq in live for block_id in seq.tables[self.index].tolist())
         for block_id in range(1, self.pool.num_blocks):
             count = self.pool.ref_count(block_id)
             assert count == holders[block_id], (
@@ -214,7 +219,7 @@ class GroupBlocks:
     def _check_sequence(self, seq: SequenceBlocks) -> None:
         table, slots = seq.tables[self.index], seq.host_slots[self.index]
         assert len(table) == len(seq.tables[0]), "tables of different length"
-        for index, block_id in enumerate(table):
+        for index, block_id in enumerate(table.tolist()):
             absent = index in self._left(seq) or index in slots
             assert absent == (block_id == NULL_BLOCK), f"block {index} of a table is {block_id}"
             prefix = self.cached.prefix_of(block_id)
@@ -245,24 +250,37 @@ class GroupBlocks:
         found = (self._cached_again(seq, index) for index in seq.host_slots[self.index])
         return sum(block_id is None or not self.pool.ref_count(block_id) for block_id in found)
 
-    def _own(self, table: list[int], index: int) -> None:
-        """Copy a shared block before it is written; unpublish one that only the cache refers to."""
-        source = table[index]
+    def _own(self, source: int) -> int:
+        """The block to write instead of this one: a copy if it is shared, or else itself,
+        unpublished."""
         if not self._is_shared(source):
             self.cached.forget(source)
-            return
+            return source
         (target,) = self._allocate(1)
         self._operations.add(CopyBlock(self.index, source, target))
         self.pool.free([source])
-        table[index] = target
+        return target
+
+    def _replace(self, seq: SequenceBlocks, start: int, block_ids: Sequence[int]) -> None:
+        """Put these blocks into the table from index `start` on."""
+        table = seq.tables[self.index]
+        after = table[start + len(block_ids) :]
+        seq.tables[self.index] = _joined(table[:start], block_ids, after)
 
     def _allocate(self, count: int) -> list[int]:
         block_ids = self.pool.allocate(count)
         assert block_ids is not None, "num_missing was asked first"
         return block_ids
 
-    def _share(self, table: Sequence[int]) -> None:
-        self.pool.share(block_id for block_id in table if block_id != NULL_BLOCK)
+    def _share(self, block_ids: Sequence[int]) -> None:
+        self.pool.share(block_id for block_id in block_ids if block_id != NULL_BLOCK)
 
-    def _free(self, table: Sequence[int]) -> None:
-        self.pool.free([block_id for block_id in table if block_id != NULL_BLOCK])
+    def _free(self, block_ids: Sequence[int]) -> None:
+        self.pool.free([block_id for block_id in block_ids if block_id != NULL_BLOCK])
+
+
+def _joined(*parts: BlockTable | Sequence[int]) -> BlockTable:
+    """One read-only table of these parts."""
+    table = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+    table.flags.writeable = False
+    return table

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from .prefix_cache import Prefix
+
+BlockTable = npt.NDArray[np.int64]
+"""The blocks of one sequence in one KV group, by position. A table is never changed in place: a
+change makes another one, so that whoever has copied a table knows from its identity that the copy
+is still right."""
+
+
+def block_table(block_ids: Sequence[int] | BlockTable) -> BlockTable:
+    """A read-only table of these blocks."""
+    table = np.array(block_ids, dtype=np.int64)
+    table.flags.writeable = False
+    return table
+
+
+NO_BLOCKS = block_table([])
 
 
 @dataclass(eq=False, slots=True)
@@ -12,7 +31,7 @@ class SequenceBlocks:
     """The block tables of one sequence, all of the same length. Only `KvBlocks` and its groups
     change it."""
 
-    tables: list[list[int]]
+    tables: list[BlockTable]
     """The block of positions `[i * size, (i + 1) * size)`, per group; NULL_BLOCK if a window freed
     it or it is swapped out."""
     num_freed: list[int]
@@ -32,7 +51,7 @@ class SequenceBlocks:
     @classmethod
     def empty(cls, num_groups: int) -> SequenceBlocks:
         return cls(
-            tables=[[] for _ in range(num_groups)],
+            tables=[NO_BLOCKS] * num_groups,
             num_freed=[0] * num_groups,
             host_slots=[{} for _ in range(num_groups)],
         )

@@ -73,7 +73,10 @@ class EngineStats:
     num_adapter_loads: int
     num_adapter_evictions: int
     adapters: list[AdapterStatus] = field(default_factory=list)
-    """Most recently used first."""
+    """Most recently used first. The engine sends those that changed since its last snapshot; its
+    client adds the others."""
+    gone_adapters: list[AdapterKey] = field(default_factory=list)
+    """Those of the last snapshot that are no longer in memory, requested or failed."""
     kv_usage: float = 0.0
     """The share of the fullest pool's KV blocks that requests hold."""
     num_swaps: int = 0

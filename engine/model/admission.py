@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from ..errors import DamagedBase, UnsupportedModel
 from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import LayerKvShape, one_group
+from ..kv.sequence_blocks import block_table
 from .attention_windows import PROBE_NAME, LayerProbe
 from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
@@ -163,7 +164,7 @@ def _run_paged(
         device=device,
     )
     tables = [
-        list(range(1 + per_sequence * index, 1 + per_sequence * (index + 1)))
+        block_table(range(1 + per_sequence * index, 1 + per_sequence * (index + 1)))
         for index in range(len(sequences))
     ]
     done = [0] * len(sequences)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from itertools import chain
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...kernels.attention import AttentionBatch, PrefillChunk, SequenceGroup
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
+from ..kv.sequence_blocks import BlockTable
 
-T = TypeVar("T")
+Integers = npt.NDArray[np.int64]
 
+_ALONE = -1
+"""The class of chunks that are computed alone."""
 MAX_GROUPED_ROWS = 16
 """Longer chunks are computed separately, because shared masks would be too large."""
 MAX_GROUP_CELLS = 1 << 22
@@ -24,14 +28,13 @@ MAX_GROUP_CELLS = 1 << 22
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceChunk:
+class SequenceChunk(NamedTuple):
     """Adjacent tokens of one sequence that one step computes."""
 
     token_ids: Sequence[int]
     start: int
     """Position of the first token in its sequence."""
-    tables: Sequence[Sequence[int]]
+    tables: Sequence[BlockTable]
     """Per KV group the sequence's blocks, enough to hold the chunk."""
     num_logits_rows: int = 1
     """The number of last rows whose logits are kept."""
@@ -82,33 +85,72 @@ class SequenceChunk:
         return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
 
 
-def padding_class(size: int) -> int:
+def padding_class(sizes: npt.ArrayLike) -> Integers:
     """Sizes of one class differ by less than a factor of two.
 
     Chunks of one class can share a padded table; one long sequence must not pad all the others.
     """
-    return (size - 1).bit_length()
+    _, exponents = np.frexp(np.subtract(sizes, 1))
+    classes: Integers = exponents.astype(np.int64)
+    return classes
 
 
-class VisibleBlocks(NamedTuple):
-    """The blocks that any query of a chunk sees."""
+@dataclass(frozen=True, slots=True)
+class VisibleBlocks:
+    """For each of some chunks the indices in its block table that any of its queries sees: those of
+    `num_sinks` first blocks, and `[firsts, ends)`."""
 
-    block_ids: list[int]
-    positions: list[int] | None
-    """The position of each block; None: contiguous from 0."""
+    num_sinks: Integers
+    firsts: Integers
+    ends: Integers
+
+    @property
+    def counts(self) -> Integers:
+        return self.num_sinks + self.ends - self.firsts
+
+    def __getitem__(self, index: Integers | slice) -> VisibleBlocks:
+        return VisibleBlocks(self.num_sinks[index], self.firsts[index], self.ends[index])
+
+    def gather(self, tables: Sequence[BlockTable], width: int) -> Integers:
+        """The visible blocks of these tables, in rows padded to a width."""
+        # Zeros are null blocks, and take no time until a row is written.
+        rows = np.zeros((len(tables), width), dtype=np.int64)
+        spans = zip(
+            rows,
+            tables,
+            self.num_sinks.tolist(),
+            self.firsts.tolist(),
+            self.ends.tolist(),
+            strict=True,
+        )
+        for row, table, num_sinks, first, end in spans:
+            row[num_sinks : num_sinks + end - first] = table[first:end]
+            if num_sinks:
+                row[:num_sinks] = table[:num_sinks]
+        return rows
+
+    def positions(self, block_size: int, padding: Integers | int, width: int) -> Integers:
+        """The position of each visible block's first token, in rows padded to a width.
+
+        `padding`: the position of what is no block, for all chunks or each.
+        """
+        columns, num_sinks = np.arange(width), self.num_sinks[:, None]
+        blocks = np.where(columns < num_sinks, columns, columns - num_sinks + self.firsts[:, None])
+        is_block = columns < self.counts[:, None]
+        return np.where(is_block, blocks * block_size, np.reshape(padding, (-1, 1)))
 
 
 def visible_blocks(
-    chunk: SequenceChunk, index: int, group: KvGroup, block_size: int
+    group: KvGroup, block_size: int, starts: Integers, ends: Integers
 ) -> VisibleBlocks:
-    """The visible blocks for the KV group with this index."""
-    table, end = chunk.tables[index], -(-chunk.end // block_size)
+    """The visible blocks of chunks of the positions `[starts, ends)`."""
+    end_blocks = -(-ends // block_size)
     if group.window is None:
-        return VisibleBlocks(list(table[:end]), None)
-    first = group.first_visible_block(chunk.start, block_size)
-    sinks = min(first, group.num_sink_blocks(block_size))
-    seen = [*range(sinks), *range(first, end)]
-    return VisibleBlocks([table[block] for block in seen], [block * block_size for block in seen])
+        nothing = np.zeros_like(starts)
+        return VisibleBlocks(nothing, nothing, end_blocks)
+    firsts = np.maximum(starts - group.window + 1, 0) // block_size
+    num_sinks = np.minimum(firsts, group.num_sink_blocks(block_size))
+    return VisibleBlocks(num_sinks, firsts, end_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +161,8 @@ class StepInputs:
     """int64 `[num_tokens]`."""
     attention: tuple[AttentionBatch, ...]
     """One batch per KV group."""
-    logits_rows: tuple[int, ...]
-    """Rows whose logits are kept, those of each chunk adjacent."""
+    logits_rows: Tensor
+    """int64: rows whose logits are kept, those of each chunk adjacent."""
 
 
 def make_inputs(
@@ -136,28 +178,73 @@ def make_inputs(
     in_place: whether attention reads blocks in place, so that padding costs nothing; None: by the
     device.
     """
-    starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
     if in_place is None:
         in_place = device.type == "cuda"
+    rows = _lay_out(chunks, block_size)
+    token_ids = list(chain.from_iterable(chunk.token_ids for chunk in chunks))
     layouts = [
-        _Layout(index, group, block_size, device, in_place) for index, group in enumerate(groups)
+        _Layout(index, group, block_size, device, in_place, chunks, rows)
+        for index, group in enumerate(groups)
     ]
     return StepInputs(
-        input_ids=_int64([token for chunk in chunks for token in chunk.token_ids], device),
-        positions=_int64([position for chunk in chunks for position in chunk.positions], device),
-        attention=tuple(layout.batch(chunks, starts) for layout in layouts),
-        logits_rows=tuple(logits_rows(chunks)),
+        input_ids=_to_device(np.array(token_ids, dtype=np.int64), device),
+        positions=_to_device(rows.positions, device),
+        attention=tuple(layout.batch() for layout in layouts),
+        logits_rows=_to_device(logits_rows(chunks), device),
     )
 
 
-def logits_rows(chunks: Sequence[SequenceChunk]) -> list[int]:
+def logits_rows(chunks: Sequence[SequenceChunk]) -> Integers:
     """The rows whose logits are kept, for consecutive chunks."""
-    ends = accumulate(len(chunk.token_ids) for chunk in chunks)
-    return [
-        row
-        for chunk, end in zip(chunks, ends, strict=True)
-        for row in range(end - chunk.num_logits_rows, end)
-    ]
+    ends = np.cumsum([len(chunk.token_ids) for chunk in chunks])
+    num_kept = np.array([chunk.num_logits_rows for chunk in chunks])
+    return _ranges(ends - num_kept, num_kept)
+
+
+class _Rows(NamedTuple):
+    """The rows of a step: its tokens, chunk by chunk."""
+
+    starts: Integers
+    """For each chunk the position of its first token in its sequence's blocks."""
+    counts: Integers
+    """For each chunk the number of its tokens."""
+    is_tree: npt.NDArray[np.bool_]
+    """For each chunk."""
+    begins: Integers
+    """For each chunk its first row."""
+    written: list[tuple[int, int]]
+    """For each chunk the range of indices in its block table that it writes to."""
+    blocks: Integers
+    """For each row the index of the block that it writes to, among those of all chunks."""
+    offsets: Integers
+    """For each row its place in this block."""
+    positions: Integers
+    """For each row."""
+
+
+def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
+    starts = np.array([chunk.start for chunk in chunks])
+    counts = np.array([len(chunk.token_ids) for chunk in chunks])
+    is_tree = np.array([chunk.tree is not None for chunk in chunks])
+    begins = np.cumsum(counts) - counts
+    places = positions = _ranges(starts, counts)
+    if is_tree.any():
+        positions = places.copy()
+        for index in np.flatnonzero(is_tree).tolist():
+            own = slice(begins[index], begins[index] + counts[index])
+            positions[own] = chunks[index].positions
+    firsts, ends = starts // block_size, -(-(starts + counts) // block_size)
+    before = np.cumsum(ends - firsts) - ends
+    return _Rows(
+        starts,
+        counts,
+        is_tree,
+        begins,
+        written=list(zip(firsts.tolist(), ends.tolist(), strict=True)),
+        blocks=places // block_size + np.repeat(before, counts),
+        offsets=places % block_size,
+        positions=positions,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,113 +256,118 @@ class _Layout:
     block_size: int
     device: torch.device
     in_place: bool
+    chunks: Sequence[SequenceChunk]
+    rows: _Rows
 
-    def batch(self, chunks: Sequence[SequenceChunk], starts: Sequence[int]) -> AttentionBatch:
-        """`starts`: the row of each chunk's first token."""
-        groups: defaultdict[Hashable, list[_Reads]] = defaultdict(list)
+    def batch(self) -> AttentionBatch:
+        tables = [chunk.tables[self.index] for chunk in self.chunks]
+        starts, counts = self.rows.starts, self.rows.counts
+        visible = visible_blocks(self.group, self.block_size, starts, starts + counts)
+        classes = self._classes(visible.counts)
+        groups: list[SequenceGroup] = []
         prefills: list[PrefillChunk] = []
-        for chunk, start in zip(chunks, starts, strict=False):
-            rows = range(start, start + len(chunk.token_ids))
-            blocks = visible_blocks(chunk, self.index, self.group, self.block_size)
-            read = _Reads(chunk, rows, *blocks)
-            if (together := self._class_of(read)) is None:
-                prefills.append(self._prefill_chunk(read))
+        for key in dict.fromkeys(classes.tolist()):
+            members = np.flatnonzero(classes == key)
+            if key == _ALONE:
+                prefills += [self._prefill_chunk(index, tables, visible) for index in members]
             else:
-                groups[together].append(read)
-        return AttentionBatch(
-            slot_mapping=_int64(self._slots(chunks), self.device),
-            groups=tuple(
-                self._group(part) for members in groups.values() for part in self._parts(members)
-            ),
-            chunks=tuple(prefills),
-        )
+                parts = self._parts(members, visible)
+                groups += [self._group(part, tables, visible) for part in parts]
+        return AttentionBatch(self._slots(tables), tuple(groups), tuple(prefills))
 
-    def _slots(self, chunks: Sequence[SequenceChunk]) -> list[int]:
-        size = self.block_size
-        slots = [
-            table[position // size] * size + position % size
-            for chunk in chunks
-            for table in (chunk.tables[self.index],)
-            for position in range(chunk.start, chunk.end)
-        ]
-        assert min(slots) >= size, "the null block is never written"
-        return slots
+    def _slots(self, tables: Sequence[BlockTable]) -> Tensor:
+        written: list[int] = []
+        for table, (first, end) in zip(tables, self.rows.written, strict=True):
+            if end - first == 1:
+                written.append(table.item(first))
+            else:
+                written += table[first:end].tolist()
+        assert NULL_BLOCK not in written, "the null block is never written"
+        block_ids = np.array(written)[self.rows.blocks]
+        return self._tensor(block_ids * self.block_size + self.rows.offsets)
 
-    def _class_of(self, read: _Reads) -> Hashable:
-        """Chunks of one class are computed together; None: the chunk is computed alone."""
-        num_tokens = len(read.rows)
-        is_long = num_tokens > MAX_GROUPED_ROWS and read.chunk.tree is None
+    def _classes(self, num_blocks: Integers) -> Integers:
+        """A number for each chunk: those of one class are computed together, or else alone."""
+        counts = self.rows.counts
+        is_long = (counts > MAX_GROUPED_ROWS) & ~self.rows.is_tree
         if self.in_place:
             # Decoding sequences, those with few tokens, and prompt chunks each share one table.
-            return 0 if num_tokens == 1 else 2 if is_long else 1
-        if is_long:
-            return None
-        return padding_class(num_tokens), padding_class(len(read.block_ids))
+            return (counts > 1).astype(np.int64) + is_long
+        classes = padding_class(counts) << 32 | padding_class(num_blocks)
+        return np.where(is_long, _ALONE, classes)
 
-    def _parts(self, members: list[_Reads]) -> list[list[_Reads]]:
+    def _parts(self, members: Integers, visible: VisibleBlocks) -> list[Integers]:
         """Parts that need no more memory than a large chunk."""
         if self.in_place:
             return [members]
-        num_rows = max(len(read.rows) for read in members)
-        num_keys = max(len(read.block_ids) for read in members) * self.block_size
-        size = max(MAX_GROUP_CELLS // (num_rows * num_keys), 1)
+        num_rows = self.rows.counts[members].max()
+        num_keys = visible.counts[members].max() * self.block_size
+        size = max(MAX_GROUP_CELLS // int(num_rows * num_keys), 1)
         return [members[start : start + size] for start in range(0, len(members), size)]
 
-    def _group(self, members: list[_Reads]) -> SequenceGroup:
-        num_rows = max(len(read.rows) for read in members)
-        num_blocks = max(len(read.block_ids) for read in members)
-        tables = [_padded(read.block_ids, NULL_BLOCK, num_blocks) for read in members]
-        # Padding begins where the sequence ends: no query sees it.
-        begins = [
-            _padded(read.block_positions, read.chunk.end, num_blocks)
-            for read in members
-            if read.block_positions is not None
-        ]
+    def _group(
+        self, members: Integers, tables: Sequence[BlockTable], visible: VisibleBlocks
+    ) -> SequenceGroup:
+        visible = visible[members]
+        num_blocks = int(visible.counts.max())
+        counts = self.rows.counts[members, None]
+        columns = np.arange(counts.max())
+        # A chunk's last row is computed again; in place, a row of -1 is no work.
+        rows = self.rows.begins[members, None] + np.minimum(columns, counts - 1)
+        positions = self.rows.positions[rows]
+        if self.in_place:
+            rows[columns >= counts] = positions[columns >= counts] = -1
+        begins = None
+        if self.group.window is not None:
+            # Padding begins where the sequence ends: no query sees it.
+            ends = self.rows.starts[members] + self.rows.counts[members]
+            begins = self._tensor(visible.positions(self.block_size, ends, num_blocks))
         ancestors = None
-        if any(read.chunk.tree is not None for read in members):
-            sees = [read.chunk.ancestors(num_rows) for read in members]
-            sees = [_padded(own, None, num_rows) for own in sees]
-            ancestors = torch.tensor(sees).to(self.device, non_blocking=True)
-        # In place, a row of -1 is no work; else a chunk's last row is computed again.
-        filling = -1 if self.in_place else None
-        rows = [_padded(read.rows, filling, num_rows) for read in members]
-        positions = [_padded(read.chunk.positions, filling, num_rows) for read in members]
+        if self.rows.is_tree[members].any():
+            chunks = [self.chunks[index] for index in members]
+            ancestors = _ancestors(chunks, len(columns)).to(self.device, non_blocking=True)
+        block_tables = visible.gather([tables[index] for index in members], num_blocks)
         return SequenceGroup(
-            rows=_int64(rows, self.device),
-            positions=_int64(positions, self.device),
-            block_tables=_int64(tables, self.device),
-            block_positions=_int64(begins, self.device) if begins else None,
+            rows=self._tensor(rows),
+            positions=self._tensor(positions),
+            block_tables=self._tensor(block_tables),
+            block_positions=begins,
             ancestors=ancestors,
         )
 
-    def _prefill_chunk(self, read: _Reads) -> PrefillChunk:
+    def _prefill_chunk(
+        self, index: int, tables: Sequence[BlockTable], visible: VisibleBlocks
+    ) -> PrefillChunk:
+        visible = visible[index : index + 1]
+        num_blocks = int(visible.counts[0])
+        (block_table,) = visible.gather([tables[index]], num_blocks)
+        begins = None
+        if self.group.window is not None:
+            begins = self._tensor(visible.positions(self.block_size, 0, num_blocks)[0])
+        start, num_tokens = int(self.rows.begins[index]), int(self.rows.counts[index])
         return PrefillChunk(
-            start=read.rows.start,
-            end=read.rows.stop,
-            context_len=read.chunk.end,
-            block_table=_int64(read.block_ids, self.device),
-            block_positions=None
-            if read.block_positions is None
-            else _int64(read.block_positions, self.device),
+            start=start,
+            end=start + num_tokens,
+            context_len=self.chunks[index].end,
+            block_table=self._tensor(block_table),
+            block_positions=begins,
         )
 
-
-class _Reads(NamedTuple):
-    """The blocks that a chunk reads."""
-
-    chunk: SequenceChunk
-    rows: range
-    """Those of its tokens in the flat batch."""
-    block_ids: list[int]
-    block_positions: list[int] | None
-    """The position of each block; None: contiguous from 0."""
+    def _tensor(self, values: Integers) -> Tensor:
+        return _to_device(values, self.device)
 
 
-def _padded(values: Sequence[T], padding: T | None, width: int) -> list[T]:
-    """`padding` None: with the last of them."""
-    filling = values[-1] if padding is None else padding
-    return [*values, *[filling] * (width - len(values))]
+def _ancestors(chunks: Sequence[SequenceChunk], width: int) -> Tensor:
+    """The ancestors of each chunk's tokens, the last ones repeated up to a width."""
+    sees = [chunk.ancestors(width) for chunk in chunks]
+    return torch.tensor([[*own, *own[-1:] * (width - len(own))] for own in sees])
 
 
-def _int64(values: list[int] | list[list[int]], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+def _ranges(starts: Integers, counts: Integers) -> Integers:
+    """`range(start, start + count)` of each, one after another."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
+def _to_device(values: Integers, device: torch.device) -> Tensor:
+    return torch.from_numpy(values).to(device, non_blocking=True)

@@ -40,6 +40,7 @@ from .adapter_fetches import AdapterFetches, FetchedBlock
 from .engine import Engine, EngineState
 from .engine_process import ENGINE_COMMAND
 from .kept_adapters import KeptAdapters
+from .known_adapters import KnownAdapters
 from .open_requests import OpenRequests
 from .quarantine import Quarantine
 from .questions import Questions
@@ -83,6 +84,7 @@ class EngineClient(Engine):
         self._maps: Questions[int, MemoryMap] = Questions(send)
         self._question_numbers = count()
         self._stats: EngineStats | None = None
+        self._adapters = KnownAdapters()
         self._running: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -153,6 +155,7 @@ class EngineClient(Engine):
         if not self._supervisor.is_stopping:
             self._requests.note_crash(step_request_ids)
         self._stats = None
+        self._adapters = KnownAdapters()
         self._fetches.cancel()
         for key in self._evictions.open_keys:
             self._on_evicted(key, EvictionReceipt())
@@ -244,8 +247,8 @@ class EngineClient(Engine):
             case MemoryMap():
                 self._maps.answer(message.number, message)
             case EngineStats():
-                self._stats = message
-                self._kept.note_residents(message)
+                self._stats = self._adapters.complete(message)
+                self._kept.note_residents(self._stats)
             case EngineReady(info):
                 self._on_ready(info)
             case EngineFailed(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ...adapters.status import AdapterChanges
 from ..messages import EngineStats, RequestStarted
 from ..parts import EngineParts
 from ..request import Request
@@ -45,14 +46,19 @@ class Statistics:
         self._num_step_sequences += num_sequences
 
     def poll(self) -> list[EngineStats]:
-        """Return a snapshot if one is due."""
+        """Return a snapshot, with the adapters that changed since the last one, if it is due."""
         now = self._parts.clock()
         if now < self._next_time:
             return []
         self._next_time = now + INTERVAL_SECONDS
-        return [self.snapshot()]
+        return [self._snapshot(self._parts.tiers.manager.reports.take_changes())]
 
     def snapshot(self) -> EngineStats:
+        """A snapshot with all adapters."""
+        statuses = self._parts.tiers.manager.reports.snapshot()
+        return self._snapshot(AdapterChanges(statuses, gone=[]))
+
+    def _snapshot(self, adapters: AdapterChanges) -> EngineStats:
         parts = self._parts
         scheduler, manager = parts.scheduler, parts.tiers.manager
         has_prefix_cache = parts.config.prefix_caching
@@ -67,7 +73,8 @@ class Statistics:
             num_generated_tokens=self._num_generated_tokens,
             num_adapter_loads=manager.num_loads,
             num_adapter_evictions=manager.num_evictions,
-            adapters=manager.reports.snapshot(),
+            adapters=adapters.statuses,
+            gone_adapters=adapters.gone,
             kv_usage=max(map(self._kv_usage, self._kv_groups)),
             num_swaps=scheduler.num_swaps,
             num_swapped=scheduler.num_swapped,

@@ -31,7 +31,7 @@ class SwapCosts:
     def round_trip_seconds(self, seq: SequenceBlocks) -> float:
         """Moving all that a sequence has on the device to the host and back."""
         num_bytes = sum(
-            self._bytes(group, len(table) - table.count(NULL_BLOCK))
+            self._bytes(group, int((table != NULL_BLOCK).sum()))
             for group, table in enumerate(seq.tables)
         )
         return 2 * self._costs.swap_seconds(num_bytes)

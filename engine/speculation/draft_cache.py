@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from ..kv.blocks import KvBlocks
 from ..kv.layout import KvGroup, KvOperation
 from ..kv.prefix_cache import CacheNamespace
-from ..kv.sequence_blocks import SequenceBlocks
+from ..kv.sequence_blocks import BlockTable, SequenceBlocks
 from ..request import Request
 
 
@@ -31,7 +31,7 @@ class CachedSequence:
     """The last of them, which were drafted: they are the request's own if they were right."""
 
     @property
-    def tables(self) -> list[list[int]]:
+    def tables(self) -> list[BlockTable]:
         return self.blocks.tables
 
 

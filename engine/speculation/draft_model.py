@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..config import EngineConfig
@@ -201,13 +200,19 @@ class DraftModelProposer:
 
     def _run(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """fp32 logits of the logits rows."""
-        device = self._model.device
         inputs = make_inputs(
-            chunks, groups=self._pages.groups, block_size=self._pages.block_size, device=device
+            chunks,
+            groups=self._pages.groups,
+            block_size=self._pages.block_size,
+            device=self._model.device,
         )
-        rows = torch.tensor(inputs.logits_rows, dtype=torch.int64).to(device)
-        forward = PagedForward(self._pages, inputs.attention)
-        return run_model(self._model.model, forward, inputs.input_ids, inputs.positions, rows)
+        return run_model(
+            self._model.model,
+            PagedForward(self._pages, inputs.attention),
+            inputs.input_ids,
+            inputs.positions,
+            inputs.logits_rows,
+        )
 
 
 def open_draft_model(

@@ -10,6 +10,7 @@ from loraplex.adapters.errors import ObjectCorrupt
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Lease, Tier
 from loraplex.adapters.record import MAX_BACKOFF_SECONDS
+from loraplex.adapters.status import AdapterStatus
 from support.blocks import make_key
 from support.manager import ManagerWorld
 
@@ -28,6 +29,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.world = ManagerWorld(arena=ARENA, host=HOST, num_soon=2)
         self.leases: dict[str, Lease] = {}
         self.deleting: set[AdapterKey] = set()
+        self.known: dict[AdapterKey, AdapterStatus] = {}
         self.num_requests = 0
 
     @rule(key=keys)
@@ -157,6 +159,14 @@ class ManagerMachine(RuleBasedStateMachine):
         used = self.world.arena.used - leaving - coming
         assert device_bytes == used * self.world.arena.element_bytes
         assert self.world.host.used <= HOST
+
+    @invariant()
+    def changes_add_up_to_the_snapshot(self) -> None:
+        changes = self.world.reports.take_changes()
+        for key in changes.gone:
+            self.known.pop(key, None)
+        self.known.update({status.key: status for status in changes.statuses})
+        assert self.known == {status.key: status for status in self.world.reports.snapshot()}
 
     @invariant()
     def no_poll_leaves_anything_behind(self) -> None:

@@ -72,12 +72,22 @@ def test_the_scheduler_is_timed_with_ample_and_with_scarce_blocks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_scheduler, "RUNNING", (64, 256))
+    long_contexts = (bench_scheduler.LongContexts(8, 512, 2, 1.0),)
+    monkeypatch.setattr(bench_scheduler, "LONG_CONTEXTS", long_contexts)
+    monkeypatch.setattr(bench_scheduler, "NUM_ADAPTERS", 150)
     assert bench_scheduler.main(["--steps", "3"]) in (0, 1)
     report = last_line(capsys)
     batches = [(row["running"], row["blocks"]) for row in report["rows"]]
     assert batches == [(64, "ample"), (64, "scarce"), (256, "ample"), (256, "scarce")]
     assert all(is_figure(row["p99_us"]) for row in report["rows"])
     assert report["p99_us_at_256"] in [row["p99_us"] for row in report["rows"]]
+    assert is_figure(report["statistics"]["changes_p50_us"])
+    (row,) = report["long_contexts"]
+    parts = ("schedule", "eager_inputs", "graph_inputs", "bookkeeping")
+    assert all(is_figure(row[f"{part}_p50_us"]) for part in parts)
+    assert row["step_us"] == row["schedule_p50_us"] + row["bookkeeping_p50_us"] + max(
+        row["eager_inputs_p50_us"], row["graph_inputs_p50_us"]
+    )
 
 
 def test_restarts_are_timed_beside_what_they_cannot_avoid(

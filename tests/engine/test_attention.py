@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loraplex.engine.kv.cache import KvCache, KvFormat
 from loraplex.engine.kv.groups import LayerKvShape, one_group
+from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionOptions, paged_attention
 from support.attention_cases import AttentionCase, Sequences
@@ -59,7 +60,7 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
     queries = [1, 1, 1, 1, 1, 9, 5, 30, 2, 3]
     num_blocks = [-(-context // BLOCK) for context in contexts]
     free = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
-    tables = [[free.pop() for _ in range(count)] for count in num_blocks]
+    tables = [block_table([free.pop() for _ in range(count)]) for count in num_blocks]
     cache = KvCache(
         one_group(1, 1 + sum(num_blocks)),
         [LayerKvShape(KV_HEADS, DIM, VALUE_DIM)],
@@ -127,7 +128,7 @@ def test_a_token_s_attention_is_the_same_to_the_bit_however_many_are_verified_wi
     q = torch.randn(6, HEADS, 16, generator=generator)
     results = []
     for num_rows in (1, 2, 3, 4, 6):  # from one position on, which attends to as many keys
-        chunk = SequenceChunk([0] * num_rows, start=40, tables=[[1, 2]])
+        chunk = SequenceChunk([0] * num_rows, start=40, tables=[block_table([1, 2])])
         inputs = make_inputs([chunk], groups=cache.groups, block_size=32, device=CPU)
         options = AttentionOptions(scale=0.3)
         results.append(paged_attention(q[:num_rows], keys, values, inputs.attention[0], options)[0])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
 from loraplex.engine.execution.decode_inputs import DecodeLayout
 from loraplex.engine.kv.groups import one_group
 from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model import inputs as inputs_module
 from loraplex.engine.model.inputs import (
     MAX_GROUPED_ROWS,
@@ -25,7 +27,7 @@ BLOCK = 4
 def make_chunk(
     num_tokens: int, start: int, *, kept: int = 1, tree: Sequence[int] | None = None
 ) -> SequenceChunk:
-    table = list(range(1, 2 + (start + num_tokens) // BLOCK))
+    table = block_table(range(1, 2 + (start + num_tokens) // BLOCK))
     return SequenceChunk(range(100, 100 + num_tokens), start, [table, table], kept, tree)
 
 
@@ -87,7 +89,7 @@ def test_tokens_of_a_tree_stand_at_their_depth_and_lie_in_adjacent_slots() -> No
     assert inputs.positions.tolist() == [3, 4, 7, 8, 8, 9, 10, 9]
     slots = inputs.attention[0].slot_mapping
     assert slots[2:].tolist() == list(range(BLOCK + 7, BLOCK + 13))
-    assert inputs.logits_rows == (1, *range(2, 8))
+    assert inputs.logits_rows.tolist() == [1, *range(2, 8)]
 
 
 def test_a_token_of_a_tree_sees_those_it_follows() -> None:
@@ -119,21 +121,22 @@ def test_every_visible_position_is_in_one_block_of_a_table_that_is_no_wider_than
     width = DecodeLayout((group,), BLOCK, max_rows=1, max_model_len=40).table_width(group)
     widest = 0
     for start in range(40):
-        chunk = SequenceChunk([7], start, [range(1, 11)])
-        blocks = visible_blocks(chunk, 0, group, BLOCK)
-        assert blocks.positions is not None
-        assert [1 + position // BLOCK for position in blocks.positions] == blocks.block_ids
-        assert len({*blocks.block_ids}) == len(blocks.block_ids), "none is read twice"
-        held = {first + offset for first in blocks.positions for offset in range(BLOCK)}
+        blocks = visible_blocks(group, BLOCK, np.array([start]), np.array([start + 1]))
+        (count,) = blocks.counts.tolist()
+        (block_ids,) = blocks.gather([block_table(range(1, 11))], count).tolist()
+        (positions,) = blocks.positions(BLOCK, 0, count).tolist()
+        assert [1 + position // BLOCK for position in positions] == block_ids
+        assert len({*block_ids}) == len(block_ids), "none is read twice"
+        held = {first + offset for first in positions for offset in range(BLOCK)}
         assert {*range(min(sinks, start)), *range(max(start + 1 - window, 0), start + 1)} <= held
-        widest = max(widest, len(blocks.block_ids))
+        widest = max(widest, count)
     assert widest == width
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, MAX_GROUPED_ROWS + 1])
 def test_the_null_block_is_never_written(num_tokens: int) -> None:
     with pytest.raises(AssertionError, match="null block"):
-        lay_out(SequenceChunk([7] * num_tokens, 0, [[0] * num_tokens]))
+        lay_out(SequenceChunk([7] * num_tokens, 0, [block_table([0] * num_tokens)]))
 
 
 def test_read_in_place_there_is_a_group_for_each_kind_of_span_and_padding_is_no_work() -> None:

@@ -11,6 +11,7 @@ from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import CopyBlock, KvGroup, SwapIn, SwapOut, ZeroBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from support.block_tables import tables_of
 
 SIZE = 4
 ADAPTER = AdapterKey("acme", "sha256:aa")
@@ -52,7 +53,7 @@ def test_a_sequence_grows_in_all_groups_or_in_none() -> None:
     assert not kv.grow(seq, 0, 9)
     assert (kv.num_free(0), kv.num_free(1)) == (4, 2)
     assert kv.grow(seq, 0, 8)
-    assert [len(table) for table in seq.tables] == [2, 2]
+    assert [len(table) for table in tables_of(seq)] == [2, 2]
     assert (kv.num_free(0), kv.num_free(1)) == (2, 0)
     assert kv.share(seq) == 1.0
     kv.check_integrity([seq])
@@ -64,24 +65,24 @@ def test_blocks_behind_the_known_tokens_are_given_back_in_all_groups_and_handed_
     kv.release(others)
     seq = compute(kv, range(6))
     assert kv.grow(seq, 6, 12)
-    spare = [set(table[2:]) for table in seq.tables]
+    spare = [set(table[2:]) for table in tables_of(seq)]
     kv.shrink(seq, 7)
-    assert [len(table) for table in seq.tables] == [2, 2]
+    assert [len(table) for table in tables_of(seq)] == [2, 2]
     assert seq.num_writable == 8
     kv.check_integrity([seq])
     another = kv.new_sequence()
     assert kv.grow(another, 0, 12)
-    assert [set(table) for table in another.tables] == spare
+    assert [set(table) for table in tables_of(another)] == spare
     assert kv.match(kv.new_sequence(), NAMESPACE, range(100, 109)) == 8, "the cached ones stayed"
 
 
 def test_a_sequence_that_holds_no_more_than_it_needs_shrinks_by_nothing() -> None:
     kv = make_blocks(full(8))
     seq = compute(kv, range(8))
-    table = list(seq.tables[0])
+    table = tables_of(seq)[0]
     kv.shrink(seq, 8)
     kv.shrink(seq, 5)
-    assert seq.tables == [table]
+    assert tables_of(seq) == [table]
 
 
 def test_new_blocks_are_zeroed_before_they_are_written() -> None:
@@ -90,7 +91,7 @@ def test_new_blocks_are_zeroed_before_they_are_written() -> None:
     kv.grow(first, 0, 5)
     kv.grow(second, 0, 1)
     assert kv.operations.take() == [
-        ZeroBlocks(group, (*first.tables[group], *second.tables[group])) for group in (0, 1)
+        ZeroBlocks(group, (*tables_of(first)[group], *tables_of(second)[group])) for group in (0, 1)
     ]
     assert kv.grow(first, 5, 3)  # within its blocks
     assert kv.operations.take() == []
@@ -137,7 +138,7 @@ def test_only_blocks_whose_step_has_finished_are_found() -> None:
     kv.release(reader)
     kv.advance(writer, NAMESPACE, tokens, 9)
     assert kv.match(reader, NAMESPACE, tokens) == 8
-    assert reader.tables == [writer.tables[0][:2]]
+    assert tables_of(reader) == [tables_of(writer)[0][:2]]
 
 
 def test_at_least_one_token_is_left_to_compute() -> None:
@@ -160,8 +161,8 @@ def test_who_computed_known_content_goes_on_with_the_cached_block() -> None:
         assert kv.grow(seq, 0, 9)
     for seq in (first, second):
         kv.advance(seq, NAMESPACE, list(range(9)), 9)
-    assert first.tables[0][:2] == second.tables[0][:2]
-    assert first.tables[0][2] != second.tables[0][2]
+    assert tables_of(first)[0][:2] == tables_of(second)[0][:2]
+    assert tables_of(first)[0][2] != tables_of(second)[0][2]
     assert kv.num_free(0) == 4
     kv.check_integrity([first, second])
 
@@ -208,10 +209,10 @@ def test_what_a_window_leaves_behind_is_freed_but_sinks_stay() -> None:
     kv = make_blocks(full(8), windowed(8, window=6, sinks=2))
     tokens = list(range(20))
     seq = compute(kv, tokens[:9])
-    assert NULL_BLOCK not in seq.tables[1]  # the query at 9 sees from 4 on, a fork's from 3 on
+    assert NULL_BLOCK not in tables_of(seq)[1]  # the query at 9 sees from 4 on, a fork's from 3 on
     compute(kv, tokens[:14], seq=seq, start=9)
-    assert [block_id == NULL_BLOCK for block_id in seq.tables[1]] == [False, True, False, False]
-    assert NULL_BLOCK not in seq.tables[0]
+    assert [block_id == NULL_BLOCK for block_id in tables_of(seq)[1]] == [False, True, False, False]
+    assert NULL_BLOCK not in tables_of(seq)[0]
     assert (kv.num_free(0), kv.num_free(1)) == (4, 5)
     kv.check_integrity([seq])
 
@@ -263,7 +264,7 @@ def test_a_hit_needs_of_a_windowed_group_only_what_the_next_query_sees() -> None
     cached = kv.groups[1].cached
     found = kv.new_sequence()
     assert kv.match(found, NAMESPACE, [*tokens, 0]) == 24
-    table = list(found.tables[1])
+    table = tables_of(found)[1]
     assert [block_id == NULL_BLOCK for block_id in table] == [False] + [True] * 3 + [False] * 2
     kv.check_integrity([found])
     kv.release(found)
@@ -297,7 +298,7 @@ def test_what_is_handled_once_for_several_tokens_is_handled_in_time(groups: list
                 assert kv.grow(seq, num_computed - 1, 1)
                 if kv is always or num_computed > seq.num_tokens_handled:
                     kv.advance(seq, NAMESPACE, tokens, num_computed)
-            assert sequences[0].tables == sequences[1].tables
+            assert tables_of(sequences[0]) == tables_of(sequences[1])
             assert sequences[0].num_published == sequences[1].num_published
         for kv, seq in zip((always, seldom), sequences, strict=True):
             kv.release(seq)
@@ -312,14 +313,14 @@ def test_a_forks_last_block_is_copied_by_whoever_writes_first() -> None:
     parent, child = compute(kv, list(range(6))), kv.new_sequence()
     kv.operations.take()
     assert kv.fork(parent, child, 5)
-    shared = parent.tables[0][1]
-    assert child.tables == parent.tables
+    shared = tables_of(parent)[0][1]
+    assert tables_of(child) == tables_of(parent)
     assert kv.num_missing(child, 5, 1) == (1,)
     assert kv.grow(child, 5, 1)
-    assert kv.operations.take() == [CopyBlock(0, shared, child.tables[0][1])]
+    assert kv.operations.take() == [CopyBlock(0, shared, tables_of(child)[0][1])]
     assert kv.grow(parent, 6, 1)
     assert kv.operations.take() == []
-    assert parent.tables[0][1] == shared != child.tables[0][1]
+    assert tables_of(parent)[0][1] == shared != tables_of(child)[0][1]
     kv.check_integrity([parent, child])
 
 
@@ -329,8 +330,8 @@ def test_a_parent_that_writes_on_leaves_the_shared_block_to_its_fork() -> None:
     kv.fork(parent, child, 5)
     kv.operations.take()
     assert kv.grow(parent, 6, 1)
-    assert kv.operations.take() == [CopyBlock(0, child.tables[0][1], parent.tables[0][1])]
-    assert parent.tables[0][1] != child.tables[0][1]
+    assert kv.operations.take() == [CopyBlock(0, tables_of(child)[0][1], tables_of(parent)[0][1])]
+    assert tables_of(parent)[0][1] != tables_of(child)[0][1]
 
 
 def test_a_published_block_is_not_overwritten_even_by_its_last_holder() -> None:
@@ -374,7 +375,7 @@ def test_a_swapped_sequence_comes_back_with_its_content() -> None:
     kv = make_blocks(full(3), windowed(3, window=5), caching=False, slots=[3, 3])
     seq = compute(kv, list(range(10)))
     kv.operations.take()
-    tables = [list(table) for table in seq.tables]
+    tables = tables_of(seq)
     assert kv.swap_out(seq, 10)
     (out, out_windowed) = kv.operations.take()
     assert out == SwapOut(0, tuple(tables[0]), (0, 1, 2))
@@ -384,8 +385,8 @@ def test_a_swapped_sequence_comes_back_with_its_content() -> None:
     assert kv.grow(seq, 10, 1)
     operations = kv.operations.take()
     assert operations == [
-        SwapIn(0, (0, 1, 2), tuple(seq.tables[0])),
-        SwapIn(1, (0, 1), tuple(seq.tables[1][1:])),
+        SwapIn(0, (0, 1, 2), tuple(tables_of(seq)[0])),
+        SwapIn(1, (0, 1), tuple(tables_of(seq)[1][1:])),
     ]
     assert not seq.is_swapped
     kv.check_integrity([seq])
@@ -411,15 +412,15 @@ def test_where_windows_have_left_nothing_there_is_nothing_to_swap() -> None:
 def test_what_is_still_cached_is_not_brought_back_from_the_host() -> None:
     kv = make_blocks(full(4), slots=[4])
     seq = compute(kv, list(range(10)))
-    tables = list(seq.tables[0])
+    tables = tables_of(seq)[0]
     kv.swap_out(seq, 10)
     kv.operations.take()
     reader = kv.new_sequence()
     assert kv.match(reader, NAMESPACE, list(range(5))) == 4
     assert kv.num_missing(seq, 10, 1) == (2,), "one block the reader holds already"
     assert kv.grow(seq, 10, 1)
-    assert seq.tables[0][:2] == tables[:2]
-    assert kv.operations.take() == [SwapIn(0, (2,), (seq.tables[0][2],))]
+    assert tables_of(seq)[0][:2] == tables[:2]
+    assert kv.operations.take() == [SwapIn(0, (2,), (tables_of(seq)[0][2],))]
     kv.check_integrity([seq, reader])
 
 

@@ -20,6 +20,7 @@ from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from support.block_tables import tables_of
 
 SIZE = 2
 SECRET = b"s" * 32
@@ -153,7 +154,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences, num_tokens=st.integers(1, 8))
     def schedule(self, sequence: Sequence, num_tokens: int) -> None:
-        if not sequence.kv.tables[0] and sequence in self.live:
+        if not tables_of(sequence.kv)[0] and sequence in self.live:
             self._match(sequence)
         self._grow(sequence, num_tokens)
 
@@ -164,12 +165,12 @@ class KvBlocksMachine(RuleBasedStateMachine):
         computed = sequence.num_computed
         missing = self.kv.num_missing(sequence.kv, computed, num_tokens)
         possible = all(count <= self.kv.num_free(group) for group, count in enumerate(missing))
-        held = [list(table) for table in sequence.kv.tables]
+        held = tables_of(sequence.kv)
         assert self.kv.grow(sequence.kv, computed, num_tokens) == possible
         if possible:
             sequence.num_scheduled = num_tokens
             return
-        assert held == sequence.kv.tables, "all groups or none"
+        assert held == tables_of(sequence.kv), "all groups or none"
         alone = not any(other is not sequence and self.kv.share(other.kv) for other in self.live)
         assert not (alone and self.kv.fits_alone(computed + num_tokens, num_tokens))
 
@@ -196,7 +197,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
 
     def _write(self, sequence: Sequence) -> None:
         end = sequence.num_computed + sequence.num_scheduled
-        for group, table in enumerate(sequence.kv.tables):
+        for group, table in enumerate(tables_of(sequence.kv)):
             for position in range(sequence.num_computed, end):
                 block_id = table[position // SIZE]
                 assert block_id != NULL_BLOCK
@@ -259,7 +260,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
             if index in sequence.kv.host_slots[group]:
                 block = self.tensors.host[group, sequence.kv.host_slots[group][index]]
             else:
-                block = self.tensors.device[group, sequence.kv.tables[group][index]]
+                block = self.tensors.device[group, tables_of(sequence.kv)[group][index]]
             assert block[position % SIZE] == sequence.content(position)
 
     def _check_published(self, key: bytes, block: list[Content | None]) -> None:

@@ -19,6 +19,7 @@ from loraplex.engine.kv.layout import (
     SwapOut,
     ZeroBlocks,
 )
+from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.kernels.kv_pages import KvPages, make_pages
 
 CPU = torch.device("cpu")
@@ -126,7 +127,7 @@ def test_positions_move_at_once_across_blocks_and_in_every_layer(kv_format: KvFo
     tables, length = [[3, 1, 5], [2, 4, 1]], 11
     before = [slot_contents(cache, group, tables[group], length) for group in (0, 1)]
     # 5 is read for 4 and written from 8.
-    cache.move(tables, sources=(5, 8, 10), targets=(4, 5, 6))
+    cache.move(list(map(block_table, tables)), sources=(5, 8, 10), targets=(4, 5, 6))
     for group in (0, 1):
         expected = list(before[group])
         expected[4:7] = [before[group][position] for position in (5, 8, 10)]

@@ -10,7 +10,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.layout import SwapIn, SwapOut
-from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks, block_table
 from loraplex.engine.scheduling.batch import ScheduledBatch
 from loraplex.engine.scheduling.running import MAX_PREEMPTIONS
 from loraplex.engine.scheduling.shares import Shares
@@ -145,7 +145,9 @@ def test_what_swapping_takes_is_no_part_of_what_a_steps_tokens_cost(
 def test_a_swap_moves_what_windows_have_left_there_and_back() -> None:
     swaps = SwapCosts(StepCosts(swap_bytes_per_second=100.0), (10, 50))
     seq = SequenceBlocks(
-        tables=[[1, 2, 3], [NULL_BLOCK, NULL_BLOCK, 4]], num_freed=[0, 2], host_slots=[{}, {}]
+        tables=[block_table([1, 2, 3]), block_table([NULL_BLOCK, NULL_BLOCK, 4])],
+        num_freed=[0, 2],
+        host_slots=[{}, {}],
     )
     assert swaps.round_trip_seconds(seq) == 2 * (3 * 10 + 50) / 100
 

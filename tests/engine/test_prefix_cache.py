@@ -11,6 +11,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, Prefix, PrefixHasher
+from support.block_tables import tables_of
 
 SIZE = 4
 ADAPTER = AdapterKey("acme", "sha256:aa")
@@ -26,7 +27,7 @@ def store(kv: KvBlocks, namespace: CacheNamespace, tokens: list[int]) -> list[in
     seq = kv.new_sequence()
     assert kv.grow(seq, 0, len(tokens))
     kv.advance(seq, namespace, tokens, len(tokens))
-    blocks = seq.tables[0][: len(tokens) // SIZE]
+    blocks = tables_of(seq)[0][: len(tokens) // SIZE]
     kv.release(seq)
     return blocks
 
@@ -35,7 +36,7 @@ def match(kv: KvBlocks, namespace: CacheNamespace, tokens: list[int]) -> list[in
     """The blocks that a new sequence with these tokens would share."""
     seq = kv.new_sequence()
     num_tokens = kv.match(seq, namespace, tokens)
-    blocks = list(seq.tables[0])
+    blocks = tables_of(seq)[0]
     assert num_tokens == len(blocks) * SIZE
     kv.release(seq)
     return blocks

@@ -22,6 +22,7 @@ from loraplex.engine.kv.layout import (
 )
 from loraplex.engine.scheduling.batch import ScheduledSequence
 from loraplex.engine.scheduling.step_costs import StepShape
+from support.block_tables import tables_of
 
 from .contents import ZERO, Contents, is_foreign
 from .violation import Invariant, require
@@ -129,7 +130,7 @@ class FakeDevice:
         num_computed = request.num_computed_tokens
         values = contents.up_to(request.token_ids, num_computed)
         for index, group in enumerate(self._groups):
-            table, cells = request.kv.tables[index], self.cells[index]
+            table, cells = tables_of(request.kv)[index], self.cells[index]
             for block in _visible_blocks(group, num_computed, size):
                 start, first = block * size, table[block] * size
                 length = min(size, num_computed - start)
@@ -147,7 +148,7 @@ class FakeDevice:
     ) -> set[int]:
         """Write the values of the new positions; return the blocks that were written."""
         request, size = sequence.request, self._block_size
-        table, cells = request.kv.tables[index], self.cells[index]
+        table, cells = tables_of(request.kv)[index], self.cells[index]
         end = sequence.context_len
         written = set()
         for position, value in enumerate(values, request.num_computed_tokens):

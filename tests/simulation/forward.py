@@ -10,6 +10,7 @@ from loraplex.engine.execution.execution import Drawn
 from loraplex.engine.messages import TokensGenerated
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledSequence
+from support.block_tables import tables_of
 from support.manager import FakeArena
 
 from .contents import NAN, Contents, next_token
@@ -88,7 +89,7 @@ class FakeForward:
         ):
             raise StepFailed
         computed = [self._compute(sequence) for sequence in sequences]
-        tables = [request.kv.tables for request in self._live()]
+        tables = [tables_of(request.kv) for request in self._live()]
         self._device.run(sequences, self._contents, computed, tables)
         kept = zip(sequences, computed, strict=True)
         return Rows(
@@ -100,7 +101,7 @@ class FakeForward:
         require(list(path) == list(range(len(path))), Invariant.AS_PLAIN, f"{path} of a chain")
 
     def clear(self, request: Request, start: int, end: int) -> None:
-        self._device.clear(request.kv.tables, start, end)
+        self._device.clear(tables_of(request.kv), start, end)
 
     def _compute(self, sequence: ScheduledSequence) -> list[int]:
         request, faults = sequence.request, self.faults

@@ -16,6 +16,7 @@ from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
+from support.block_tables import tables_of
 
 from .contents import STOP_TOKEN, Contents, next_token, values_of_block
 from .evictions import EvictionChecks
@@ -189,7 +190,7 @@ class Checks:
     def _num_spare(self, request: Request) -> int:
         """Blocks that the known tokens do not need."""
         needed = -(-len(request.token_ids) // self._limits.block_size)
-        return max(len(request.kv.tables[0]) - needed, 0)
+        return max(len(tables_of(request.kv)[0]) - needed, 0)
 
     def _check_target(self, batch: ScheduledBatch) -> None:
         """Prompts beside decodes are cut to what the target leaves, or to a block."""
@@ -245,7 +246,7 @@ class Checks:
 
     def _held_share(self, requests: list[Request], group: int) -> float:
         """The part of a group's blocks that these requests hold, each block counted once."""
-        blocks = set(chain.from_iterable(request.kv.tables[group] for request in requests))
+        blocks = set(chain.from_iterable(tables_of(request.kv)[group] for request in requests))
         return len(blocks - {0}) / self._kv.num_usable(group)
 
     def after_step(self, batch: ScheduledBatch | None) -> None:
@@ -273,9 +274,9 @@ class Checks:
         self._check_output(request)
         self._num_left.pop(request.request_id, None)
         require(
-            not any(chain.from_iterable(request.kv.tables)) and not request.kv.is_swapped,
+            not any(chain.from_iterable(tables_of(request.kv))) and not request.kv.is_swapped,
             Invariant.QUIESCENT,
-            f"{request.request_id} ended with {reason} and holds {request.kv.tables}",
+            f"{request.request_id} ended with {reason} and holds {tables_of(request.kv)}",
         )
         if reason == "deadline_exceeded":
             assert request.deadline is not None
@@ -336,7 +337,7 @@ class Checks:
     def _check_blocks(self, live: list[Request]) -> None:
         running = [request for request in live if request in self._scheduler._running]
         for group in range(self._num_groups):
-            held = set(chain.from_iterable(request.kv.tables[group] for request in running))
+            held = set(chain.from_iterable(tables_of(request.kv)[group] for request in running))
             held.discard(0)
             require(
                 len(held) + self._kv.num_free(group) == self._kv.num_usable(group),
@@ -347,9 +348,9 @@ class Checks:
             if request in self._scheduler._running:
                 is_right, what = not self._num_spare(request), "keeps the blocks of its draft"
             else:
-                is_right, what = not any(map(any, request.kv.tables)), "waits and holds blocks"
+                is_right, what = not any(map(any, tables_of(request.kv))), "waits and holds blocks"
             if not is_right:
-                detail = f"{request.request_id} {what}: {request.kv.tables}"
+                detail = f"{request.request_id} {what}: {tables_of(request.kv)}"
                 raise Violation(Invariant.BLOCKS_CONSERVED, detail)
 
     def _check_leases(self, live: list[Request]) -> None:

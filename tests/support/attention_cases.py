@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, attend_gathered
 from loraplex.kernels.kv_pages import KvPages, PlainPages, QuantizedPages, make_pages
@@ -40,7 +41,10 @@ class Sequences:
         trees = [*self.trees, *[None] * (len(self.lengths) - len(self.trees))]
         return [
             SequenceChunk(
-                [0] * count, context - count, [[ids.pop() for _ in range(blocks)]], tree=tree
+                [0] * count,
+                context - count,
+                [block_table([ids.pop() for _ in range(blocks)])],
+                tree=tree,
             )
             for (context, count), blocks, tree in zip(self.lengths, num_blocks, trees, strict=True)
         ]
@@ -112,7 +116,7 @@ class AttentionCase:
 
     def _slots(self, chunk: SequenceChunk) -> Tensor:
         places, size = torch.arange(chunk.end), self.sizes.block_size
-        return torch.tensor(chunk.tables[0])[places // size] * size + places % size
+        return torch.tensor(chunk.tables[0].tolist())[places // size] * size + places % size
 
     def expected(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """By the plain op in this dtype, which needs what nobody wrote to be zeros."""

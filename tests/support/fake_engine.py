@@ -111,6 +111,7 @@ class FakeCore:
         self._outputs: dict[str, list[int]] = {}
         self._lone_steps: Counter[str] = Counter()
         self._fetched: dict[AdapterKey, Tier] = {}
+        self._deleted: set[AdapterKey] = set()
         self._wanted: set[AdapterKey] = set()
         self._pinned: set[AdapterKey] = set()
         self._outbox: list[FromEngine] = []
@@ -142,6 +143,7 @@ class FakeCore:
                         self._finish(request.request_id, FinishReason.ERROR, error)
             case DeleteAdapter(key, drain_seconds):
                 self._fetched.pop(key, None)
+                self._deleted.add(key)
                 receipt = EvictionReceipt(device_bytes=100, seconds=drain_seconds)
                 self._outbox.append(AdapterEvicted(key, receipt))
             case SetPinned(keys):
@@ -265,7 +267,9 @@ class FakeCore:
 
     def _stats(self) -> EngineStats:
         adapters = [AdapterStatus(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]
-        return replace(_NOTHING, num_running=len(self._requests), adapters=adapters)
+        gone = [key for key in self._deleted if key not in self._fetched]
+        num_running = len(self._requests)
+        return replace(_NOTHING, num_running=num_running, adapters=adapters, gone_adapters=gone)
 
     def _finish(
         self, request_id: str, reason: FinishReason, error: ErrorInfo | None = None

@@ -71,6 +71,7 @@ class FakeHost:
         self.files: dict[Path, int | Exception] = {}
         self.blocks: OrderedDict[AdapterKey, FakeBlock] = OrderedDict()
         self.in_use: set[AdapterKey] = set()
+        self.changed: list[AdapterKey] = []
 
     @property
     def used(self) -> int:
@@ -114,14 +115,20 @@ class FakeHost:
             victim = next((key for key in self.blocks if key not in self.in_use), None)
             if victim is None:
                 return None
-            del self.blocks[victim]
+            self.remove(victim)
         self.in_use.add(key)
         self.blocks[key] = FakeBlock(key, size)
+        self.changed.append(key)
         return self.blocks[key]
 
     def remove(self, key: AdapterKey) -> None:
         assert key not in self.in_use
         self.blocks.pop(key, None)
+        self.changed.append(key)
+
+    def take_changed(self) -> list[AdapterKey]:
+        changed, self.changed = self.changed, []
+        return changed
 
 
 class FakeArena:

@@ -13,6 +13,7 @@ from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.cache import KvCache
 from loraplex.engine.kv.groups import group_layers, one_group
 from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.forward import (
     PagedForward,
@@ -44,7 +45,7 @@ def paged_logits(
     rng = random.Random(seed)
     num_blocks = [-(-len(tokens) // BLOCK_SIZE) for tokens in sequences]
     scattered = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
-    tables = [[scattered.pop() for _ in range(count)] for count in num_blocks]
+    tables = [block_table([scattered.pop() for _ in range(count)]) for count in num_blocks]
     cache = KvCache(
         one_group(len(base.kv_shapes), 1 + sum(num_blocks)),
         base.kv_shapes,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loraplex.engine.kv.cache import KvCache
 from loraplex.engine.kv.groups import group_layers
+from loraplex.engine.kv.sequence_blocks import BlockTable, block_table
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.forward import (
     PagedForward,
@@ -77,11 +78,11 @@ class Verifier:
             attention_sinks=attention_sinks,
         )
         counts = [-(-(len(rows.known) + len(rows.drafted)) // BLOCK_SIZE) for rows in draft_tokens]
-        self.tables: list[list[list[int]]] = [[] for _ in draft_tokens]
+        self.tables: list[list[BlockTable]] = [[] for _ in draft_tokens]
         for _ in groups:
             free = rng.sample(range(1, 1 + sum(counts)), sum(counts))
             for tables, count in zip(self.tables, counts, strict=True):
-                tables.append([free.pop() for _ in range(count)])
+                tables.append(block_table([free.pop() for _ in range(count)]))
         self.cache = KvCache(
             [replace(group, num_blocks=1 + sum(counts)) for group in groups],
             base.kv_shapes,

@@ -1,0 +1,258 @@
+"""A step's inputs against a plain loop over lists, for random chunks, windows and trees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from loraplex.engine.execution.decode_inputs import DecodeInputs, DecodeLayout
+from loraplex.engine.kv.block_pool import NULL_BLOCK
+from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.sequence_blocks import BlockTable, block_table
+from loraplex.engine.model import inputs as inputs_module
+from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
+from loraplex.kernels.attention import AttentionBatch
+
+CPU = torch.device("cpu")
+BLOCK = 4
+MAX_LEN = 120
+GROUPS = (KvGroup((0,), None, 0, 999), KvGroup((1,), 9, 0, 999), KvGroup((2,), 7, 5, 999))
+MAX_GROUP_CELLS = 600
+"""So few that groups are cut into parts."""
+
+
+class Visible(NamedTuple):
+    block_ids: list[int]
+    positions: list[int]
+
+
+def visible_blocks(table: Sequence[int], start: int, end: int, group: KvGroup) -> Visible:
+    """Block by block: whether a query of the chunk sees one of its positions."""
+    seen = []
+    for block in range(-(-end // BLOCK)):
+        last = block * BLOCK + BLOCK - 1
+        is_near = group.window is None or last > start - group.window
+        if is_near or block * BLOCK < group.sinks:
+            seen.append(block)
+    return Visible([table[block] for block in seen], [block * BLOCK for block in seen])
+
+
+def padded(values: Sequence[int], padding: int, width: int) -> list[int]:
+    return [*values, *[padding] * (width - len(values))]
+
+
+class Expected:
+    """One group's view of a step, chunk by chunk."""
+
+    def __init__(self, chunks: Sequence[SequenceChunk], index: int, *, in_place: bool) -> None:
+        self._chunks, self._index, self._group = chunks, index, GROUPS[index]
+        self._in_place = in_place
+        self._starts = np.cumsum([0, *(len(chunk.token_ids) for chunk in chunks)]).tolist()
+        self.slots = [
+            chunk.tables[index].tolist()[position // BLOCK] * BLOCK + position % BLOCK
+            for chunk in chunks
+            for position in range(chunk.start, chunk.end)
+        ]
+        self.seen = [
+            visible_blocks(chunk.tables[index].tolist(), chunk.start, chunk.end, self._group)
+            for chunk in chunks
+        ]
+        self._classes: dict[Hashable, list[int]] = {}
+        self.alone: list[int] = []
+        for number, chunk in enumerate(chunks):
+            is_long = len(chunk.token_ids) > MAX_GROUPED_ROWS and chunk.tree is None
+            if is_long and not in_place:
+                self.alone.append(number)
+            else:
+                self._classes.setdefault(self._class_of(number), []).append(number)
+
+    def _class_of(self, number: int) -> Hashable:
+        num_tokens, tree = len(self._chunks[number].token_ids), self._chunks[number].tree
+        if not self._in_place:
+            num_blocks = len(self.seen[number].block_ids)
+            return (num_tokens - 1).bit_length(), (num_blocks - 1).bit_length()
+        return num_tokens > 1, num_tokens > MAX_GROUPED_ROWS and tree is None
+
+    def groups(self) -> list[list[int]]:
+        """The chunks that are computed together."""
+        groups = []
+        for members in self._classes.values():
+            num_rows = max(len(self._chunks[number].token_ids) for number in members)
+            num_keys = BLOCK * max(len(self.seen[number].block_ids) for number in members)
+            size = max(MAX_GROUP_CELLS // (num_rows * num_keys), 1)
+            size = len(members) if self._in_place else size
+            groups += [members[first : first + size] for first in range(0, len(members), size)]
+        return groups
+
+    def check_group(self, members: Sequence[int], batch: AttentionBatch, number: int) -> None:
+        found = batch.groups[number]
+        chunks, seen = [self._chunks[i] for i in members], [self.seen[i] for i in members]
+        num_rows = max(len(chunk.token_ids) for chunk in chunks)
+        width = max(len(blocks.block_ids) for blocks in seen)
+        rows = [range(self._starts[i], self._starts[i + 1]) for i in members]
+        positions = [list(chunk.positions) for chunk in chunks]
+
+        def filled(parts: Sequence[Sequence[int]]) -> list[list[int]]:
+            return [padded(part, -1 if self._in_place else part[-1], num_rows) for part in parts]
+
+        assert found.rows.tolist() == filled(rows)
+        assert found.positions.tolist() == filled(positions)
+        tables = [padded(blocks.block_ids, NULL_BLOCK, width) for blocks in seen]
+        assert found.block_tables.tolist() == tables
+        if self._group.window is None:
+            assert found.block_positions is None
+        else:
+            assert found.block_positions is not None
+            assert found.block_positions.tolist() == [
+                padded(blocks.positions, chunk.end, width)
+                for blocks, chunk in zip(seen, chunks, strict=True)
+            ]
+        assert (found.ancestors is None) == all(chunk.tree is None for chunk in chunks)
+        if found.ancestors is not None:
+            sees = [chunk.ancestors(num_rows) for chunk in chunks]
+            sees = [[*own, *own[-1:] * (num_rows - len(own))] for own in sees]
+            assert found.ancestors.tolist() == sees
+
+    def check_alone(self, batch: AttentionBatch) -> None:
+        for number, found in zip(self.alone, batch.chunks, strict=True):
+            chunk, blocks = self._chunks[number], self.seen[number]
+            assert (found.start, found.end) == (self._starts[number], self._starts[number + 1])
+            assert found.context_len == chunk.end
+            assert found.block_table.tolist() == blocks.block_ids
+            if self._group.window is not None:
+                assert found.block_positions is not None
+                assert found.block_positions.tolist() == blocks.positions
+
+
+def random_tables(rng: random.Random, num_tokens: int) -> list[BlockTable]:
+    """Enough for so many tokens, sometimes more."""
+    num_blocks = -(-num_tokens // BLOCK) + rng.choice((0, 0, 1, 3))
+    return [block_table([rng.randrange(1, 999) for _ in range(num_blocks)]) for _ in GROUPS]
+
+
+def random_chunk(rng: random.Random) -> SequenceChunk:
+    start = rng.choice((0, rng.randrange(12), rng.randrange(MAX_LEN)))
+    count = rng.choice((1, 1, 1, 2, 3, 5, 8, MAX_GROUPED_ROWS, MAX_GROUPED_ROWS + 1, 30))
+    tree = None
+    if count > 1 and rng.random() < 0.3:
+        tree = [rng.randrange(-1, index) for index in range(rng.randrange(1, count))]
+    token_ids = [rng.randrange(1000) for _ in range(count)]
+    kept = rng.randint(0, count)
+    return SequenceChunk(token_ids, start, random_tables(rng, start + count), kept, tree)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_inputs_are_those_of_a_loop_over_lists(
+    monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    monkeypatch.setattr(inputs_module, "MAX_GROUP_CELLS", MAX_GROUP_CELLS)
+    rng = random.Random(in_place)
+    for _ in range(150):
+        chunks = [random_chunk(rng) for _ in range(rng.randint(1, 12))]
+        found = make_inputs(chunks, groups=GROUPS, block_size=BLOCK, device=CPU, in_place=in_place)
+        assert found.input_ids.tolist() == [token for chunk in chunks for token in chunk.token_ids]
+        assert found.positions.tolist() == [place for chunk in chunks for place in chunk.positions]
+        kept: list[int] = []
+        end = 0
+        for chunk in chunks:
+            end += len(chunk.token_ids)
+            kept += range(end - chunk.num_logits_rows, end)
+        assert found.logits_rows.tolist() == kept
+        for index, batch in enumerate(found.attention):
+            expected = Expected(chunks, index, in_place=in_place)
+            assert batch.slot_mapping.tolist() == expected.slots
+            groups = expected.groups()
+            assert len(batch.groups) == len(groups)
+            for number, members in enumerate(groups):
+                expected.check_group(members, batch, number)
+            expected.check_alone(batch)
+
+
+class Decoding:
+    """Sequences that come, grow, lose and change blocks, and go, as those of a step do."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.chunks: list[SequenceChunk] = []
+
+    def advance(self, most: int) -> None:
+        rng = self._rng
+        kept = [chunk for chunk in self.chunks if rng.random() > 0.1 and chunk.end < MAX_LEN - 1]
+        self.chunks = [self._next(chunk) for chunk in kept]
+        while len(self.chunks) < rng.randint(1, most):
+            start = rng.randrange(MAX_LEN - 1)
+            self.chunks.append(SequenceChunk([start], start, random_tables(rng, start + 1)))
+        if rng.random() < 0.2:
+            rng.shuffle(self.chunks)
+        del self.chunks[most:]
+
+    def _next(self, chunk: SequenceChunk) -> SequenceChunk:
+        tables, rng = list(chunk.tables), self._rng
+        start = chunk.start + (rng.random() < 0.8)
+        for index, table in enumerate(tables):
+            block_ids = table.tolist()
+            if start // BLOCK >= len(block_ids):
+                tables[index] = block_table([*block_ids, rng.randrange(1, 999)])
+            elif rng.random() < 0.1:  # copied on write, or found in the prefix cache
+                block_ids[rng.randrange(len(block_ids))] = rng.randrange(1, 999)
+                tables[index] = block_table(block_ids)
+        return SequenceChunk([start], start, tables)
+
+
+def test_a_graph_s_rows_are_those_of_a_loop_over_lists_after_any_steps_before() -> None:
+    rng, most = random.Random(0), 7
+    layout = DecodeLayout(GROUPS, BLOCK, most, MAX_LEN)
+    spare_blocks = [group.num_blocks for group in GROUPS]
+    inputs, decoding = DecodeInputs(layout, spare_blocks, CPU), Decoding(rng)
+    padding = SequenceChunk([0], 0, [block_table([block]) for block in spare_blocks])
+    for _ in range(400):
+        decoding.advance(most)
+        num_rows = rng.randint(len(decoding.chunks), most)
+        inputs.fill(decoding.chunks, [-1] * len(decoding.chunks), num_rows=num_rows)
+        chunks = [*decoding.chunks, *[padding] * (num_rows - len(decoding.chunks))]
+        assert inputs.input_ids(num_rows).tolist() == [chunk.token_ids[0] for chunk in chunks]
+        assert inputs.positions(num_rows).tolist() == [chunk.start for chunk in chunks]
+        for index, batch in enumerate(inputs.attention(num_rows)):
+            expected = Expected(chunks, index, in_place=True)
+            assert batch.slot_mapping.tolist() == expected.slots
+            (found,), width = batch.groups, layout.table_width(GROUPS[index])
+            tables = [padded(blocks.block_ids, NULL_BLOCK, width) for blocks in expected.seen]
+            assert found.block_tables.tolist() == tables
+            if found.block_positions is not None:
+                begins = [padded(blocks.positions, MAX_LEN, width) for blocks in expected.seen]
+                assert found.block_positions.tolist() == begins
+
+
+def test_rows_whose_tables_did_not_change_are_not_copied_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = DecodeLayout(GROUPS[:1], BLOCK, 4, MAX_LEN)
+    inputs = DecodeInputs(layout, [999], CPU)
+    tables = [[block_table(range(1, 5 + number))] for number in range(4)]
+    copied: list[list[int]] = []
+    monkeypatch.setattr(torch.Tensor, "index_copy_", lambda *args: copied.append(args[2].tolist()))
+
+    def fill(*positions: int) -> list[int]:
+        pairs = zip(positions, tables, strict=True)
+        chunks = [SequenceChunk([7], position, own) for position, own in pairs]
+        inputs.fill(chunks, [-1] * 4, num_rows=4)
+        return copied.pop() if copied else []
+
+    assert fill(10, 10, 10, 10) == [0, 1, 2, 3]
+    assert fill(11, 11, 11, 11) == []
+    assert fill(11, 12, 11, 11) == [1]
+    tables[3] = [block_table([9, 8, 7, 6])]
+    assert fill(11, 13, 11, 11) == [3]
+
+
+def test_a_block_table_cannot_be_changed_in_place() -> None:
+    table = block_table([1, 2])
+    with pytest.raises(ValueError, match="read-only"):
+        table[0] = 3
+    with pytest.raises(ValueError, match="read-only"):
+        table[:1][0] = 3
