@@ -65,7 +65,9 @@ def drawn_weights(
     config = llama_config(shape)
     config.save_pretrained(path)
 
-    def load_weights(_path: Path, _config: Any, dtype: torch.dtype, _device: torch.device) -> Any:
+    def load_weights(
+        _path: Path, _config: Any, dtype: torch.dtype, _device: torch.device, **_others: Any
+    ) -> Any:
         torch.manual_seed(shape.seed)
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(

@@ -11,6 +11,7 @@ from ..adapters.host_cache import HostCache
 from ..adapters.loaders import LoaderThreads, Pace
 from ..adapters.manager import AdapterManager
 from .config import EngineConfig
+from .memory.loader_duty import choose_duty
 from .memory.plan import MemoryPlan
 from .model.base_model import BaseModel
 from .model.block_preparation import BlockPreparation
@@ -40,7 +41,7 @@ def open_adapter_tiers(
     clock: Callable[[], float],
 ) -> AdapterTiers:
     """Allocate the tiers as planned and attach the arena to the base."""
-    pace = Pace(config.loader_duty)
+    pace = Pace(choose_duty(base.device) if config.loader_duty is None else config.loader_duty)
     arena = Arena(
         base.layout,
         plan.arena_bytes,

@@ -91,13 +91,13 @@ class EngineConfig:
     arena_bytes: Annotated[
         int | None,
         Option(name="arena_gib", unit=GIB, minimum=0.001),
-        Unset("1/4 of the memory after the weights"),
+        Unset("1/4 of the memory after the weights, on the CPU at most 1"),
     ] = None
     """Device memory for adapters."""
     kv_cache_bytes: Annotated[
         int | None,
         Option(name="kv_cache_gib", unit=GIB, minimum=0.001),
-        Unset("the remaining memory"),
+        Unset("a full batch, of the remaining memory at most all, on the CPU half"),
     ] = None
     """Device memory for KV blocks."""
     host_cache_bytes: Annotated[int, Option(name="host_cache_gib", unit=GIB, minimum=0.001)] = GIB
@@ -115,7 +115,9 @@ class EngineConfig:
     num_loader_threads: Annotated[int, Option(minimum=1)] = 2
     """Threads that load and zero adapters."""
     # All loader threads share it; see `adapters.loaders.Pace`.
-    loader_duty: Annotated[float, Option(minimum=0.01)] = 0.1
+    loader_duty: Annotated[
+        float | None, Option(minimum=0.01), Unset("0.1 on the CPU, measured on a GPU")
+    ] = None
     """Share of a core that adapter loading may use while requests run; 1 or more is no limit."""
     prefix_caching: bool = True
     """Whether requests reuse prompt prefixes that were computed before."""

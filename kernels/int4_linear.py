@@ -11,6 +11,9 @@ from .linear import Linear
 
 _OUT_MULTIPLE = 16
 """Rows of the weight that PyTorch packs together."""
+_PIECE_ROWS = 256
+"""Rows that are packed at a time: a multiple of PyTorch's blocks on every processor. PyTorch takes
+the codes as int32, which take eight times the bytes of the packed ones."""
 _OFFSET = 8
 """PyTorch's codes are unsigned."""
 
@@ -30,11 +33,9 @@ class Int4Linear(Linear):
         norms = group_norms(quantized, scale)
         super().__init__(weight, bias, norms)
         missing = -self.out_features % _OUT_MULTIPLE
-        raised = F.pad(quantized.flatten(1).int() + _OFFSET, (0, 0, 0, missing), value=_OFFSET)
         scales = F.pad(scale, (0, 0, 0, missing)).T
-        self.register_buffer(
-            "weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(raised.contiguous(), 1)
-        )
+        packed = [_pack(rows.flatten(1)) for rows in quantized.split(_PIECE_ROWS)]
+        self.register_buffer("weight", torch.cat(packed))
         zeros = torch.zeros_like(scales)
         self.register_buffer("scales_and_zeros", torch.stack([scales, zeros], dim=2).contiguous())
         self.weight_bytes = self.weight.nbytes + self.scales_and_zeros.nbytes
@@ -54,3 +55,11 @@ class Int4Linear(Linear):
         factors = (self.weight, GROUP, self.scales_and_zeros)
         result: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, *factors)
         return result[:, : self.out_features].contiguous()
+
+
+def _pack(quantized: Tensor) -> Tensor:
+    """Codes `[n, in]` as PyTorch's kernel takes them, n rounded up to its multiple."""
+    missing = -len(quantized) % _OUT_MULTIPLE
+    raised = F.pad(quantized.int() + _OFFSET, (0, 0, 0, missing), value=_OFFSET)
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(raised, 1)
+    return packed

@@ -13,6 +13,8 @@ from torch import Tensor
 from .linear import Linear, row_norms
 
 INT8_MAX = 127
+_PIECE_ROWS = 256
+"""Rows of a weight that become codes at a time: in fp32 they take eight times the codes' bytes."""
 NUM_EXACT_PASSES = 3
 """The number of int8 products whose sum is as exact as fp32: each multiplies the rounding error of
 the previous ones."""
@@ -33,7 +35,7 @@ class Int8Linear(Linear):
     zero_points: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        quantized, scale = quantize_rows(weight)
+        quantized, scale = quantize_weight(weight)
         norms = row_norms(quantized) * scale.flatten()
         super().__init__(weight, None if bias is None else bias.float(), norms)
         self._arithmetic = int8_arithmetic()
@@ -112,6 +114,13 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     scale = rows.abs().amax(dim=-1, keepdim=True).div_(INT8_MAX)
     scale.clamp_min_(torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes and scales of `quantize_rows`, a few rows at a time."""
+    pieces = [quantize_rows(rows) for rows in weight.split(_PIECE_ROWS)]
+    codes, scales = zip(*pieces, strict=True)
+    return torch.cat(codes), torch.cat(scales)
 
 
 def int8_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

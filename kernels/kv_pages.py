@@ -6,8 +6,10 @@ model's own dtype. The Triton kernels read and write `data` and `scales` directl
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,12 +102,21 @@ def make_pages(
     code_dtype: torch.dtype | None,
     device: torch.device,
 ) -> KvPages:
-    """Pages of zeros, `size` as in KvPages; `code_dtype` None: plain."""
+    """Pages of zeros, `size` as in KvPages; `code_dtype` None: plain. On the CPU they take memory
+    once they are written to."""
     if code_dtype is None:
-        return PlainPages(torch.zeros(size, dtype=dtype, device=device))
-    quantized = torch.zeros(size, dtype=torch.uint8, device=device).view(code_dtype)
-    scales = torch.zeros(*size[:3], 1, dtype=SCALE_DTYPE, device=device)
+        return PlainPages(_zeros(size, dtype, device))
+    quantized = _zeros(size, torch.uint8, device).view(code_dtype)
+    scales = _zeros((*size[:3], 1), SCALE_DTYPE, device)
     return QuantizedPages(quantized, scales, dtype=dtype)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # From calloc, which touches no page, where torch would fill them.
+    untouched = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(size)
 
 
 def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor) -> None:

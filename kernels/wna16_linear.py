@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .int4_quantized import GROUP, group_norms, quantize_groups
-from .int8_linear import quantize_rows
+from .int8_linear import quantize_weight
 from .linear import Linear, row_norms
 from .wna16_triton import dequantize_weights, multiply_quantized, pack_quantized
 
@@ -52,7 +52,7 @@ class WNA16Linear(Linear):
 
 def _int8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Words, fp32 scales `[1, out]` and the rows' lengths."""
-    quantized, scale = quantize_rows(weight)
+    quantized, scale = quantize_weight(weight)
     norms = row_norms(quantized) * scale.flatten()
     groups = F.pad(quantized, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
     return pack_quantized(groups, 8), scale.T.contiguous(), norms

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -28,8 +30,12 @@ from ..errors import (
     WeightsUnexpected,
 )
 from .base_config import check_config, quantized, read_config_file
+from .load_progress import report_progress
 from .stored_tensors import spare_tensors
+from .stored_weights import StoredWeight, leave_stored, stored_weights, unconverted
 
+ModulesOf = Callable[[PreTrainedModel], Mapping[str, nn.Module]]
+"""Chooses modules of a model, by their paths."""
 _SCALE = re.compile(r"scale[^.]*$", re.IGNORECASE)
 _MAX_REASON_CHARACTERS = 300
 
@@ -71,32 +77,96 @@ def build_model(config: Any) -> PreTrainedModel:
 
 
 def load_weights(
-    model_dir: Path, config: Any, dtype: torch.dtype, device: torch.device
+    model_dir: Path,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    left_stored: ModulesOf | None = None,
 ) -> PreTrainedModel:
     """The model with the weights of the folder's files, every one and no other.
 
-    Raises WeightsMissing, WeightsUnexpected, ShapesDiffer, QuantizedBase or DamagedBase.
+    `left_stored` chooses modules whose weights are read from the files only when they are used (see
+    `stored_weights`). Raises WeightsMissing, WeightsUnexpected, ShapesDiffer, QuantizedBase or
+    DamagedBase.
     """
     with torch.device("meta"):
-        build_model(config)  # the fault is the configuration's, not the weights'
+        kind = type(build_model(config))  # the fault is the configuration's, not the weights'
+    loader = _Loader(kind, model_dir, config, dtype)
     with (
         _loads_quietly(),
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            config=config,
-            dtype=dtype,
+        stored = stored_weights(model_dir)
+        left = loader.find(left_stored, stored) if left_stored else {}
+        model = loader.read(stored, left=frozenset(left.values()))
+    for name, tensor in left.items():
+        leave_stored(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
+    model.requires_grad_(False)
+    model.eval()._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    return model
+
+
+class _Loader(NamedTuple):
+    """Fills a class of transformers with a folder's tensors, which it renames, merges and ties.
+
+    Raises as `load_weights` does.
+    """
+
+    kind: type[PreTrainedModel]
+    model_dir: Path
+    config: Any
+    dtype: torch.dtype
+
+    def find(self, modules_of: ModulesOf, stored: Mapping[str, StoredWeight]) -> dict[str, str]:
+        """The modules whose weights the files hold as they are, each with its stored tensor's name.
+        No values are read."""
+        placeholders = {name: weight.placeholder(self.dtype) for name, weight in stored.items()}
+        return unconverted(modules_of(self._fill(placeholders)), placeholders)
+
+    def read(self, stored: Mapping[str, StoredWeight], *, left: Collection[str]) -> PreTrainedModel:
+        """The model with the values of all stored tensors but those in `left`."""
+        read = {name: weight for name, weight in stored.items() if name not in left}
+        with ExitStack() as files, report_progress("reading weights", len(read)) as advance:
+            opened = {
+                path: files.enter_context(safe_open(path, framework="pt", backend="pread"))
+                for path in {weight.path for weight in read.values()}
+            }
+            tensors: dict[str, Any] = {
+                name: _LazyTensor(opened[weight.path].get_slice(name), advance)
+                for name, weight in read.items()
+            }
+            tensors |= {name: stored[name].placeholder(self.dtype) for name in left}
+            return self._fill(tensors)
+
+    def _fill(self, tensors: Mapping[str, Any]) -> PreTrainedModel:
+        model, info = self.kind.from_pretrained(
+            None,
+            config=self.config,
+            state_dict=tensors,
+            dtype=self.dtype,
             attn_implementation="eager",
-            use_safetensors=True,
-            trust_remote_code=False,
             ignore_mismatched_sizes=True,  # they are refused below, by name
             output_loading_info=True,
         )
-    _check_loaded(model, info, model_dir)
-    model.requires_grad_(False)
-    model.eval().to(device)
-    return model
+        _check_loaded(model, info, self.model_dir)
+        return model
+
+
+class _LazyTensor:
+    """A tensor for transformers' loader, which reads it with `tensor[...]`.
+
+    Into memory of its own: of a mapped file, all pages that were read would stay until its end.
+    """
+
+    def __init__(self, part: Any, advance: Callable[[], None]) -> None:
+        self._part = part
+        self._advance = advance
+
+    def __getitem__(self, index: Any) -> Tensor:
+        tensor: Tensor = self._part[index]
+        self._advance()
+        return tensor
 
 
 def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], model_dir: Path) -> None:
@@ -146,10 +216,15 @@ def _faults_told(what: str, kind: type[UnsupportedModel] = UnsupportedModel) -> 
 
 @contextmanager
 def _loads_quietly() -> Iterator[None]:
-    """Suppress transformers' report of mismatches; Loraplex's errors name them."""
+    """Suppress transformers' report of mismatches, as Loraplex's errors name them, and its
+    progress bar."""
     verbosity = transformers_logging.get_verbosity()
+    has_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
+        if has_bar:
+            transformers_logging.enable_progress_bar()

@@ -15,17 +15,25 @@ from ..errors import InsufficientMemory
 from ..kv.layout import KvGroup
 from .demands import BaseDemand, ProposerDemand
 from .device_memory import DeviceMemory
-from .kv_budget import MIB, KvDemand, divide_kv, divide_swap, wanted_bytes
+from .kv_budget import MIB, KvDemand, divide_kv, divide_swap, kv_bytes_of, wanted_bytes
 
 _ADVICE = (
     "Raise --memory-gib, or lower --max-model-len, --max-num-batched-tokens, --host-cache-gib, "
     "--arena-gib or --kv-cache-gib."
+)
+_HOST_LINE = (
+    "this memory is used as requests and adapters come; set --kv-cache-gib, --arena-gib or "
+    "--host-cache-gib for more or less of it"
 )
 RESERVE_FRACTION = 0.1
 """The part of the free memory after loading the weights that is reserved for what the profile run
 cannot see."""
 ARENA_FRACTION = 0.25
 """The part of the memory after weights and activations, if the operator sets no size."""
+MAX_HOST_ARENA_BYTES = 1 << 30
+"""The most that this part may be on the host, which other programs share."""
+HOST_KV_FRACTION = 0.5
+"""The part of the host's memory after all this that KV blocks get, if the operator sets no size."""
 ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
 """The remainder of such a unit could hold no adapter of any dtype, and would count as used."""
 WINDOW_FRACTION = 1 / 16
@@ -75,6 +83,8 @@ def plan_memory(
     lines += map(KvDemand.line, base.kv, num_blocks)
     if config.swap_bytes:
         lines.append(f"swap space on the host {_mib(config.swap_bytes)}")
+    if memory.is_host:
+        lines.append(_HOST_LINE)
     return MemoryPlan(
         arena_bytes=pools.arena,
         window_bytes=pools.windows,
@@ -122,9 +132,10 @@ def _divide(
     reserve = int(available * RESERVE_FRACTION)
     host_bytes = config.host_cache_bytes + config.swap_bytes if memory.is_host else 0
     usable = available - reserve - base.activation_bytes - base.graph_bytes - host_bytes
-    arena = _arena_bytes(config, usable)
+    arena = _arena_bytes(config, usable, is_host=memory.is_host)
     windows = _window_bytes(config, arena) if base.has_windows else 0
-    kv = _kv_bytes(config, base, proposers, usable - arena - windows)
+    left = usable - arena - windows
+    kv = _kv_bytes(config, base, proposers, left, is_host=memory.is_host)
     num_draft_blocks = kv // base.kv_block_bytes if proposers.kv_block_bytes else 0
     return _Pools(
         available=available,
@@ -148,10 +159,13 @@ def _available_bytes(
     return min(memory.free_bytes, config.memory_bytes - loaded_bytes)
 
 
-def _arena_bytes(config: EngineConfig, usable: int) -> int:
+def _arena_bytes(config: EngineConfig, usable: int, *, is_host: bool) -> int:
     if config.arena_bytes is not None:
         return config.arena_bytes
-    return max(0, int(usable * ARENA_FRACTION)) // ARENA_UNIT_BYTES * ARENA_UNIT_BYTES
+    share = max(0, int(usable * ARENA_FRACTION))
+    if is_host:
+        share = min(share, MAX_HOST_ARENA_BYTES)
+    return share // ARENA_UNIT_BYTES * ARENA_UNIT_BYTES
 
 
 def _window_bytes(config: EngineConfig, arena: int) -> int:
@@ -160,11 +174,17 @@ def _window_bytes(config: EngineConfig, arena: int) -> int:
     return int(arena * WINDOW_FRACTION)
 
 
-def _kv_bytes(config: EngineConfig, base: BaseDemand, proposers: ProposerDemand, left: int) -> int:
-    """The base's share of what is left, at most what a full batch can use."""
+def _kv_bytes(
+    config: EngineConfig, base: BaseDemand, proposers: ProposerDemand, left: int, *, is_host: bool
+) -> int:
+    """The base's share of what is left, at most what a full batch can use. On the host a part of
+    that share, unless one sequence of the length that the operator set needs more."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     own = left * base.kv_block_bytes // (base.kv_block_bytes + proposers.kv_block_bytes)
+    if is_host:
+        needed = kv_bytes_of(base.kv, [demand.least for demand in base.kv])
+        own = min(own, max(int(own * HOST_KV_FRACTION), needed))
     return max(0, min(own, wanted_bytes(base.kv, base.max_model_len)))
 
 

@@ -15,9 +15,12 @@ from transformers.pytorch_utils import Conv1D
 
 from ...adapters.arena import Arena
 from ...adapters.layout import BaseLayout, Projection, Slice
+from ...adapters.malloc import return_freed_memory
 from ...kernels.linear_packing import pack_linear
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
+from ..checkpoint.load_progress import report_progress
+from ..checkpoint.stored_weights import weight_values
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import load_config, load_weights
 from ..config import EngineConfig, Quantization
@@ -130,7 +133,10 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     device = choose_device(engine.device)
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
-    model = load_weights(model_dir, config, dtype, device)
+    is_quantized = engine.quantization is not Quantization.NONE
+    model = load_weights(
+        model_dir, config, dtype, device, left_stored=decoder_linears if is_quantized else None
+    )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
     order = module_order(model)
@@ -144,9 +150,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     ends = adapt_ends(model)
     projections = replace_linears(model, quantization=engine.quantization)
     check_replaced(model, config)
-    error = 0.0
-    if engine.quantization is Quantization.NONE:
-        error = check_parity(model, kv_shapes, cases)
+    error = 0.0 if is_quantized else check_parity(model, kv_shapes, cases)
     layout = describe_layout(
         model,
         order,
@@ -205,18 +209,32 @@ def choose_dtype(name: str, *, checkpoint: torch.dtype | None, device: torch.dev
     return torch.bfloat16 if fast else torch.float32
 
 
-def replace_linears(model: PreTrainedModel, *, quantization: Quantization) -> list[FusedProjection]:
-    """Swap every linear layer but the output head for a slice of a packed projection."""
+def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Every linear layer but the output head, by its path."""
     head = model.get_output_embeddings()
-    linears = {
+    return {
         name: module
         for name, module in model.named_modules()
         if type(module) in (nn.Linear, Conv1D) and module is not head
     }
-    return [
-        _replace_group(model, [(name, linears[name]) for name in names], quantization)
-        for names in _sibling_groups(linears)
-    ]
+
+
+def replace_linears(model: PreTrainedModel, *, quantization: Quantization) -> list[FusedProjection]:
+    """Swap every linear layer but the output head for a slice of a packed projection.
+
+    Each original weight is freed before the next projection is packed.
+    """
+    linears = decoder_linears(model)
+    groups = list(_sibling_groups(linears))
+    projections = []
+    with report_progress("packing projections", len(groups)) as advance:
+        for names in groups:
+            group = [(name, linears.pop(name)) for name in names]
+            projections.append(_replace_group(model, group, quantization))
+            del group
+            return_freed_memory()
+            advance()
+    return projections
 
 
 def _sibling_groups(linears: dict[str, nn.Module]) -> Iterator[list[str]]:
@@ -241,14 +259,14 @@ def _sibling_groups(linears: dict[str, nn.Module]) -> Iterator[list[str]]:
 def _replace_group(
     model: nn.Module, group: list[tuple[str, nn.Module]], quantization: Quantization
 ) -> FusedProjection:
-    weights = [_weight(module) for _, module in group]
     projection = Projection(
         tuple(
-            Slice(name, in_features=weight.shape[1], out_features=weight.shape[0])
-            for (name, _), weight in zip(group, weights, strict=True)
+            Slice(name, in_features=_in_features(module), out_features=_out_features(module))
+            for name, module in group
         )
     )
-    linear = pack_linear(torch.cat(weights), _bias(group), bits=quantization.bits)
+    weight = torch.cat([_as_rows(module, weight_values(module)) for _, module in group])
+    linear = pack_linear(weight, _bias(group), bits=quantization.bits)
     fused = FusedProjection(projection, linear)
     for index, (name, _) in enumerate(group):
         parent, _, leaf = name.rpartition(".")
@@ -256,26 +274,32 @@ def _replace_group(
     return fused
 
 
-def _weight(module: nn.Module) -> Tensor:
-    """The weight as `[out_features, in_features]`."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight.detach().T if isinstance(module, Conv1D) else weight.detach()
+def _as_rows(module: nn.Module, weight: Tensor) -> Tensor:
+    """The module's weight as `[out_features, in_features]`."""
+    return weight.T if isinstance(module, Conv1D) else weight
 
 
 def _in_features(module: nn.Module) -> int:
-    return int(_weight(module).shape[1])
+    assert isinstance(module.weight, Tensor)
+    return int(_as_rows(module, module.weight).shape[1])
+
+
+def _out_features(module: nn.Module) -> int:
+    assert isinstance(module.weight, Tensor)
+    return int(_as_rows(module, module.weight).shape[0])
 
 
 def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
     biases = [module.bias for _, module in group]
-    if all(bias is None for bias in biases):
+    present = [bias.detach() for bias in biases if isinstance(bias, Tensor)]
+    if not present:
         return None
-    weights = [_weight(module) for _, module in group]
     return torch.cat(
         [
-            bias.detach() if isinstance(bias, Tensor) else weight.new_zeros(len(weight))
-            for bias, weight in zip(biases, weights, strict=True)
+            bias.detach()
+            if isinstance(bias, Tensor)
+            else present[0].new_zeros(_out_features(module))
+            for bias, (_, module) in zip(biases, group, strict=True)
         ]
     )
 

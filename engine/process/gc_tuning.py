@@ -21,13 +21,15 @@ RETURN_SECONDS = 60.0
 
 
 class GarbageCollection:
-    """Disables Python's automatic collection and freezes the existing objects."""
+    """Disables Python's automatic collection, freezes the existing objects, and returns the memory
+    that the start has freed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         gc.collect()
         gc.freeze()
         gc.disable()
+        return_freed_memory()
         self._collected_at = self._returned_at = clock()
 
     def collect_if_due(self, *, is_idle: bool) -> bool:

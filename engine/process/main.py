@@ -97,9 +97,11 @@ def _load_core(config: EngineConfig) -> Core:
 
 def _serve(core: Core, parent: ParentSocket, heartbeat: Heartbeat) -> Never:
     core.report_progress_to(heartbeat)
-    _send(parent, EngineReady(core.info))
-    _log.info("engine_ready", extra={"pid": os.getpid(), "base_id": core.info.base_id})
     garbage = GarbageCollection(time.monotonic)
+    _send(parent, EngineReady(core.info))
+    plan = "; ".join(core.info.memory_plan)
+    about = {"pid": os.getpid(), "base_id": core.info.base_id, "memory_plan": plan}
+    _log.info("engine_ready", extra=about)
     timeout_ms = 0
     while True:
         for message in _receive(parent, timeout_ms):

@@ -20,6 +20,7 @@ from benchmarks import (
     bench_admission,
     bench_api,
     bench_kv_dtype,
+    bench_loading,
     bench_lora,
     bench_restart,
     bench_sampling,
@@ -101,6 +102,19 @@ def test_restarts_are_timed_beside_what_they_cannot_avoid(
     assert is_figure(report["imports_seconds"])
     assert is_figure(report["model_load_seconds"])
     assert is_figure(report["ready_again_seconds"])
+
+
+def test_loads_are_measured_in_a_process_of_their_own_and_so_is_the_engine(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_loading, "EngineClient", partial(EngineClient, command=FAKE_ENGINE))
+    arguments = ("--shape", "smoke", "--quantization", "int4", "--dtype", "float32")
+    bench_loading.main([*arguments, "--models", str(tmp_path)])
+    report = json.loads(capfd.readouterr().out.splitlines()[-1])
+    (row,) = report["rows"]
+    assert is_figure(row["weights_gib"])
+    assert is_figure(row["seconds"])
+    assert is_figure(report["engine"][0]["resident_gib"])
 
 
 def test_each_kv_format_is_compared_with_the_models_own(tiny_base: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from loraplex.engine.config import KvDtype
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv.cache import KvCache, KvFormat, choose_kv_format, kv_bytes_per_block
-from loraplex.engine.kv.groups import LayerKvShape, group_layers
+from loraplex.engine.kv.groups import LayerKvShape, group_layers, one_group
 from loraplex.engine.kv.layout import (
     CopyBlock,
     KvGroup,
@@ -53,6 +55,29 @@ def fill(cache: KvCache, seed: int = 0) -> None:
 
 def kv_dtype(pages: KvPages) -> torch.dtype:
     return pages.gather(torch.tensor([0])).dtype
+
+
+@pytest.mark.parametrize("kv_format", FORMATS, ids=["fp32", "bf16", "int8"])
+def test_blocks_on_the_cpu_take_memory_once_they_are_written(kv_format: KvFormat) -> None:
+    before = resident_bytes()
+    cache = KvCache(
+        one_group(1, 40_000),
+        [LayerKvShape(8, 64, 64)],
+        block_size=16,
+        kv_format=kv_format,
+        device=CPU,
+    )
+    planned = sum(
+        tensor.nbytes for pages in (*cache.keys, *cache.values) for tensor in pages.tensors
+    )
+    assert planned > 500 << 20
+    assert resident_bytes() - before < 16 << 20
+    assert not cache.keys[0].gather(torch.tensor([0, 39_999])).any()
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def content(cache: KvCache, group: int) -> list[list[float]]:

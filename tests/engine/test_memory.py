@@ -61,10 +61,10 @@ def test_on_the_host_the_host_cache_and_the_decode_windows_are_counted() -> None
     plan = plan_for(config, HOST, has_windows=True)
     assert plan.arena_bytes == 150 * MIB  # a quarter of 800 - 200
     assert plan.window_bytes == 150 * MIB // 16
-    assert plan.num_kv_blocks == 600 - 150 - 10
+    assert plan.num_kv_blocks == (600 - 150 - 10) // 2
     config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
     plan = plan_for(config, HOST, has_windows=True)
-    assert (plan.window_bytes, plan.num_kv_blocks) == (50 * MIB, 400)
+    assert (plan.window_bytes, plan.num_kv_blocks) == (50 * MIB, 200)
     with pytest.raises(InsufficientMemory):
         plan_for(EngineConfig("m", host_cache_bytes=900 * MIB), HOST, has_windows=True)
 
@@ -72,8 +72,34 @@ def test_on_the_host_the_host_cache_and_the_decode_windows_are_counted() -> None
 def test_where_no_windows_are_made_nothing_is_set_aside_for_them() -> None:
     config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
     plan = plan_for(config, HOST)
-    assert (plan.window_bytes, plan.num_kv_blocks) == (0, 450)
+    assert (plan.window_bytes, plan.num_kv_blocks) == (0, 225)
     assert not any("window" in line for line in plan.lines)
+
+
+def test_on_the_host_the_default_leaves_memory_to_other_programs_and_says_so() -> None:
+    plan = plan_for(EngineConfig("m"), DeviceMemory(64_000 * MIB, is_host=True))
+    assert plan.arena_bytes == 1024 * MIB
+    assert plan.num_kv_blocks == 64 * 100  # a full batch, and no more
+    assert "--kv-cache-gib, --arena-gib or --host-cache-gib" in plan.lines[-1]
+    large = plan_for(EngineConfig("m", max_num_seqs=640), DeviceMemory(64_000 * MIB, is_host=True))
+    assert large.num_kv_blocks == (57_600 - 100 - 2 * 1024) // 2
+    assert not any("--kv-cache-gib" in line for line in plan_for(EngineConfig("m")).lines)
+
+
+def test_on_the_host_given_sizes_are_taken_as_they_are() -> None:
+    host = DeviceMemory(10_000 * MIB, is_host=True)
+    config = EngineConfig("m", arena_bytes=2000 * MIB, kv_cache_bytes=5000 * MIB)
+    plan = plan_for(config, host)
+    assert (plan.arena_bytes, plan.num_kv_blocks) == (2000 * MIB, 5000)
+
+
+def test_on_the_host_a_length_that_was_asked_for_gets_more_than_its_part() -> None:
+    config = EngineConfig("m", host_cache_bytes=600 * MIB, arena_bytes=0, max_model_len=1600)
+    assert plan_for(config, HOST).num_kv_blocks == 100  # half of 200
+    config = EngineConfig("m", host_cache_bytes=650 * MIB, arena_bytes=0, max_model_len=1600)
+    assert plan_for(config, HOST).num_kv_blocks == 100  # of 150
+    config = EngineConfig("m", host_cache_bytes=650 * MIB, arena_bytes=0)
+    assert plan_for(config, HOST).max_model_len == 75 * 16
 
 
 def test_kv_takes_no_more_than_the_batch_can_use() -> None:

@@ -1,0 +1,109 @@
+"""Weights that stay in a base's files until they are used: those that are served in another form.
+
+Quantizing the base needs every linear weight once, in the serving dtype, and the checks at load
+need them a few times before that. All of them together would be several times the size of the
+served base. So such a layer has no weight of its own: each use reads it from its file, and the
+memory is free again after the use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from .stored_tensors import read_stored_tensors
+
+
+class StoredWeight(NamedTuple):
+    """A tensor in one of a base's files."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+
+    def placeholder(self, dtype: torch.dtype) -> Placeholder:
+        """A tensor of this shape without values."""
+        empty = torch.empty(self.shape, dtype=dtype, device="meta")
+        return empty.as_subclass(Placeholder)
+
+    def read(self) -> Tensor:
+        """The values as stored, mapped from the file: their pages go with the tensor."""
+        with safe_open(self.path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(self.name)
+        return tensor
+
+
+class Placeholder(Tensor):
+    """A tensor without values, in the serving dtype. transformers' loader puts it where it belongs;
+    it stays the same tensor unless the loader converts it."""
+
+    def to(self, *_args: Any, dtype: torch.dtype | None = None, **_kwargs: Any) -> Tensor:
+        return self if dtype in (None, self.dtype) else super().to(dtype=dtype)
+
+
+def stored_weights(folder: Path) -> dict[str, StoredWeight]:
+    """All tensors of the base's files by name. Raises ForeignBase, DamagedBase."""
+    return {
+        name: StoredWeight(folder / tensor.file, name, tensor.shape)
+        for name, tensor in read_stored_tensors(folder).items()
+    }
+
+
+def unconverted(
+    modules: Mapping[str, nn.Module], placeholders: Mapping[str, Placeholder]
+) -> dict[str, str]:
+    """Module name to the name of the stored tensor that is its weight, if it is one as it is.
+
+    The modules' model was loaded from the placeholders. A weight that the loader makes of others,
+    by stacking or transposing, is another tensor than each of them.
+    """
+    names = {_identity(placeholder): name for name, placeholder in placeholders.items()}
+    found = {name: names.get(_identity(module.weight)) for name, module in modules.items()}
+    return {name: stored for name, stored in found.items() if stored is not None}
+
+
+def leave_stored(
+    module: nn.Module, stored: StoredWeight, *, dtype: torch.dtype, device: torch.device
+) -> None:
+    """From now on the module's weight is a tensor on the meta device, and its values are read from
+    the file for each forward pass, and by `weight_values`."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    empty = nn.Parameter(weight.as_subclass(Tensor).detach(), requires_grad=False)
+    module.weight = empty
+
+    def fill(module: nn.Module, _args: Any) -> None:
+        values = stored.read().to(device=device, dtype=dtype)
+        module.weight = nn.Parameter(values, requires_grad=False)
+
+    def drop(module: nn.Module, _args: Any, _output: Any) -> None:
+        module.weight = empty
+
+    def read() -> Tensor:
+        values = stored.read()
+        is_exact = torch.promote_types(values.dtype, dtype) is dtype
+        return values.to(device=device, dtype=values.dtype if is_exact else dtype)
+
+    module.register_forward_pre_hook(fill)
+    module.register_forward_hook(drop)
+    module.__dict__["read_weight"] = read
+
+
+def weight_values(module: nn.Module) -> Tensor:
+    """The module's weight; read from its file if it was left there. Then it is in the file's dtype,
+    if that holds the same values in fewer bytes."""
+    read: Callable[[], Tensor] | None = module.__dict__.get("read_weight")
+    if read is not None:
+        return read()
+    assert isinstance(module.weight, Tensor)
+    return module.weight.detach()
+
+
+def _identity(tensor: Any) -> tuple[object, ...]:
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor._version
