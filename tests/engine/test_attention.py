@@ -42,9 +42,10 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) 
 
 
 def attend_in_pieces(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding sequences gather this many tokens' keys at a time."""
+    """Decoding sequences gather this many tokens' keys at a time; this many of a prompt attend."""
     token_bytes = 4 * KV_HEADS * DIM // torch.get_num_threads()
     monkeypatch.setattr(attention, "GATHERED_BYTES_PER_THREAD", num_tokens * token_bytes)
+    monkeypatch.setattr(attention, "MAX_PIECE_TOKENS", num_tokens)
 
 
 @pytest.mark.parametrize(
