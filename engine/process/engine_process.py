@@ -39,12 +39,16 @@ _PASSED_VARIABLES = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
         *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
         "LRU_CACHE_CAPACITY",  # of what PyTorch has oneDNN compile
+        "GLIBC_TUNABLES",
     )
 )
 _PASSED_PREFIXES = (
     *("LC_", "XDG_", "HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NVIDIA_"),
     *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_"),
 )
+# Weights on huge pages, where the system lets programs ask for them: a step reads all weights, and
+# looking up pages of 4 KiB takes part of its time.
+_DEFAULTS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 _STDERR = 2
 
@@ -168,4 +172,4 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in _PASSED_VARIABLES or name.startswith(_PASSED_PREFIXES)
     }
-    return {**passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {**_DEFAULTS, **passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -53,7 +53,13 @@ def test_the_engines_environment_has_no_credentials() -> None:
     }
     passed = engine_environment(environment)
     wanted = {"PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "LRU_CACHE_CAPACITY", "PYTHONPATH"}
-    assert passed.keys() == wanted
+    assert passed.keys() == wanted | {"GLIBC_TUNABLES"}
+
+
+def test_the_engine_asks_for_huge_pages_unless_the_operator_sets_the_allocators_tunables() -> None:
+    assert engine_environment({})["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    own = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    assert engine_environment(own)["GLIBC_TUNABLES"] == own["GLIBC_TUNABLES"]
 
 
 class ShortLived:
