@@ -39,17 +39,22 @@ _PASSED_VARIABLES = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
         *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
         "LRU_CACHE_CAPACITY",  # of what PyTorch has oneDNN compile
+        "GLIBC_TUNABLES",
     )
 )
 _PASSED_PREFIXES = (
     *("LC_", "XDG_", "HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NVIDIA_"),
     *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_"),
 )
-
-# OpenMP's threads spin otherwise while they wait for the next parallel region, in the time of the
-# thread that works if other processes want the cores: beside a process that burns one of two cores,
-# steps took 2.5 times as long.
-_DEFAULTS = {"OMP_WAIT_POLICY": "passive"}
+_DEFAULTS = {
+    # OpenMP's threads spin otherwise while they wait for the next parallel region, in the time of
+    # the thread that works if other processes want the cores: beside a process that burns one of
+    # two cores, steps took 2.5 times as long.
+    "OMP_WAIT_POLICY": "passive",
+    # Weights on huge pages, where the system lets programs ask for them: a step reads all weights,
+    # and looking up pages of 4 KiB takes part of its time.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 
 _STDERR = 2
 

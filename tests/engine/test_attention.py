@@ -12,6 +12,7 @@ from loraplex.engine.kv.cache import KvCache, KvFormat
 from loraplex.engine.kv.groups import LayerKvShape, one_group
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
+from loraplex.kernels import attention
 from loraplex.kernels.attention import AttentionOptions, paged_attention
 from support.attention_cases import AttentionCase, Sequences
 
@@ -41,6 +42,13 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) 
     return out
 
 
+def attend_in_pieces(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding sequences gather this many tokens' keys at a time; this many of a prompt attend."""
+    token_bytes = 4 * KV_HEADS * DIM // torch.get_num_threads()
+    monkeypatch.setattr(attention, "GATHERED_BYTES_PER_THREAD", num_tokens * token_bytes)
+    monkeypatch.setattr(attention, "MAX_PIECE_TOKENS", num_tokens)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -52,9 +60,11 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) 
     ],
     ids=["plain", "window", "softcap", "sinks", "all"],
 )
+@pytest.mark.parametrize("piece", [3, 256], ids=["in pieces", "whole"])
 def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
-    options: AttentionOptions,
+    options: AttentionOptions, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    attend_in_pieces(piece, monkeypatch)
     rng, generator = random.Random(0), torch.Generator().manual_seed(0)
     contexts = [1, BLOCK - 1, BLOCK, BLOCK + 1, 90, 9, 21, 30, 2, 5]
     queries = [1, 1, 1, 1, 1, 9, 5, 30, 2, 3]
@@ -82,20 +92,34 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
         inputs = make_inputs(
             [chunks[i] for i in order], groups=cache.groups, block_size=BLOCK, device=CPU
         )
-        (attention,) = inputs.attention
+        (batch,) = inputs.attention
         k = torch.cat([keys[i][chunks[i].start : chunks[i].end] for i in order])
         v = torch.cat([values[i][chunks[i].start : chunks[i].end] for i in order])
-        cache.keys[0].write(attention.slot_mapping, k)
-        cache.values[0].write(attention.slot_mapping, v)
+        cache.keys[0].write(batch.slot_mapping, k)
+        cache.values[0].write(batch.slot_mapping, v)
 
     q = torch.randn(sum(queries), HEADS, DIM, generator=generator)
-    out = paged_attention(q, cache.keys[0], cache.values[0], attention, options)
+    out = paged_attention(q, cache.keys[0], cache.values[0], batch, options)
 
     start = 0
     for i in order:
         expected = plain_attention(q[start : start + queries[i]], keys[i], values[i], options)
         assert (out[start : start + queries[i]] - expected).abs().max() < 1e-5
         start += queries[i]
+
+
+@pytest.mark.parametrize("code_dtype", [None, torch.int8], ids=["plain", "int8"])
+def test_windows_sinks_and_trees_are_the_same_in_pieces(
+    code_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = AttentionCase(
+        Sequences([(150, 1), (60, 20), (90, 1), (70, 6), (33, 33)], [None] * 3 + [(-1, 0, 0, 1)]),
+        AttentionOptions(scale=0.3, sliding_window=11, num_sink_positions=3),
+        code_dtype=code_dtype,
+    )
+    whole = case.expected()
+    attend_in_pieces(5, monkeypatch)
+    assert (case.expected() - whole).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])

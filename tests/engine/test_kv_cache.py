@@ -22,7 +22,7 @@ from loraplex.engine.kv.layout import (
     ZeroBlocks,
 )
 from loraplex.engine.kv.sequence_blocks import block_table
-from loraplex.kernels.kv_pages import KvPages, make_pages
+from loraplex.kernels.kv_pages import GatherBuffer, KvPages, make_pages
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -221,6 +221,16 @@ def test_a_vector_that_is_not_finite_reads_as_not_finite(bad: float) -> None:
     assert read[0].isfinite().all()
     assert read[1, 1].isfinite().all()
     assert not read[1, 0].isfinite().any()
+
+
+@pytest.mark.parametrize("kv_format", FORMATS, ids=["fp32", "bf16", "int8"])
+def test_blocks_gathered_to_reused_memory_are_those_gathered_to_fresh(kv_format: KvFormat) -> None:
+    cache, buffer = make_cache(kv_format), GatherBuffer()
+    fill(cache)
+    for layer, ids in ((0, [3]), (1, [4, 1, 2, 4]), (2, [5, 0])):
+        for pages in (cache.keys[layer], cache.values[layer]):
+            for table in (torch.tensor(ids), torch.tensor([ids, ids])):
+                assert torch.equal(pages.gather(table, buffer), pages.gather(table))
 
 
 def test_int8_takes_little_more_than_half_of_bf16() -> None:

@@ -53,12 +53,19 @@ def test_the_engines_environment_has_no_credentials() -> None:
     }
     passed = engine_environment(environment)
     wanted = {"PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "LRU_CACHE_CAPACITY", "PYTHONPATH"}
-    assert passed.keys() == {*wanted, "OMP_WAIT_POLICY"}
+    assert passed.keys() == {*wanted, "OMP_WAIT_POLICY", "GLIBC_TUNABLES"}
 
 
-def test_threads_wait_passively_unless_the_operator_wants_otherwise() -> None:
-    assert engine_environment({})["OMP_WAIT_POLICY"] == "passive"
-    assert engine_environment({"OMP_WAIT_POLICY": "active"})["OMP_WAIT_POLICY"] == "active"
+@pytest.mark.parametrize(
+    ("name", "default", "other"),
+    [
+        ("OMP_WAIT_POLICY", "passive", "active"),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_the_operators_environment_takes_precedence(name: str, default: str, other: str) -> None:
+    assert engine_environment({})[name] == default
+    assert engine_environment({name: other})[name] == other
 
 
 class ShortLived:

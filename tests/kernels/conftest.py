@@ -25,7 +25,10 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poisoned_empty(*args: Any, **kwargs: Any) -> Tensor:
         tensor = empty(*args, **kwargs)
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.fill_(-(2**31))
+        if tensor.is_floating_point():
+            return tensor.fill_(torch.nan)
+        limits = torch.iinfo(tensor.dtype)
+        return tensor.fill_(max(limits.min, -(2**31)) or limits.max)
 
     monkeypatch.setattr(torch, "empty", poisoned_empty)
 
