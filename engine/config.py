@@ -108,7 +108,7 @@ class EngineConfig:
     lora_window_bytes: Annotated[
         int | None,
         Option(name="lora_window_gib", unit=GIB, minimum=0.0),
-        Unset("`--max-num-seqs` adapters of rank 16, at most 1/4 of the arena"),
+        Unset("1/16 of the arena"),
     ] = None
     """CPU memory for the compact decode windows of adapters (half dtypes)."""
     # One of them is kept for adapters below 64 MiB.

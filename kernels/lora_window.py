@@ -66,13 +66,6 @@ class _Member:
         return int(self.a_rows.stop - self.a_rows.start)
 
 
-def window_bytes(in_features: int, slice_outs: Sequence[int], rank: int, dtype: torch.dtype) -> int:
-    """The bytes of an adapter in the window of a projection, with this rank in all slices."""
-    num_elements = sum(in_features + out_features for out_features in slice_outs)
-    num_index_bytes = torch.int32.itemsize + torch.int64.itemsize  # owner and column of h
-    return rank * (num_elements * dtype.itemsize + len(slice_outs) * num_index_bytes)
-
-
 class LoraWindow:
     """The active adapters' matrices of one projection, packed for one matmul each way.
 

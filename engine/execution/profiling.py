@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from ...kernels.lora_batch import has_window
-from ...kernels.lora_window import window_bytes
 from ..config import EngineConfig
 from ..kv.cache import KvCache, kv_bytes_per_block
 from ..kv.groups import group_layers, one_group
@@ -30,8 +29,6 @@ from .decode_graphs import (
     serves_graphs,
 )
 
-USUAL_RANK = 16
-"""The rank of the adapters for which the decode windows have room."""
 PROFILE_CONTEXT = 8192
 """Longer contexts take proportionally more: the reserve is for them."""
 
@@ -64,7 +61,7 @@ def plan_engine(
             for group in groups
         ),
         graph_bytes=_graph_bytes(config, base, groups) if serves_graphs(config, base) else 0,
-        adapter_window_bytes=_adapter_window_bytes(base),
+        has_windows=has_window(base.dtype, base.device),
     )
     plan = plan_memory(config, measure_memory(base.device), demand, proposers)
     if base.kv_error:
@@ -73,20 +70,6 @@ def plan_engine(
         )
         plan.lines.append(line)
     return plan
-
-
-def _adapter_window_bytes(base: BaseModel) -> int:
-    if not has_window(base.dtype, base.device):
-        return 0
-    return sum(
-        window_bytes(
-            fused.projection.in_features,
-            [part.out_features for part in fused.projection.slices],
-            USUAL_RANK,
-            base.dtype,
-        )
-        for fused in base.projections
-    )
 
 
 def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[int, int]:

@@ -20,9 +20,8 @@ class BaseDemand:
     """By KV group."""
     graph_bytes: int = 0
     """Captured decode steps."""
-    adapter_window_bytes: int = 0
-    """An adapter of the usual rank in the decode windows, which are copies of the adapters that
-    decode together; 0 where none are made."""
+    has_windows: bool = False
+    """Whether decode windows are made: copies of the adapters that decode together."""
 
     @property
     def kv_block_bytes(self) -> int:

@@ -30,14 +30,16 @@ RESERVE_FRACTION = 0.1
 cannot see."""
 ARENA_FRACTION = 0.25
 """The part of the memory after weights and activations, if the operator sets no size."""
-MAX_HOST_ARENA_BYTES = 1 << 30
-"""The most that this part may be on the host, which other programs share."""
+MAX_HOST_ARENA_BYTES = 4 << 30
+"""The most that this part may be on the host, which other programs share. Its pages take memory
+once they hold an adapter."""
 HOST_KV_FRACTION = 0.5
 """The part of the host's memory after all this that KV blocks get, if the operator sets no size."""
 ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
 """The remainder of such a unit could hold no adapter of any dtype, and would count as used."""
-MAX_WINDOW_FRACTION = 1 / 4
-"""The CPU's decode windows get at most this part of the arena, if the operator sets no size."""
+WINDOW_FRACTION = 1 / 16
+"""The part of the arena for the CPU's decode windows: copies of the adapters that decode
+together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _divide(
     host_bytes = config.host_cache_bytes + config.swap_bytes if memory.is_host else 0
     usable = available - reserve - base.activation_bytes - base.graph_bytes - host_bytes
     arena = _arena_bytes(config, usable, is_host=memory.is_host)
-    windows = _window_bytes(config, base, arena)
+    windows = _window_bytes(config, arena) if base.has_windows else 0
     left = usable - arena - windows
     kv = _kv_bytes(config, base, proposers, left, is_host=memory.is_host)
     num_draft_blocks = kv // base.kv_block_bytes if proposers.kv_block_bytes else 0
@@ -167,12 +169,10 @@ def _arena_bytes(config: EngineConfig, usable: int, *, is_host: bool) -> int:
     return share // ARENA_UNIT_BYTES * ARENA_UNIT_BYTES
 
 
-def _window_bytes(config: EngineConfig, base: BaseDemand, arena: int) -> int:
-    """For a full batch in which every sequence has its own adapter, as far as there is room."""
-    if config.lora_window_bytes is not None and base.adapter_window_bytes:
+def _window_bytes(config: EngineConfig, arena: int) -> int:
+    if config.lora_window_bytes is not None:
         return config.lora_window_bytes
-    wanted = config.max_num_seqs * base.adapter_window_bytes
-    return min(wanted, int(arena * MAX_WINDOW_FRACTION))
+    return int(arena * WINDOW_FRACTION)
 
 
 def _kv_bytes(

@@ -12,7 +12,7 @@ from torch import Tensor
 from loraplex.adapters.copy_budget import CopyBudget
 from loraplex.kernels.lora_batch import ActiveAdapter
 from loraplex.kernels.lora_reference import add_lora_reference
-from loraplex.kernels.lora_window import MAX_MEMBER_ROWS, LoraWindow, _GrowingRows, window_bytes
+from loraplex.kernels.lora_window import MAX_MEMBER_ROWS, LoraWindow, _GrowingRows
 from support.lora_weights import (
     POPULARITIES,
     PoisonedWeights,
@@ -254,20 +254,6 @@ def test_windows_keep_to_their_common_budget_and_compute_the_rest_from_the_arena
             assert_lora_close(result, reference(weights, x, y, rows))
         assert sum(window.num_bytes for window in windows) == budget.used_bytes <= 60_000
     assert all(window.num_rows for window in windows)
-
-
-@DTYPES
-def test_adapters_fit_into_the_bytes_that_are_told_of_them_and_no_more_do(
-    dtype: torch.dtype,
-) -> None:
-    weights, num_adapters, rank = make_weights(dtype), 3, 4
-    for row in range(num_adapters + 1):
-        weights.put(row, {FIRST_SLICE + index: rank for index in range(len(OUTS))})
-    budget = CopyBudget(num_adapters * window_bytes(IN_FEATURES, OUTS, rank, dtype))
-    window = LoraWindow(FIRST_SLICE, IN_FEATURES, OUTS, dtype=dtype, budget=budget)
-    x, y = draw(num_adapters + 1, dtype)
-    run_twice(window, weights, x, y, range(num_adapters + 1))
-    assert window.num_rows == num_adapters * rank * len(OUTS)
 
 
 def test_an_adapter_without_room_joins_once_idle_ones_have_cost_their_place() -> None:
