@@ -78,11 +78,11 @@ def test_where_no_windows_are_made_nothing_is_set_aside_for_them() -> None:
 
 def test_on_the_host_the_default_leaves_memory_to_other_programs_and_says_so() -> None:
     plan = plan_for(EngineConfig("m"), DeviceMemory(64_000 * MIB, is_host=True))
-    assert plan.arena_bytes == 1024 * MIB
+    assert plan.arena_bytes == 4096 * MIB
     assert plan.num_kv_blocks == 64 * 100  # a full batch, and no more
     assert "--kv-cache-gib, --arena-gib or --host-cache-gib" in plan.lines[-1]
     large = plan_for(EngineConfig("m", max_num_seqs=640), DeviceMemory(64_000 * MIB, is_host=True))
-    assert large.num_kv_blocks == (57_600 - 100 - 2 * 1024) // 2
+    assert large.num_kv_blocks == (57_600 - 100 - 1024 - 4096) // 2
     assert not any("--kv-cache-gib" in line for line in plan_for(EngineConfig("m")).lines)
 
 
