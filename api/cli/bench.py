@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from ...engine.config import EngineConfig, Quantization
+from ...engine.process.engine_process import DEFAULT_VARIABLES
 from ..bench.load_client import RequestFailed
 from ..bench.models import BaseShape
 from ..bench.serving import (
@@ -120,6 +122,9 @@ def profile(
     """Show where the time of a decode step goes, on a random Llama model."""
     if find_spec("torch") is None:
         raise CommandFailed("profiling needs: pip install 'loraplex[engine]'")
+    # As in an engine process; OpenMP reads them when PyTorch is imported.
+    for name, value in DEFAULT_VARIABLES.items():
+        os.environ.setdefault(name, value)
     from ...engine.errors import EngineError
     from ...engine.step_profile import ProfileFailed
     from ..bench.decode_profile import profile_models

@@ -46,7 +46,7 @@ _PASSED_PREFIXES = (
     *("LC_", "XDG_", "HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NVIDIA_"),
     *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_"),
 )
-_DEFAULTS = {
+DEFAULT_VARIABLES = {
     # OpenMP's threads spin otherwise while they wait for the next parallel region, in the time of
     # the thread that works if other processes want the cores: beside a process that burns one of
     # two cores, steps took 2.5 times as long.
@@ -55,6 +55,7 @@ _DEFAULTS = {
     # and looking up pages of 4 KiB takes part of its time.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+"""Variables of an engine process that the operator has not set."""
 
 _STDERR = 2
 
@@ -178,4 +179,4 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in _PASSED_VARIABLES or name.startswith(_PASSED_PREFIXES)
     }
-    return {**_DEFAULTS, **passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {**DEFAULT_VARIABLES, **passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
