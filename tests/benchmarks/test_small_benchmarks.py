@@ -19,6 +19,7 @@ import pytest
 from benchmarks import (
     bench_admission,
     bench_api,
+    bench_cpu_attention,
     bench_kv_dtype,
     bench_loading,
     bench_lora,
@@ -172,3 +173,15 @@ def test_sampling_is_timed_without_a_parameter_and_with_it_in_one_row_and_in_all
     figures = json.loads(report.read_text())
     assert len(figures) == len(bench_sampling.PARAMETERS) * len(bench_sampling.DEVIATIONS)
     assert "penalties" in capsys.readouterr().out
+
+
+def test_attention_on_the_cpu_is_timed_for_decoding_and_for_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_cpu_attention, "DECODES", ((2, 40),))
+    monkeypatch.setattr(bench_cpu_attention, "PROMPTS", ((20, 40),))
+    report = tmp_path / "report.json"
+    bench_cpu_attention.main(["--shape", "31m", "--repeats", "1", "--json", str(report)])
+    rows = json.loads(report.read_text())
+    assert [(row["sequences"], row["new tokens"]) for row in rows] == [(2, 1), (1, 20)]
+    assert all(is_figure(row["ms"]) for row in rows)
