@@ -1,6 +1,6 @@
 """Tests the tests: random changes of the code, each of which a test must notice.
 
-    make mutation-evidence [ARGS='--seed 1 --per-area 4 --jobs 1']
+    make mutation-evidence [ARGS='--seed 1 --per-area 4 --only auth quotas --jobs 1']
 
 Prints one JSON object. Exits with 1 if fewer than nine of ten are noticed. A surviving change may
 change nothing that matters: who has looked at it names it in `--equivalent`.
@@ -33,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-area", type=int, default=4)
+    parser.add_argument("--only", nargs="+", default=[*AREAS], choices=AREAS, metavar="AREA")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--python", required=True, help="the Python that has mutmut")
     parser.add_argument("--equivalent", nargs="*", default=[], metavar="PATH:LINE:MUTATOR")
@@ -40,7 +41,7 @@ def main() -> None:
 
     script = Path(__file__).with_name("mutants.py")
     drawn = subprocess.run(
-        [options.python, script, str(options.seed), str(options.per_area)],
+        [options.python, script, str(options.seed), str(options.per_area), *options.only],
         stdout=subprocess.PIPE,
         check=True,
     )

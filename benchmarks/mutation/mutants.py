@@ -9,7 +9,7 @@ import json
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,12 +107,13 @@ class _Changes(cst.CSTVisitor):
                     self.found.append(Change(name, mutator.__name__, line, node, after))
 
 
-def draw(seed: int, per_area: int) -> Iterator[dict[str, Any]]:
-    """So many of each area, each of another function.
+def draw(seed: int, per_area: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """So many of each of these areas, each of another function.
 
     Functions are drawn with equal chances, of each function a mutator, and of the mutator a change.
     """
-    for name, area in AREAS.items():
+    for name in names:
+        area = AREAS[name]
         drawn = random.Random(f"{seed}:{name}")
         functions: dict[tuple[Path, str], dict[str, list[Change]]] = {}
         modules = {}
@@ -141,4 +142,5 @@ def draw(seed: int, per_area: int) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    json.dump(list(draw(int(sys.argv[1]), int(sys.argv[2]))), sys.stdout)
+    seed, per_area, *names = sys.argv[1:]
+    json.dump(list(draw(int(seed), int(per_area), names)), sys.stdout)
