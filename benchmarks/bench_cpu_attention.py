@@ -24,6 +24,7 @@ from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import KvDtype
 from loraplex.engine.kv.cache import KvCache, choose_kv_format
 from loraplex.engine.kv.groups import LayerKvShape, one_group
+from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionOptions, paged_attention
 
@@ -105,7 +106,7 @@ def sequences(number: int, num_new: int, context: int) -> list[SequenceChunk]:
         SequenceChunk(
             [0] * num_new,
             context - num_new - index % BLOCK_SIZE,
-            [ids[index * num_blocks : (index + 1) * num_blocks]],
+            [block_table(ids[index * num_blocks : (index + 1) * num_blocks])],
         )
         for index in range(number)
     ]

@@ -149,13 +149,12 @@ def profile(
             )
         except (EngineError, ProfileFailed) as exc:
             raise CommandFailed(str(exc)) from exc
-    milliseconds = {work.value: value for work, value in found.milliseconds.items()}
     if as_json:
-        print_json({"step_ms": found.step_milliseconds, "milliseconds": milliseconds})
+        print_json({"step_ms": found.step_milliseconds, "milliseconds": found.milliseconds})
         return
     table = Table("", Column("ms a step", justify="right"), Column("share", justify="right"))
-    for name, value in milliseconds.items():
-        table.add_row(name, f"{value:,.2f}", f"{value / found.step_milliseconds:.0%}")
+    for work, taken in found.milliseconds.items():
+        table.add_row(work, f"{taken:,.2f}", f"{taken / found.step_milliseconds:.0%}")
     table.add_row("step", f"{found.step_milliseconds:,.2f}", "")
     Console().print(table)
 
