@@ -19,7 +19,6 @@ from torch._C._autograd import DeviceType
 
 from ..adapters.identity import AdapterKey
 from ..adapters.tier import Tier
-from ..kernels.linear import Linear
 from ..kernels.lora import LoraProjection
 from . import next_tokens
 from .core import EngineCore
@@ -185,8 +184,7 @@ def _call_seconds(core: EngineCore, step: Callable[[], None], num_steps: int) ->
 
 def _calls(core: EngineCore) -> Iterator[tuple[Any, str, Work]]:
     """Where each work is done: an object or class, and the name of its function."""
-    model = core.parts.base.model
-    linears = {type(module) for module in model.modules() if isinstance(module, Linear)}
+    linears = {type(fused.linear) for fused in core.parts.base.projections}
     yield from ((linear, "forward", Work.PRODUCTS) for linear in {nn.Linear, *linears})
     yield experts, "grouped_linear", Work.PRODUCTS
     yield experts, "add_experts", Work.LORA

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.engine import step_profile
 from loraplex.engine.step_profile import (
     TENANT,
     DecodeLoad,
@@ -44,6 +45,12 @@ def test_the_base_alone_has_no_adapters_work(engine: LocalEngine) -> None:
     profile = profile_decode(engine.core, DecodeLoad(2, 5, {}), 2)
     assert Work.LORA not in profile.milliseconds
     assert engine.generate([1, 2, 3])  # nothing is left of the profile
+
+
+def test_the_products_of_every_projection_are_timed(engine: LocalEngine) -> None:
+    calls = step_profile._calls(engine.core)
+    timed = {owner for owner, _name, work in calls if work is Work.PRODUCTS}
+    assert {type(fused.linear) for fused in engine.core.parts.base.projections} <= timed
 
 
 def test_an_adapter_that_cannot_be_loaded_ends_the_profile(
