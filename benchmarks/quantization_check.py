@@ -81,7 +81,7 @@ def _check_form(form: Quantization, directory: Path, device: str) -> dict[str, A
     with torch.inference_mode():
         products = {name: _product_error(form, *case, device) for name, case in _cases(device)}
         others = {name: _others_changed(form, *case, device) for name, case in _cases(device)}
-        base_error = _base_error(form, directory, device)
+    base_error = _base_error(form, directory, device)
     is_cpu = device == "cpu"
     bounds = {
         name: CPU_TOLERANCE[form] if is_cpu else TOLERANCE[case[0]] for name, case in _cases(device)
@@ -138,7 +138,8 @@ def _base_error(form: Quantization, directory: Path, device: str) -> float:
     model = load_rounded(path, form.bits)
     errors = []
     for tokens, logits in zip(SEQUENCES, served, strict=True):
-        exact = model(torch.tensor([tokens]), use_cache=False).logits[0]
+        with torch.inference_mode():
+            exact = model(torch.tensor([tokens]), use_cache=False).logits[0]
         errors.append((logits.cpu() - exact).abs().max() / exact.abs().max())
     return float(max(errors))
 

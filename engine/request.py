@@ -49,6 +49,8 @@ class Request:
     """The tokens that end its output; its grammar adds its own."""
     unread: range = field(init=False)
     """The prompt positions that are still to be read."""
+    has_penalties: bool = field(init=False)
+    """Whether sampling needs the counts of its tokens."""
     reads_logits: bool = field(init=False)
     """Whether reading the prompt needs logits."""
     pooled: Any = None
@@ -94,6 +96,7 @@ class Request:
         self.token_ids = list(submitted.prompt_token_ids)
         eos: frozenset[int] = frozenset() if submitted.sampling.ignore_eos else self.eos_token_ids
         self.end_token_ids = eos.union(submitted.sampling.stop_token_ids)
+        self.has_penalties = submitted.sampling.has_penalties
         self.reads_logits = submitted.num_prompt_logprobs is not None
         self.unread = _positions_to_read(submitted)
 

@@ -64,7 +64,7 @@ def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow
         params=request.submitted.sampling,
         seed=request.seed,
         position=len(request.token_ids) + len(draft_tokens),
-        counts=request.current_counts() if request.submitted.sampling.has_penalties else None,
+        counts=request.current_counts() if request.has_penalties else None,
         draft_tokens=draft_tokens,
     )
 
