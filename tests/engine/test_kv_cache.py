@@ -71,7 +71,8 @@ def test_blocks_on_the_cpu_take_memory_once_they_are_written(kv_format: KvFormat
         tensor.nbytes for pages in (*cache.keys, *cache.values) for tensor in pages.tensors
     )
     assert planned > 500 << 20
-    assert resident_bytes() - before < 16 << 20
+    # Tensors below 32 MiB, like the scales, may lie in memory that this process has used before.
+    assert resident_bytes() - before < planned // 10
     assert not cache.keys[0].gather(torch.tensor([0, 39_999])).any()
 
 
