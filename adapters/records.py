@@ -26,7 +26,7 @@ class Records(Generic[BlockT]):
         self.loading: dict[AdapterKey, Record[BlockT]] = {}
         """Those that are being loaded to the device: neither RESIDENT nor FAILED."""
         self.changed: set[AdapterKey] = set()
-        """Those whose state or leases have changed; emptied by whoever reports them."""
+        """Adapters whose state or leases changed since the last report, which clears the set."""
         self._waiting: dict[AdapterKey, Record[BlockT]] = {}
         """The records in state HOST."""
         self._num_begun = 0

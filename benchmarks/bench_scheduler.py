@@ -236,7 +236,7 @@ def measure(num_running: int, num_steps: int, *, blocks_per_sequence: int) -> di
 def measure_long_contexts(contexts: LongContexts, num_steps: int) -> dict[str, Any]:
     """Decode steps only, by their parts; the host's time of a step counts the slower inputs."""
     num_running, num_tokens, num_waiting, max_seconds = contexts
-    num_outputs = 2 * num_steps + num_running  # nobody ends before all are measured
+    num_outputs = 2 * num_steps + num_running  # no request ends before the last measured step
     load = Load(
         num_running,
         num_running * (num_tokens // BLOCK + num_outputs // BLOCK + 2),

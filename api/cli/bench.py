@@ -38,6 +38,14 @@ from .output import AsJson, print_json
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 TENANT = "bench"
+Quantize = Annotated[Quantization, typer.Option()]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+ModelDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder in which the models are created and kept.", show_default="in the data folder"
+    ),
+]
 PROFILE_CACHE_BYTES = 1 << 28
 """Host memory for the adapters of `profile`."""
 
@@ -56,15 +64,9 @@ def serving(
     adapters: Annotated[int, typer.Option(min=1, help="How many.")] = Plan.num_adapters,
     rank: Annotated[int, typer.Option(min=1, help="Of each adapter.")] = Plan.rank,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = Plan.repeats,
-    quantize: Annotated[Quantization, typer.Option()] = Quantization.NONE,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    model_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder in which the models are created and kept.",
-            show_default="in the data folder",
-        ),
-    ] = None,
+    quantize: Quantize = Quantization.NONE,
+    dtype: Dtype = "auto",
+    model_dir: ModelDir = None,
     url: Annotated[
         str | None,
         typer.Option(help="A server of the base in the model folder.", show_default="own"),
@@ -107,19 +109,13 @@ def profile(
     adapters: Annotated[int, typer.Option(min=0, help="How many; 0: the base alone.")] = 8,
     rank: Annotated[int, typer.Option(min=1, help="Of each adapter.")] = 16,
     steps: Annotated[int, typer.Option(min=1)] = 50,
-    quantize: Annotated[Quantization, typer.Option()] = Quantization.NONE,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    quantize: Quantize = Quantization.NONE,
+    dtype: Dtype = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    model_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder in which the models are created and kept.",
-            show_default="in the data folder",
-        ),
-    ] = None,
+    model_dir: ModelDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time of a decode step goes, on a random Llama model."""
+    """Print the time of a decode step by kind of work, on a random Llama model."""
     if find_spec("torch") is None:
         raise CommandFailed("profiling needs: pip install 'loraplex[engine]'")
     # As in an engine process; OpenMP reads them when PyTorch is imported.

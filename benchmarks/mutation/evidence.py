@@ -58,7 +58,7 @@ def main() -> None:
 
 @contextmanager
 def _copies(number: int) -> Iterator[SimpleQueue[Path]]:
-    """Copies of what is committed, so that nobody works with a mutant."""
+    """Clones of the committed tree. The working tree never holds a mutant."""
     free: SimpleQueue[Path] = SimpleQueue()
     with TemporaryDirectory() as folder:
         for index in range(number):

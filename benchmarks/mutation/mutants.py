@@ -22,27 +22,27 @@ ROOT = Path(__file__).parents[2]
 
 
 def without_call(line: cst.SimpleStatementLine) -> Iterator[cst.SimpleStatementLine]:
-    """A call whose result nobody takes is left out."""
+    """Remove a call whose result is unused."""
     match line.body:
         case [cst.Expr(value=cst.Call() | cst.Await())]:
             yield line.with_changes(body=[cst.Pass()])
 
 
 def without_guard(statement: cst.If) -> Iterator[cst.If]:
-    """What is done only in some cases is never done, or always."""
+    """Take the branch never, or always."""
     for name in ("False", "True"):
         yield statement.with_changes(test=cst.Name(name))
 
 
 def without_return(line: cst.SimpleStatementLine) -> Iterator[cst.SimpleStatementLine]:
-    """A function goes on where it would have ended."""
+    """Remove a `return` without a value."""
     match line.body:
         case [cst.Return(value=None)]:
             yield line.with_changes(body=[cst.Pass()])
 
 
 def without_keyword(call: cst.Call) -> Iterator[cst.Call]:
-    """An argument that is given by name is left out, and what is default applies."""
+    """Remove a keyword argument, so that its default applies."""
     for index, argument in enumerate(call.args):
         if argument.keyword is not None:
             yield call.with_changes(args=[*call.args[:index], *call.args[index + 1 :]])
@@ -108,7 +108,7 @@ class _Changes(cst.CSTVisitor):
 
 
 def draw(seed: int, per_area: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """So many of each of these areas, each of another function.
+    """`per_area` mutants of each area, each in a different function.
 
     Functions are drawn with equal chances, of each function a mutator, and of the mutator a change.
     """
