@@ -63,11 +63,11 @@ ADAPTERS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {"down_proj": 16},
         "target_parameters": EXPERTS,
     },
-    "one-layer": {"r": 4, "target_parameters": ["layers.2.mlp.experts.down_proj"]},
+    "one-layer": {"r": 4, "target_parameters": ["layers.1.mlp.experts.down_proj"]},
     "router-only": {"r": 4, "target_parameters": ROUTERS},
     "linears-only": {"r": 4, "target_modules": ["o_proj"]},
 }
-GRANITE_ONE_LAYER = {"target_parameters": ["layers.2.block_sparse_moe.experts.down_proj"]}
+GRANITE_ONE_LAYER = {"target_parameters": ["layers.1.block_sparse_moe.experts.down_proj"]}
 
 
 def load_dense(model: Path) -> Any:
@@ -290,7 +290,7 @@ def test_what_overflows_in_one_adapters_experts_leaves_other_rows_bit_equal(
     """In the last layer: what overflows before it goes to other experts than it would have."""
     model = save_family(tmp_path / "base", *SERVED["qwen3_moe"])
     base = load_base_model(EngineConfig(str(model), device="cpu"))
-    target: dict[str, Any] = {"target_parameters": [f"layers.3.mlp.{parameter}"]}
+    target: dict[str, Any] = {"target_parameters": [f"layers.1.mlp.{parameter}"]}
     everything: dict[str, Any] = {"target_parameters": [*EXPERTS, *ROUTERS]}
     sequences, order = draw_sequences(3), [0, 1, None]
     logits = []

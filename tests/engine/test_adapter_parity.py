@@ -23,7 +23,7 @@ LLAMA_FEATURES: dict[str, dict[str, Any]] = {
     "plain": {"r": 8},
     "all-linear": {"r": 3, "target_modules": "all-linear"},
     "rslora": {"r": 16, "use_rslora": True},
-    "rank-pattern": {"r": 4, "rank_pattern": {"q_proj": 16, "layers.2.mlp.down_proj": 2}},
+    "rank-pattern": {"r": 4, "rank_pattern": {"q_proj": 16, "layers.1.mlp.down_proj": 2}},
     "alpha-pattern": {"r": 4, "alpha_pattern": {"v_proj": 32, "layers.1.self_attn.o_proj": 1}},
     "rslora-patterns": {
         "r": 4,

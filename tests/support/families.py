@@ -13,7 +13,7 @@ COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -29,7 +29,7 @@ EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
 }
-GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}
+GPT2: dict[str, Any] = {"n_embd": 64, "n_head": 4, "n_positions": 256}
 MLA: dict[str, Any] = {
     "q_lora_rank": None,
     "kv_lora_rank": 16,
@@ -44,6 +44,8 @@ MLA: dict[str, Any] = {
     "head_dim": 8,
     "num_key_value_heads": 4,
 }
+FOUR_LAYERS = {"num_hidden_layers": 4}
+"""For the types whose every fourth layer is another one."""
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -63,7 +65,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "biogpt": ("biogpt", {}),
     "cohere": ("cohere", {}),
-    "cohere2-window": ("cohere2", {"sliding_window": 8}),
+    "cohere2-window": ("cohere2", {**FOUR_LAYERS, "sliding_window": 8}),
     "deepseek_v2-mla": ("deepseek_v2", {**EXPERTS, **MLA}),
     "deepseek_v3-mla": ("deepseek_v3", {**EXPERTS, **MLA, "n_group": 2}),
     "ernie4_5": ("ernie4_5", {}),
@@ -71,13 +73,20 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
         "ernie4_5_moe",
         {**EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
     ),
-    "exaone4-window": ("exaone4", {"sliding_window": 8}),
+    "exaone4-window": ("exaone4", {**FOUR_LAYERS, "sliding_window": 8}),
     "gemma": ("gemma", {}),
     "gemma2-softcap-window": (
         "gemma2",
         {"sliding_window": 8, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16},
     ),
-    "gemma3-window": ("gemma3_text", {"sliding_window": 8, "query_pre_attn_scalar": 16}),
+    "gemma3-window": (
+        "gemma3_text",
+        {
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
     "glm4_moe": (
@@ -102,7 +111,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {}),
     "olmo": ("olmo", {}),
     "olmo2": ("olmo2", {}),
-    "olmo3-window": ("olmo3", {"sliding_window": 8}),
+    "olmo3-window": ("olmo3", {**FOUR_LAYERS, "sliding_window": 8}),
     "olmoe": ("olmoe", EXPERTS),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "phi": ("phi", {}),
@@ -113,6 +122,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2_moe",
         {
             **EXPERTS,
+            **FOUR_LAYERS,
             "shared_expert_intermediate_size": 48,
             "use_sliding_window": True,
             "sliding_window": 8,
@@ -122,7 +132,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3_moe": ("qwen3_moe", EXPERTS),
     "seed_oss": ("seed_oss", {}),
-    "smollm3": ("smollm3", {}),
+    "smollm3": ("smollm3", FOUR_LAYERS),
     "stablelm": ("stablelm", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
 }

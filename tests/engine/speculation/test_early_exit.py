@@ -33,7 +33,7 @@ from loraplex.engine.speculation.early_exit import (
 from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.speculation.proposers import OPENERS
 from support.engine import LocalEngine
-from support.families import SERVED, VOCAB_SIZE, save_family
+from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits
 
 PROMPTS = [[7, 1, 12, 90], [3, 3, 5] * 6, [200, 41], list(range(40, 71)), [9] * 12, [66, 5, 4]]
@@ -126,7 +126,8 @@ FAMILIES = (
 def test_early_logits_are_those_of_the_model_cut_to_its_first_layers(
     case: str, tmp_path: Path
 ) -> None:
-    path = save_family(tmp_path, *SERVED[case])
+    model_type, differences = SERVED[case]
+    path = save_family(tmp_path, model_type, {**differences, **FOUR_LAYERS})
     cut, whole = load_cut(path, 2), load_cut(path, 4)
     base = load_base_model(EngineConfig(str(path), device="cpu"))
     layers = FirstLayers(base.model, base.config, 2)
