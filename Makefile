@@ -15,7 +15,8 @@ BUNDLE := api/static/console
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention
-.PHONY: help install demo demo-weights test test-postgres test-s3 test-lowest lint format docs console console-check \
+.PHONY: help install demo demo-weights test test-console test-benchmarks test-postgres test-s3 test-lowest \
+	lint format docs console console-check \
 	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence mutation-evidence \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
@@ -45,8 +46,15 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 # tenth of the time; with three, for a thirtieth.
 # In the files' own order: by their number of tests the longest of all would come last, on one worker.
 PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
-test: $(INSTALLED) ## run the tests
-	$(PYTEST_BY_FILE) $(ARGS)
+test: $(INSTALLED) ## run the tests, but those of the console and of the benchmarks
+	$(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks $(ARGS)
+
+# One worker: all files share a server with sample data.
+test-console: $(INSTALLED) ## run the console's tests in a browser
+	$(BIN)/python -m pytest tests/console $(ARGS)
+
+test-benchmarks: $(INSTALLED) ## run every benchmark at a small size
+	$(PYTEST_BY_FILE) tests/benchmarks $(ARGS)
 
 test-postgres: $(INSTALLED) ## run the API's and the platform's tests with servers on a real PostgreSQL
 	LORAPLEX_TEST_DATABASE=postgres $(PYTEST_BY_FILE) tests/api tests/platform $(ARGS)

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,8 +28,6 @@ os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 pytest_plugins = ["support.slowest_files"]
-if find_spec("xdist"):
-    pytest_plugins.append("support.by_file")
 
 
 def pytest_collection_finish() -> None:
