@@ -17,7 +17,8 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	sampling loading cpu-attention
 .PHONY: help install demo demo-weights test test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
-	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence mutation-evidence \
+	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence \
+	mutation-evidence mutation-survey \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
 	$(addprefix bench-,$(BENCHMARKS))
@@ -198,6 +199,9 @@ $(MUTANTS_VENV)/.installed:
 
 mutation-evidence: $(INSTALLED) $(MUTANTS_VENV)/.installed ## plant 40 random mistakes, each of which a test must notice (an hour): ARGS='--seed 1'
 	@$(BIN)/python -m benchmarks.mutation.evidence --python $(MUTANTS_VENV)/bin/python $(ARGS)
+
+mutation-survey: $(INSTALLED) $(MUTANTS_VENV)/.installed ## find the small mistakes in some files that no test notices: ARGS='engine/kv/block_pool.py --tests tests/engine/test_block_pool.py'
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.mutation.survey --python $(MUTANTS_VENV)/bin/python $(ARGS)
 
 first-hour: $(INSTALLED) ## replay a newcomer's first hour and 44 mistakes; needs Chromium and Caddy
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.first_hour

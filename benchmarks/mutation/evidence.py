@@ -41,7 +41,7 @@ def main() -> None:
 
     script = Path(__file__).with_name("mutants.py")
     drawn = subprocess.run(
-        [options.python, script, str(options.seed), str(options.per_area), *options.only],
+        [options.python, script, "draw", str(options.seed), str(options.per_area), *options.only],
         stdout=subprocess.PIPE,
         check=True,
     )

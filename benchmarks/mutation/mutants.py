@@ -1,4 +1,4 @@
-"""Draws mutants of the product at random, as JSON.
+"""Mutants of the product as JSON: some drawn at random, or all of the files that are named.
 
 It runs in an environment of its own, with mutmut: its mutators, and four of ours.
 """
@@ -107,6 +107,39 @@ class _Changes(cst.CSTVisitor):
                     self.found.append(Change(name, mutator.__name__, line, node, after))
 
 
+class _Module(NamedTuple):
+    """A file and all changes of its functions."""
+
+    path: Path
+    tree: cst.Module
+    changes: list[Change]
+
+    @classmethod
+    def read(cls, path: Path) -> _Module:
+        wrapper = MetadataWrapper(cst.parse_module(path.read_text()))
+        changes = _Changes()
+        wrapper.visit(changes)
+        return cls(path, wrapper.module, changes.found)
+
+    def mutant(self, change: Change) -> dict[str, Any]:
+        return {
+            "path": str(self.path.relative_to(ROOT)),
+            "function": change.function,
+            "mutator": change.mutator,
+            "line": change.line,
+            "before": cst.Module([]).code_for_node(change.before).strip(),
+            "after": cst.Module([]).code_for_node(change.after).strip(),
+            "source": self.tree.deep_replace(change.before, change.after).code,
+        }
+
+
+def every(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """All mutants of these files, named from the root of the repository."""
+    for path in paths:
+        module = _Module.read(ROOT / path)
+        yield from map(module.mutant, module.changes)
+
+
 def draw(seed: int, per_area: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """`per_area` mutants of each area, each in a different function.
 
@@ -116,31 +149,21 @@ def draw(seed: int, per_area: int, names: Sequence[str]) -> Iterator[dict[str, A
         area = AREAS[name]
         drawn = random.Random(f"{seed}:{name}")
         functions: dict[tuple[Path, str], dict[str, list[Change]]] = {}
-        modules = {}
-        for path in matching(ROOT, area.files):
-            wrapper = MetadataWrapper(cst.parse_module(path.read_text()))
-            modules[path] = wrapper.module
-            changes = _Changes()
-            wrapper.visit(changes)
-            for change in changes.found:
+        modules = {path: _Module.read(path) for path in matching(ROOT, area.files)}
+        for path, module in modules.items():
+            for change in module.changes:
                 kinds = functions.setdefault((path, change.function), defaultdict(list))
                 kinds[change.mutator].append(change)
         for path, function in drawn.sample(sorted(functions), per_area):
             kinds = functions[path, function]
             change = drawn.choice(kinds[drawn.choice(sorted(kinds))])
-            mutated = modules[path].deep_replace(change.before, change.after)
-            yield {
-                "area": name,
-                "path": str(path.relative_to(ROOT)),
-                "function": function,
-                "mutator": change.mutator,
-                "line": change.line,
-                "before": cst.Module([]).code_for_node(change.before).strip(),
-                "after": cst.Module([]).code_for_node(change.after).strip(),
-                "source": mutated.code,
-            }
+            yield {"area": name, **modules[path].mutant(change)}
 
 
 if __name__ == "__main__":
-    seed, per_area, *names = sys.argv[1:]
-    json.dump(list(draw(int(seed), int(per_area), names)), sys.stdout)
+    match sys.argv[1:]:
+        case ["every", *paths]:
+            found = every(paths)
+        case ["draw", seed, per_area, *names]:
+            found = draw(int(seed), int(per_area), names)
+    json.dump(list(found), sys.stdout)
