@@ -2,8 +2,10 @@
 
     make mutation-evidence [ARGS='--seed 1 --per-area 4 --only auth quotas --jobs 1']
 
-Prints one JSON object. Exits with 1 if fewer than nine of ten are noticed. A surviving change may
-change nothing that matters: who has looked at it names it in `--equivalent`.
+First the tests that need no server run against each change, as in `make mutation-survey`. What
+survives meets all tests of its area, in a clone. Prints one JSON object. Exits with 1 if fewer than
+nine of ten are noticed. A surviving change may change nothing that matters: who has looked at it
+names it in `--equivalent`.
 """
 
 from __future__ import annotations
@@ -15,16 +17,21 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
+import pytest
 from benchmarks.mutation.areas import AREAS, matching
+from benchmarks.mutation.forked_tests import ForkedTests, Mutant, Outcome
 
 ROOT = Path(__file__).parents[2]
 MIN_SHARE = 0.9
+MAX_FORKED_SECONDS = 30.0
+_STARTS_A_SERVER = ("support.server", "support.seeded", "support.console")
 TIMEOUT_SECONDS = 900
 _NO_TESTS_RAN = 5
 
@@ -46,14 +53,44 @@ def main() -> None:
         check=True,
     )
     mutants = json.loads(drawn.stdout)
+    found: dict[str, str | None] = dict.fromkeys(
+        _caught_in_forks(msgspec.convert(mutants, list[Mutant]), options.only),
+        "a test without a server",
+    )
+    left = [mutant for mutant in mutants if _name(mutant) not in found]
     with _copies(options.jobs) as copies, ThreadPoolExecutor(options.jobs) as threads:
-        results = list(threads.map(lambda mutant: _try(mutant, copies), mutants))
-    counted = [each for each in results if _name(each) not in options.equivalent]
-    caught = sum(each["caught"] for each in counted)
-    report = {"seed": options.seed, "tried": len(counted), "caught": caught, "mutants": results}
+        failures = threads.map(lambda mutant: _failure_in_clone(mutant, copies), left)
+        found |= zip(map(_name, left), failures, strict=True)
+    counted = [mutant for mutant in mutants if _name(mutant) not in options.equivalent]
+    num_caught = sum(found[_name(mutant)] is not None for mutant in counted)
+    report = {
+        "seed": options.seed,
+        "tried": len(counted),
+        "caught": num_caught,
+        "mutants": [_without_source(mutant) | {"by": found[_name(mutant)]} for mutant in mutants],
+    }
     print(json.dumps(report, indent=2))
-    if caught < MIN_SHARE * len(counted):
-        sys.exit(f"{caught} of {len(counted)} mutants were caught")
+    if num_caught < MIN_SHARE * len(counted):
+        sys.exit(f"{num_caught} of {len(counted)} mutants were caught")
+
+
+def _caught_in_forks(mutants: Sequence[Mutant], areas: Sequence[str]) -> set[str]:
+    """The names of those that a test without a server notices."""
+    caught = set()
+
+    def note(mutant: Mutant, outcome: Outcome) -> None:
+        if outcome is Outcome.CAUGHT:
+            caught.add(mutant.name)
+
+    files = {path for area in areas for path in matching(ROOT, AREAS[area].tests)}
+    quick = [
+        path for path in files if not any(map(path.read_text().__contains__, _STARTS_A_SERVER))
+    ]
+    forked = ForkedTests(mutants, note, max_seconds=MAX_FORKED_SECONDS)
+    options = ("-q", "--capture=sys", "-p", "no:cacheprovider", "-k", "not postgres")
+    with redirect_stdout(sys.stderr):
+        pytest.main([*options, *map(str, sorted(quick))], plugins=[forked])
+    return caught
 
 
 @contextmanager
@@ -68,19 +105,22 @@ def _copies(number: int) -> Iterator[SimpleQueue[Path]]:
         yield free
 
 
-def _try(mutant: dict[str, Any], copies: SimpleQueue[Path]) -> dict[str, Any]:
+def _failure_in_clone(mutant: dict[str, Any], copies: SimpleQueue[Path]) -> str | None:
     copy = copies.get()
     path = copy / mutant["path"]
     before = path.read_text()
-    path.write_text(mutant.pop("source"))
+    path.write_text(mutant["source"])
     try:
         failure = _first_failure(copy, mutant)
     finally:
         path.write_text(before)
         copies.put(copy)
-    result = mutant | {"caught": failure is not None, "by": failure}
     print(f"{_name(mutant)}: {failure or 'SURVIVED'}", file=sys.stderr, flush=True)
-    return result
+    return failure
+
+
+def _without_source(mutant: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in mutant.items() if name != "source"}
 
 
 def _name(mutant: dict[str, Any]) -> str:

@@ -37,9 +37,13 @@ class Mutant(msgspec.Struct, frozen=True):
     source: str
     """Of the whole file, changed."""
 
+    @property
+    def name(self) -> str:
+        return f"{self.path}:{self.line}:{self.mutator}"
+
     def __str__(self) -> str:
         before, after = map(_shortened, (self.before, self.after))
-        return f"{self.path}:{self.line} {self.mutator}: {before} => {after}"
+        return f"{self.name}: {before} => {after}"
 
 
 class Outcome(StrEnum):
