@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from threading import Barrier
 
 import pytest
+from sqlalchemy import update
 
+from loraplex.platform.audit.event import Party
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
     ApiKeyExpired,
@@ -24,8 +26,10 @@ from loraplex.platform.errors import (
 )
 from loraplex.platform.keys.principal import SYSTEM, Actor, ActorKind, OperatorRole
 from loraplex.platform.keys.service import ApiKeyService
+from loraplex.platform.keys.token import OPERATOR_PREFIX, make_token
 from loraplex.platform.networks import parse_networks
 from loraplex.platform.operators import repository
+from loraplex.platform.operators.models import Operator
 from loraplex.platform.operators.service import DEFAULT_LIFETIME, OperatorService
 from loraplex.platform.tenants.models import Tenant
 from support.identity import SettableClock, peppers
@@ -93,6 +97,25 @@ def test_the_use_of_an_operators_key_is_noted_and_moves_it_to_the_present_pepper
         assert OperatorService(peppers("new"), clock=clock).authenticate(session, text)
 
 
+def test_an_operators_key_with_another_secret_is_refused_and_its_use_not_noted(
+    database: Database, operators: OperatorService
+) -> None:
+    """As is a key that nobody has."""
+    _, text = make(database, operators, "root")
+    with database.platform_transaction() as session:
+        (key,) = operators.list_keys(session, "root")
+        key.mac = bytes(32)
+    for refused in (text, make_token(OPERATOR_PREFIX).text):
+        with pytest.raises(InvalidApiKey) as caught:
+            authenticate(database, operators, refused)
+        assert type(caught.value) is InvalidApiKey
+        with database.platform_transaction() as session:
+            operators.note_use(session, refused)
+    with database.platform_transaction(read_only=True) as session:
+        (key,) = operators.list_keys(session, "root")
+        assert (key.mac, key.last_used_at) == (bytes(32), None)
+
+
 def test_counts_the_keys_of_active_operators_that_end_soon(
     database: Database, operators: OperatorService
 ) -> None:
@@ -111,6 +134,7 @@ def test_counts_the_keys_of_active_operators_that_end_soon(
         assert repository.count_ending(session, NOON, end) == 2
         assert repository.count_ending(session, NOON, end - timedelta(seconds=1)) == 1
         assert repository.count_ending(session, NOON + timedelta(days=30), end) == 1
+        assert repository.count_ending(session, NOON, NOON) == 0
 
 
 def test_an_operators_key_is_no_tenants_and_a_tenants_no_operators(
@@ -137,6 +161,39 @@ def test_names_are_names_and_taken_once(database: Database, operators: OperatorS
         assert [operator.name for operator in operators.list_operators(session)] == ["root"]
 
 
+def test_operators_are_listed_by_name_and_in_pages(
+    database: Database, operators: OperatorService, clock: SettableClock
+) -> None:
+    for name in ("root", "ada", "eve"):
+        make(database, operators, name)
+        clock.now += timedelta(hours=1)
+    with database.platform_transaction(read_only=True) as session:
+        listed = [
+            (operator.name, operator.created_at) for operator in operators.list_operators(session)
+        ]
+        first = operators.list_operators(session, limit=2)
+        rest = operators.list_operators(session, after="eve", limit=2)
+        (key,) = operators.list_keys(session, "ada")
+    hour = timedelta(hours=1)
+    assert listed == [("ada", NOON + hour), ("eve", NOON + 2 * hour), ("root", NOON)]
+    assert [operator.name for operator in first] == ["ada", "eve"]
+    assert [operator.name for operator in rest] == ["root"]
+    assert key.created_at == NOON + hour
+
+
+def test_an_operator_is_changed_as_the_database_has_it_now(
+    database: Database, operators: OperatorService
+) -> None:
+    make(database, operators, "root")
+    with database.platform_transaction() as session:
+        known = operators.get(session, "root")
+        session.execute(
+            update(Operator).values(role=VIEWER), execution_options={"synchronize_session": False}
+        )
+        assert known.role is ADMIN
+        assert operators.get_to_change(session, "root").role is VIEWER
+
+
 def test_nobody_changes_themselves_and_the_last_administrator_stays(
     database: Database, operators: OperatorService
 ) -> None:
@@ -149,8 +206,20 @@ def test_nobody_changes_themselves_and_the_last_administrator_stays(
             operators.disable(session, "root", by=root)
         with pytest.raises(LastAdministrator):
             operators.disable(session, "root", by=SYSTEM)
+        operators.change_role(session, "root", ADMIN, by=root)
         operators.change_role(session, "eve", ADMIN, by=root)
         assert operators.disable(session, "root", by=SYSTEM).disabled_at == NOON
+
+
+def test_an_operator_who_is_disabled_again_has_been_so_since_the_first_time(
+    database: Database, operators: OperatorService, clock: SettableClock
+) -> None:
+    make(database, operators, "root")
+    eve, _ = make(database, operators, "eve")
+    for by in (SYSTEM, eve):
+        with database.platform_transaction() as session:
+            assert operators.disable(session, "eve", by=by).disabled_at == NOON
+        clock.now += timedelta(hours=1)
 
 
 def test_of_two_administrators_who_disable_each_other_one_stays(
@@ -186,6 +255,17 @@ def test_the_keys_of_a_disabled_operator_are_gone_for_good(
         operators.enable(session, "eve")
     with pytest.raises(ApiKeyRevoked):
         authenticate(database, operators, text)
+
+
+def test_no_key_of_a_disabled_operator_is_good(
+    database: Database, operators: OperatorService
+) -> None:
+    eve, text = make(database, operators, "eve")
+    with database.platform_transaction() as session:
+        operators.get(session, "eve").disabled_at = NOON
+    with pytest.raises(ApiKeyRevoked) as caught:
+        authenticate(database, operators, text)
+    assert caught.value.refused == Party(None, eve)
 
 
 def test_revokes_a_key_of_the_operator_that_is_named(
