@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
-from loraplex.platform.accounts.models import AccountSession
+from loraplex.platform.accounts import repository
+from loraplex.platform.accounts.models import Account, AccountSession
 from loraplex.platform.accounts.passwords import Passwords
 from loraplex.platform.accounts.repository import Holder
-from loraplex.platform.accounts.service import AccountService
+from loraplex.platform.accounts.service import AccountService, party_of
 from loraplex.platform.accounts.tokens import SESSION_PREFIX, parse_token
+from loraplex.platform.audit.event import UNKNOWN, Party
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
     InvalidTransition,
@@ -22,7 +24,14 @@ from loraplex.platform.errors import (
     SignInFailed,
     TenantSuspended,
 )
-from loraplex.platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, TenantRole
+from loraplex.platform.keys.principal import (
+    Actor,
+    ActorKind,
+    OperatorPrincipal,
+    OperatorRole,
+    Principal,
+    TenantRole,
+)
 from loraplex.platform.operators.service import OperatorService
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
@@ -52,10 +61,12 @@ def invite_operator(database: Database, accounts: AccountService, name: str = "r
         return accounts.invite_operator(session, operator).token
 
 
-def invite_user(database: Database, accounts: AccountService, tenant: Tenant) -> str:
+def invite_user(
+    database: Database, accounts: AccountService, tenant: Tenant, email: str = EMAIL
+) -> str:
     """The token of a new user's invitation."""
     with database.transaction(tenant.id) as session:
-        user = users.add_user(session, EMAIL, TenantRole.DEVELOPER, by=caller_of(tenant))
+        user = users.add_user(session, email, TenantRole.DEVELOPER, by=caller_of(tenant))
         return accounts.invite_user(session, user).token
 
 
@@ -89,6 +100,7 @@ def test_whoever_takes_an_invitation_is_let_in_as_who_it_is_for(
     assert operator.expires_at == NOON + timedelta(hours=12)
     token = invite_user(database, accounts, acme)
     with database.platform_transaction() as session:
+        tenants.get_tenant(session, "acme").weight = 2.5
         accounts.enrol(session, token, "hash")
         holder = accounts.find_account(session, EMAIL.upper(), "acme")
         assert holder is not None
@@ -97,6 +109,21 @@ def test_whoever_takes_an_invitation_is_let_in_as_who_it_is_for(
     assert (user.tenant_id, user.actor.name, user.key_id) == (acme.id, EMAIL, None)
     assert user.scopes == TenantRole.DEVELOPER.scopes
     assert user.expires_at == NOON + timedelta(hours=12)
+    assert user.tenant_weight == 2.5
+    assert user.signed_in is not None
+    assert (user.signed_in.account_id, user.signed_in.role) == (user.actor.id, "developer")
+
+
+def test_users_of_one_tenant_sign_in_each_by_themselves(
+    database: Database, accounts: AccountService, acme: Tenant
+) -> None:
+    tokens = [invite_user(database, accounts, acme, email) for email in (EMAIL, "eve@acme.example")]
+    with database.platform_transaction() as session:
+        for token in tokens:
+            accounts.enrol(session, token, "hash")
+        eve = accounts.find_account(session, "eve@acme.example", "acme")
+        assert eve is not None
+        assert accounts.open(session, eve).principal.actor.name == "eve@acme.example"
 
 
 def test_an_invitation_is_good_once_and_for_a_day(
@@ -220,6 +247,18 @@ def test_only_sessions_that_have_ended_are_forgotten(
         assert accounts.purge(session) == 1
 
 
+def test_a_use_is_to_be_noted_half_a_minute_after_the_last(
+    database: Database, accounts: AccountService, clock: SettableClock
+) -> None:
+    token = sign_in(
+        database, accounts, enrol(database, accounts, invite_operator(database, accounts))
+    )
+    for microseconds, is_due in ((-1, False), (0, True)):
+        clock.now = NOON + timedelta(seconds=30, microseconds=microseconds)
+        with database.platform_transaction(read_only=True) as session:
+            assert accounts.authenticate(session, token).is_use_to_be_noted is is_due
+
+
 def test_a_page_that_asks_by_itself_keeps_no_session_alive(
     database: Database, accounts: AccountService, clock: SettableClock
 ) -> None:
@@ -320,6 +359,41 @@ def test_what_ends_which_sessions(
     assert [is_signed_in(token) for token in tokens] == remaining
 
 
+def test_what_is_ended_or_closed_may_be_so_again(
+    database: Database, accounts: AccountService
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    token = sign_in(database, accounts, holder)
+    for _ in range(2):
+        end_here(accounts, database, [token], holder)
+    for _ in range(2):
+        close(accounts, database, [], holder)
+    with pytest.raises(SessionEnded):
+        change_password(accounts, database, [token], holder)
+
+
+def test_an_account_and_a_session_are_changed_as_the_database_has_them_now(
+    database: Database, accounts: AccountService
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    token = parse_token(sign_in(database, accounts, holder), SESSION_PREFIX)
+    assert token is not None
+    later = NOON + timedelta(hours=1)
+    with database.platform_transaction() as session:
+        found = repository.find_session(session, token.hash)
+        assert found is not None
+        for change in (
+            update(Account).values(password_hash="changed"),
+            update(AccountSession).values(seen_at=later),
+        ):
+            session.execute(change, execution_options={"synchronize_session": False})
+        account = repository.lock_account(session, Account.id == holder.account.id)
+        row = repository.lock_session(session, token.hash)
+        assert account is not None
+        assert row is not None
+        assert (account.password_hash, row.seen_at) == ("changed", later)
+
+
 def test_whoever_signs_in_while_they_are_being_disabled_is_signed_out_again(
     database: Database, accounts: AccountService
 ) -> None:
@@ -358,6 +432,21 @@ def test_a_disabled_operator_is_not_let_in_and_not_invited(
         who(database, accounts, token)
     with database.platform_transaction(read_only=True) as session:
         assert accounts.find_account(session, "root", None) is None
+        for account_id in (holder.account.id, "nobody"):
+            with pytest.raises(SessionEnded):
+                accounts.get(session, account_id)
+
+
+def test_the_account_of_whoever_is_signed_in_is_theirs(
+    database: Database, accounts: AccountService
+) -> None:
+    holder = enrol(database, accounts, invite_operator(database, accounts))
+    with database.platform_transaction(read_only=True) as session:
+        found = accounts.get(session, holder.account.id)
+        assert found.operator is not None
+        assert found.operator.name == "root"
+        assert party_of(found) == Party(None, Actor(ActorKind.OPERATOR, found.operator.id, "root"))
+    assert party_of(None) == UNKNOWN
 
 
 def test_a_suspended_tenants_user_is_refused(
@@ -370,8 +459,10 @@ def test_a_suspended_tenants_user_is_refused(
         invitation = accounts.invite_user(session, holder.user).token
     with database.platform_transaction() as session:
         tenants.set_suspended(tenants.get_tenant(session, "acme"), True)
-    with pytest.raises(TenantSuspended):
+    with pytest.raises(TenantSuspended) as caught:
         who(database, accounts, token)
+    ada = Actor(ActorKind.USER, holder.user.id, EMAIL)
+    assert caught.value.refused == Party(acme.id, ada)
     with database.platform_transaction(read_only=True) as session:
         suspended = accounts.find_account(session, EMAIL, "acme")
         assert suspended is not None
@@ -403,7 +494,7 @@ def test_what_has_not_the_form_of_a_session_is_not_looked_for(text: str) -> None
 def test_a_password_is_known_by_its_hash_alone() -> None:
     passwords = Passwords(memory_kib=64, num_passes=1)
     stored = passwords.hash("correct horse battery")
-    assert stored.startswith("$argon2id$")
+    assert stored.startswith("$argon2id$v=19$m=64,t=1,p=1$")
     assert "horse" not in stored
     assert stored != passwords.hash("correct horse battery")
     assert passwords.is_password("correct horse battery", stored)
