@@ -162,6 +162,9 @@ def test_nobody_issues_a_key_wider_than_their_own(
     with pytest.raises(GrantTooWide) as caught, database.transaction(acme.id) as session:
         keys.issue(session, name="ci", issuer=by, **wanted)  # type: ignore[arg-type]
     assert caught.value.param == param
+    if param == "scopes":
+        missing = ", ".join(sorted(set(wanted["scopes"]) - by.scopes))
+        assert str(caught.value).endswith(f" Beyond your key: {missing}.")
     with database.transaction(acme.id, read_only=True) as session:
         assert not keys.list_keys(session)
 
@@ -170,9 +173,9 @@ def test_nobody_issues_a_key_wider_than_their_own(
 def test_no_key_outlives_the_key_that_issues_it(
     database: Database, keys: ApiKeyService, acme: Tenant, expires_at: datetime | None
 ) -> None:
-    by = caller_of(acme, expires_at=NOON)
+    by = caller_of(acme, expires_at=NOON + timedelta(milliseconds=1))
     with (
-        pytest.raises(GrantTooWide, match="2040-01-01T12:00:00") as caught,
+        pytest.raises(GrantTooWide, match=r"2040-01-01T12:00:00\+00:00\.$") as caught,
         database.transaction(acme.id) as session,
     ):
         keys.issue(session, name="ci", scopes=[], expires_at=expires_at, issuer=by)
@@ -244,6 +247,14 @@ def test_a_key_restricted_to_adapters_has_no_scope_that_shows_others(
     else:
         with pytest.raises(InvalidValue, match="restricted to adapters"):
             issue()
+
+
+def test_a_key_restricted_to_adapters_has_all_scopes_that_show_no_others(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        key = keys.issue(session, name="ci", scopes=SCOPES_OF_ADAPTERS, adapters=["a"]).key
+    assert key.grant.scopes == SCOPES_OF_ADAPTERS
 
 
 @pytest.mark.parametrize(
@@ -451,7 +462,8 @@ def test_no_overlap_makes_a_key_live_longer(database: Database, acme: Tenant) ->
 def test_an_operator_has_the_scopes_of_its_role_in_every_tenant(role: OperatorRole) -> None:
     signed_in = SignedIn("id", role, expires_at=utc_now(), confirmed_until=None)
     operator = OperatorPrincipal("id", "root", role, signed_in.expires_at, signed_in)
-    within = operator.within("tenant", "acme", 1.0)
+    within = operator.within("tenant", "acme", 2.5)
+    assert (within.tenant_weight, within.operator_role) == (2.5, role)
     assert (within.expires_at, within.signed_in) == (operator.expires_at, signed_in)
     assert within.scopes == role.scopes
     assert (within.actor, within.key_id, within.adapters) == (operator.actor, None, None)
@@ -478,3 +490,5 @@ def test_counts_the_keys_that_end_soon_without_a_successor(
         # The first, the rotated one's successor, and bolt's.
         until = now + timedelta(days=7)
         assert repository.count_ending_in_all_tenants(session, now, until) == 3
+        assert repository.count_ending_in_all_tenants(session, now, soon) == 2
+        assert repository.count_ending_in_all_tenants(session, now, now) == 0

@@ -64,6 +64,7 @@ def test_refuses_a_key_with_one_character_changed(position: int) -> None:
         KNOWN.replace("A", "-") + checksum(KNOWN.replace("A", "-")),
         KNOWN.replace("A", "Ａ") + checksum(KNOWN.replace("A", "Ａ")),
         KNOWN.replace("A", "\ud800") + "AAAAAA",
+        KNOWN.replace("_s3", "_-3") + checksum(KNOWN.replace("_s3", "_-3")),
     ],
 )
 def test_refuses_other_forms(text: str) -> None:

@@ -6,20 +6,33 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import String, cast, select
+from sqlalchemy.orm.attributes import set_committed_value
 
+from loraplex.platform.audit.event import Party
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
     ApiKeyExpired,
     ApiKeyRevoked,
     InvalidApiKey,
+    InvalidTransition,
     InvalidValue,
     KeyNotFound,
     TenantSuspended,
 )
+from loraplex.platform.keyring import Keyring
 from loraplex.platform.keys.models import ApiKey
-from loraplex.platform.keys.principal import Principal, Scope, TenantRole
+from loraplex.platform.keys.principal import (
+    SYSTEM,
+    Actor,
+    ActorKind,
+    Principal,
+    Scope,
+    TenantRole,
+)
 from loraplex.platform.keys.service import LAST_USED_GRANULARITY, ApiKeyService, IssuedKey
-from loraplex.platform.keys.token import make_token
+from loraplex.platform.keys.stored_key import is_text_of
+from loraplex.platform.keys.token import make_token, parse_token
+from loraplex.platform.networks import parse_networks
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.users import service as users
@@ -61,6 +74,30 @@ def test_tells_who_calls(database: Database, keys: ApiKeyService, acme: Tenant) 
     assert principal.key_id == issued.key.id
     assert principal.can(Scope.INFER)
     assert not principal.can(Scope.ADAPTERS_WRITE)
+
+
+def test_tells_what_the_key_is_restricted_to_and_the_tenants_weight(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    end = NOON + timedelta(days=1)
+    with database.platform_transaction() as session:
+        tenants.get_tenant(session, "acme").weight = 2.5
+    with database.transaction(acme.id) as session:
+        text = keys.issue(
+            session,
+            name="ci",
+            scopes=[Scope.INFER],
+            adapters=["support"],
+            networks=["10.0.0.0/8"],
+            expires_at=end,
+        ).text
+    caller = authenticate(database, keys, text)
+    assert caller.adapters == frozenset({"support"})
+    assert caller.may_use("support")
+    assert not caller.may_use("other")
+    assert not caller.may_use(None)
+    assert caller.networks == parse_networks(["10.0.0.0/8"])
+    assert (caller.expires_at, caller.tenant_weight) == (end, 2.5)
 
 
 def test_tells_tenants_apart(
@@ -107,6 +144,23 @@ def test_refuses_an_unknown_key_and_a_wrong_secret_alike(
             authenticate(database, forged, text)
         errors.append((type(caught.value), str(caught.value)))
     assert errors[0] == errors[1]
+
+
+def test_an_unknown_key_takes_the_work_of_a_known_one(
+    database: Database, keys: ApiKeyService, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, known = peppers("secret"), issue(database, keys, acme)
+    compared = []
+    is_signed = Keyring.is_signed
+
+    def compare(ring: Keyring, message: bytes, mac: bytes, under: str) -> bool:
+        compared.append((len(message), len(mac), under))
+        return is_signed(ring, message, mac, under)
+
+    monkeypatch.setattr(Keyring, "is_signed", compare)
+    assert is_text_of(known.key, parse_token(known.text), ring)
+    assert not is_text_of(None, make_token(), ring)
+    assert compared == [(60, 32, ring.current_id)] * 2
 
 
 def test_refuses_a_key_made_under_another_pepper(
@@ -162,8 +216,10 @@ def test_refuses_the_keys_of_a_suspended_tenant_until_it_is_resumed(
     text = issue(database, keys, acme).text
     with database.platform_transaction() as session:
         tenants.set_suspended(tenants.get_tenant(session, "acme"), True)
-    with pytest.raises(TenantSuspended):
+    with pytest.raises(TenantSuspended) as caught:
         authenticate(database, keys, text)
+    key = Actor(ActorKind.KEY, parse_token(text).key_id, "ci")
+    assert caught.value.refused == Party(acme.id, key)
     with database.platform_transaction() as session:
         tenants.set_suspended(tenants.get_tenant(session, "acme"), False)
     assert authenticate(database, keys, text)
@@ -191,6 +247,21 @@ def test_lists_own_keys_the_oldest_first(
     issue(database, keys, bolt)
     with database.transaction(acme.id, read_only=True) as session:
         assert [key.id for key in keys.list_keys(session)] == issued
+        assert [key.id for key in keys.list_keys(session, limit=2)] == issued[:2]
+        rest = keys.list_keys(session, after=issued[0], limit=1)
+        assert [(key.id, key.created_at) for key in rest] == [
+            (issued[1], NOON + timedelta(minutes=1))
+        ]
+
+
+def test_a_key_is_found_as_the_database_has_it_now(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    issued = issue(database, keys, acme)
+    with database.transaction(acme.id) as session:
+        key = keys.get(session, issued.key.id)
+        set_committed_value(key, "name", "read long ago")
+        assert keys.get(session, key.id).name == "ci"
 
 
 def test_lists_the_keys_that_are_active_and_those_of_a_user(
@@ -204,7 +275,48 @@ def test_lists_the_keys_that_are_active_and_those_of_a_user(
         user = users.add_user(session, "ada@acme.example", TenantRole.VIEWER, by=caller_of(acme))
         own = keys.issue(session, name="ada's", scopes=[], user_id=user.id).key.id
         assert {key.id for key in keys.list_keys(session, is_active=True)} == {active, ending, own}
+        assert len(keys.list_keys(session)) == 5
         assert [key.id for key in keys.list_keys(session, user_id=user.id)] == [own]
+
+
+def test_revokes_the_keys_of_a_user_that_are_not_yet_and_no_others(
+    database: Database, keys: ApiKeyService, clock: SettableClock, acme: Tenant
+) -> None:
+    other = issue(database, keys, acme)
+    with database.transaction(acme.id) as session:
+        user = users.add_user(session, "ada@acme.example", TenantRole.VIEWER, by=caller_of(acme))
+        before, now = (
+            keys.issue(session, name="ada's", scopes=[], user_id=user.id).key.id for _ in range(2)
+        )
+        keys.revoke(session, before)
+        clock.now += timedelta(hours=1)
+        assert keys.revoke_keys_of_user(session, user.id) == 1
+    with database.transaction(acme.id, read_only=True) as session:
+        assert {key.id: key.revoked_at for key in keys.list_keys(session)} == {
+            other.key.id: None,
+            before: NOON,
+            now: NOON + timedelta(hours=1),
+        }
+
+
+def test_an_expired_key_is_not_rotated(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    expired = issue(database, keys, acme, expires_at=NOON).key.id
+    with pytest.raises(InvalidTransition), database.transaction(acme.id) as session:
+        keys.rotate(session, expired, overlap=timedelta(hours=1), issuer=caller_of(acme))
+
+
+@pytest.mark.parametrize(
+    ("actor", "author"),
+    [
+        (SYSTEM, "system"),
+        (Actor(ActorKind.KEY, "AbCdEf012345", "ci"), "key:AbCdEf012345"),
+        (Actor(ActorKind.USER, "id", "ada@acme.example"), "user:ada@acme.example"),
+    ],
+)
+def test_an_author_is_a_keys_id_or_a_persons_name(actor: Actor, author: str) -> None:
+    assert actor.author == author
 
 
 def test_notes_the_last_use_to_the_hour(
@@ -226,6 +338,13 @@ def test_notes_the_last_use_to_the_hour(
     clock.now = NOON + LAST_USED_GRANULARITY
     assert use()
     assert read_last_use(database, acme) == clock.now
+
+
+def test_a_name_has_at_most_200_characters(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        assert keys.issue(session, name="x" * 200, scopes=[]).key.name == "x" * 200
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
