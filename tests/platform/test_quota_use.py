@@ -33,6 +33,7 @@ def test_says_when_the_budget_begins_and_ends(
     with database.transaction(acme.id, read_only=True) as session:
         use = quotas.current_use(session, clock=lambda _: reading)
     assert (use.period_begins_at, use.period_ends_at) == (begin, end)
+    assert use.uses["tokens_per_period"].used == 0
 
 
 def test_says_what_is_left_of_each_resource_and_never_less_than_nothing(
@@ -41,12 +42,14 @@ def test_says_what_is_left_of_each_resource_and_never_less_than_nothing(
     with database.transaction(acme.id) as session:
         make_version(session, "a", "one")
         make_version(session, "a", "three")
-    limit(database, acme.id, adapters=3, versions_per_adapter=1, stored_bytes=10, users=0)
+    limit(database, acme.id, adapters=3, versions_per_adapter=1, stored_bytes=10, users=2)
     with database.transaction(acme.id, read_only=True) as session:
         uses = quotas.current_use(session).uses
     names = ("adapters", "versions_per_adapter", "stored_bytes", "users", "keys")
     assert [uses[name].used for name in names] == [1, 2, 8, 0, 0]
-    assert [uses[name].remaining for name in names] == [2, 0, 2, 0, None]
+    assert [uses[name].remaining for name in names] == [2, 0, 2, 2, None]
+    for name in ("concurrent_requests", "tokens_per_period"):
+        assert (uses[name].limit, uses[name].used) == (None, None)
 
 
 def test_the_tightest_token_rate_is_that_with_less_left_whatever_its_limit() -> None:

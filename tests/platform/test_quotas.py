@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm.attributes import set_committed_value
 
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -22,11 +23,12 @@ from loraplex.platform.errors import (
 from loraplex.platform.quotas import repository
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.clock import read_clock
-from loraplex.platform.quotas.models import Period, PeriodUse, RateKind, Reservation
+from loraplex.platform.quotas.models import Period, PeriodUse, Quota, RateKind, Reservation
 from loraplex.platform.quotas.period import begin_of, end_of
 from loraplex.platform.quotas.service import LEASE_SECONDS, Demand, Limits, Standing, Used
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as ledger
+from loraplex.platform.usage.models import UsageRecord
 from loraplex.platform.usage.service import Usage
 from support.limits import SERVER_ID, SetClock, limit, make_demand
 
@@ -165,6 +167,29 @@ def test_requests_that_share_a_unit_of_work_count_against_each_other(tills: Till
         tills.reserve(make_demand("f"))
 
 
+def test_requests_that_are_reserved_or_settled_together_all_count(tills: Tills) -> None:
+    limit(tills.database, tills.tenant.id, concurrent_requests=2, tokens_per_period=1000)
+    with (
+        tills.database.transaction(tills.tenant.id) as session,
+        quotas.hold(session, clock=tills.clock) as held,
+    ):
+        for request_id in ("a", "b"):
+            held.reserve(make_demand(request_id), SERVER_ID)
+        with pytest.raises(TooManyRequestsAtOnce, match="2 requests at once, and 2 run"):
+            held.reserve(make_demand("c"), SERVER_ID)
+    with (
+        tills.database.transaction(tills.tenant.id) as session,
+        quotas.hold(session, clock=tills.clock) as held,
+    ):
+        held.settle(
+            [
+                Used(request_id=request_id, prompt_tokens=10, completion_tokens=used, at=utc_now())
+                for request_id, used in (("a", 1), ("b", 20))
+            ]
+        )
+    assert tills.period_tokens() == 41
+
+
 def test_each_request_pays_and_says_what_is_left(tills: Tills) -> None:
     limit(
         tills.database,
@@ -189,6 +214,11 @@ def test_each_request_pays_and_says_what_is_left(tills: Tills) -> None:
             {"requests_per_minute": 2, "input_tokens_per_minute": 100},
             make_demand("c", input_tokens=85),
             30.0,
+        ),
+        (
+            {"requests_per_minute": 2, "output_tokens_per_minute": 60},
+            make_demand("c", output_tokens=60),
+            40.0,
         ),
     ],
 )
@@ -233,8 +263,9 @@ def test_settling_gives_back_what_was_not_generated(tills: Tills) -> None:
     limit(tills.database, tills.tenant.id, output_tokens_per_minute=100)
     tills.reserve(make_demand(output_tokens=80))
     assert tills.level(RateKind.OUTPUT_TOKENS) == 20
+    tills.clock.seconds += 6
     tills.settle("req-1", 10, 15)
-    assert tills.level(RateKind.OUTPUT_TOKENS) == 85
+    assert tills.level(RateKind.OUTPUT_TOKENS) == 95
 
 
 def test_of_output_at_most_a_bucket_is_paid_in_advance_and_the_rest_when_it_was_used(
@@ -251,12 +282,13 @@ def test_of_output_at_most_a_bucket_is_paid_in_advance_and_the_rest_when_it_was_
 
 
 def test_a_request_that_never_ran_gets_its_tokens_back_once(tills: Tills) -> None:
-    limit(tills.database, tills.tenant.id, input_tokens_per_minute=100, output_tokens_per_minute=99)
+    limit(tills.database, tills.tenant.id, input_tokens_per_minute=100, output_tokens_per_minute=90)
     tills.reserve(make_demand("a", input_tokens=40, output_tokens=50))
     tills.reserve(make_demand("b", input_tokens=40, output_tokens=40))
+    tills.clock.seconds += 6
     for _ in range(3):
         tills.release("a")
-    assert tills.level(RateKind.INPUT_TOKENS) == 60
+    assert tills.level(RateKind.INPUT_TOKENS) == 70
     assert tills.level(RateKind.OUTPUT_TOKENS) == 59
 
 
@@ -280,9 +312,15 @@ def test_a_limit_set_while_a_request_runs_is_given_nothing_that_was_never_paid(
 ) -> None:
     limit(tills.database, tills.tenant.id, requests_per_minute=100)
     tills.reserve(make_demand("a", output_tokens=80))
-    limit(tills.database, tills.tenant.id, output_tokens_per_minute=100)
-    tills.reserve(make_demand("b", output_tokens=100))
+    limit(
+        tills.database,
+        tills.tenant.id,
+        input_tokens_per_minute=100,
+        output_tokens_per_minute=100,
+    )
+    tills.reserve(make_demand("b", input_tokens=100, output_tokens=100))
     tills.settle("a", 10, 30)
+    assert tills.level(RateKind.INPUT_TOKENS) == -10
     assert tills.level(RateKind.OUTPUT_TOKENS) == -30
 
 
@@ -371,6 +409,10 @@ def test_a_living_servers_requests_count_for_as_long_as_they_run(tills: Tills) -
         tills.clock.seconds += LEASE_SECONDS - 1
         assert tills.renew() == 1
     assert tills.num_counted() == 1
+    with tills.database.platform_transaction(read_only=True) as session:
+        mine, others = (quotas.list_of_server(session, at) for at in (SERVER_ID, OTHER_SERVER))
+    assert [(row.request_id, row.expires_at - tills.clock.seconds) for row in mine] == [("a", 60.0)]
+    assert [row.request_id for row in others] == ["b"]
     tills.reserve(make_demand("c"))
     with pytest.raises(TooManyRequestsAtOnce):
         tills.reserve(make_demand("d"))
@@ -419,8 +461,9 @@ def test_what_a_server_reserved_that_never_came_back_is_forgotten_after_a_day(
 def test_a_budget_counts_what_was_used_and_what_may_yet_be(tills: Tills) -> None:
     limit(tills.database, tills.tenant.id, tokens_per_period=100)
     tills.reserve(make_demand("a", input_tokens=10, output_tokens=50))
-    with pytest.raises(RateLimited, match="running requests may use 60"):
-        tills.reserve(make_demand("b", input_tokens=10, output_tokens=50))
+    for output in (50, 90):
+        with pytest.raises(RateLimited, match="running requests may use 60"):
+            tills.reserve(make_demand("b", input_tokens=10, output_tokens=output))
     tills.settle("a", 10, 20)
     assert tills.period_tokens() == 30
     tills.reserve(make_demand("b", input_tokens=10, output_tokens=50))
@@ -471,6 +514,27 @@ def test_a_budget_that_is_set_again_counts_what_was_used_without_one(tills: Till
     assert tills.period_tokens() == 84
 
 
+def test_the_ledgers_rows_count_from_the_periods_beginning_to_before_its_end(
+    tills: Tills,
+) -> None:
+    begin, end = datetime(2026, 4, 1, tzinfo=UTC), datetime(2026, 5, 1, tzinfo=UTC)
+    tick = timedelta(microseconds=1)
+    with tills.database.transaction(tills.tenant.id) as session:
+        for number, moment in enumerate((begin - tick, begin, end - tick, end)):
+            session.add(
+                UsageRecord(
+                    request_id=f"req-{number}",
+                    created_at=moment,
+                    prompt_tokens=10**number,
+                    cached_tokens=0,
+                    completion_tokens=10**number,
+                    finish_reason="stop",
+                )
+            )
+        session.flush()
+        assert repository.sum_ledger_tokens(session, begin, end) == 220
+
+
 def test_a_new_period_begins_with_the_whole_budget(tills: Tills) -> None:
     limit(tills.database, tills.tenant.id, tokens_per_period=100, period=Period.DAY)
     yesterday = begin_of(Period.DAY, utc_now()) - timedelta(days=1)
@@ -513,6 +577,37 @@ def test_limits_are_replaced_as_a_whole(database: Database, acme: Tenant) -> Non
     limit(database, acme.id, keys=3, period=Period.DAY)
     with database.transaction(acme.id, read_only=True) as session:
         assert quotas.get_limits(session) == Limits(keys=3, period=Period.DAY)
+
+
+def test_without_limits_there_are_none(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id, read_only=True) as session:
+        assert quotas.get_limits(session) == Limits()
+
+
+def test_limits_may_be_as_high_and_as_low_as_they_can_be(database: Database, acme: Tenant) -> None:
+    limits = Limits(
+        requests_per_minute=1,
+        concurrent_requests=2**31 - 1,
+        tokens_per_period=2**53,
+        stored_bytes=2**53,
+        keys=0,
+        users=2**31 - 1,
+    )
+    with database.transaction(acme.id) as session:
+        quotas.set_limits(session, limits)
+        assert quotas.get_limits(session) == limits
+
+
+def test_limits_and_what_is_used_are_as_the_database_has_them_now(
+    database: Database, acme: Tenant
+) -> None:
+    limit(database, acme.id, tokens_per_period=100)
+    with database.transaction(acme.id) as session:
+        quota, use = (session.scalars(select(table)).one() for table in (Quota, PeriodUse))
+        set_committed_value(quota, "tokens_per_period", 1)
+        set_committed_value(use, "tokens", 1)
+        assert quotas.lock_limits(session).tokens_per_period == 100
+        assert quotas.current_use(session).uses["tokens_per_period"].used == 0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from threading import Barrier
 
 import pytest
@@ -114,6 +115,12 @@ def test_counts_what_is_on_its_way_when_an_upload_begins(database: Database, acm
         uploads.open_or_resume_upload(session, make_new_upload(sha256="3" * 64))
 
 
+def test_an_upload_may_fill_all_that_is_allowed(database: Database, acme: Tenant) -> None:
+    limit(database, acme.id, stored_bytes=10)
+    with database.transaction(acme.id) as session:
+        uploads.open_or_resume_upload(session, make_new_upload(size_bytes=10))
+
+
 def test_counts_an_upload_that_is_being_checked(database: Database, acme: Tenant) -> None:
     limit(database, acme.id, stored_bytes=15)
     with database.transaction(acme.id) as session:
@@ -130,7 +137,7 @@ def test_counts_usable_keys_and_active_users(database: Database, acme: Tenant) -
         for number, revoked_at, expires_at in (
             (1, now, None),
             (2, None, now),
-            (3, None, now.replace(year=now.year + 1)),
+            (3, None, now + timedelta(days=365)),
         ):
             session.add(_key(number, revoked_at=revoked_at, expires_at=expires_at))
         session.add(User(email="a@x", role=TenantRole.OWNER, disabled_at=now))
@@ -177,6 +184,7 @@ def test_another_tenants_things_count_for_nothing(
     limit(database, acme.id, adapters=0, stored_bytes=0, versions_per_adapter=0)
     push(database, bolt, "a", "one")
     assert used(database, acme, Resource.ADAPTERS) == 0
+    assert used(database, acme, Resource.VERSIONS_PER_ADAPTER) == 0
     with pytest.raises(QuotaExceeded):
         push(database, acme, "a", "one")
 
