@@ -8,6 +8,7 @@ from itertools import product
 from threading import Barrier
 
 import pytest
+from sqlalchemy.orm.attributes import set_committed_value
 
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
@@ -15,6 +16,7 @@ from loraplex.platform.errors import (
     InvalidValue,
     LastAdministrator,
     OwnAccount,
+    QuotaExceeded,
     UserExists,
     UserNotFound,
 )
@@ -24,6 +26,7 @@ from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.users import service as users
 from loraplex.platform.users.models import User
 from support.identity import caller_of
+from support.limits import limit
 
 OWNER, DEVELOPER, VIEWER = TenantRole
 Act = Callable[[TenantSession], User]
@@ -54,6 +57,44 @@ def test_lists_by_address_in_pages_and_by_filter(
         assert names(is_disabled=True) == []
 
 
+def test_finds_the_user_of_the_id_as_the_database_has_it_now(
+    database: Database, acme: Tenant
+) -> None:
+    ada, bob = (add(database, acme, name, VIEWER) for name in ("ada", "bob"))
+    for find in (
+        users.get_user,
+        users.get_user_to_change,
+        users.hold_user,
+        users.hold_active_user,
+    ):
+        with database.transaction(acme.id) as session:
+            found = [find(session, user.id) for user in (ada, bob)]
+            assert [user.email for user in found] == ["ada@example.com", "bob@example.com"]
+            set_committed_value(found[0], "role", OWNER)
+            assert find(session, ada.id).role is VIEWER
+
+
+def test_a_tenant_has_no_more_users_than_are_allowed(database: Database, acme: Tenant) -> None:
+    limit(database, acme.id, users=1)
+    ada = add(database, acme, "ada", OWNER)
+    with pytest.raises(QuotaExceeded):
+        add(database, acme, "bob", VIEWER)
+    with database.transaction(acme.id) as session:  # takes no second place
+        assert users.enable_user(session, ada.id, by=caller_of(acme)).disabled_at is None
+
+
+def test_a_user_who_is_disabled_again_has_been_so_since_the_first_time(
+    database: Database, acme: Tenant
+) -> None:
+    ada, bob = (add(database, acme, name, OWNER) for name in ("ada", "bob"))
+    times = []
+    for by in (caller_of(acme, user=ada), caller_of(acme, user=bob)):
+        with database.transaction(acme.id) as session:
+            times.append(users.disable_user(session, bob.id, by=by).disabled_at)
+    assert times[0] is not None
+    assert times[1] == times[0]
+
+
 def test_an_address_is_one_user_in_a_tenant_whatever_its_case(
     database: Database, acme: Tenant, bolt: Tenant
 ) -> None:
@@ -71,6 +112,13 @@ def test_an_address_is_one_user_in_a_tenant_whatever_its_case(
 def test_refuses_what_is_no_address(database: Database, acme: Tenant, email: str) -> None:
     with pytest.raises(InvalidValue), database.transaction(acme.id) as session:
         users.add_user(session, email, VIEWER, by=caller_of(acme))
+
+
+def test_an_address_has_at_most_254_characters(database: Database, acme: Tenant) -> None:
+    longest = "a" * 242
+    assert len(add(database, acme, longest, VIEWER).email) == 254
+    with pytest.raises(InvalidValue):
+        add(database, acme, longest + "a", VIEWER)
 
 
 @pytest.mark.parametrize(("own", "wanted"), list(product(TenantRole, TenantRole)))
@@ -125,6 +173,8 @@ def test_nobody_changes_their_own_role_or_disables_themselves(
     for act in acts:
         with pytest.raises(OwnAccount), database.transaction(acme.id) as session:
             act(session)
+    with database.transaction(acme.id) as session:  # the role that it has is no change
+        assert users.change_role(session, ada.id, OWNER, by=by).role is OWNER
 
 
 def test_the_last_active_owner_stays(database: Database, acme: Tenant, bolt: Tenant) -> None:
