@@ -8,6 +8,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.platform.adapters import repository
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters.listing import AdapterQuery, list_summaries
+from loraplex.platform.adapters.lookup import version_of
 from loraplex.platform.adapters.repository import LiveContent
 from loraplex.platform.adapters.states import LIVE_STATES, VersionState
 from loraplex.platform.database import Database
@@ -403,3 +404,17 @@ def test_a_stale_copy_does_not_hide_a_change_of_state(database: Database, acme: 
         session.add(version)  # as it was before
         with pytest.raises(InvalidTransition):
             catalog.mark_ready(session, version.id, attestation_report={})
+
+
+def test_finds_a_version_among_those_that_were_loaded(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        for content in "ab":
+            make_version(session, content=content)
+    with database.transaction(acme.id, read_only=True) as session:
+        adapter = catalog.get_adapter(session, "support-bot")
+        assert [version_of(adapter, number).digest for number in (1, 2)] == [
+            make_digest("a"),
+            make_digest("b"),
+        ]
+        with pytest.raises(VersionNotFound, match="'support-bot' has no version 3"):
+            version_of(adapter, 3)

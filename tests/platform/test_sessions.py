@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -118,6 +118,7 @@ def test_narrows_relationships(acme_session: TenantSession, acme: Tenant) -> Non
 
 def test_sees_no_tenant_but_its_own(acme_session: TenantSession, acme: Tenant) -> None:
     assert acme_session.scalars(select(Tenant.id)).all() == [acme.id]
+    assert acme_session.scalars(select(aliased(Tenant).id)).all() == [acme.id]
 
 
 def test_gets_no_foreign_row_by_its_id(
@@ -206,6 +207,58 @@ def test_runs_no_plain_statement_that_is_not_narrowed_to_the_tenant(
 )
 def test_plain_statements_may_narrow_themselves(statement: Executable) -> None:
     assert is_pinned(statement)
+
+
+def test_plain_statements_run_once_for_each_of_their_values(
+    acme_session: TenantSession, acme: Tenant
+) -> None:
+    bucket = {"level": 1.0, "clock": "clock", "updated_at": 0.0}
+    acme_session.execute_pinned(insert(BUCKETS), {"kind": "requests", **bucket})
+    several = [{"kind": kind, **bucket} for kind in ("input_tokens", "output_tokens")]
+    acme_session.execute_pinned(insert(BUCKETS), several)
+    own = BUCKETS.c.tenant_id == bindparam("tenant_id")
+    found = acme_session.execute_pinned(select(BUCKETS.c.tenant_id, BUCKETS.c.kind).where(own), {})
+    assert sorted((row.tenant_id, str(row.kind)) for row in found) == [
+        (acme.id, kind) for kind in ("input_tokens", "output_tokens", "requests")
+    ]
+
+
+def test_a_reader_runs_plain_selects_and_no_other_statements(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id, read_only=True) as session:
+        assert session.execute_pinned(select(QUOTAS).where(OWN_QUOTA), {}).all() == []
+        for statement in (insert(QUOTAS), delete(QUOTAS).where(OWN_QUOTA)):
+            with pytest.raises(ScopeViolation):
+                session.execute_pinned(statement, {})
+
+
+def add_another(session: TenantSession, adapter: Adapter) -> None:
+    session.add(Adapter(name="new"))
+
+
+def remove(session: TenantSession, adapter: Adapter) -> None:
+    session.delete(adapter)
+
+
+def rename(session: TenantSession, adapter: Adapter) -> None:
+    adapter.name = "renamed"
+
+
+@pytest.mark.parametrize("change", [add_another, remove, rename])
+def test_a_reader_changes_no_rows(
+    database: Database, acme: Tenant, change: Callable[[TenantSession, Adapter], None]
+) -> None:
+    with database.transaction(acme.id) as session:
+        make_version(session, "support-bot")
+    with database.transaction(acme.id, read_only=True) as session:
+        adapter = session.scalars(select(Adapter)).one()
+        adapter.name = "support-bot"  # as it was
+        session.flush()
+        change(session, adapter)
+        with pytest.raises(ScopeViolation):
+            session.flush()
+        session.rollback()
 
 
 def test_gives_new_rows_its_tenant(acme_session: TenantSession, acme: Tenant) -> None:
