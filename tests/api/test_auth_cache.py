@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
+from loraplex.api.control_plane import auth_cache
 from loraplex.api.control_plane.auth_cache import (
     MAX_STALE_SECONDS,
     TTL_SECONDS,
@@ -67,6 +71,15 @@ def test_a_change_within_a_tenant_costs_nobody_else_a_look_up() -> None:
     assert cache.get("a", None) is ROOT
 
 
+def test_every_change_while_a_key_is_looked_up_counts() -> None:
+    cache = AuthCache()
+    for change in (cache.clear, lambda: cache.clear_tenant("acme-id")) * 2:
+        ticket = cache.begin()
+        change()
+        cache.put("a", None, ROOT, ticket)
+        assert cache.get("a", None) is None
+
+
 def test_a_key_is_known_for_the_tenant_that_it_was_looked_up_for() -> None:
     cache = AuthCache()
     remember(cache, "a", "acme")
@@ -109,6 +122,13 @@ def test_its_size_is_bounded_and_the_oldest_goes_first() -> None:
     assert [cache.get(str(number), None) for number in range(5)] == [None, None, ROOT, ROOT, ROOT]
 
 
+def test_what_was_looked_up_anew_is_not_the_oldest() -> None:
+    cache = AuthCache(max_entries=2)
+    for token in ("a", "b", "a", "c"):
+        remember(cache, token)
+    assert [cache.get(token, None) for token in "abc"] == [ROOT, None, ROOT]
+
+
 def test_entries_that_are_too_old_to_be_used_are_dropped() -> None:
     clock = Clock()
     cache = AuthCache(clock=clock)
@@ -143,11 +163,10 @@ def test_no_key_is_kept_in_the_clear() -> None:
     assert "lpx_live_secret" not in repr(vars(cache))
 
 
-def test_a_key_that_ended_since_is_not_current() -> None:
+def test_a_key_is_current_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now = utc_now()
+    monkeypatch.setattr(auth_cache, "utc_now", lambda: now)
     assert is_current(ROOT)
-    for seconds, expected in ((60, True), (-1, False)):
-        expires_at = now + timedelta(seconds=seconds)
-        assert (
-            is_current(OperatorPrincipal("id", "root", OperatorRole.ADMIN, expires_at)) is expected
-        )
+    for microseconds, expected in ((1, True), (0, False), (-1, False)):
+        ending = replace(ROOT, expires_at=now + timedelta(microseconds=microseconds))
+        assert is_current(ending) is expected

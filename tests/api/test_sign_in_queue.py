@@ -5,26 +5,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, select
 
 from loraplex.api.contract.errors import ApiError
 from loraplex.api.control_plane.control_plane import ControlPlane
-from loraplex.api.control_plane.sign_in import MAX_WAITING, NUM_HASHING, SignIn
+from loraplex.api.control_plane.sign_in import (
+    MAX_WAITING,
+    NUM_HASHING,
+    SignIn,
+    own_tenant_id,
+)
 from loraplex.platform.accounts.failures import MAX_FAILURES, Subjects, note_failure
 from loraplex.platform.accounts.passwords import Passwords
-from loraplex.platform.audit.event import BY_SYSTEM
+from loraplex.platform.accounts.service import OpenedSession
+from loraplex.platform.audit.event import BY_SYSTEM, UNKNOWN, Origin, Party
+from loraplex.platform.audit.models import PlatformAuditEntry
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
-from loraplex.platform.errors import SignInFailed, SignInLocked
-from loraplex.platform.keys.principal import OperatorPrincipal, OperatorRole, SignedIn
+from loraplex.platform.errors import SessionEnded, SignInFailed, SignInLocked
+from loraplex.platform.keys.principal import (
+    SYSTEM,
+    AnyPrincipal,
+    OperatorPrincipal,
+    OperatorRole,
+    SignedIn,
+)
 
 SECRET = b"secret"
 GUESSER = ip_address("192.0.2.7")
+OPERATOR = OperatorPrincipal("id", "root", OperatorRole.ADMIN)
 
 
 class SlowPasswords(Passwords):
@@ -96,6 +111,71 @@ class CountingPasswords(Passwords):
     def is_password(self, password: str, stored: str | None) -> bool:
         self.num_compared += 1
         return super().is_password(password, stored)
+
+
+def test_whoever_knows_the_password_confirms_and_changes_it(control_plane: ControlPlane) -> None:
+    here = ip_address("198.51.100.1")
+    origin = Origin(SYSTEM, "req")
+
+    async def scenario() -> None:
+        sign_in = SignIn(control_plane, SECRET, CountingPasswords())
+
+        async def enter(password: str) -> OpenedSession:
+            return await sign_in.open("known", None, password, address=here, request_id="req")
+
+        enrolled = await sign_in.enrol(token, "the first", address=here, request_id="req")
+        other = await enter("the first")
+        caller, own = enrolled.principal, enrolled.token.text
+        await sign_in.confirm(caller, own, "the first", origin)
+        assert signed_in(own).is_confirmed(utc_now())
+        assert not signed_in(other.token.text).is_confirmed(utc_now())
+        await sign_in.change_password(caller, own, "the first", "the second", origin)
+        assert signed_in(own).account_id == operator.id
+        with pytest.raises(SessionEnded):
+            signed_in(other.token.text)
+        with pytest.raises(SignInFailed) as caught:
+            await enter("the first")
+        assert caught.value.refused == Party(None, caller.actor)
+        with pytest.raises(SignInFailed) as caught:
+            await sign_in.open("nobody", None, "guess", address=here, request_id="req")
+        assert caught.value.refused == UNKNOWN
+        assert (await enter("the second")).principal.actor == caller.actor
+        await sign_in.aclose()
+
+    def signed_in(text: str) -> SignedIn:
+        with control_plane._database.platform_transaction(read_only=True) as session:
+            found = control_plane.accounts.authenticate(session, text).principal.signed_in
+        assert found is not None
+        return found
+
+    with control_plane._database.platform_transaction() as session:
+        operator = control_plane.operators.create(session, "known", OperatorRole.ADMIN)
+        token = control_plane.accounts.invite_operator(session, operator).token
+    asyncio.run(scenario())
+    with control_plane._database.platform_transaction(read_only=True) as session:
+        entries = session.scalars(select(PlatformAuditEntry).order_by(PlatformAuditEntry.number))
+        told = [(entry.action, entry.resource, entry.details) for entry in entries]
+    assert told == [
+        ("account.enrol", operator.id, {}),
+        ("session.create", operator.id, {}),
+        ("session.confirm", operator.id, {}),
+        ("account.change", operator.id, {"password": True}),
+        ("session.create", operator.id, {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("caller", "tenant_id"),
+    [
+        (OPERATOR, None),
+        (OPERATOR.within("acme-id", "acme", 1.0), None),
+        (replace(OPERATOR.within("acme-id", "acme", 1.0), operator_role=None), "acme-id"),
+    ],
+)
+def test_what_an_operator_does_to_its_account_is_in_the_platforms_log(
+    caller: AnyPrincipal, tenant_id: str | None
+) -> None:
+    assert own_tenant_id(caller) == tenant_id
 
 
 def test_whoever_has_a_session_guesses_its_password_five_times(control_plane: ControlPlane) -> None:
