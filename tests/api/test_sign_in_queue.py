@@ -154,14 +154,33 @@ def test_whoever_knows_the_password_confirms_and_changes_it(control_plane: Contr
     asyncio.run(scenario())
     with control_plane._database.platform_transaction(read_only=True) as session:
         entries = session.scalars(select(PlatformAuditEntry).order_by(PlatformAuditEntry.number))
-        told = [(entry.action, entry.resource, entry.details) for entry in entries]
+        told = [(entry.action, entry.resource, entry.details, entry.address) for entry in entries]
     assert told == [
-        ("account.enrol", operator.id, {}),
-        ("session.create", operator.id, {}),
-        ("session.confirm", operator.id, {}),
-        ("account.change", operator.id, {"password": True}),
-        ("session.create", operator.id, {}),
+        ("account.enrol", operator.id, {}, "198.51.100.1"),
+        ("session.create", operator.id, {}, "198.51.100.1"),
+        ("session.confirm", operator.id, {}, None),
+        ("account.change", operator.id, {"password": True}, None),
+        ("session.create", operator.id, {}, "198.51.100.1"),
     ]
+
+
+def test_whoever_signs_in_may_fail_as_often_again(control_plane: ControlPlane) -> None:
+    passwords = CountingPasswords()
+    with control_plane._database.platform_transaction() as session:
+        operator = control_plane.operators.create(session, "known", OperatorRole.ADMIN)
+        token = control_plane.accounts.invite_operator(session, operator).token
+        control_plane.accounts.enrol(session, token, passwords.hash("the right one"))
+
+    async def scenario() -> None:
+        sign_in = SignIn(control_plane, SECRET, passwords)
+        for _ in range(2):
+            for _ in range(MAX_FAILURES - 1):
+                with pytest.raises(SignInFailed):
+                    await sign_in.open("known", None, "guess", address=None, request_id="req")
+            await sign_in.open("known", None, "the right one", address=None, request_id="req")
+        await sign_in.aclose()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
