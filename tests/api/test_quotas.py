@@ -15,9 +15,11 @@ import pytest
 from sqlalchemy import select
 
 from loraplex.api.cli import main
-from loraplex.api.http.limit_headers import duration
+from loraplex.api.http.limit_headers import duration, limit_headers
 from loraplex.platform.audit.models import AuditEntry
 from loraplex.platform.keys.principal import OperatorRole
+from loraplex.platform.quotas.models import RateKind
+from loraplex.platform.quotas.service import RateStanding
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
@@ -351,6 +353,25 @@ def test_the_commands_say_what_is_wrong(
 )
 def test_writes_durations_as_openai_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_headers_tell_of_requests_and_of_the_token_rate_with_less_left() -> None:
+    requests = RateStanding(limit=2, remaining=1, reset_seconds=30.0)
+    tokens = RateStanding(limit=100, remaining=40, reset_seconds=36.0)
+    standing = {
+        RateKind.REQUESTS: requests,
+        RateKind.INPUT_TOKENS: RateStanding(limit=50, remaining=50, reset_seconds=0.0),
+        RateKind.OUTPUT_TOKENS: tokens,
+    }
+    assert limit_headers(standing) == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "30s",
+        "x-ratelimit-limit-tokens": "100",
+        "x-ratelimit-remaining-tokens": "40",
+        "x-ratelimit-reset-tokens": "36s",
+    }
+    assert limit_headers({}) == {}
 
 
 def test_a_limit_that_nobody_knows_may_be_null(limit: Callable[..., dict[str, Any]]) -> None:
