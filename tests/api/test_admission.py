@@ -14,6 +14,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from sqlalchemy import select
+from structlog.testing import capture_logs
 
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.inference import admission as module
@@ -248,9 +249,15 @@ def test_who_goes_away_as_the_database_does_keeps_nothing(run: Run) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("failure", [DatabaseUnavailable(), RuntimeError("anything else")])
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (DatabaseUnavailable(), "release_delayed"),
+        (RuntimeError("anything else"), "release_failed"),
+    ],
+)
 def test_what_could_not_be_released_is_released_by_a_sweep(
-    run: Run, monkeypatch: pytest.MonkeyPatch, failure: Exception
+    run: Run, monkeypatch: pytest.MonkeyPatch, failure: Exception, said: str
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.01)
 
@@ -264,7 +271,10 @@ def test_what_could_not_be_released_is_released_by_a_sweep(
         await bench.until_written(4)
         assert bench.reserved() == []
 
-    run(test)
+    with capture_logs() as logs:
+        run(test)
+    events = [(entry["event"], entry.get("request_id")) for entry in logs]
+    assert {told for told in events if told[0].startswith("release")} == {(said, "a"), (said, "b")}
 
 
 def test_what_is_committed_after_its_request_was_settled_is_released_by_a_sweep(

@@ -18,6 +18,7 @@ from loraplex.api.http.auth import (
     Confirmation,
     authenticate,
     bearer_token,
+    check_confirmation,
     check_metrics_access,
     credential_id,
     origin_of,
@@ -249,7 +250,7 @@ def test_a_session_and_its_confirmation_are_required_of_sessions() -> None:
     Confirmation(confirmed).check()
     for unconfirmed in (signed_in(None), signed_in(timedelta(seconds=-1))):
         with pytest.raises(ApiError) as caught:
-            Confirmation(unconfirmed).check()
+            asyncio.run(check_confirmation(Confirmation(unconfirmed)))
         assert caught.value.code == "confirmation_required"
 
 

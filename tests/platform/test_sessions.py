@@ -155,7 +155,9 @@ def test_refuses_what_it_cannot_narrow(acme_session: TenantSession, statement: o
 
 
 QUOTAS, BUCKETS = Base.metadata.tables["quotas"], Base.metadata.tables["rate_buckets"]
-OWN_QUOTA = QUOTAS.c.tenant_id == bindparam("tenant_id")
+OWN_QUOTA, OWN_BUCKETS = (
+    table.c.tenant_id == bindparam("tenant_id") for table in (QUOTAS, BUCKETS)
+)
 ADD_BUCKET = sqlite.insert(BUCKETS).values(level=1.0)
 
 
@@ -165,6 +167,8 @@ ADD_BUCKET = sqlite.insert(BUCKETS).values(level=1.0)
         text("SELECT * FROM quotas WHERE tenant_id = :tenant_id"),
         select(QUOTAS),
         select(func.count()).select_from(QUOTAS),
+        select(func.count()).select_from(QUOTAS).where(OWN_BUCKETS),
+        select(QUOTAS).where(OWN_QUOTA, text("adapters > 1 OR users > 1")),
         select(QUOTAS).where(QUOTAS.c.tenant_id == "another"),
         select(QUOTAS).where(QUOTAS.c.tenant_id != bindparam("tenant_id")),
         select(QUOTAS).where(OWN_QUOTA | (QUOTAS.c.adapters > 1)),
@@ -177,6 +181,7 @@ ADD_BUCKET = sqlite.insert(BUCKETS).values(level=1.0)
         delete(QUOTAS).where(OWN_QUOTA, QUOTAS.c.adapters == BUCKETS.c.level),
         insert(QUOTAS).values(tenant_id=func.lower("Another")),
         insert(QUOTAS).values([{"tenant_id": "one"}, {"tenant_id": "two"}]),
+        insert(QUOTAS).values(adapters=text("(SELECT max(adapters) FROM quotas)")),
         insert(QUOTAS).from_select(["tenant_id"], select(BUCKETS.c.tenant_id)),
         insert(Base.metadata.tables["servers"]),
         ADD_BUCKET.on_conflict_do_update(index_elements=["kind"], set_={"level": 0.0}),
@@ -196,9 +201,8 @@ def test_runs_no_plain_statement_that_is_not_narrowed_to_the_tenant(
     [
         select(QUOTAS).where(OWN_QUOTA),
         select(QUOTAS).where(OWN_QUOTA, (QUOTAS.c.adapters > 1) | (QUOTAS.c.users > 1)),
-        select(QUOTAS, BUCKETS).where(
-            OWN_QUOTA, BUCKETS.c.tenant_id == bindparam("tenant_id"), BUCKETS.c.level > 0
-        ),
+        select(QUOTAS, BUCKETS).where(OWN_QUOTA, OWN_BUCKETS, BUCKETS.c.level > 0),
+        select(func.count()).select_from(QUOTAS).where(OWN_QUOTA),
         delete(QUOTAS).where(OWN_QUOTA),
         insert(QUOTAS),
         ADD_BUCKET.on_conflict_do_nothing(index_elements=["kind"]),
@@ -216,8 +220,8 @@ def test_plain_statements_run_once_for_each_of_their_values(
     acme_session.execute_pinned(insert(BUCKETS), {"kind": "requests", **bucket})
     several = [{"kind": kind, **bucket} for kind in ("input_tokens", "output_tokens")]
     acme_session.execute_pinned(insert(BUCKETS), several)
-    own = BUCKETS.c.tenant_id == bindparam("tenant_id")
-    found = acme_session.execute_pinned(select(BUCKETS.c.tenant_id, BUCKETS.c.kind).where(own), {})
+    query = select(BUCKETS.c.tenant_id, BUCKETS.c.kind).where(OWN_BUCKETS)
+    found = acme_session.execute_pinned(query, {})
     assert sorted((row.tenant_id, str(row.kind)) for row in found) == [
         (acme.id, kind) for kind in ("input_tokens", "output_tokens", "requests")
     ]
