@@ -218,6 +218,26 @@ def test_whoever_has_a_session_guesses_its_password_five_times(control_plane: Co
     asyncio.run(guess())
 
 
+def test_a_name_that_is_locked_while_others_wait_is_locked_for_them(
+    control_plane: ControlPlane,
+) -> None:
+    async def guess_at_once() -> list[type[BaseException]]:
+        sign_in = SignIn(control_plane, SECRET, CountingPasswords())
+        attempts = [
+            sign_in.open("known", None, f"guess {number}", address=None, request_id="req")
+            for number in range(12)
+        ]
+        ends = await asyncio.gather(*attempts, return_exceptions=True)
+        await sign_in.aclose()
+        return [type(end) for end in ends if isinstance(end, BaseException)]
+
+    ends = asyncio.run(guess_at_once())
+    assert set(ends) == {SignInFailed, SignInLocked}
+    assert len(ends) == 12
+    # One more may be under way at the fifth.
+    assert MAX_FAILURES <= ends.count(SignInFailed) < MAX_FAILURES + NUM_HASHING
+
+
 def test_whoever_goes_away_while_waiting_takes_no_place(control_plane: ControlPlane) -> None:
     async def go_away() -> int:
         sign_in = SignIn(control_plane, SECRET, CountingPasswords())
