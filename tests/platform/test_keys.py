@@ -17,6 +17,7 @@ from loraplex.platform.errors import (
     InvalidTransition,
     InvalidValue,
     KeyNotFound,
+    QuotaExceeded,
     TenantSuspended,
 )
 from loraplex.platform.keyring import Keyring
@@ -37,6 +38,7 @@ from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.users import service as users
 from support.identity import SettableClock, caller_of, peppers
+from support.limits import limit
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
@@ -297,6 +299,15 @@ def test_revokes_the_keys_of_a_user_that_are_not_yet_and_no_others(
             before: NOON,
             now: NOON + timedelta(hours=1),
         }
+
+
+def test_a_tenant_has_no_more_keys_than_are_allowed(
+    database: Database, keys: ApiKeyService, acme: Tenant
+) -> None:
+    limit(database, acme.id, keys=1)
+    issue(database, keys, acme)
+    with pytest.raises(QuotaExceeded):
+        issue(database, keys, acme)
 
 
 def test_an_expired_key_is_not_rotated(
