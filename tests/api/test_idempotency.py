@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,16 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
+from structlog.testing import capture_logs
 
 from loraplex.api.app import create_app
-from loraplex.api.http.idempotency import IdempotentRequests, _is_concerned, _is_key
+from loraplex.api.http.idempotency import (
+    IdempotentRequests,
+    _again,
+    _is_concerned,
+    _is_key,
+    _replay,
+)
 from loraplex.platform.errors import DatabaseUnavailable
 from loraplex.platform.idempotency.models import IdempotentAnswer
 from loraplex.platform.idempotency.service import KeyedRequest
@@ -181,12 +189,75 @@ def test_an_answer_is_kept_before_it_is_given_and_given_where_it_cannot_be_kept(
     state = SimpleNamespace(runtime=runtime)
     request = Request({"type": "http", "app": SimpleNamespace(state=state)})
     keyed = KeyedRequest(owner="key", key="k", request_hash=b"h" * 32, request_id="req-1")
-    asyncio.run(IdempotentRequests(app)._run_once(request, keyed, b"", send))
+    with capture_logs() as logged:
+        asyncio.run(IdempotentRequests(app)._run_once(request, keyed, b"", send))
     assert steps == ["keep", "http.response.start", "http.response.body"]
+    not_kept = {"event": "answer_not_kept", "log_level": "warning", "request_id": "req-1"}
+    assert logged == ([not_kept | {"error": str(DatabaseUnavailable())}] if is_away else [])
 
 
-def test_a_key_may_be_as_long_as_is_promised() -> None:
-    assert _is_key("~" * 255)
+@pytest.mark.parametrize(
+    ("status", "is_kept"), [(199, False), (200, True), (299, True), (300, False), (400, False)]
+)
+def test_an_answer_is_kept_whole_where_the_request_succeeded(status: int, is_kept: bool) -> None:
+    kept: list[tuple[int, bytes]] = []
+    given_up: list[str] = []
+
+    class Answers:
+        def finish(self, _: object, request: KeyedRequest, status: int, answer: bytes) -> None:
+            kept.append((status, answer))
+
+        def give_up(self, _: object, request: KeyedRequest) -> None:
+            given_up.append(request.request_id)
+
+    class ControlPlane:
+        async def write_all_tenants(self, change: Callable[[None], None]) -> None:
+            change(None)
+
+    headers = [(b"etag", b'"7"'), (b"set-cookie", b"x=y"), (b"content-type", b"text/plain")]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"in two", "more_body": True})
+        await send({"type": "http.response.body", "body": b" parts"})
+
+    async def send(message: Message) -> None:
+        pass
+
+    runtime = SimpleNamespace(control_plane=ControlPlane(), idempotent_answers=Answers())
+    state = SimpleNamespace(runtime=runtime)
+    request = Request({"type": "http", "app": SimpleNamespace(state=state)})
+    keyed = KeyedRequest(owner="key", key="k", request_hash=b"h" * 32, request_id="req-1")
+    asyncio.run(IdempotentRequests(app)._run_once(request, keyed, b"", send))
+    assert given_up == ([] if is_kept else ["req-1"])
+    assert len(kept) == is_kept
+    for each in kept:
+        answer = _replay(*each)
+        assert (answer.status_code, answer.body) == (status, b"in two parts")
+        assert answer.raw_headers == [
+            (b"content-length", b"12"),
+            *((b"etag", b'"7"'), (b"content-type", b"text/plain")),
+            (b"idempotent-replayed", b"true"),
+        ]
+
+
+def test_a_route_reads_the_body_that_was_read_for_the_hash() -> None:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def read() -> list[Message]:
+        receive_again = _again(b"body", receive)
+        return [await receive_again() for _ in range(2)]
+
+    assert asyncio.run(read()) == [
+        {"type": "http.request", "body": b"body", "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+
+@pytest.mark.parametrize("key", ["!", "~" * 255])
+def test_a_key_may_be_as_short_and_as_long_as_is_promised(key: str) -> None:
+    assert _is_key(key)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "two words", "ü"])

@@ -70,7 +70,8 @@ def test_what_came_to_nothing_may_be_sent_again(database: Database) -> None:
     begin(database, FIRST)
     with database.platform_transaction() as session:
         make_answers().give_up(session, FIRST)
-    assert begin(database, AGAIN) is None
+        make_answers().give_up(session, replace(FIRST, key="never begun"))
+    assert begin(database, AGAIN, make_answers(server_id="elsewhere")) is None
 
 
 def change(database: Database, tenant: Tenant, request_id: str) -> None:
@@ -101,9 +102,10 @@ def test_after_a_crash_only_what_changed_nothing_runs_again(
     change(database, acme, changing.request_id)
     with database.platform_transaction() as session:
         make_answers().recover(session)
+    elsewhere = make_answers(server_id="elsewhere")
     with pytest.raises(IdempotentAnswerLost):
-        begin(database, replace(changing, request_id="req-2"))
-    assert begin(database, replace(idle, request_id="req-3")) is None
+        begin(database, replace(changing, request_id="req-2"), elsewhere)
+    assert begin(database, replace(idle, request_id="req-3"), elsewhere) is None
     with pytest.raises(IdempotencyInProgress):
         begin(database, replace(foreign, request_id="req-4"))
 
@@ -148,8 +150,11 @@ def test_an_answer_is_kept_for_a_day(database: Database) -> None:
     begin(database, FIRST)
     finish(database, FIRST)
     with database.platform_transaction() as session:
-        assert purge(session, now=utc_now() + timedelta(hours=23)) == 0
-        assert purge(session, now=utc_now() + timedelta(hours=24)) == 1
+        row = session.get_one(IdempotentAnswer, (FIRST.owner, FIRST.key))
+        assert utc_now() - row.created_at < timedelta(minutes=1)
+        day_later = row.created_at + timedelta(hours=24)
+        assert purge(session, now=day_later) == 0
+        assert purge(session, now=day_later + timedelta(microseconds=1)) == 1
         assert session.get(IdempotentAnswer, (FIRST.owner, FIRST.key)) is None
 
 
