@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,6 +12,7 @@ from loraplex.platform.jobs import service as jobs
 from loraplex.platform.jobs.models import JobLease
 
 DAY = timedelta(days=1)
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def claim(
@@ -47,7 +48,36 @@ def test_a_lease_that_expired_is_taken_over(database: Database) -> None:
     with database.platform_transaction() as session:
         assert jobs.renew(session, ["work"], "a") == set()
         jobs.finish(session, "work", "a")  # has no say any more
+        jobs.postpone(session, "work", "a", -DAY)
     assert not claim(database, "a")
+
+
+def test_a_lease_and_a_pause_end_at_their_moments(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def claim_at(moment: datetime, server: str) -> bool:
+        monkeypatch.setattr(jobs, "shared_now", lambda _: moment)
+        return claim(database, server, every=DAY)
+
+    instant = timedelta(microseconds=1)
+    assert claim_at(NOON, "a")
+    assert not claim_at(NOON + jobs.LEASE - instant, "b")
+    assert claim_at(NOON + jobs.LEASE, "b")
+    with database.platform_transaction() as session:
+        jobs.finish(session, "work", "b")
+    finished_at = NOON + jobs.LEASE
+    assert not claim_at(finished_at, "a")
+    assert not claim_at(finished_at + DAY - instant, "a")
+    assert claim_at(finished_at + DAY, "a")
+
+
+def test_servers_go_by_the_clock_of_a_database_that_they_share_from_afar(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "utc_now", lambda: NOON)
+    with database.platform_transaction() as session:
+        is_near = session.get_bind().dialect.name == "sqlite"
+        assert (jobs.shared_now(session) == NOON) == is_near
 
 
 def test_a_renewal_concerns_the_named_leases_alone(database: Database) -> None:
@@ -104,6 +134,9 @@ def test_what_is_done_once_leaves_nothing(database: Database) -> None:
         jobs.forget(session, "deletion:1", "a")
     with database.platform_transaction() as session:
         assert session.get(JobLease, "deletion:1") is None
+        assert jobs.purge(session) == 0
+    let_time_pass(database, DAY, "deletion:2")
+    with database.platform_transaction() as session:
         assert jobs.purge(session) == 0
     for name in ("deletion:2", "daily"):
         let_time_pass(database, 2 * DAY, name)

@@ -202,6 +202,29 @@ def test_a_tenant_sees_its_own_sums_of_the_adapters_it_asks_for(
     assert names(adapter_name="none") == []
 
 
+def test_the_sums_of_all_tenants_narrow_to_one(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    record(database, acme, replace(BASE_USAGE, completion_tokens=5))
+    record(database, bolt, replace(BASE_USAGE, request_id="bolt's", completion_tokens=8))
+    with database.platform_transaction(read_only=True) as session:
+        sums = {
+            slug: [
+                each.completion_tokens
+                for each in usage.sum_usage_of_all_tenants(
+                    session, UsageQuery((), tenant_slug=slug)
+                )
+            ]
+            for slug in ("acme", "bolt", None)
+        }
+    assert sums == {"acme": [5], "bolt": [8], None: [13]}
+
+
+def test_without_usage_all_sums_are_zero(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id, read_only=True) as session:
+        assert usage.sum_usage(session, UsageQuery(())) == [((), 0, 0, 0, 0, 0, 0)]
+
+
 def test_device_usage_counts_for_the_lowest_version_that_is_left(
     database: Database, acme: Tenant
 ) -> None:
@@ -214,7 +237,8 @@ def test_device_usage_counts_for_the_lowest_version_that_is_left(
     def add(day: date, amount: int) -> None:
         with database.transaction(acme.id) as session:
             gone = DeviceUsage(day, make_digest("never seen"), 5)
-            usage.add_device_usage(session, [gone, DeviceUsage(day, digest, amount)])
+            parts = [DeviceUsage(day, digest, part) for part in (amount - 2, 2)]
+            usage.add_device_usage(session, [gone, *parts])
 
     add(DAY, 70)
     add(DAY, 7)

@@ -49,6 +49,7 @@ def test_a_wish_lives_until_it_expires(database: Database, acme: Tenant) -> None
     with database.transaction(acme.id) as session:
         make_version(session)
         wish = set_wish(session, NAME, 1, WishKind.PIN, ttl_seconds=60, now=NOW)
+        assert wish.version.number == 1
         assert (wish.created_at, wish.expires_at) == (NOW, NOW + MINUTE)
     with database.transaction(acme.id, read_only=True) as session:
         assert list_numbers(session, NOW + 0.99 * MINUTE) == [(1, WishKind.PIN)]
@@ -71,8 +72,10 @@ def test_a_wish_without_an_end_stays(database: Database, acme: Tenant) -> None:
 def test_a_wish_begins_anew(database: Database, acme: Tenant) -> None:
     with database.transaction(acme.id) as session:
         make_version(session)
-        set_wish(session, NAME, 1, WishKind.PIN, now=NOW)
+        first = set_wish(session, NAME, 1, WishKind.PIN, created_by="ann", now=NOW)
+        assert first.created_by == "ann"
         again = set_wish(session, NAME, 1, WishKind.PIN, ttl_seconds=60, now=NOW + MINUTE)
+        assert again.created_by is None
         assert (again.created_at, again.expires_at) == (NOW + MINUTE, NOW + 2 * MINUTE)
         assert list_numbers(session, NOW + MINUTE) == [(1, WishKind.PIN)]
 
@@ -94,7 +97,17 @@ def test_pins_and_prefetches_are_two_wishes(database: Database, acme: Tenant) ->
         assert list_numbers(session, NOW) == [(1, WishKind.PIN), (2, WishKind.PREFETCH)]
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e12])
+@pytest.mark.parametrize("seconds", [0.001, 366 * 86400])
+def test_a_time_may_be_as_short_as_one_likes_and_as_long_as_a_leap_year(
+    database: Database, acme: Tenant, seconds: float
+) -> None:
+    with database.transaction(acme.id) as session:
+        make_version(session)
+        wish = set_wish(session, NAME, 1, WishKind.PIN, ttl_seconds=seconds, now=NOW)
+        assert wish.expires_at == NOW + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e12, 366 * 86400 + 0.001])
 def test_refuses_times_that_are_none(database: Database, acme: Tenant, seconds: float) -> None:
     with database.transaction(acme.id) as session:
         make_version(session)
