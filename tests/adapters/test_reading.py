@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.reading import ReadQueue
 from loraplex.adapters.record import Record
@@ -125,3 +127,66 @@ def test_a_read_that_was_not_begun_can_be_discarded() -> None:
         reads.add(key, 1, order=order)
     reads.queue.discard(B)
     assert reads.run() == [A, C]
+
+
+def test_two_reads_at_a_time_are_begun_and_each_is_taken_when_it_ends() -> None:
+    reads = Reads()
+    reads.host.release(IN_USE)
+    for order, key in enumerate((A, B, C)):
+        reads.add(key, 1, order=order)
+    reads.queue.start()
+    assert (len(reads.queue), len(reads.loaders)) == (3, 2)
+    assert [reads.queue.is_running(key) for key in (A, B, C)] == [True, True, False]
+    reads.loaders.run(1)
+    assert reads.finished() == [B]
+    reads.loaders.run()
+    assert reads.finished() == [A]
+    assert len(reads.queue) == 1
+
+
+@pytest.mark.parametrize("is_discarded", [False, True])
+def test_behind_a_refused_read_two_run_at_a_time_again(is_discarded: bool) -> None:
+    reads = Reads()
+    reads.add(A, 4, order=1)
+    assert reads.run() == []
+    reads.queue.discard(B)
+    assert reads.queue.blocked is reads.records[A]
+    reads.host.release(IN_USE)
+    if is_discarded:
+        reads.queue.discard(A)
+    else:
+        reads.queue.look_again()
+        assert reads.run() == [A]
+        reads.host.release(A)
+    reads.add(B, 1, order=2)
+    reads.add(C, 1, order=3)
+    reads.queue.start()
+    assert len(reads.loaders) == 2
+
+
+def test_of_two_refused_reads_the_second_is_tried_alone_too() -> None:
+    reads = Reads()
+    reads.add(A, 4, order=1)
+    reads.add(B, 4, order=2)
+    assert reads.run() == []
+    reads.host.release(IN_USE)
+    reads.queue.look_again()
+    assert reads.run() == [A]
+    reads.host.release(A)
+    reads.add(C, 1, order=3)
+    reads.queue.start()
+    assert len(reads.loaders) == 1
+    assert reads.queue.is_running(B)
+
+
+def test_a_refused_read_that_is_no_longer_the_soonest_gives_way() -> None:
+    reads = Reads()
+    reads.queue.reorder()
+    reads.add(A, 4, order=1)
+    assert reads.run() == []
+    reads.add(B, 1, order=2)
+    reads.queue.reorder()
+    assert reads.queue.blocked is reads.records[A]
+    reads.records[A].order = 3
+    reads.queue.reorder()
+    assert reads.queue.blocked is None

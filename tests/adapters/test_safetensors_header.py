@@ -63,6 +63,9 @@ MALFORMED = {
     "zip archive": (b"PK\x03\x04" + bytes(100), "pickle_refused"),
     "pickle protocol 2": (b"\x80\x02}q\x00(X\x03\x00\x00\x00", "pickle_refused"),
     "pickle protocol 4": (b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00", "pickle_refused"),
+    "pickle protocol 5": (b"\x80\x05" + b"\x95" * 6, "pickle_refused"),
+    "pickle protocol unheard of": (b"\x80\x06" + b"\x95" * 6, "not_safetensors"),
+    "no pickle but a bit alike": (b"\x81\x04" + b"\x95" * 6, "not_safetensors"),
     "gguf": (b"GGUF\x03\x00\x00\x00" + bytes(64), "not_safetensors"),
     "length beyond the file": (b"\xff" * 8 + b"{}", "not_safetensors"),
     "no json": (make_file(b"[]"), "not_safetensors"),
@@ -125,6 +128,10 @@ def test_refuses(data: bytes, reason: str) -> None:
     assert error.reason == reason
     assert str(error).isprintable()
     assert len(str(error)) < 500
+
+
+def test_a_name_may_be_as_long_as_the_limit() -> None:
+    assert list(read(make_file({"a" * 256: make_entry([1])}, bytes(4)))) == ["a" * 256]
 
 
 def test_refuses_a_header_over_the_limit_that_is_really_there(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -31,6 +32,35 @@ def test_the_same_files_have_the_same_id_wherever_they_lie(tiny_base: Path, tmp_
     shutil.copytree(tiny_base, copy)
     edit_config(copy, transformers_version="0.0.0", _name_or_path="elsewhere")
     assert compute_base_id(copy) == compute_base_id(tiny_base)
+
+
+def test_ids_are_those_of_the_tagged_parts_with_their_lengths(tmp_path: Path) -> None:
+    def encode(*fields: bytes) -> bytes:
+        return b"".join(bytes([len(field)]) + bytes(7) + field for field in fields)
+
+    config = {"z": 1, "dtype": "float16", "torch_dtype": "float16", "a": [2]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    names = [b"1.safetensors", b"2.safetensors", b"merges.txt", b"vocab.json"]
+    for name in [*names, b"README.md"]:
+        (tmp_path / name.decode()).write_bytes(b"of " + name)
+    parts = [encode(b"config.json", b'{"a": [2], "z": 1}')]
+    parts += [encode(name, hashlib.sha256(b"of " + name).digest()) for name in names]
+    encoded = b"loraplex base v1" + b"".join(parts)
+    base_id = compute_base_id(tmp_path)
+    assert base_id == "sha256:" + hashlib.sha256(encoded).hexdigest()
+    served = encode(b"base", base_id.encode(), b"quantization", b"int8", b"dtype", b"bfloat16")
+    served += encode(b"kv_dtype", b"auto", b"attention_window", b"64", b"attention_sinks", b"4")
+    assert (
+        compute_runtime_id(
+            base_id,
+            quantization="int8",
+            dtype="bfloat16",
+            kv_dtype="auto",
+            attention_window=64,
+            attention_sinks=4,
+        )
+        == "sha256:" + hashlib.sha256(b"loraplex runtime v2" + served).hexdigest()
+    )
 
 
 def test_other_weights_config_or_tokenizer_are_another_base(

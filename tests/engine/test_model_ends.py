@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -104,3 +105,34 @@ def test_a_weight_that_no_file_holds_has_no_digest(tmp_path: Path) -> None:
     model = load(tmp_path / "model", "llama")
     (tmp_path / "other").mkdir()
     assert end_digests(model, tmp_path / "other") == {}
+
+
+class Ends(nn.Module):
+    """A table and a head of many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2500, 2)
+        self.head = nn.Linear(2, 2500, bias=False)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+@pytest.mark.parametrize("row", [0, 1023, 1024, 2499])
+def test_a_stored_matrix_is_known_by_all_its_rows(row: int, tmp_path: Path) -> None:
+    model = Ends()
+    table, head = model.table.weight.detach(), model.head.weight.detach()
+    almost = table.clone()
+    almost[row] += 1
+    other = torch.zeros(2, 2500)
+    save_file({"almost": almost, "other": other}, tmp_path / "1.safetensors")
+    save_file({"x": table, "y": head}, tmp_path / "2.safetensors")
+    assert end_digests(cast(PreTrainedModel, model), tmp_path) == {
+        "table": hashlib.sha256(table.numpy().data).hexdigest(),
+        "head": hashlib.sha256(head.numpy().data).hexdigest(),
+    }
+    assert end_digests(cast(PreTrainedModel, model.to("meta")), tmp_path) == {}

@@ -139,7 +139,7 @@ def test_what_is_done_once_leaves_nothing(database: Database) -> None:
     with database.platform_transaction() as session:
         assert jobs.purge(session) == 0
     for name in ("deletion:2", "daily"):
-        let_time_pass(database, 2 * DAY, name)
+        let_time_pass(database, DAY, name)
     with database.platform_transaction() as session:
         assert jobs.purge(session) == 1
         assert session.get(JobLease, "daily") is not None

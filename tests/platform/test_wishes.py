@@ -49,8 +49,8 @@ def test_a_wish_lives_until_it_expires(database: Database, acme: Tenant) -> None
     with database.transaction(acme.id) as session:
         make_version(session)
         wish = set_wish(session, NAME, 1, WishKind.PIN, ttl_seconds=60, now=NOW)
-        assert wish.version.number == 1
         assert (wish.created_at, wish.expires_at) == (NOW, NOW + MINUTE)
+    assert wish.version.number == 1
     with database.transaction(acme.id, read_only=True) as session:
         assert list_numbers(session, NOW + 0.99 * MINUTE) == [(1, WishKind.PIN)]
         assert list_numbers(session, NOW + MINUTE) == []
