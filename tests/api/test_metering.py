@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from sqlalchemy import select
+from structlog.testing import capture_logs
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
@@ -306,9 +307,13 @@ def test_a_row_that_cannot_be_written_after_an_outage_holds_up_no_other(
         with (
             patch.object(metering, "RETRY_SECONDS", 0.01),
             patch.object(life.ledger, "write", write_unless_spoiled),
+            capture_logs() as logged,
         ):
             await life.metering.recover()
             await until(lambda: life.metering.num_unsettled == 0)
+        assert [(each["event"], each["request_id"]) for each in logged] == [
+            ("usage_not_recorded", "spoiled")
+        ]
         await until(lambda: life.journal.num_free == NUM_SLOTS - 1)
         assert num_rows(life) == 1
         await life.metering.close()
@@ -332,6 +337,108 @@ def test_a_broken_answer_is_charged_when_the_engine_has_let_go_of_it(
         await until(lambda: life.journal.num_free == NUM_SLOTS)
         assert rows(life) == [("req-1", 10, 4, 14, "aborted")]
         await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "outcome", [WHOLE, Outcome(TokenCounts(), Tier.HOST, "aborted", 2.5)], ids=["whole", "broken"]
+)
+def test_a_row_tells_whose_request_it_was_and_counts_it_in_the_metrics(
+    home: Path, principal: Principal, outcome: Outcome
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+        assert life.metering.is_open("req-1")
+        assert not life.metering.is_open("req-2")
+        with patch.object(life.metering._metrics.usage, "observe") as observe:
+            await life.metering.settle(account, outcome)
+            await until(lambda: life.journal.num_free == NUM_SLOTS)
+        num_tokens = 7 if outcome is WHOLE else 9
+        observe.assert_called_once_with("acme", prompt_tokens=10, completion_tokens=num_tokens)
+        assert not life.metering.is_open("req-1")
+        with life.database.platform_transaction(read_only=True) as session:
+            (row,) = session.scalars(select(UsageRecord)).all()
+        assert (row.tenant_id, row.key_id) == (principal.tenant_id, "key-1")
+        assert (row.adapter_name, row.adapter_version) == ("bot", 3)
+        assert row.adapter_digest == make_digest("weights")
+        assert (row.tier, row.load_ms) == ("host", 2.5)
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+def test_what_was_counted_before_or_in_an_earlier_life_is_not_in_the_metrics(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        life.open(principal)
+        life.die()
+        life = Life(home)
+        with patch.object(life.metering._metrics.usage, "observe") as observe:
+            await life.metering.recover()
+            await until(lambda: life.journal.num_free == NUM_SLOTS)
+            again = life.metering.open("req-1", principal, None, **ONE_SEQUENCE)
+            await life.metering.settle(again, WHOLE)
+        assert num_rows(life) == 1
+        observe.assert_not_called()
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+def test_a_broken_answer_that_cannot_be_written_is_noted_and_stays_in_the_journal(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal)
+
+        async def fail(*_: object) -> bool:
+            raise ValueError("planted")
+
+        with patch.object(life.ledger, "write", fail), capture_logs() as logged:
+            await life.metering.settle(account, BROKEN)
+            await until(lambda: not life.metering._tasks)
+        assert [(each["event"], each["request_id"]) for each in logged] == [
+            ("usage_not_recorded", "req-1")
+        ]
+        assert life.journal.num_free == NUM_SLOTS - 2
+        await life.metering.close()
+        life.die()
+
+    run(scenario())
+
+
+def test_a_stopping_server_waits_for_what_is_being_written_but_not_for_ever(
+    home: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        life = Life(home)
+        account = life.open(principal, "a")
+        life.engine.is_idle.clear()
+        await life.metering.settle(account, BROKEN)
+        closing = asyncio.create_task(life.metering.close())
+        await asyncio.sleep(0)
+        life.engine.is_idle.set()
+        await closing
+        assert rows(life) == [("a", 10, 4, 9, "aborted")]
+        life.die()
+
+        life = Life(home)
+        life.engine.is_idle.clear()
+        await life.metering.settle(life.open(principal, "b"), BROKEN)
+        with patch.object(metering, "CLOSE_SECONDS", 0.01):
+            (task,) = life.metering._tasks
+            await life.metering.close()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert num_rows(life) == 1
         life.die()
 
     run(scenario())
@@ -401,6 +508,8 @@ def test_a_tenant_that_asks_for_more_than_stays_free_is_refused_and_others_are_n
         for account in accounts[:2]:
             life.metering.discard(account)
         life.metering.open("z", principal, None, **ONE_SEQUENCE)
+        with pytest.raises(TenantQueueFull):
+            life.metering.open("w", principal, None, **ONE_SEQUENCE)
         await life.metering.close()
         life.die()
 
