@@ -12,6 +12,7 @@ from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.layout import SwapIn, SwapOut
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks, block_table
 from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.preemption import RECLAIM_SECONDS, RECLAIM_STEPS
 from loraplex.engine.scheduling.running import MAX_PREEMPTIONS
 from loraplex.engine.scheduling.shares import Shares
 from loraplex.engine.scheduling.step_costs import StepCosts, StepShape
@@ -50,6 +51,87 @@ def test_a_tenants_first_request_is_given_room_even_beyond_its_share() -> None:
     for name in ("b", "c"):
         bench.add(name, 4, max_tokens=200, tenant=name)
     assert steps_until(bench, lambda: bench.state("b") == "running") <= 5
+
+
+def full_batch(max_num_seqs: int = 4, tenant_cap: float = 1.0) -> SchedulerBench:
+    """All places are taken, by one tenant."""
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=max_num_seqs, tenant_cap=tenant_cap)
+    for index in range(max_num_seqs):
+        bench.add(f"a{index}", 4, max_tokens=200, tenant="greedy")
+    bench.step()
+    return bench
+
+
+def test_a_place_is_taken_back_after_so_many_steps_and_the_same_step_hands_it_on() -> None:
+    bench = full_batch()
+    bench.add("late", 4, tenant="late")
+    for _ in range(RECLAIM_STEPS):
+        bench.step()
+        assert (bench.scheduler.num_reclaims, bench.state("late")) == (0, "waiting")
+    assert counts(bench.step()) == {"a0": 1, "a1": 1, "a2": 1, "late": 4}
+    assert (bench.scheduler.num_reclaims, bench.scheduler.num_preemptions) == (1, 1)
+
+
+def test_a_place_is_taken_back_after_so_many_seconds() -> None:
+    bench = full_batch()
+    bench.add("late", 4, tenant="late")
+    bench.now = RECLAIM_SECONDS * 0.99
+    assert "late" not in counts(bench.step())
+    bench.now = RECLAIM_SECONDS
+    assert "late" in counts(bench.step())
+
+
+@pytest.mark.parametrize(("num_running", "num_reclaims"), [(2, 1), (3, 0)])
+def test_a_place_is_taken_back_up_to_the_cap_and_not_beyond(
+    num_running: int, num_reclaims: int
+) -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=10, tenant_cap=0.3, step_seconds=0.05)
+    for tenant, count in (("greedy", 10 - num_running), ("late", num_running)):
+        for index in range(count):
+            bench.add(f"{tenant}{index}", 2, max_tokens=200, tenant=tenant)
+        bench.step()
+    bench.add("next", 4, max_tokens=200, tenant="late")
+    for _ in range(2 * RECLAIM_STEPS):
+        bench.step()
+    assert bench.scheduler.num_reclaims == num_reclaims
+
+
+def test_nobody_who_has_its_share_takes_more_though_another_is_above() -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=6, step_seconds=0.05)
+    for tenant, count in (("greedy", 4), ("content", 2)):
+        for index in range(count):
+            bench.add(f"{tenant}{index}", 4, max_tokens=200, tenant=tenant)
+    bench.step()
+    bench.add("cold", 4, adapter=A, tenant="other")
+    bench.add("next", 4, max_tokens=200, tenant="content")
+    for _ in range(2 * RECLAIM_STEPS):
+        bench.step()
+    assert bench.scheduler.num_reclaims == 0
+
+
+def test_nobody_gives_what_it_is_entitled_to() -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=4, step_seconds=0.05)
+    for index in range(2):
+        for tenant in ("a", "b"):
+            bench.add(f"{tenant}{index}", 4, max_tokens=200, tenant=tenant)
+    bench.step()
+    bench.add("late", 4, tenant="c")
+    for _ in range(2 * RECLAIM_STEPS):
+        bench.step()
+    assert bench.scheduler.num_reclaims == 0
+
+
+def test_as_many_requests_give_their_blocks_as_the_late_one_needs() -> None:
+    bench = SchedulerBench(num_blocks=40, budget=200, step_seconds=0.05)
+    for index in range(8):
+        bench.add(f"a{index}", 17, max_tokens=9, tenant="greedy")
+    bench.step()
+    assert bench.kv.num_free(0) == 0
+    bench.add("late", 31, max_tokens=2, tenant="late")
+    steps_until(bench, lambda: bench.scheduler.num_reclaims)
+    assert bench.state("late") == "waiting", "one is not enough"
+    steps_until(bench, lambda: bench.state("late") == "running")
+    assert bench.scheduler.num_reclaims == 2
 
 
 def test_nothing_is_taken_back_from_a_last_request_that_has_given_way_often() -> None:
@@ -121,6 +203,27 @@ def test_what_one_request_lacked_holds_up_no_other() -> None:
     assert "small" in counts(bench.step())
 
 
+def test_who_waits_for_blocks_runs_once_exactly_as_many_are_free() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.add("ends", 16, max_tokens=2)
+    bench.add("runs", 4, max_tokens=3)
+    bench.step()
+    bench.add("waits", 32)
+    assert counts(bench.step()) == {"ends": 1, "runs": 1}
+    assert bench.kv.num_free(0) == 8
+    assert counts(bench.step()) == {"runs": 1, "waits": 31}
+
+
+def test_blocks_promised_to_a_prompt_are_not_given_to_a_tenant_that_was_served_less() -> None:
+    bench = SchedulerBench(num_blocks=10, budget=8)
+    bench.add("long", 32, tenant="a")
+    bench.step()
+    bench.add("other", 12, tenant="b")
+    assert counts(bench.step()) == {"long": 8}
+    bench.run()
+    assert bench.scheduler.num_preemptions == 0
+
+
 def test_blocks_are_short_until_the_one_that_lacked_them_runs() -> None:
     bench = SchedulerBench(num_blocks=10)
     bench.add("runs", 16, max_tokens=9)
@@ -129,6 +232,21 @@ def test_blocks_are_short_until_the_one_that_lacked_them_runs() -> None:
     assert bench.scheduler.is_short_of_kv
     steps_until(bench, lambda: bench.state("waits") == "running")
     assert not bench.scheduler.is_short_of_kv
+
+
+@pytest.mark.parametrize("num_swap_slots", [0, 20])
+def test_every_time_that_a_request_gives_way_is_counted(num_swap_slots: int) -> None:
+    bench = SchedulerBench(num_blocks=10, num_swap_slots=num_swap_slots)
+    scheduler = bench.scheduler
+    assert (scheduler.num_preemptions, scheduler.num_swaps, scheduler.num_reclaims) == (0, 0, 0)
+    requests = [bench.add(f"r{index}", 9, max_tokens=20) for index in range(4)]
+    swaps = 0
+    while scheduler.has_requests:
+        batch = bench.step()
+        assert batch
+        swaps += sum(isinstance(operation, SwapOut) for operation in batch.operations)
+    assert scheduler.num_preemptions == sum(request.num_preemptions for request in requests) > 1
+    assert scheduler.num_swaps == swaps == (scheduler.num_preemptions if num_swap_slots else 0)
 
 
 def test_what_swapping_takes_is_no_part_of_what_a_steps_tokens_cost(

@@ -98,6 +98,27 @@ def test_a_shared_beginning_is_computed_once() -> None:
     assert bench.started["second"].num_cached_tokens == 16
 
 
+def test_a_prompt_that_goes_on_one_token_behind_a_cached_beginning_computes_that_token_only() -> (
+    None
+):
+    bench = SchedulerBench(prefix_caching=True)
+    prompt = list(range(17))
+    for name in ("first", "second"):
+        request = bench.add(name, prompt)
+        bench.run()
+    assert request.num_cached_tokens == 16
+
+
+def test_positions_that_are_still_to_be_read_are_not_taken_from_the_cache() -> None:
+    bench = SchedulerBench(prefix_caching=True)
+    bench.add("first", list(range(20)))
+    bench.run()
+    request = bench.add("second", list(range(20)))
+    request.unread = range(7, 19)
+    bench.step()
+    assert request.num_cached_tokens == 4
+
+
 # --- adapters -----------------------------------------------------------------------------------
 
 

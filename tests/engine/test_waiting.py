@@ -351,6 +351,13 @@ def test_adapters_that_are_never_charged_take_turns() -> None:
     assert drain(queue) == ["x0", "y0", "x1", "y1", "x2", "y2"]
 
 
+def test_what_does_not_wait_cannot_be_removed() -> None:
+    entry = Entry("only")
+    queue = make_queue(entry)
+    assert (queue.remove(entry), queue.remove(entry)) == (True, False)
+    assert (len(queue), queue.num_of("a"), queue.waited_seconds("a")) == (0, 0, 0.0)
+
+
 def test_a_tenant_held_up_by_its_adapter_earns_no_credit_and_lets_no_one_earn_any() -> None:
     queue = make_queue(Entry("cold", adapter="cold"), Entry("busy", tenant_id="b"))
     for entry in (walk := queue.candidates()):
