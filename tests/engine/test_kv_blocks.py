@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
@@ -10,7 +11,7 @@ from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import CopyBlock, KvGroup, SwapIn, SwapOut, ZeroBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
-from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks, block_table
 from support.block_tables import tables_of
 
 SIZE = 4
@@ -115,6 +116,79 @@ def test_releasing_twice_changes_nothing() -> None:
         assert kv.num_free(0) == 2
 
 
+def test_a_released_sequence_starts_anew() -> None:
+    kv = make_blocks(full(4), windowed(4, window=8))
+    tokens = list(range(8))
+    seq = compute(kv, tokens)
+    kv.release(seq)
+    kv.drop_adapter(ADAPTER)
+    assert kv.grow(seq, 0, 1)
+    assert [len(table) for table in tables_of(seq)] == [1, 1]
+    compute(kv, tokens, seq=seq, start=0)
+    kv.check_integrity([seq])
+    assert kv.match(kv.new_sequence(), NAMESPACE, [*tokens, 0]) == 8
+
+
+def test_what_may_run_alone_is_bounded_by_the_smallest_group_without_a_window() -> None:
+    kv = make_blocks(full(5), full(3), windowed(5, window=8))
+    assert kv.longest() == 12
+    assert kv.fits_alone(12, chunk=4)
+    assert not kv.fits_alone(13, chunk=4)
+
+
+def test_the_parts_of_the_blocks_that_are_held_published_and_free_are_told() -> None:
+    kv = make_blocks(full(8))
+    (group,) = kv.groups
+    assert (group.used_fraction, group.layout.num_usable) == (0.0, 8)
+    seq, other = compute(kv, range(6)), compute(kv, range(10, 15))
+    assert (group.used_fraction, kv.share(seq), group.cached.num_unheld) == (0.5, 0.25, 0)
+    published = tables_of(other)[0][0]
+    kv.release(other)
+    assert (group.used_fraction, group.cached.num_unheld) == (0.25, 1)
+    assert published in group.cached
+    assert tables_of(seq)[0][1] not in group.cached
+
+
+def test_tables_stay_integers_that_nobody_can_write() -> None:
+    kv = make_blocks(full(8), windowed(8, window=4), slots=[8, 8])
+    seq, child = compute(kv, range(7)), kv.new_sequence()
+
+    def check(*sequences: SequenceBlocks) -> None:
+        for table in (table for seq in sequences for table in seq.tables):
+            assert table.dtype == np.int64
+            assert not table.flags.writeable
+
+    check(seq, child)
+    assert kv.fork(seq, child, 6)
+    assert kv.grow(child, 6, 1)
+    compute(kv, range(14), seq=seq, start=7)
+    check(seq, child)
+    assert kv.swap_out(seq, 14)
+    check(seq)
+    assert kv.grow(seq, 14, 6)
+    kv.shrink(seq, 15)
+    check(seq)
+
+
+def test_a_lost_slot_and_a_table_that_lacks_a_block_are_found() -> None:
+    kv = make_blocks(full(4), slots=[4])
+    seq = compute(kv, [1] * 8)
+    kv.swap_out(seq, 8)
+    with pytest.raises(AssertionError, match="slots"):
+        kv.check_integrity([])
+    seq.tables[0] = block_table([NULL_BLOCK] * 3)
+    with pytest.raises(AssertionError, match="block 2 of a table is 0"):
+        kv.check_integrity([seq])
+
+
+def test_a_block_that_is_published_as_anothers_is_found() -> None:
+    kv = make_blocks(full(4))
+    seq = compute(kv, [1] * 8)
+    seq.chain.reverse()
+    with pytest.raises(AssertionError, match="published as another's"):
+        kv.check_integrity([seq])
+
+
 def test_a_leak_and_a_double_owner_are_found() -> None:
     kv = make_blocks(full(4))
     seq = compute(kv, [1] * 8)
@@ -202,6 +276,14 @@ def test_dropping_an_adapter_forgets_its_prefixes_in_every_group() -> None:
     assert kv.match(kv.new_sequence(), NAMESPACE, list(range(9))) == 0
 
 
+def test_a_block_counts_only_behind_the_same_blocks_even_of_those_that_no_query_sees() -> None:
+    kv = make_blocks(windowed(8, window=4))
+    first, second, third = ([token] * SIZE for token in (1, 2, 3))
+    kv.release(compute(kv, [*first, *second, *third]))
+    assert kv.match(kv.new_sequence(), NAMESPACE, [*first, *second, *third, 0]) == 12
+    assert kv.match(kv.new_sequence(), NAMESPACE, [*first, *first, *third, 0]) == 4
+
+
 # --- windows --------------------------------------------------------------------------------------
 
 
@@ -214,6 +296,7 @@ def test_what_a_window_leaves_behind_is_freed_but_sinks_stay() -> None:
     assert [block_id == NULL_BLOCK for block_id in tables_of(seq)[1]] == [False, True, False, False]
     assert NULL_BLOCK not in tables_of(seq)[0]
     assert (kv.num_free(0), kv.num_free(1)) == (4, 5)
+    assert (kv.share(seq), kv.groups[1].num_held(seq)) == (0.5, 3)
     kv.check_integrity([seq])
 
 
@@ -255,6 +338,13 @@ def test_a_prompt_computed_in_chunks_may_be_longer_than_a_windowed_group() -> No
     assert kv.num_missing(seq, 0, 60) == (15, 15)
     assert not kv.grow(seq, 0, 60)
     assert kv.num_missing(seq, 0, 60, chunk=4) == (15, 4)
+    compute(kv, range(8), seq=seq)
+    assert kv.num_missing(seq, 8, 52, chunk=4) == (13, 2)
+    compute(kv, range(16), seq=seq, start=8)
+    assert kv.num_missing(seq, 16, 44, chunk=4) == (11, 2)
+    assert kv.num_missing(seq, 16, 44, chunk=1) == (11, 1)
+    assert kv.grow(seq, 16, 8)
+    assert kv.num_missing(seq, 16, 44, chunk=1) == (9, 0)
 
 
 def test_a_hit_needs_of_a_windowed_group_only_what_the_next_query_sees() -> None:
@@ -275,11 +365,12 @@ def test_a_hit_needs_of_a_windowed_group_only_what_the_next_query_sees() -> None
     assert kv.match(found, NAMESPACE, [*tokens, 0]) == 0, "every hit sees the sinks"
 
 
-def test_a_hit_needs_nothing_between_the_sinks_and_the_window() -> None:
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_hit_needs_nothing_between_the_sinks_and_the_window(lost: int) -> None:
     kv = make_blocks(full(16), windowed(16, window=6, sinks=1))
     tokens = list(range(24))
     seq = compute(kv, tokens)
-    between = kv.groups[1].cached.find(seq.chain[2])
+    between = kv.groups[1].cached.find(seq.chain[lost])
     assert between is not None
     kv.release(seq)
     kv.groups[1].cached.forget(between)
@@ -409,19 +500,59 @@ def test_where_windows_have_left_nothing_there_is_nothing_to_swap() -> None:
     assert not kv.swap_out(seq, 2 * SIZE)
 
 
-def test_what_is_still_cached_is_not_brought_back_from_the_host() -> None:
+@pytest.mark.parametrize("num_held", [1, 2])
+def test_what_is_still_cached_is_not_brought_back_from_the_host(num_held: int) -> None:
     kv = make_blocks(full(4), slots=[4])
     seq = compute(kv, list(range(10)))
     tables = tables_of(seq)[0]
     kv.swap_out(seq, 10)
     kv.operations.take()
     reader = kv.new_sequence()
-    assert kv.match(reader, NAMESPACE, list(range(5))) == 4
-    assert kv.num_missing(seq, 10, 1) == (2,), "one block the reader holds already"
+    assert kv.match(reader, NAMESPACE, range(num_held * SIZE + 1)) == num_held * SIZE
+    assert kv.num_missing(seq, 10, 1) == (3 - num_held,), "the reader holds the others already"
     assert kv.grow(seq, 10, 1)
     assert tables_of(seq)[0][:2] == tables[:2]
     assert kv.operations.take() == [SwapIn(0, (2,), (tables_of(seq)[0][2],))]
     kv.check_integrity([seq, reader])
+
+
+def test_what_is_all_cached_is_not_copied_at_all() -> None:
+    kv = make_blocks(full(4), slots=[4])
+    seq = compute(kv, list(range(8)))
+    table = tables_of(seq)[0]
+    kv.swap_out(seq, 8)
+    kv.operations.take()
+    assert kv.grow(seq, 8, 1)
+    assert tables_of(seq)[0][:2] == table
+    assert kv.operations.take() == [ZeroBlocks(0, (tables_of(seq)[0][2],))]
+
+
+def test_a_block_that_was_cleared_for_another_is_filled_afterwards() -> None:
+    kv = make_blocks(full(1), caching=False, slots=[1])
+    seq, other = compute(kv, [1]), kv.new_sequence()
+    kv.swap_out(seq, 1)
+    kv.operations.take()
+    assert kv.grow(other, 0, 1)
+    kv.release(other)
+    assert kv.grow(seq, 1, 1)
+    assert kv.operations.take() == [ZeroBlocks(0, (1,)), SwapIn(0, (0,), (1,))]
+
+
+@pytest.mark.parametrize("is_evicted", [False, True])
+def test_what_windows_have_left_is_not_published_again(is_evicted: bool) -> None:
+    kv = make_blocks(full(4), windowed(4, window=5), slots=[4, 4])
+    tokens = list(range(13))
+    seq = compute(kv, tokens[:12])
+    kv.swap_out(seq, 12)
+    if is_evicted:
+        other = kv.new_sequence()
+        assert kv.grow(other, 0, 16)
+        kv.release(other)
+    compute(kv, tokens, seq=seq, start=12)
+    assert tables_of(seq)[1][0] == NULL_BLOCK
+    assert NULL_BLOCK not in kv.groups[1].cached
+    assert len(kv.groups[1].cached) == (2 if is_evicted else 3)
+    kv.check_integrity([seq])
 
 
 def test_what_came_back_from_the_host_is_published_again() -> None:

@@ -86,6 +86,8 @@ def test_a_colliding_key_is_a_miss_and_never_a_wrong_answer(
     blocks = store(kv, NAMESPACE, [1, 1, 1, 1])
     assert match(kv, NAMESPACE, [1, 1, 1, 1, 0]) == blocks
     assert match(kv, NAMESPACE, [2, 2, 2, 2, 0]) == []
+    assert store(kv, NAMESPACE, [2, 2, 2, 2]) != blocks
+    assert match(kv, NAMESPACE, [1, 1, 1, 1, 0]) == blocks
     assert match(kv, dataclasses.replace(NAMESPACE, tenant_id="globex"), [1, 1, 1, 1, 0]) == []
 
 
