@@ -23,9 +23,15 @@ from loraplex.engine.execution.sampler import (
     Stream,
     gumbel_noise,
     logprobs_of,
+    perturbed,
     probabilities_of,
+    ranks_of,
+    row_after,
     sample,
 )
+from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.token_counts import TokenCounts
 
@@ -216,6 +222,34 @@ def test_a_draw_depends_on_seed_and_position_and_on_nothing_else() -> None:
     assert len(draws) > 5
 
 
+def test_a_row_stands_behind_its_request_s_tokens_and_the_drafted_ones() -> None:
+    def request(**sampling: Any) -> Request:
+        submitted = GenerationRequest("r", "acme", [4, 4, 7], SamplingParams(**sampling))
+        request = Request(submitted, CacheNamespace("acme", "runtime", None), 11, 0.0, None)
+        request.token_ids.append(7)
+        return request
+
+    plain = request(top_k=3)
+    row = row_after(plain, [5, 6])
+    assert row == SamplingRow(plain.submitted.sampling, 11, 6, None, [5, 6])
+    assert row_after(plain).position == 4
+    penalized = row_after(request(presence_penalty=1.0), [5]).counts
+    assert penalized is not None
+    counted = penalized.counted([5])
+    assert dict(zip(counted.token_ids.tolist(), counted.num_in_output.tolist(), strict=True)) == {
+        4: 0.0,
+        7: 1.0,
+        5: 1.0,
+    }
+
+
+def test_no_noise_is_added_to_a_row_without_temperature() -> None:
+    logits = LOGITS.expand(2, -1)
+    greedy, drawn = perturbed(logits, [make_row(temperature=0.0), make_row()])
+    assert torch.equal(greedy, LOGITS)
+    assert not torch.equal(drawn, LOGITS)
+
+
 def test_many_rows_are_drawn_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     rows = [make_row(seed, temperature=seed % 3) for seed in range(8)]
@@ -284,6 +318,16 @@ def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
         best = expected[row].topk(2)
         assert [part.token_id for part in entry.top] == best.indices.tolist()
         assert [part.logprob for part in entry.top] == pytest.approx(best.values.tolist())
+
+
+def test_as_many_logprobs_as_there_are_tokens_are_told_at_most() -> None:
+    (entry,) = logprobs_of(torch.zeros(1, 3), [1], 20)
+    assert len(entry.top) == 3
+
+
+def test_a_token_s_rank_counts_those_that_are_likelier() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]]).expand(4, -1)
+    assert ranks_of(logits, [0, 1, 2, 3]) == [4, 1, 1, 3]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import permutations
 
+import pytest
 import torch
 
 from loraplex.engine.draft import Draft
@@ -59,6 +60,14 @@ def test_who_ignores_the_end_takes_it_from_nobody_else() -> None:
     ]
     for order in permutations(cases):
         assert allowed_by_row(*(request for request, _ in order)) == [tokens for _, tokens in order]
+
+
+@pytest.mark.parametrize("token", [0, 31, 32, 38])
+def test_a_single_token_that_is_allowed_is_enough_for_a_single_request(token: int) -> None:
+    request = make_request(lambda _: {token})
+    masked, failed = restrict([request], torch.zeros(1, VOCAB_SIZE), SequentialExecutor())
+    assert masked[0].isfinite().nonzero().flatten().tolist() == [token]
+    assert failed == {}
 
 
 def test_each_row_of_a_draft_is_masked_by_what_stands_before_it() -> None:
