@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -163,6 +164,44 @@ def test_penalties_and_biases_add_up_and_a_bias_is_not_penalized() -> None:
     adjusted[9] -= 1.0
     (probabilities,) = probabilities_of(LOGITS[None], [row])
     torch.testing.assert_close(probabilities, adjusted.softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("params", "by_definition"),
+    [
+        ({"repetition_penalty": 1.8}, lambda x, _: x / 1.8 if x > 0 else x * 1.8),
+        ({"repetition_penalty": 0.6}, lambda x, _: x / 0.6 if x > 0 else x * 0.6),
+        ({"presence_penalty": 0.5}, lambda x, count: x - 0.5 * (count > 0)),
+        ({"presence_penalty": -0.5}, lambda x, count: x + 0.5 * (count > 0)),
+        ({"frequency_penalty": 0.25}, lambda x, count: x - 0.25 * count),
+    ],
+    ids=str,
+)
+def test_each_penalty_changes_the_tokens_of_its_row_alone(
+    params: dict[str, Any], by_definition: Callable[[float, int], float]
+) -> None:
+    prompt, output = (1, 2, 4), (7, 10, 7)
+    expected = LOGITS.clone()
+    for token in {*prompt, *output}:
+        expected[token] = by_definition(LOGITS[token].item(), output.count(token))
+    assert {bool(LOGITS[token] > 0) for token in (*prompt, *output)} == {True, False}
+    rows = [make_row(), make_row(prompt=prompt, output=output, **params), make_row()]
+    plain, penalized, other = probabilities_of(LOGITS.expand(3, -1), rows)
+    torch.testing.assert_close(penalized, expected.softmax(-1))
+    assert torch.equal(plain, other)
+    torch.testing.assert_close(plain, LOGITS.softmax(-1))
+
+
+def test_a_row_without_temperature_is_certain_of_one_of_equal_tokens() -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0]]).expand(2, -1)
+    greedy, drawn = probabilities_of(logits, [make_row(temperature=0.0), make_row()])
+    assert greedy.tolist() == [0.0, 1.0, 0.0]
+    assert drawn[1] == drawn[2] < 0.5
+
+
+def test_no_logit_overflows_at_any_temperature() -> None:
+    logits = torch.tensor([[1e35, 2e35]])
+    assert sample(logits, [make_row(temperature=1e-6)]) == [1]
 
 
 def test_a_top_p_of_one_cuts_nothing_beside_a_smaller_one() -> None:
