@@ -9,7 +9,7 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.block_pool import NULL_BLOCK
-from loraplex.engine.kv.layout import SwapIn, SwapOut
+from loraplex.engine.kv.layout import CopyBlock, SwapIn, SwapOut
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks, block_table
 from loraplex.engine.scheduling.batch import ScheduledBatch
 from loraplex.engine.scheduling.preemption import RECLAIM_SECONDS, RECLAIM_STEPS
@@ -268,6 +268,16 @@ def test_a_swap_moves_what_windows_have_left_there_and_back() -> None:
         host_slots=[{}, {}],
     )
     assert swaps.round_trip_seconds(seq) == 2 * (3 * 10 + 50) / 100
+
+
+def test_nothing_is_learned_from_steps_without_swaps_or_without_their_time() -> None:
+    costs = StepCosts(swap_bytes_per_second=1.0)
+    swaps, swap = SwapCosts(costs, (10,)), SwapOut(0, (4, 5), (0, 1))
+    swaps.observe([], 2.0)
+    swaps.observe([CopyBlock(0, 1, 2)], 2.0)
+    swaps.observe([swap], 0.0)
+    SwapCosts(costs, ()).observe([swap], 2.0)
+    assert costs.swap_seconds(100) == 100.0
 
 
 def test_swaps_are_learned_from_in_both_directions() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import pytest
+
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch
 from loraplex.engine.scheduling.step_costs import StepShape
@@ -61,6 +63,41 @@ def test_the_time_of_drafts_counts_against_the_target_that_bounds_prompts() -> N
         return numbers(bench.step())["prompt"][0]
 
     assert BLOCK < chunk_beside(8) <= chunk_beside(0) - 6
+
+
+def test_a_single_draft_token_is_verified_too() -> None:
+    bench = drafting(1)
+    bench.add("a", 4, max_tokens=9)
+    bench.step()
+    assert numbers(bench.step()) == {"a": (2, 1)}
+
+
+def test_where_no_token_more_fits_nothing_is_drafted() -> None:
+    bench = drafting(9, num_blocks=2)
+    for name in ("first", "second"):
+        bench.add(name, BLOCK - 1, max_tokens=5)
+    bench.step()
+    assert numbers(bench.step()) == dict.fromkeys(("first", "second"), (1, 0))
+
+
+@pytest.mark.parametrize("num_accepted", [0, 2, 3, 9])
+@pytest.mark.parametrize("prompt", range(BLOCK, 2 * BLOCK))
+def test_behind_the_accepted_tokens_a_request_keeps_room_for_the_next_one_only(
+    prompt: int, num_accepted: int
+) -> None:
+    bench = drafting(9)
+    request = bench.add("a", prompt, max_tokens=50)
+    bench.step()
+    batch = bench.scheduler.schedule().batch
+    assert batch is not None
+    (sequence,) = batch.sequences
+    assert sequence.num_draft_tokens == 9
+    bench.scheduler.append(request, [0] * (num_accepted + 1))
+    bench.scheduler.advance(sequence, num_accepted)
+    assert request.num_computed_tokens == prompt + 1 + num_accepted
+    num_blocks = len(request.kv.tables[0])
+    assert 0 <= num_blocks * BLOCK - request.num_computed_tokens <= BLOCK
+    bench.kv.check_integrity([request.kv])
 
 
 def test_drafts_without_blocks_are_cut_to_those_that_their_request_has() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Failure, Tier
-from loraplex.engine.errors import PromptTooLong
+from loraplex.engine.errors import DeadlineExceeded, Overloaded, PromptTooLong
 from loraplex.engine.kv.layout import CopyBlock, SwapIn, SwapOut
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.adapter_leases import EXPECT_INTERVAL_SECONDS
@@ -31,6 +31,14 @@ def test_a_long_prompt_is_cut_into_chunks_and_decodes_ride_along() -> None:
     assert counts(bench.step()) == {"short": 1, "long": 9}
     assert counts(bench.step()) == {"short": 1, "long": 9}
     assert counts(bench.step()) == {"short": 1, "long": 7}
+
+
+def test_the_last_two_tokens_of_a_prompt_are_computed_in_one_step() -> None:
+    bench = SchedulerBench(budget=10)
+    bench.add("only", 12)
+    assert counts(bench.step()) == {"only": 10}
+    assert counts(bench.step()) == {"only": 2}
+    assert bench.finished == {"only": 1}
 
 
 def test_requests_of_a_tenant_run_in_the_order_they_came() -> None:
@@ -66,6 +74,14 @@ def test_what_could_not_even_run_alone_is_refused_at_once(prompt: int, max_token
         bench.add("huge", prompt, max_tokens)
     bench.assert_empty()
     bench.add("fits", 255, 1)
+
+
+def test_a_request_may_be_as_long_as_the_model_allows() -> None:
+    bench = SchedulerBench(num_blocks=3000)
+    longest = bench.limits.max_model_len
+    bench.add("whole", longest - 1, 1)
+    with pytest.raises(PromptTooLong, match=f"exceed {longest} tokens"):
+        bench.add("longer", longest, 1)
 
 
 def test_a_smaller_request_does_not_take_the_blocks_an_earlier_one_waits_for() -> None:
@@ -162,8 +178,21 @@ def test_the_manager_is_told_which_adapters_are_next_while_requests_wait() -> No
     bench.step()
     assert bench.manager.expected == names
     for request in bench.scheduler.requests():
+        assert bench.manager.expected == names
         bench.scheduler.finish(request)
     assert bench.manager.expected == [], "though perhaps no step comes for a long time"
+
+
+def test_the_manager_is_told_which_adapters_are_next_at_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = SchedulerBench(step_seconds=0.3 * EXPECT_INTERVAL_SECONDS)
+    times: list[float] = []
+    monkeypatch.setattr(bench.manager, "expect", lambda _: times.append(bench.now))
+    bench.add("base", 4, max_tokens=20)
+    for _ in range(9):
+        bench.step()
+    assert times == pytest.approx([1.2 * EXPECT_INTERVAL_SECONDS * n for n in range(3)])
 
 
 def test_a_failed_adapter_ends_its_requests_only() -> None:
@@ -175,6 +204,45 @@ def test_a_failed_adapter_ends_its_requests_only() -> None:
     assert bench.failed["doomed"].code == "adapter_load_failed"
     assert bench.finished == {"base": 1}
     bench.assert_empty()
+
+
+# --- deadlines and the backlog --------------------------------------------------------------------
+
+
+def test_a_deadline_that_has_come_is_refused_and_one_that_comes_ends_its_request() -> None:
+    bench = SchedulerBench()
+    with pytest.raises(DeadlineExceeded):
+        bench.add("too late", 4, deadline=0.0)
+    bench.add("mortal", 4, max_tokens=9, deadline=1.0)
+    bench.now = 0.99
+    assert counts(bench.step()) == {"mortal": 4}
+    bench.now = 1.0
+    assert bench.step() is None
+    assert bench.failed["mortal"].code == "deadline_exceeded"
+    bench.assert_empty()
+
+
+def test_the_deadline_of_a_request_that_has_ended_is_forgotten() -> None:
+    bench = SchedulerBench(step_seconds=1.0)
+    bench.add("brief", 4, deadline=3.0)
+    bench.add("long", 4, max_tokens=9)
+    bench.run()
+    assert (bench.finished, bench.failed) == ({"brief": 1, "long": 9}, {})
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_only_prompts_that_wait_are_waited_for(is_started: bool) -> None:
+    bench = SchedulerBench(budget=256)
+    for size in range(1, 200):
+        bench.costs.observe(StepShape(size, 0, 0), 1e-3 * size)
+    request = bench.add("ahead", 200)
+    with pytest.raises(Overloaded):
+        bench.add("hasty", 4, deadline=0.1)
+    if is_started:
+        bench.step()
+    else:
+        bench.scheduler.finish(request)
+    bench.add("hasty", 4, deadline=0.1)
 
 
 # --- preemption ---------------------------------------------------------------------------------
@@ -193,6 +261,15 @@ def test_when_blocks_run_out_the_newest_is_computed_again_and_still_finishes() -
     assert bench.finished == {"old": 20, "new": 20}
     assert bench.scheduler.num_swaps == 0
     bench.assert_empty()
+
+
+def test_the_others_decode_in_the_step_in_which_one_among_them_gives_way() -> None:
+    bench = SchedulerBench(num_blocks=8)
+    for name, prompt in (("first", 4), ("large", 24), ("last", 3)):
+        bench.add(name, prompt, max_tokens=8, tenant=name)
+    assert counts(bench.step()) == {"first": 4, "large": 24, "last": 3}
+    assert counts(bench.step()) == {"first": 1, "last": 1}
+    assert bench.state("large") == "waiting"
 
 
 def test_a_victim_does_not_keep_its_adapter_on_the_device_while_it_waits() -> None:

@@ -94,6 +94,14 @@ def test_caps_bind_only_while_another_tenant_waits() -> None:
     assert capped.scheduler.num_running == 6
 
 
+def test_the_second_request_of_a_tenant_is_bounded_by_the_cap() -> None:
+    bench = SchedulerBench(num_blocks=200, max_num_seqs=10, tenant_cap=0.1)
+    for index in range(3):
+        bench.add(f"a{index}", 4, max_tokens=9, tenant="a")
+    bench.add("cold", 4, adapter=AdapterKey("b", "sha256:bb"), tenant="b")
+    assert counts(bench.step()) == {"a0": 4}
+
+
 def test_the_cap_counts_blocks_too() -> None:
     bench = SchedulerBench(num_blocks=20, budget=200, tenant_cap=0.6)
     for index in range(4):

@@ -222,6 +222,10 @@ class SchedulerBench:
         assert not self.scheduler.has_requests
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.manager.leases == {}
+        assert not self.scheduler._groups._members
+        assert not self.scheduler._shares._members
+        assert not self.scheduler._deadlines._live
+        assert not self.scheduler._backlog._tenants
         self.kv.check_integrity([])
         assert self.kv.num_free(0) == self.kv.num_usable(0)
 
