@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from loraplex.engine.kv.prefix_cache import CacheNamespace
@@ -52,6 +54,32 @@ def test_who_left_is_not_waited_for(backlog: Backlog) -> None:
     backlog.enter(ahead)
     backlog.leave(ahead)
     assert backlog.wait_seconds(make_request("a", 1), RUNNING, is_full=True) == 0.0
+
+
+def test_prompts_and_outputs_ahead_count_up_to_those_of_all() -> None:
+    costs = Mock(spec=StepCosts)
+    backlog, newcomer = Backlog(costs), make_request("a", 1)
+
+    def ahead(*, is_full: bool) -> tuple[int, int]:
+        backlog.wait_seconds(newcomer, RUNNING, is_full=is_full)
+        num_prompt_tokens, num_output_tokens, running = costs.wait_seconds.call_args.args
+        assert running is RUNNING
+        return num_prompt_tokens, num_output_tokens
+
+    large = make_request("b", 1000, weight=2.0)
+    small = make_request("c", 10)
+    for request in (make_request("a", 100), large, make_request("a", 50), small):
+        backlog.enter(request)
+    assert ahead(is_full=True) == (4 * 150, 0), "no output is known"
+    backlog.learn_output(100)
+    assert ahead(is_full=True) == (4 * 150, 4 * 100)
+    backlog.learn_output(300)
+    assert ahead(is_full=True) == (4 * 150, 4 * 110)
+    assert ahead(is_full=False) == (4 * 150, 0)
+    backlog.leave(large)
+    assert ahead(is_full=True) == (160, 3 * 110)
+    backlog.leave(small)
+    assert ahead(is_full=True) == (150, 2 * 110)
 
 
 def test_a_full_batch_makes_room_only_as_outputs_end(backlog: Backlog) -> None:

@@ -202,6 +202,18 @@ def test_service_counts_outputs_double_and_is_divided_by_the_weight() -> None:
     assert counters.counter("a") == 3.0
 
 
+def test_a_known_service_is_divided_by_the_weight_too() -> None:
+    counters: VirtualTokenCounters[str] = VirtualTokenCounters()
+    counters.activate("heavy", weight=4.0)
+    for _ in range(2):
+        counters.add("heavy", 6.0)
+        counters.add("unknown", 6.0)
+    assert (counters.counter("heavy"), counters.counter("unknown")) == (3.0, 12.0)
+    assert counters.charge("new", output_tokens=3) == counters.counter("new") == 6.0
+    assert counters.charge("heavy", input_tokens=2) == 2.0
+    assert counters.counter("heavy") == 3.5
+
+
 def test_a_tenant_that_returns_is_lifted_to_the_least_of_the_active_ones() -> None:
     counters: VirtualTokenCounters[str] = VirtualTokenCounters()
     for tenant, service in (("a", 50), ("b", 70)):
