@@ -11,7 +11,8 @@ from loraplex.engine.speculation.track import Track
 def test_probes_become_ever_rarer_until_one_succeeds() -> None:
     times = ProbeTimes()
     assert times.is_due(0)
-    gaps, step = [], 0
+    gaps: list[int] = []
+    step = 0
     while len(gaps) < 8:
         times.begin(step)
         assert not times.is_due(times.next_step - 1)
