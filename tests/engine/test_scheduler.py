@@ -213,12 +213,12 @@ def test_a_deadline_that_has_come_is_refused_and_one_that_comes_ends_its_request
     bench = SchedulerBench()
     with pytest.raises(DeadlineExceeded):
         bench.add("too late", 4, deadline=0.0)
-    bench.add("mortal", 4, max_tokens=9, deadline=1.0)
+    bench.add("limited", 4, max_tokens=9, deadline=1.0)
     bench.now = 0.99
-    assert counts(bench.step()) == {"mortal": 4}
+    assert counts(bench.step()) == {"limited": 4}
     bench.now = 1.0
     assert bench.step() is None
-    assert bench.failed["mortal"].code == "deadline_exceeded"
+    assert bench.failed["limited"].code == "deadline_exceeded"
     bench.assert_empty()
 
 
@@ -458,7 +458,7 @@ def test_an_end_in_any_state_gives_everything_back_and_a_second_one_does_nothing
         bench.add("queued", 36),
         bench.add("group0", 4, group="g"),
         bench.add("group1", 4, group="g"),
-        bench.add("mortal", 4, deadline=10.0),
+        bench.add("limited", 4, deadline=10.0),
     ]
     for request in [*pair, *others]:
         bench.scheduler.finish(request)
