@@ -181,6 +181,8 @@ def test_whoever_signs_in_may_fail_as_often_again(control_plane: ControlPlane) -
         await sign_in.aclose()
 
     asyncio.run(scenario())
+    with control_plane._database.platform_transaction(read_only=True) as session:
+        assert session.scalars(select(PlatformAuditEntry.address)).all() == [None, None]
 
 
 @pytest.mark.parametrize(
