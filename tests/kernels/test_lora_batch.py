@@ -142,6 +142,25 @@ def test_names_all_tokens_of_adapters_that_hold_more_than_a_and_b(
     assert batch.auxiliary == (Segment(1, 3, 2), Segment(7, 10, 2))
 
 
+def test_the_rank_of_a_step_is_plain_where_no_adapter_has_more_than_a_and_b_there(
+    weights: PoisonedWeights, builder: LoraBatchBuilder
+) -> None:
+    high, low, base = AdapterRun(2, 2), AdapterRun(1, 7), AdapterRun(3)
+    assert builder.plain_rank([base], elsewhere=[0]) == 0
+    assert builder.plain_rank([low, base], elsewhere=[0]) == 1
+    assert builder.plain_rank([low, high, low], elsewhere=[]) == 5
+    assert builder.plain_rank([low, high], elsewhere=[0]) is None, "one changes slice 0"
+    weights.row_auxiliary[7] = {1: "something"}
+    assert builder.plain_rank([low, high], elsewhere=[]) is None
+    assert builder.plain_rank([high, base], elsewhere=[]) == 5
+
+
+def test_the_rows_of_a_step_are_those_of_all_its_adapters(builder: LoraBatchBuilder) -> None:
+    batch = builder.build([AdapterRun(1, 2), AdapterRun(1), AdapterRun(4, 7)], num_decodes=2)
+    assert batch is not None
+    assert batch.adapter_rows == {2, 7}
+
+
 def test_a_slice_sees_only_the_adapters_that_touch_it(
     weights: PoisonedWeights, builder: LoraBatchBuilder
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import inf
 
 import pytest
 
@@ -105,6 +106,25 @@ def test_no_choice_is_better_where_room_is_short(seed: int) -> None:
     best = best_rate(options, plain, {"p": 0.0}, num_free)
     draft_plan = planned(options, plain, {"p": 0.0}, num_free)
     assert draft_plan.step.rate == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_rate_of_an_option_is_that_of_its_best_number_for_all_its_requests(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    option = DraftOption(
+        "p", rng.randint(1, 4), tree_gains(rng), rng.uniform(0.01, 0.5), rng.uniform(0, 0.1)
+    )
+    plain, calls = StepEstimate(4, rng.uniform(0.5, 4)), {"p": rng.uniform(0, 0.5)}
+    numbers = range(len(option.gains) + 1)
+    rates = [estimate([option], plain, calls, [[n] * option.num_requests]).rate for n in numbers]
+    assert option.best_rate(plain, calls["p"]) == pytest.approx(max(rates))
+
+
+def test_tokens_that_cost_nothing_come_at_any_rate_and_no_tokens_at_none() -> None:
+    rates = [StepEstimate(tokens, seconds).rate for tokens, seconds in ((6, 2), (1, 0), (0, 0))]
+    assert rates == [3.0, inf, 0.0]
 
 
 def test_with_several_proposers_it_is_nearly_the_best_and_never_worse_than_plain() -> None:
