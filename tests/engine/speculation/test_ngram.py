@@ -19,7 +19,7 @@ from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import ngram
 from loraplex.engine.speculation.ngram import DRAFTS_PER_TOKEN, MAX_INDEXED_PER_CALL, NgramProposer
-from loraplex.engine.speculation.ngram_index import LONGEST, MAX_CANDIDATES
+from loraplex.engine.speculation.ngram_index import LONGEST, MAX_CANDIDATES, NgramIndex
 from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import LocalEngine
@@ -78,6 +78,25 @@ def test_of_equally_long_matches_the_latest_counts() -> None:
 def test_a_longer_match_counts_more_than_a_later_one() -> None:
     request = make_request([4, 1, 2, 7, 3, 1, 2, 8, 4, 1, 2])
     assert propose(NgramProposer(), request, 1) == [7]
+
+
+@pytest.mark.parametrize("num_later", [MAX_CANDIDATES - 1, MAX_CANDIDATES])
+def test_a_longer_match_is_found_among_the_latest_candidates_only(num_later: int) -> None:
+    later = [token for index in range(num_later) for token in (100 + index, 1, 2)]
+    request = make_request([9, 1, 2, 7, *later, 8, 9, 1, 2])
+    is_found = num_later < MAX_CANDIDATES
+    assert propose(NgramProposer(), request, 1) == [7 if is_found else 8]
+
+
+def test_an_index_reads_what_is_new_up_to_a_limit() -> None:
+    tokens = list(range(10))
+    for start, num_unread in ((0, 8), (4, 4), (9, 0)):
+        index = NgramIndex(tokens, start=start)
+        assert index.num_unread == num_unread
+        assert index.extend(3) == len(index) == min(3, num_unread)
+        assert index.num_unread == num_unread - len(index)
+        assert index.extend(100) == max(num_unread - 3, 0)
+        assert (index.extend(1), index.num_unread, len(index)) == (0, 0, num_unread)
 
 
 def test_a_short_match_is_followed_less_far() -> None:
