@@ -59,6 +59,8 @@ def test_a_forgotten_free_block_is_reused_next() -> None:
     pool = BlockPool(5)
     pool.forget(4)
     assert pool.allocate(1) == [4]
+    pool.forget(4)
+    assert pool.allocate(3) == [1, 2, 3], "what is held stays"
 
 
 def test_freeing_what_nobody_holds_is_an_error() -> None:
