@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
+from loraplex.api.control_plane import jobs as jobs_module
 from loraplex.api.control_plane import leases as leases_module
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.control_plane.jobs import RETRY, Job, Jobs
 from loraplex.api.control_plane.leases import LeaseLost, Leases
 from loraplex.platform.database import Database
+from loraplex.platform.errors import DatabaseUnavailable
 from loraplex.platform.jobs.models import JobLease
 from loraplex.platform.jobs.service import LEASE
 
@@ -157,3 +161,103 @@ def test_a_lease_is_renewed_while_the_work_goes_on(
 
     assert asyncio.run(servers[0].run_if_due(Job(name="job", every=DAY, run=work)))
     assert held.is_set()
+
+
+def test_work_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases_module, "RENEWAL_SECONDS", 0.001)
+    renewals: list[object] = []
+
+    class Away:
+        async def write_all_tenants(self, change: object) -> set[str]:
+            renewals.append(change)
+            raise DatabaseUnavailable
+
+    async def work() -> str:
+        await until(lambda: len(renewals) > 2)
+        return "done"
+
+    with capture_logs() as logged:
+        leases = Leases(cast(ControlPlane, Away()), "server")
+        assert asyncio.run(leases.keep("job", work())) == "done"
+    noted = {"event": "lease_not_renewed", "log_level": "warning", "lease": "job"}
+    assert logged[0] == noted | {"error": str(DatabaseUnavailable())}
+
+
+def test_who_lost_the_lease_has_stopped_when_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases_module, "RENEWAL_SECONDS", 0.001)
+    ends: list[str] = []
+
+    class Taken:
+        async def write_all_tenants(self, change: object) -> set[str]:
+            return set()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ends.append("stopped")
+
+    async def run() -> None:
+        with pytest.raises(LeaseLost, match="job"):
+            await Leases(cast(ControlPlane, Taken()), "server").keep("job", work())
+        assert ends == ["stopped"]
+
+    asyncio.run(run())
+
+
+def test_what_is_forgotten_leaves_no_lease(database: Database, servers: list[Jobs]) -> None:
+    async def run() -> None:
+        leases = servers[0]._leases
+        assert await leases.claim("job")
+        await leases.forget("job")
+
+    asyncio.run(run())
+    with database.platform_transaction(read_only=True) as session:
+        assert session.get(JobLease, "job") is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "event", "level"),
+    [
+        (None, "job_done", "info"),
+        (DatabaseUnavailable(), "job_delayed", "warning"),
+        (LeaseLost("job"), "job_delayed", "warning"),
+        (ValueError("planted"), "job_failed", "error"),
+    ],
+)
+def test_a_server_looks_for_due_jobs_until_it_stops_and_notes_what_became_of_them(
+    failure: Exception | None, event: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "POLL_SECONDS", 0.001)
+    num_looks = 0
+
+    class OnceDue:
+        async def claim(self, name: str, **_: object) -> bool:
+            nonlocal num_looks
+            num_looks += 1
+            return num_looks == 1
+
+        async def keep(self, name: str, work: Any) -> None:
+            await work
+
+        async def finish(self, name: str) -> None: ...
+
+        async def postpone(self, name: str, pause: timedelta) -> None: ...
+
+    async def work() -> None:
+        if failure is not None:
+            raise failure
+
+    async def run() -> None:
+        job = Job(name="job", every=DAY, run=work)
+        jobs = Jobs(cast(Leases, OnceDue()), [job])
+        jobs.start()
+        await until(lambda: num_looks > 2)
+        await jobs.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with capture_logs() as logged:
+        asyncio.run(run())
+    assert [(each["event"], each["log_level"], each["job"]) for each in logged] == [
+        (event, level, "job")
+    ]
