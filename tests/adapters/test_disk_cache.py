@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.disk_cache import DiskCache, DiskCacheStats
+from loraplex.adapters.disk_cache import (
+    CachedFile,
+    DiskCache,
+    DiskCacheStats,
+    list_cached_files,
+)
 from loraplex.adapters.errors import ObjectNotFound
 from loraplex.adapters.identity import AdapterKey
 
@@ -317,20 +322,25 @@ def test_counts_hits_misses_evictions_and_damage(
     make_cache: Callable[..., DiskCache], clock: Clock
 ) -> None:
     cache = make_cache(capacity_bytes=SIZE)
-    get(cache, 1)
+    for _ in range(2):
+        get(cache, 1)
     path = add(cache, 1)
-    get(cache, 1)
-    clock.now = 61.0
+    for _ in range(3):
+        get(cache, 1)
+    clock.now = 60.0
     add(cache, 2)
-    assert cache.stats == DiskCacheStats(
-        used_bytes=SIZE, capacity_bytes=SIZE, num_hits=1, num_misses=1, num_evictions=1
-    )
     assert not path.exists()
-    add(cache, 3).write_bytes(b"damaged")
+    clock.now = 120.0
+    add(cache, 3)
+    assert cache.stats == DiskCacheStats(
+        used_bytes=SIZE, capacity_bytes=SIZE, num_hits=3, num_misses=2, num_evictions=2
+    )
+    for index in (4, 5):
+        add(cache, index).write_bytes(b"damaged")
     restarted = make_cache(capacity_bytes=SIZE)
-    assert get(restarted, 3) is None
-    assert restarted.stats.num_corrupt == 1
-    assert restarted.stats.num_misses == 1
+    assert present(restarted, range(4, 6)) == []
+    assert restarted.stats.num_corrupt == 2
+    assert restarted.stats.num_misses == 2
 
 
 def test_same_digest_of_two_tenants_is_two_entries(make_cache: Callable[..., DiskCache]) -> None:
@@ -417,6 +427,22 @@ def test_process_killed_before_the_rename_leaves_no_entry(
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".partial"]
     assert make_cache().used_bytes == 0
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_another_process_sees_the_finished_files_in_the_order_of_use(
+    make_cache: Callable[..., DiskCache], tmp_path: Path
+) -> None:
+    cache = make_cache()
+    names = []
+    for index, used_at in enumerate((30.0, 10.0, 20.0)):
+        path = add(cache, index)
+        os.utime(path, (0.0, used_at))
+        names.append(path.name)
+    (tmp_path / "cache" / "other.partial").write_bytes(b"x")
+    (tmp_path / "cache" / names[0].replace(names[0][:3], "new")).symlink_to("nowhere")
+    found = list_cached_files(tmp_path / "cache")
+    assert list(found) == [names[1], names[2], names[0]]
+    assert list(found.values()) == [CachedFile(SIZE, used_at) for used_at in (10.0, 20.0, 30.0)]
 
 
 def test_names_tell_nothing_and_only_the_owner_may_look(

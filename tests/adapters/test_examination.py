@@ -156,7 +156,9 @@ def test_block_keeps_the_tenants_own_values_in_their_own_type(
     save_file(tensors, path)
     report = examine_folder(adapter, layout, tmp_path / "block")
     assert report.dtype == name
-    assert report.size_bytes == (tmp_path / "block").stat().st_size
+    block = (tmp_path / "block").read_bytes()
+    assert report.size_bytes == len(block)
+    assert report.file_sha256 == hashlib.sha256(block).hexdigest()
     for module, delta in deltas_of_block(tmp_path / "block", layout).items():
         prefix = f"base_model.model.{module}.lora_"
         a, b = tensors[f"{prefix}A.weight"].float(), tensors[f"{prefix}B.weight"].float()

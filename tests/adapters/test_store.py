@@ -266,6 +266,14 @@ class TestLocal:
         assert written.exists()
         assert young.exists()
 
+    def test_tells_how_many_leftovers_it_removed(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path / "store")
+        for name in ("one", "two"):
+            (tmp_path / "store" / ".incoming" / name).write_bytes(b"partial")
+        assert store.remove_abandoned(older_than_seconds=60) == 0
+        assert store.remove_abandoned(older_than_seconds=-60) == 2
+        assert store.remove_abandoned(older_than_seconds=-60) == 0
+
     def test_a_file_that_is_being_put_is_no_leftover(
         self, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -89,6 +89,8 @@ def test_whose_last_work_was_removed_holds_up_nobody() -> None:
     lines.add("a", "a0")
     lines.add("b", "b0")
     lines.remove("a", "a0")
+    lines.remove("a", "a0")
+    lines.remove("b", "never added")
     assert take_all(lines) == ["b0"]
 
 

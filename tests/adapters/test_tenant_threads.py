@@ -67,6 +67,20 @@ def test_errors_are_the_callers_and_what_is_cancelled_before_its_turn_is_not_cal
     assert log == ["first", "after"]
 
 
+def test_a_tenant_has_no_more_threads_than_it_may() -> None:
+    pool = TenantThreads("turns", 4, max_held=1)
+    log: list[str] = []
+    gate = Gate(log)
+    calls = [pool.submit("a", gate.call, name) for name in ("first", "second")]
+    assert gate.begun.wait(PATIENCE_SECONDS)
+    name = pool.submit("b", lambda: threading.current_thread().name).result(PATIENCE_SECONDS)
+    assert name.startswith("turns")
+    assert log == ["first"]
+    gate.opened.set()
+    assert [call.result(PATIENCE_SECONDS) for call in calls] == ["first", "second"]
+    pool.close()
+
+
 def test_closing_lets_what_runs_end_and_cancels_what_waits() -> None:
     pool = TenantThreads("turns", 1)
     gate = Gate([])
