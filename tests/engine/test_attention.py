@@ -108,6 +108,56 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
         start += queries[i]
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("piece", [3, 256], ids=["in pieces", "whole"])
+def test_tokens_of_trees_attend_to_what_they_follow_alone(
+    piece: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attend_in_pieces(piece, monkeypatch)
+    generator = torch.Generator().manual_seed(2)
+    starts, trees = (9, 11, 10), ((-1, -1, 0, 1), (-1, 0, 0, 2), (-1, 0, 1, -1))
+    num_rows = 1 + len(trees[0])
+    tables = [block_table(range(1 + 4 * index, 5 + 4 * index)) for index in range(3)]
+    cache = KvCache(
+        one_group(1, 13),
+        [LayerKvShape(KV_HEADS, DIM, VALUE_DIM)],
+        block_size=BLOCK,
+        kv_format=KvFormat(torch.float32),
+        device=CPU,
+    )
+    keys = [torch.randn(start + num_rows, KV_HEADS, DIM, generator=generator) for start in starts]
+    values = [
+        torch.randn(start + num_rows, KV_HEADS, VALUE_DIM, generator=generator) for start in starts
+    ]
+    for index, table in enumerate(tables):
+        whole = SequenceChunk([0] * len(keys[index]), 0, [table])
+        made = make_inputs([whole], groups=cache.groups, block_size=BLOCK, device=CPU)
+        cache.keys[0].write(made.attention[0].slot_mapping, keys[index])
+        cache.values[0].write(made.attention[0].slot_mapping, values[index])
+    chunks = [
+        SequenceChunk([0] * num_rows, start, [table], num_rows, tree)
+        for start, table, tree in zip(starts, tables, trees, strict=True)
+    ]
+    inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK, device=CPU)
+    assert [len(group.rows) for group in inputs.attention[0].groups] == [3]
+    q = torch.randn(3 * num_rows, HEADS, DIM, generator=generator)
+    options = AttentionOptions(scale=0.3, sliding_window=window)
+    out = paged_attention(q, cache.keys[0], cache.values[0], inputs.attention[0], options)
+
+    whole_path = AttentionOptions(scale=0.3)
+    for index, (start, tree) in enumerate(zip(starts, trees, strict=True)):
+        for row in range(num_rows):
+            path = [row]
+            while path[0]:
+                path.insert(0, 1 + tree[path[0] - 1])
+            seen = [*range(start), *(start + place for place in path)][-(window or 99) :]
+            token = index * num_rows + row
+            expected = plain_attention(
+                q[token : token + 1], keys[index][seen], values[index][seen], whole_path
+            )
+            assert (out[token] - expected[0]).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("code_dtype", [None, torch.int8], ids=["plain", "int8"])
 def test_windows_sinks_and_trees_are_the_same_in_pieces(
     code_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch

@@ -112,6 +112,27 @@ def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
     assert window.block_positions.tolist() == [[0, 16, 20, 24]]
 
 
+def test_padding_of_a_window_begins_where_its_sequence_ends() -> None:
+    groups = (KvGroup((0,), 6, 2, 50),)
+    inputs = lay_out(make_chunk(3, 21), make_chunk(4, 21), groups=groups)
+    (group,) = inputs.attention[0].groups
+    assert group.block_tables.tolist() == [[1, 5, 6, 0], [1, 5, 6, 7]]
+    assert group.block_positions is not None
+    assert group.block_positions.tolist() == [[0, 16, 20, 24], [0, 16, 20, 24]]
+    ends = lay_out(make_chunk(2, 20), make_chunk(2, 23), groups=groups).attention[0].groups[0]
+    assert ends.block_positions is not None
+    assert ends.block_positions.tolist() == [[0, 12, 16, 20], [0, 16, 20, 24]]
+
+
+def test_the_tokens_of_a_chunk_are_chunks_of_their_own() -> None:
+    chunk = make_chunk(3, 5)
+    tokens = [(list(token.token_ids), token.start) for token in chunk.tokens()]
+    assert tokens == [([100], 5), ([101], 6), ([102], 7)]
+    assert all(token.tables is chunk.tables for token in chunk.tokens())
+    (alone,) = (single := make_chunk(1, 5)).tokens()
+    assert alone is single
+
+
 @pytest.mark.parametrize("window", range(1, 11))
 @pytest.mark.parametrize("sinks", [0, 1, 4, 5])
 def test_every_visible_position_is_in_one_block_of_a_table_that_is_no_wider_than_needed(

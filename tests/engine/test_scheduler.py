@@ -263,8 +263,11 @@ def test_when_blocks_run_out_the_newest_is_computed_again_and_still_finishes() -
     bench.assert_empty()
 
 
-def test_the_others_decode_in_the_step_in_which_one_among_them_gives_way() -> None:
-    bench = SchedulerBench(num_blocks=8)
+@pytest.mark.parametrize("num_swap_slots", [0, 8])
+def test_the_others_decode_in_the_step_in_which_one_among_them_gives_way(
+    num_swap_slots: int,
+) -> None:
+    bench = SchedulerBench(num_blocks=8, num_swap_slots=num_swap_slots)
     for name, prompt in (("first", 4), ("large", 24), ("last", 3)):
         bench.add(name, prompt, max_tokens=8, tenant=name)
     assert counts(bench.step()) == {"first": 4, "large": 24, "last": 3}

@@ -110,6 +110,7 @@ def test_max_rank_follows_the_adapters_of_the_step_and_their_generations(
         return builder.make_tiles(runs, num_decodes=len(runs)).max_rank
 
     low, high = AdapterRun(1, 7, 1), AdapterRun(1, 2, 1)
+    assert max_rank(AdapterRun(1)) == 0
     assert max_rank(low, AdapterRun(1)) == 1
     assert max_rank(low, high) == 5
     weights.remove(7)
