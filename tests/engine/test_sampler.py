@@ -169,7 +169,7 @@ def test_penalties_and_biases_add_up_and_a_bias_is_not_penalized() -> None:
 @pytest.mark.parametrize(
     ("params", "by_definition"),
     [
-        ({"repetition_penalty": 1.8}, lambda x, _: x / 1.8 if x > 0 else x * 1.8),
+        ({"repetition_penalty": 2.0}, lambda x, _: x / 2.0 if x > 0 else x * 2.0),
         ({"repetition_penalty": 0.6}, lambda x, _: x / 0.6 if x > 0 else x * 0.6),
         ({"presence_penalty": 0.5}, lambda x, count: x - 0.5 * (count > 0)),
         ({"presence_penalty": -0.5}, lambda x, count: x + 0.5 * (count > 0)),
