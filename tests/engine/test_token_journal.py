@@ -13,6 +13,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -87,6 +89,81 @@ def test_a_request_that_does_not_fit_takes_nothing(path: Path) -> None:
     journal.open(b"c", [True])
     with pytest.raises(ValueError, match="too long"):
         journal.open(bytes(MAX_OWNER_BYTES + 1), [True])
+
+
+def test_only_its_owner_may_read_it_and_nothing_stays_open(path: Path) -> None:
+    journal = TokenJournal(path, num_slots=1)
+    assert path.stat().st_mode & 0o777 == 0o600
+    journal.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(journal._descriptor)
+
+
+def test_a_slot_begins_anew_with_each_request(path: Path) -> None:
+    journal = TokenJournal(path, num_slots=1)
+    counters = JournalCounters(path)
+    slots = journal.open(b"first", [True])
+    counters.start(slots[0], num_prompt_tokens=7, num_cached_tokens=2)
+    counters.generate(slots[0], 5)
+    journal.free(slots)
+    assert journal.open(b"second", [True]) == slots
+    assert journal.counts(slots) == Counts(0, 0, 0)
+
+
+def test_each_sequence_that_accounts_for_its_prompt_is_counted_once_it_has_begun(
+    path: Path,
+) -> None:
+    journal = TokenJournal(path, num_slots=4)
+    counters = JournalCounters(path)
+    slots = journal.open(b"owner", [True, True, False, True])
+    for slot, prompt, cached in zip(slots, (7, 5, 9, 0), (2, 1, 3, 4), strict=True):
+        counters.start(slot, num_prompt_tokens=prompt, num_cached_tokens=cached)
+        counters.generate(slot, 10)
+    assert journal.counts(slots) == Counts(prompt=12, cached=3, generated=40)
+
+
+def test_the_head_is_the_first_slot_wherever_it_lies(path: Path) -> None:
+    journal = TokenJournal(path, num_slots=3)
+    for slots in sorted((journal.open(bytes([n]), [True]) for n in range(3)), reverse=True):
+        journal.free(slots)
+    slots = journal.open(b"owner", [True, False])
+    assert slots == (2, 1)
+    journal.close_request(slots, b"outcome")
+    journal.close()
+    (entry,) = TokenJournal(path, num_slots=3).take_left()
+    assert (entry.slots, entry.outcome) == ((2, 1), b"outcome")
+
+
+def test_slots_without_a_head_belong_to_nobody(path: Path) -> None:
+    journal = TokenJournal(path, num_slots=2)
+    head, _ = journal.open(b"owner", [True, True])
+    journal.free([head])  # it dies here
+    journal.close()
+    journal = TokenJournal(path, num_slots=2)
+    assert journal.take_left() == []
+    assert journal.num_free == 2
+    slots = journal.open(b"owner", [True])
+    journal.close()
+    (entry,) = TokenJournal(path, num_slots=2).take_left()
+    assert entry.slots == slots
+
+
+def test_an_outcome_that_does_not_fit_is_refused(path: Path) -> None:
+    journal = TokenJournal(path, num_slots=1)
+    slots = journal.open(b"owner", [True])
+    with pytest.raises(ValueError, match="too long"):
+        journal.close_request(slots, bytes(MAX_OUTCOME_BYTES + 1))
+
+
+def test_whole_pages_up_to_the_end_of_the_head_go_to_the_disk(path: Path) -> None:
+    num_slots = 2 * mmap.PAGESIZE // SLOT_BYTES
+    journal = TokenJournal(path, num_slots=num_slots)
+    flushed: list[tuple[int, int]] = []
+    mapped = SimpleNamespace(flush=lambda start, size: flushed.append((start, size)))
+    with patch.object(journal, "_map", mapped):
+        journal.sync([1, num_slots - 1])
+        journal.sync([num_slots - 1, 1])
+    assert flushed == [(0, 2 * SLOT_BYTES), (mmap.PAGESIZE, mmap.PAGESIZE)]
 
 
 def test_the_longest_owner_and_outcome_touch_no_other_slot(path: Path) -> None:
