@@ -175,7 +175,7 @@ def test_penalties_and_biases_add_up_and_a_bias_is_not_penalized() -> None:
         ({"presence_penalty": -0.5}, lambda x, count: x + 0.5 * (count > 0)),
         ({"frequency_penalty": 0.25}, lambda x, count: x - 0.25 * count),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "expected",
 )
 def test_each_penalty_changes_the_tokens_of_its_row_alone(
     params: dict[str, Any], by_definition: Callable[[float, int], float]
