@@ -18,7 +18,7 @@ from support.speculation import (
     ScriptedProposer,
     ScriptedTreeProposer,
     scripted,
-    undisturbed_clock,
+    ticking_clock,
 )
 
 pytestmark = needs_llguidance
@@ -64,7 +64,7 @@ def test_the_tokens_are_those_of_plain_decoding_and_few_drafts_are_wasted(
 ) -> None:
     plain = plain_at(temperature)
     with scripted(kind(plain, error=0.15)) as name:
-        engine = LocalEngine(tiny_base, tmp_path, speculation=(name,), clock=undisturbed_clock)
+        engine = LocalEngine(tiny_base, tmp_path, speculation=(name,), clock=ticking_clock())
     assert run(engine, temperature) == plain
     ends = [answer.end for answer in engine.answers.values()]
     num_drafted = sum(end.num_draft_tokens for end in ends)
@@ -88,7 +88,7 @@ def test_foul_drafts_cost_nothing(
     tiny_base: Path, tmp_path: Path, plain_at: Plain, draft_tokens: list[int]
 ) -> None:
     with scripted(FoulProposer(draft_tokens)) as name:
-        engine = LocalEngine(tiny_base, tmp_path, speculation=(name,), clock=undisturbed_clock)
+        engine = LocalEngine(tiny_base, tmp_path, speculation=(name,), clock=ticking_clock())
     assert run(engine, 1.0) == plain_at(1.0)
     assert {answer.end.error for answer in engine.answers.values()} == {None}
 

@@ -24,7 +24,7 @@ from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import Answer, LocalEngine
 from support.grammars import has_llguidance
 from support.pairwise import Row, all_pairs, covering_rows, pairs_of
-from support.speculation import ScriptedProposer, assert_same_answer, scripted, undisturbed_clock
+from support.speculation import ScriptedProposer, assert_same_answer, scripted, ticking_clock
 
 PROPOSERS = {
     "ngram": "ngram",
@@ -175,7 +175,7 @@ def test_a_combination_answers_as_with_plain_decoding(
             tmp_path,
             speculation=(entry,),
             acceptance=acceptance,
-            clock=undisturbed_clock,
+            clock=ticking_clock(),
         )
     submit(engine, adapter_folders)
     engine.run()

@@ -12,7 +12,7 @@ import pytest
 
 from loraplex.engine.messages import SpeculationParams
 from support.engine import LocalEngine
-from support.speculation import undisturbed_clock
+from support.speculation import ticking_clock
 
 EAGER = SpeculationParams(num_tokens=5)
 
@@ -72,7 +72,7 @@ def test_the_tokens_are_those_of_plain_decoding(
     plain = plain_at(temperature)
     assert plain.num_drafted == 0
     entry = proposer.format(base=tiny_base, small=small_draft)
-    engine = LocalEngine(tiny_base, tmp_path, speculation=(entry,), clock=undisturbed_clock)
+    engine = LocalEngine(tiny_base, tmp_path, speculation=(entry,), clock=ticking_clock())
     tokens, num_drafted, num_accepted = answer_all(engine, adapter_folders, temperature)
     assert tokens == plain.tokens
     assert num_drafted > num_accepted

@@ -15,17 +15,19 @@ import pytest
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import KvDtype
+from loraplex.engine.messages import SpeculationParams
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
 from support.models import make_adapter
-from support.speculation import ScriptedTreeProposer, scripted, undisturbed_clock
+from support.speculation import ScriptedTreeProposer, scripted
 
 NEAR_TIE = {KvDtype.AUTO: 1e-4, KvDtype.INT8: 0.05}
 """Logit gap that another order of summation may cross; rounding to codes magnifies it."""
 MAX_NEAR_TIES = 1
 """Of the answers of one case."""
 NUM_TOKENS = 30
+EAGER = SpeculationParams(num_tokens=6)
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,7 @@ def test_the_tokens_are_those_of_plain_decoding(case: Case, tmp_path: Path) -> N
     plain = LocalEngine(base, tmp_path, **case.config)
     answers, _ = answer(plain, adapter, case)
     with scripted(ScriptedTreeProposer(answers, error=0.15, vocab_size=VOCAB_SIZE)) as name:
-        engine = LocalEngine(
-            base, tmp_path, speculation=(name,), clock=undisturbed_clock, **case.config
-        )
+        engine = LocalEngine(base, tmp_path, speculation=(name,), **case.config)
         speculated, num_accepted = answer(engine, adapter, case)
     engine.close()
     differing = [name for name in answers if speculated[name] != answers[name]]
@@ -122,6 +122,7 @@ def answer(engine: LocalEngine, adapter: Path, case: Case) -> tuple[dict[str, li
             temperature=case.temperature,
             seed=int(request_id),
             ignore_eos=True,
+            speculation=EAGER,
         )
     engine.run()
     tokens = {name: entry.token_ids for name, entry in engine.answers.items()}
