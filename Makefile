@@ -15,7 +15,7 @@ BUNDLE := api/static/console
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention
-.PHONY: help install demo demo-weights test test-console test-benchmarks test-postgres test-s3 test-lowest \
+.PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
 	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence \
 	mutation-evidence mutation-survey \
@@ -47,8 +47,12 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 # tenth of the time; with three, for a thirtieth.
 # In the files' own order: by their number of tests the longest of all would come last, on one worker.
 PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
-test: $(INSTALLED) ## run the tests, but those of the console and of the benchmarks
-	$(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks $(ARGS)
+TESTS = $(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks
+test: $(INSTALLED) ## run the tests, but those marked slow and those of the console and of the benchmarks
+	$(TESTS) -m 'not slow' $(ARGS)
+
+test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing, long random walks, more model families
+	$(TESTS) -m slow $(ARGS)
 
 # One worker: all files share a server with sample data.
 test-console: $(INSTALLED) ## run the console's tests in a browser

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -110,10 +111,10 @@ EDGES = {
 """Imports beyond what a bare GPU image has, where they are allowed."""
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
-    for layer in LAYERS:
-        for path in sorted((ROOT / layer).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+@cache
+def sources() -> tuple[tuple[Path, ast.Module], ...]:
+    paths = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+    return tuple((path, ast.parse(path.read_text())) for path in paths)
 
 
 def imported(path: Path, tree: ast.Module) -> Iterator[str]:
@@ -189,6 +190,7 @@ def test_every_path_of_the_architecture_exists() -> None:
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
+@pytest.mark.slow
 def test_what_the_core_needs_imports_without_torch() -> None:
     script = (
         "import importlib, sys\n"

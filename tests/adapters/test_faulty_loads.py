@@ -90,6 +90,7 @@ def make_client(proxy: FaultProxy, tmp_path: Path) -> Iterator[Callable[..., Fet
         client.close()
 
 
+@pytest.mark.slow
 def test_faulty_loads_hand_out_no_corrupt_block() -> None:
     counts = run_faulty_loads(NUM_FAULTY_LOADS, seed=0)
     assert counts.tried == NUM_FAULTY_LOADS

@@ -154,6 +154,7 @@ def test_a_killed_process_costs_calls_under_way_an_error_and_is_replaced(
     assert fetch(stored).path.read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_a_process_that_gives_no_sign_of_life_is_replaced(
     make_client: Callable[..., FetcherClient], source: Path
 ) -> None:

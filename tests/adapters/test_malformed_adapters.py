@@ -36,6 +36,7 @@ def test_malformed_adapters_are_refused_with_a_code_and_a_pointer_or_do_what_pef
     assert len(outcome.codes) >= 25
 
 
+@pytest.mark.slow
 def test_one_of_every_other_kind_through_the_process_of_a_push() -> None:
     """`tests/api/test_malformed_uploads.py` pushes the other kinds."""
     others = slice(1, None, 2)

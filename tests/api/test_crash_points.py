@@ -8,8 +8,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from loraplex.adapters.failpoints import FAILPOINTS
 from support.crash_points import run_crash_points
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from support.server import Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
@@ -17,6 +19,7 @@ def is_on_device(caller: Caller) -> bool:
     return answer.is_success and answer.json()["tier"] == "device"
 
 
+@pytest.mark.slow
 def test_pinned_adapters_are_resident_again_after_a_killed_engine_and_a_new_server(
     tiny_base: Path, adapters: list[Path], tmp_path: Path
 ) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.erasure import check_erasure, needs_proc
 from support.server import Caller, ServerUnderTest
 
 
+@pytest.mark.slow
 @needs_proc
 def test_no_process_holds_an_erased_adapter(
     server: ServerUnderTest, caller: Caller, tiny_base: Path, tmp_path: Path

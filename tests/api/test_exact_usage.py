@@ -17,6 +17,8 @@ from support.mortal_server import mortal_server
 from support.server import Caller
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 NUM_KILLS = 8
 """`make soak` kills three hundred times."""
 

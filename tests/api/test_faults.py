@@ -24,6 +24,8 @@ from support.scale import part_of
 from support.server import Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 NUM_DISCONNECTS = 1000
 NUM_NEVER_READING = part_of(100, 200)
 NUM_KILLS = 2

@@ -278,6 +278,7 @@ def test_large_heads_that_are_allowed_are_read(line: Line, resident: Caller) -> 
     assert answer.status == 200
 
 
+@pytest.mark.slow
 def test_slow_senders_are_given_up_and_hinder_nobody(
     server: ServerUnderTest, resident: Caller
 ) -> None:

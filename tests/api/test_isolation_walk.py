@@ -12,6 +12,8 @@ from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope
 from support.server import ServerUnderTest
 from support.walk import MARKS, NAME, Caller, Tenant, Walk
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = int(os.environ.get("LORAPLEX_STEPS", "1500"))
 
 

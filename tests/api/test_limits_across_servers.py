@@ -99,7 +99,7 @@ def start_pair(base: Path, folder: Path, url: str, stack: ExitStack) -> Pair:
     return pair
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def pair(
     request: pytest.FixtureRequest, tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:

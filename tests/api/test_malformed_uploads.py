@@ -15,6 +15,8 @@ from support.malformed import OF_THE_WHOLE_FILE
 from support.mutators import MUTATORS, AdapterFiles, mutated
 from support.server import Caller
 
+pytestmark = pytest.mark.slow
+
 OF_THE_REQUEST = {"invalid_json", "invalid_parameter", "body_too_large"}
 """What an upload's declaration is answered whose configuration is no JSON object."""
 

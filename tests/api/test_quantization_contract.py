@@ -37,6 +37,8 @@ from support.models import make_adapter, make_tiny_llama
 from support.server import Caller, serving
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Served:

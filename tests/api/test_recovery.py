@@ -27,6 +27,8 @@ from support.server import (
 )
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 LONG: dict[str, Any] = {"model": "bot", "prompt": "x", "max_tokens": 480, "ignore_eos": True}
 
 

@@ -55,6 +55,7 @@ def test_a_new_key_is_good_everywhere_at_once_and_a_revoked_one_nowhere_after_fi
     wait_for(lambda: status(elsewhere, key) == 401, seconds=PROMISED_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_suspended_tenant_and_a_disabled_user_are_refused_everywhere(
     server: ServerUnderTest, caller: Caller, elsewhere: httpx.Client
 ) -> None:

@@ -30,6 +30,8 @@ from loraplex.platform.keys.principal import OperatorRole, Scope
 from support.published import DOCUMENT, OPEN
 from support.server import Caller, ServerUnderTest
 
+pytestmark = pytest.mark.slow
+
 NUM_EXAMPLES = int(os.environ.get("LORAPLEX_EXAMPLES", "20"))
 Operation = APIOperation[Any, Any, Any, Any]
 AnyCase = Case[Any]

@@ -20,6 +20,8 @@ from support.s3 import CREDENTIALS, emulated_s3, make_bucket
 from support.server import LORAPLEX, Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 SECRET = CREDENTIALS["AWS_SECRET_ACCESS_KEY"].encode()
 
 

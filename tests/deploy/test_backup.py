@@ -20,6 +20,8 @@ from support.models import make_adapter
 from support.server import Caller, serving
 from support.tools import need
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "operations"
 
 

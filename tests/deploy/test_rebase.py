@@ -13,6 +13,8 @@ import pytest
 from support.models import make_adapter, make_tiny_llama
 from support.server import LORAPLEX, Caller, serving
 
+pytestmark = pytest.mark.slow
+
 
 def run(url: str, key: str, folder: Path, *arguments: str) -> tuple[int, str, str]:
     result = subprocess.run(

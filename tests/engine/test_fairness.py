@@ -174,6 +174,7 @@ class OutputsFree(VirtualTokenCounters[str]):
 NUM_SEEDS = part_of(2_000, 10_000)
 
 
+@pytest.mark.slow
 def test_services_of_two_waiting_tenants_never_drift_apart_by_more_than_the_bound() -> None:
     worst = max(serve(seed, VirtualTokenCounters(), Queues) for seed in range(NUM_SEEDS))
     # Weights and counts are such that every sum is exact.

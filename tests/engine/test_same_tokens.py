@@ -48,6 +48,8 @@ FAMILIES: dict[str, list[str]] = {
     "gpt2-conv1d": ["c_attn", "c_fc"],
 }
 """Which layers of each family the adapters change."""
+SLOW_FAMILIES = {"mistral-window", "gemma3-window", "mixtral", "phi3-fused"}
+"""Families whose attention and layers another one has too."""
 UNTIED = {"tie_word_embeddings": False}
 """A random model with tied embeddings repeats its last token, whatever its cache says."""
 
@@ -73,7 +75,13 @@ class Family:
     cases: list[Case]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW_FAMILIES else ())
+        for name in FAMILIES
+    ],
+)
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Family]:

@@ -54,7 +54,7 @@ def make_row(
     return SamplingRow(sampling, seed, len(prompt) + len(output), counts)
 
 
-def frequencies(count: int = 40_000, **params: Any) -> Tensor:
+def frequencies(count: int, **params: Any) -> Tensor:
     """How often each token is drawn over many seeds."""
     rows = [make_row(seed, **params) for seed in range(count)]
     tokens = sample(LOGITS.expand(count, -1), rows)
@@ -62,7 +62,7 @@ def frequencies(count: int = 40_000, **params: Any) -> Tensor:
 
 
 def assert_draws_from(probabilities: Tensor, **params: Any) -> None:
-    count = 40_000
+    count = 12_000
     observed = frequencies(count, **params) * count
     expected = probabilities * count
     assert observed[expected == 0].sum() == 0

@@ -22,6 +22,8 @@ from loraplex.engine.sampling_params import SamplingParams
 from support.engine import MIB, LocalEngine
 from support.models import make_adapter
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [72, 101, 108, 108, 111]
 
 

@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
+
 from support.scheduling import SchedulerBench
 
 SECONDS = 60.0
@@ -100,6 +102,7 @@ SQUEEZE = [Crowd("squeeze", 40, (200, 300), (300, 400))]
 """Fills the blocks, then forces preemptions by growing."""
 
 
+@pytest.mark.slow
 def test_a_flood_delays_others_no_more_than_a_full_batch_of_equals_does() -> None:
     among_equals = World(EQUALS).run().p99
     for crowds in (FLOOD, SQUEEZE):

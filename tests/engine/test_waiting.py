@@ -261,7 +261,7 @@ class QueueAgainstSort(RuleBasedStateMachine):
             assert self.counters.is_active(tenant) == self.model.counters.is_active(tenant)
 
 
-TestQueueAgainstSort = QueueAgainstSort.TestCase
+TestQueueAgainstSort = pytest.mark.slow(QueueAgainstSort.TestCase)
 TestQueueAgainstSort.settings = settings(
     max_examples=250, stateful_step_count=40, deadline=None, derandomize=True
 )

@@ -60,7 +60,14 @@ def test_int8_is_exact_where_sums_do_not_fit_in_fp32(arithmetic: Int8Arithmetic)
     torch.testing.assert_close(Int8Linear(weight)(x), x @ weight.T, rtol=1e-6, atol=1e-3)
 
 
-@pytest.mark.parametrize("instructions", ["ALL", "AVX2_VNNI", "AVX512_CORE", "AVX2"])
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        *("ALL", "AVX2"),
+        pytest.param("AVX2_VNNI", marks=pytest.mark.slow),
+        pytest.param("AVX512_CORE", marks=pytest.mark.slow),
+    ],
+)
 def test_int8_is_exact_and_runs_in_no_loop_of_plain_code(instructions: str) -> None:
     """Whichever instructions oneDNN may use; that loop is 400 times as slow as the fp32 matmul."""
     result = subprocess.run(

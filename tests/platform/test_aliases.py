@@ -479,6 +479,7 @@ class AliasMachine(RuleBasedStateMachine):
         self.cleanup.close()
 
 
+@pytest.mark.slow
 def test_aliases_are_stacks_of_targets(sqlite_url: str) -> None:
     database = Database(sqlite_url)
     machine = type(

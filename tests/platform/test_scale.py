@@ -252,6 +252,7 @@ def test_sqlite_searches_by_an_index(
                 assert not line.startswith("SCAN"), (line, statement.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize(
     "work", [list_a_page, list_the_last_page, resolve_names], ids=lambda work: work.__name__

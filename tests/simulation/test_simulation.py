@@ -40,6 +40,7 @@ def _no_logs_of_failures() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 def test_many_random_worlds_keep_every_invariant() -> None:
     report = run_seeds(range(NUM_STEPS // STEPS_PER_SEED))
     assert report.violations == {}

@@ -16,6 +16,8 @@ import pytest
 
 from loraplex.api.demo.task import ADAPTER_STYLES, Style, held_out_requests
 
+pytestmark = pytest.mark.slow
+
 
 class DemoRun(NamedTuple):
     """How `loraplex demo --once` ended, and what it wrote."""
