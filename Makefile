@@ -13,7 +13,7 @@ BUNDLE := api/static/console
 
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
-	adapter-load speculation grammars api mixed-step prompts shared-queues admission \
+	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention
 .PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
@@ -127,6 +127,7 @@ bench-speculation: ## speculative against plain decoding: friendly work, hostile
 bench-mixed-step: ## what adapters add to a decode step of the engine, beside their bytes
 bench-prompts: ## what adapters add to a step that computes prompts
 bench-api: ## CPU time a request and a streamed token outside the engine, memory of 1,000 streams
+bench-api-pairs: ## CPU time of the API against another commit's, in alternating bursts: ARGS='--before COMMIT'
 bench-shared-queues: ## a quiet tenant beside one that fills every queue that tenants share
 bench-grammars: ## what schemas and grammars cost a step, and compiling them
 bench-admission: ## what limits cost a request: its admission and its row in the ledger

@@ -19,6 +19,7 @@ import pytest
 from benchmarks import (
     bench_admission,
     bench_api,
+    bench_api_pairs,
     bench_cpu_attention,
     bench_kv_dtype,
     bench_loading,
@@ -144,6 +145,16 @@ def test_the_api_is_timed_by_request_and_by_token(capsys: pytest.CaptureFixture[
     assert is_figure(report["request_seconds"])
     assert is_figure(report["tokens_per_event"])
     assert report["streams_bytes"] >= report["idle_bytes"] > 0
+
+
+def test_the_api_is_timed_against_that_of_another_tree(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bench_api_pairs.main(["--before", str(ROOT), "--rounds", "2", "--requests", "8"])
+    report = last_line(capsys)
+    for ratios in (report["request"], report["stream"]):
+        assert ratios["mean"] > -1
+        assert is_figure(ratios["standard_error"])
 
 
 def test_a_quiet_tenant_is_timed_alone_and_beside_a_loud_one(
