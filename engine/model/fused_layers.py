@@ -7,7 +7,6 @@ what the layer's own code gives. Otherwise it keeps its own code.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import signature
@@ -18,27 +17,15 @@ from torch import Tensor, nn
 
 from ...kernels.gated_activation import Activation, gated_activation
 from ...kernels.rms_norm import NormForm, rms_norm
-from ...kernels.rotary import is_rotatable, rotary
-from .admission import run_probe
-from .attention_windows import LayerProbe
+from .agreement import agree
 from .experts import are_served
-from .forward import current_forward
+from .fused_rotary import fuse_rotary
 from .linear import ProjectionSlice
 
-ROTARY_NAME = "apply_rotary_pos_emb"
-"""transformers' function, in most modules that define a family."""
 SAMPLE_SCALES = (1e-4, 1e-3, 1.0, 30.0)
 """The magnitudes of a sample's rows. In the small ones the eps of a norm decides."""
-UNIT_IN_LAST_PLACE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-"""The largest difference of two results, relative to an element; for fp32 a few units."""
-ROUNDING_OF_LARGEST = 1e-6
-"""Allowed in addition, relative to the largest element: a difference of two products keeps the
-rounding of both."""
-MAX_ROUNDED_OTHERWISE = 0.01
-"""The share of elements that may differ in the half types. Rounding at another place changes a
-quarter."""
-
-Halves = Callable[[Tensor], tuple[Tensor, ...]]
+Halves = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Computes an MLP's gate, and what it multiplies."""
 
 
 class Share(NamedTuple):
@@ -85,7 +72,7 @@ def fuse_layers(model: nn.Module) -> FusedLayers:
     return FusedLayers(
         Share(sum(norms), len(norms)),
         Share(sum(activations), len(activations)),
-        _fuse_rotary(model),
+        Share(*fuse_rotary(model)),
     )
 
 
@@ -101,21 +88,6 @@ class _Samples:
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(1, len(SAMPLE_SCALES), size, generator=generator)
         return (rows * torch.tensor(SAMPLE_SCALES)[:, None]).to(self._device, self.dtype)
-
-
-def agree(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether two results are equal but for the last bits of a few elements."""
-    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-        return False
-    if theirs.dtype not in UNIT_IN_LAST_PLACE:
-        return False
-    wide = theirs.float()
-    difference = (ours.float() - wide).abs()
-    largest = ROUNDING_OF_LARGEST * wide.abs().max()
-    if not (difference <= UNIT_IN_LAST_PLACE[theirs.dtype] * wide.abs() + largest).all():
-        return False
-    share = (difference > 0).float().mean().item()
-    return theirs.dtype is torch.float32 or share <= MAX_ROUNDED_OTHERWISE
 
 
 def _own_result(module: nn.Module, x: Tensor) -> Tensor | None:
@@ -173,7 +145,7 @@ def _replace_norm(module: Any, eps: float, form: NormForm, dtype: torch.dtype) -
 
 
 def _mlps(model: nn.Module) -> Iterator[tuple[nn.Module, Halves]]:
-    """The MLPs with a gate, each with the function that computes its gate and its other half."""
+    """The MLPs with a gate and their halves."""
     for module in model.modules():
         parts = dict(module.named_children())
         gate, up, both = (parts.get(name) for name in ("gate_proj", "up_proj", "gate_up_proj"))
@@ -190,7 +162,12 @@ def _separate(gate: nn.Module, up: nn.Module) -> Halves:
 
 
 def _stacked(both: nn.Module) -> Halves:
-    return lambda x: both(x).chunk(2, dim=-1)
+    return lambda x: _halved(both(x))
+
+
+def _halved(x: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = x.chunk(2, dim=-1)
+    return gate, up
 
 
 def _fuse_mlp(module: nn.Module, halves: Halves, samples: _Samples) -> bool:
@@ -199,7 +176,7 @@ def _fuse_mlp(module: nn.Module, halves: Halves, samples: _Samples) -> bool:
     theirs = _input_of(down, module, x)
     if theirs is None:
         return False
-    activation = _matching(halves(x), theirs)
+    activation = _matching(*halves(x), theirs)
     if activation is None:
         return False
     module.__dict__["forward"] = lambda x: down(gated_activation(*halves(x), activation))
@@ -234,85 +211,17 @@ def _gated_experts(model: nn.Module) -> Iterator[Any]:
 def _fuse_experts(module: Any, samples: _Samples) -> bool:
     size = module.gate_up_proj.shape[2 if module.is_transposed else 1]
     x = samples.draw(size)[0]
-    activation = _matching(x.chunk(2, dim=-1), module._apply_gate(x))
+    activation = _matching(*_halved(x), module._apply_gate(x))
     if activation is None:
         return False
-    module.__dict__["_apply_gate"] = lambda x: gated_activation(*x.chunk(2, dim=-1), activation)
+    module.__dict__["_apply_gate"] = lambda x: gated_activation(*_halved(x), activation)
     return True
 
 
-def _matching(halves: tuple[Tensor, ...], theirs: Tensor) -> Activation | None:
-    gate, up = halves
+def _matching(gate: Tensor, up: Tensor, theirs: Tensor) -> Activation | None:
     if gate.shape != up.shape:
         return None
     for kind in Activation:
         if agree(gated_activation(gate, up, kind), theirs):
             return kind
     return None
-
-
-# Rotary embedding
-
-
-class ServedRotary:
-    """Stands for transformers' function in the module that defines a family.
-
-    It rotates in the steps of served models. Everything else, such as a dense reference, gets
-    transformers' own function, and so does a call with other shapes or arguments.
-    """
-
-    def __init__(self, own: Callable[..., Any]) -> None:
-        self.own = own
-        self.kinds: set[tuple[torch.dtype, str]] = set()
-        """The dtypes and devices of models for which both agree."""
-
-    def __call__(self, *args: Any, **others: Any) -> Any:
-        if current_forward.get() is None or others or not _are_rotatable(args):
-            return self.own(*args, **others)
-        q = args[0]
-        return rotary(*args) if (q.dtype, q.device.type) in self.kinds else self.own(*args)
-
-
-class _RotaryTrial:
-    """transformers' function, and how many of its calls `rotary` computes alike."""
-
-    def __init__(self, own: Callable[..., Any]) -> None:
-        self._own = own
-        self.num_calls = 0
-        self.agreed: list[bool] = []
-        """One for each call with arguments of `rotary`."""
-        self.kinds: set[tuple[torch.dtype, str]] = set()
-
-    def __call__(self, *args: Any, **others: Any) -> Any:
-        result = self._own(*args, **others)
-        self.num_calls += 1
-        if not others and _are_rotatable(args):
-            self.agreed.append(all(map(agree, rotary(*args), result)))
-            self.kinds.add((args[0].dtype, args[0].device.type))
-        return result
-
-
-def _are_rotatable(args: tuple[Any, ...]) -> bool:
-    return len(args) == 4 and all(isinstance(x, Tensor) for x in args) and is_rotatable(*args)
-
-
-def _fuse_rotary(model: nn.Module) -> Share:
-    num_fused, num_calls = 0, 0
-    for name in sorted({type(module).__module__ for module in model.modules()}):
-        family = sys.modules[name]
-        found = getattr(family, ROTARY_NAME, None)
-        if found is None:
-            continue
-        served = found if isinstance(found, ServedRotary) else ServedRotary(found)
-        trial = _RotaryTrial(served.own)
-        setattr(family, ROTARY_NAME, trial)
-        try:
-            run_probe(model, LayerProbe())
-        finally:
-            setattr(family, ROTARY_NAME, found)
-        num_calls += trial.num_calls
-        if trial.agreed and all(trial.agreed):
-            num_fused += len(trial.agreed)
-            served.kinds |= trial.kinds
-            setattr(family, ROTARY_NAME, served)
-    return Share(num_fused, num_calls)

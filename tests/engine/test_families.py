@@ -15,6 +15,16 @@ from support.families import REFUSED, SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits
 
 TOLERANCE = 1e-4
+ADJACENT = ("cohere", "cohere2-window", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium")
+"""Families that rotate adjacent elements of a head."""
+PARTIAL = ("glm4_moe", "gpt_neox", "nemotron")
+"""Families that rotate a part of each head."""
+OWN_CODE = {
+    **{case: {"rotary"} for case in (*ADJACENT, *PARTIAL)},
+    # It clamps the gate, and its cosines have half a head's size.
+    "gpt_oss-sinks-window": {"activations", "rotary"},
+}
+"""The kinds of layers that are not fused; see `fused_layers`."""
 
 
 @pytest.mark.parametrize("case", SERVED)
@@ -31,6 +41,9 @@ def test_mixed_chunked_paged_logits_equal_the_models_own_dense_forward(
     ]
 
     logits = paged_logits(base, sequences)
+    for kind in ("norms", "activations", "rotary"):
+        num_fused, num_layers = getattr(base.fused, kind)
+        assert num_fused == (0 if kind in OWN_CODE.get(case, ()) else num_layers)
 
     for tokens, ours in zip(sequences, logits, strict=True):
         with torch.inference_mode():
