@@ -22,7 +22,7 @@ from .experts import are_served
 from .fused_rotary import fuse_rotary
 from .linear import ProjectionSlice
 
-SAMPLE_SCALES = (1e-4, 1e-3, 1.0, 30.0)
+SAMPLE_SCALES = (1e-4, 1e-3, 1.0, 3.0)
 """The magnitudes of a sample's rows. In the small ones the eps of a norm decides."""
 Halves = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Computes an MLP's gate, and what it multiplies."""
