@@ -330,7 +330,7 @@ def compile_case(case: KernelCase, arch: str) -> KernelUsage:
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
         if name not in case.constants
-        and name not in ("table_stride", "inner", "eps")
+        and name not in ("table_stride", "eps")
         and not case.kernel.params[index].do_not_specialize
     }
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=divisible)

@@ -54,7 +54,7 @@ def norm_options(hidden: int) -> dict[str, Any]:
     return {"num_warps": min(max(num_warps, 1), MAX_WARPS)}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer_stride", "inner"])  # they depend on the number of tokens
 def norm_kernel(
     out_ptr: tl.tensor,  # [rows, HIDDEN]
     x_ptr: tl.tensor,  # [rows / inner, inner, HIDDEN]
