@@ -14,7 +14,7 @@ BUNDLE := api/static/console
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api mixed-step prompts shared-queues admission \
-	sampling loading cpu-attention fused-layers
+	sampling loading cpu-attention
 .PHONY: help install demo demo-weights test test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
 	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence \
@@ -128,7 +128,6 @@ bench-grammars: ## what schemas and grammars cost a step, and compiling them
 bench-admission: ## what limits cost a request: its admission and its row in the ledger
 bench-loading: ## memory and time that loading a base takes, and the engine's memory at ready
 bench-cpu-attention: ## attention of decoding sequences and of prompts on the CPU
-bench-fused-layers: ## norms, rotary embeddings and activations on the CPU, beside transformers' own
 bench-sampling: ## what limits and penalties of single rows cost a step's sampling on the CPU
 
 trace-step: $(INSTALLED) ## list the functions that one decode step of the engine calls

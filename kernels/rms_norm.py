@@ -1,4 +1,4 @@
-"""RMSNorm in one Triton launch on CUDA and in few calls on the CPU.
+"""RMSNorm, on CUDA in one Triton launch.
 
 `plain_rms_norm` defines the operation. It is what transformers' classes compute, which differ in
 where they round and in what they multiply by.
@@ -30,7 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, form: NormForm) -> Te
     result does not depend on the other rows.
     """
     if not x.is_cuda:
-        return _in_few_calls(x, weight, eps, form)
+        return plain_rms_norm(x, weight, eps, form)
     from . import rms_norm_triton  # Triton is not installed everywhere
 
     return rms_norm_triton.rms_norm(x, weight, eps, form)
@@ -46,18 +46,3 @@ def plain_rms_norm(x: Tensor, weight: Tensor | None, eps: float, form: NormForm)
         return weight * normalized.to(x.dtype)
     factor = weight.float() + 1 if form is NormForm.OFFSET else weight.float()
     return (normalized * factor).to(x.dtype)
-
-
-def _in_few_calls(x: Tensor, weight: Tensor | None, eps: float, form: NormForm) -> Tensor:
-    """One tensor of fresh memory in fp32: for long prompts, zeroing its pages is most of the
-    time."""
-    wide = x.float()
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale = scale.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-    normalized = wide * scale if wide is x else wide.mul_(scale)
-    if weight is None:
-        return normalized.to(x.dtype)
-    if form is NormForm.ROUNDED_FIRST:
-        return normalized.to(x.dtype).mul_(weight)
-    factor = weight.float() + 1 if form is NormForm.OFFSET else weight
-    return normalized.mul_(factor).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys: one Triton launch on CUDA, few calls on the CPU.
+"""Rotary position embedding of queries and keys, on CUDA in one Triton launch.
 
 `plain_rotary` defines the operation: the half-rotated form of Llama and most families, in which
 element i of a head's first half is rotated with element i of its second half.
@@ -13,11 +13,10 @@ from torch import Tensor
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate `q, k [1, heads, num_tokens, dim]` by `cos, sin [1, num_tokens, dim]`, of one dtype.
 
-    Returns new memory, equal to `plain_rotary` to the bit on the CPU. The last axes of all are
-    dense.
+    Returns new memory. The last axes of all are dense.
     """
     if not q.is_cuda:
-        return _in_few_calls(q, k, cos, sin)
+        return plain_rotary(q, k, cos, sin)
     from . import rotary_triton  # Triton is not installed everywhere
 
     return rotary_triton.rotary(q, k, cos, sin)
@@ -47,20 +46,3 @@ def plain_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
 def _half_rotated(x: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)
-
-
-def _in_few_calls(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    cos = cos.unsqueeze(1)
-    sines = sin.unsqueeze(1).chunk(2, dim=-1)
-    return _rotated(q, cos, *sines), _rotated(k, cos, *sines)
-
-
-def _rotated(x: Tensor, cos: Tensor, first_sin: Tensor, second_sin: Tensor) -> Tensor:
-    """Each half is changed in place: a half-rotated copy is never made."""
-    out = x * cos
-    first, second = x.chunk(2, dim=-1)
-    first_out, second_out = out.chunk(2, dim=-1)
-    # addcmul_ would save two calls, and round differently from transformers.
-    first_out.sub_(second * first_sin)
-    second_out.add_(first * second_sin)
-    return out

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.timed_engine import SMOKE_SHAPE
 
 from benchmarks import (
     bench_admission,
     bench_api,
     bench_cpu_attention,
-    bench_fused_layers,
     bench_kv_dtype,
     bench_loading,
     bench_lora,
@@ -187,17 +185,3 @@ def test_attention_on_the_cpu_is_timed_for_decoding_and_for_prompts(
     rows = json.loads(report.read_text())
     assert [(row["sequences"], row["new tokens"]) for row in rows] == [(2, 1), (1, 20)]
     assert all(is_figure(row["ms"]) for row in rows)
-
-
-def test_fused_layers_are_timed_beside_transformers_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_fused_layers, "ROWS", (2,))
-    monkeypatch.setattr(bench_fused_layers, "STEPS", {"decode": (2, 1, 40), "prompt": (1, 20, 20)})
-    monkeypatch.setitem(bench_fused_layers.SHAPES, "31m", SMOKE_SHAPE)
-    report = tmp_path / "report.json"
-    options = ["--shape", "31m", "--repeats", "1", "--models", str(tmp_path)]
-    bench_fused_layers.main([*options, "--json", str(report)])
-    rows = json.loads(report.read_text())
-    assert {"rotary", "decode", "prompt"} <= {row["what"] for row in rows}
-    assert all(is_figure(row["transformers"]) and is_figure(row["fused"]) for row in rows)

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.fused_layers import fuse_layers
 from support.families import REFUSED, SERVED, VOCAB_SIZE, save_family
+from support.fused import own_rotary_afterwards
 from support.paged import paged_logits
 
 TOLERANCE = 1e-4
@@ -41,15 +44,27 @@ def test_mixed_chunked_paged_logits_equal_the_models_own_dense_forward(
     ]
 
     logits = paged_logits(base, sequences)
-    for kind in ("norms", "activations", "rotary"):
-        num_fused, num_layers = getattr(base.fused, kind)
-        assert num_fused == (0 if kind in OWN_CODE.get(case, ()) else num_layers)
 
     for tokens, ours in zip(sequences, logits, strict=True):
         with torch.inference_mode():
             theirs = dense(torch.tensor([tokens]), use_cache=False).logits[0]
         assert (ours - theirs).abs().max() < TOLERANCE
         assert theirs.std() > 0.01, "a model that says nothing proves nothing"
+    assert_fused_alike(case, base, sequences, logits)
+
+
+def assert_fused_alike(
+    case: str, base: BaseModel, sequences: list[list[int]], logits: list[Tensor]
+) -> None:
+    """What CUDA replaces with kernels is replaced with the plain ops here."""
+    with own_rotary_afterwards():
+        fused = fuse_layers(base.model)
+        fused_logits = paged_logits(base, sequences)
+    for kind in ("norms", "activations", "rotary"):
+        num_fused, num_layers = getattr(fused, kind)
+        assert num_fused == (0 if kind in OWN_CODE.get(case, ()) else num_layers)
+    for ours, theirs in zip(fused_logits, logits, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -1,12 +1,13 @@
 """Fused norms, rotary embeddings and gated activations: whose layers they replace, and whose not.
 
-`test_families` compares the outputs of every family with transformers' own, and says what keeps its
-own code there.
+Bases on the CPU are fused as on CUDA here, with the plain ops in place of the kernels. Which layers
+of each family keep their own code is in `test_families`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from loraplex.engine.model.agreement import agree
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.fused_layers import FusedLayers, Share
 from loraplex.kernels.rms_norm import NormForm, plain_rms_norm, rms_norm
+from support.engine import LocalEngine
 from support.families import SERVED, save_family
+from support.fused import own_rotary_afterwards
 from support.paged import paged_logits
 
 SEQUENCES = [[1, 2, 3, 4, 5, 6, 7, 8], list(range(40, 70))]
-NONE = FusedLayers(Share(0, 0), Share(0, 0), Share(0, 0))
 LLAMA = FusedLayers(Share(5, 5), Share(2, 2), Share(2, 2))
 """Of two layers: two norms each and the last, an MLP each, and a rotary embedding each."""
 
@@ -36,6 +38,13 @@ LLAMA = FusedLayers(Share(5, 5), Share(2, 2), Share(2, 2))
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(tmp_path_factory.mktemp("llama"), *SERVED["llama"])
+
+
+@pytest.fixture(autouse=True)
+def _as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(base_model, "fuses_layers", lambda _device: True)
+    with own_rotary_afterwards():
+        yield
 
 
 def load(path: Path, **settings: Any) -> BaseModel:
@@ -49,27 +58,17 @@ def dense_logits(path: Path, tokens: list[int]) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3-window", "qwen3_moe"])
-def test_a_fused_model_computes_what_it_computed_before(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = save_family(tmp_path, *SERVED[family])
-    with monkeypatch.context() as patch:
-        patch.setattr(base_model, "fuse_layers", lambda _model: NONE)
-        # An earlier model's rotary function stays in the family's module.
-        patch.setattr(fused_rotary.ServedRotary, "__call__", _own_rotary)
-        plain = load(path)
-        expected = paged_logits(plain, SEQUENCES)
-    fused = load(path)
-    assert fused.weight_bytes == plain.weight_bytes
-    assert fused.layout == plain.layout
-    for ours, theirs in zip(paged_logits(fused, SEQUENCES), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+def test_bases_on_the_cpu_keep_their_own_code(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_model, "fuses_layers", fused_layers.fuses_layers)
+    assert load(llama).fused is None
+    assert fused_layers.fuses_layers(torch.device("cuda"))
 
 
-def _own_rotary(served: fused_rotary.ServedRotary, *args: Any, **others: Any) -> Any:
-    return served.own(*args, **others)
+def test_the_memory_plan_of_a_fused_base_says_so(llama: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(llama, tmp_path, dtype="float32")
+    assert engine.core.info.memory_plan[-1] == (
+        "fused: 5 of 5 RMS norms, 2 of 2 gated activations, 2 of 2 rotary embeddings"
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
@@ -79,9 +78,6 @@ def test_every_layer_of_a_llama_is_fused(llama: Path, settings: dict[str, str]) 
     else:
         base = load(llama, **settings)
     assert base.fused == LLAMA
-    assert str(base.fused) == (
-        "fused: 5 of 5 RMS norms, 2 of 2 gated activations, 2 of 2 rotary embeddings"
-    )
 
 
 def test_only_a_served_model_s_steps_use_the_replacements(
@@ -188,8 +184,8 @@ def test_a_replacement_that_rounds_elsewhere_is_refused(
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     assert load(path, dtype="bfloat16").fused == LLAMA
     monkeypatch.setattr(fused_layers, "rms_norm", rounded_last)
-    assert load(path, dtype="bfloat16").fused.norms == Share(0, 5)
-    assert load(path).fused.norms == Share(5, 5), "in fp32 there is one rounding"
+    assert load(path, dtype="bfloat16").fused == replace(LLAMA, norms=Share(0, 5))
+    assert load(path).fused == LLAMA, "in fp32 there is one rounding"
 
 
 def test_a_norm_of_another_dtype_is_computed_by_its_own_code(llama: Path) -> None:

@@ -57,10 +57,8 @@ def test_each_form_is_that_of_a_class_of_transformers(form: NormForm, dtype: tor
     module = CLASSES[form](96, eps=EPS).to(dtype)
     module.weight.data.copy_(weight)
     expected = module(x).detach()
-    assert torch.equal(plain_rms_norm(x, weight, EPS, form), expected)
-    before = x.clone()
-    assert_rounds_alike(rms_norm(x, weight, EPS, form), expected)
-    assert torch.equal(x, before)
+    for function in (plain_rms_norm, rms_norm):
+        assert torch.equal(function(x, weight, EPS, form), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -69,17 +67,6 @@ def test_a_norm_without_weight_only_normalizes(dtype: torch.dtype) -> None:
     expected = Gemma4RMSNorm(48, eps=EPS, with_scale=False)(x)
     for form in FORMS:
         assert_rounds_alike(rms_norm(x, None, EPS, form), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("hidden", [64, 100, 2048])
-def test_no_row_depends_on_the_others_or_on_where_it_lies(dtype: torch.dtype, hidden: int) -> None:
-    stored = torch.randn(64, 3, hidden + 8).to(dtype)
-    x, weight = stored[..., :hidden], weighted(dtype, hidden)
-    together = rms_norm(x, weight, EPS, NormForm.OFFSET)
-    for count in (1, 2, 3, 5, 16):
-        alone = rms_norm(x[:count].contiguous(), weight, EPS, NormForm.OFFSET)
-        assert torch.equal(alone, together[:count])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
