@@ -209,7 +209,7 @@ def _random_pages(num_blocks: int, code_dtype: torch.dtype | None, device: torch
     return pages
 
 
-def graph_seconds(run: Callable[[], Tensor]) -> float:
+def graph_seconds(run: Callable[[], object]) -> float:
     """The median of replays of a captured call: the device's time without the host's."""
     run()
     torch.cuda.synchronize()

@@ -6,8 +6,9 @@ Serves the same requests, with the base and adapters of mixed ranks in mixed bat
 on the device under test, from an arena that holds a third of the adapters. Greedy tokens must be
 equal. Where they diverge, the top two logits must be nearly equal (then the position is counted as
 a near-tie). Each supported PEFT feature must equal PEFT on the CPU. Attention must equal the
-reference on the CPU, and a quantized base must match its dequantized weights. A row's LoRA result
-must be bit-identical whatever shares its step. Engines with proposers must answer like the one
+reference on the CPU, fused norms, rotary embeddings and activations must equal the plain ops, and
+a quantized base must match its dequantized weights. A row's LoRA result must be bit-identical
+whatever shares its step. Engines with proposers must answer like the one
 without, and each acceptance rule must sample the model's distribution. It measures the kernels,
 quantized layers, other requests' inter-token latency while a large adapter is loaded, and an 8 B
 base with random weights: its decode steps in bf16, int8 and int4, its prompts, and its decoding
@@ -33,6 +34,7 @@ import torch
 from benchmarks.attention_check import check_attention, time_attention
 from benchmarks.bench_lora import time_kernels
 from benchmarks.drawn_base import LARGE_SHAPE
+from benchmarks.fused_layers_check import check_fused_layers, time_fused_layers
 from benchmarks.lora_check import check_rows
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.speculation_check import check_speculation
@@ -277,10 +279,12 @@ PARTS: Mapping[str, Part] = {
     "speculation": lambda folder, told: check_speculation(folder, device=told.device),
     "quantization": lambda folder, told: check_quantization(folder, device=told.device),
     "attention": lambda _, told: check_attention(told.device),
+    "fused_layers": lambda _, told: check_fused_layers(told.device),
     "lora_rows": lambda _, told: check_rows(told.device),
     "features": lambda _, told: check_features(told.device),
     "kernels": lambda _, told: time_kernels(told.device),
     "attention_times": lambda _, told: time_attention(told.device),
+    "fused_times": lambda _, told: time_fused_layers(told.device),
     "linear_times": lambda *_: time_quantization(),
     "adapter_load": lambda _, told: time_adapter_load(told.device),
     "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
@@ -289,10 +293,14 @@ PARTS: Mapping[str, Part] = {
     "prompts": lambda folder, told: time_prompts(folder, told.device),
     "speculation_times": lambda folder, told: time_speculation(folder, told.device),
 }
-CHECKS = ("serving", "speculation", "quantization", "attention", "lora_rows", "features")
+CHECKS = (
+    *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
+    "features",
+)
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
-    *("attention", "lora_rows", "attention_times", "linear_times"),
+    *("attention", "fused_layers", "lora_rows"),
+    *("attention_times", "fused_times", "linear_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4", "prompts", "speculation_times"),
 )
 """Kernels that there are nowhere else, and bases that are too large elsewhere."""

@@ -24,10 +24,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import attention_triton, kv_write_triton, lora_triton, wna16_triton
+from . import (
+    attention_triton,
+    gated_activation_triton,
+    kv_write_triton,
+    lora_triton,
+    rms_norm_triton,
+    rotary_triton,
+    wna16_triton,
+)
 from .attention import AttentionOptions
+from .gated_activation import Activation
 from .int4_quantized import GROUP
 from .kv_pages import KvPages, make_pages
+from .rms_norm import NormForm
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
 MIN_FP8_ARCHITECTURE = 89
@@ -41,7 +51,7 @@ SLICE_OUTS = (4096, 1024, 1024)
 WNA16_ROWS = (1, 32, 512)
 """One for each tile that `wna16_triton` chooses."""
 WARP_THREADS = 32
-KV_BLOCK, KV_HEADS, HEADS = 16, 8, 32
+KV_BLOCK, KV_HEADS, HEADS, HEAD_DIM = 16, 8, 32, 128
 CONTEXT = 8192
 MAX_REGISTERS = 255
 MAX_ATTEND_SPILLS = 16
@@ -103,7 +113,7 @@ def _max_shared_bytes(usage: KernelUsage) -> int:
 
 def all_cases(arch: str) -> Iterator[KernelCase]:
     """Every kernel that serving launches on this architecture."""
-    return chain(lora_cases(), attention_cases(arch), wna16_cases())
+    return chain(lora_cases(), attention_cases(arch), wna16_cases(), fused_layer_cases())
 
 
 def lora_cases() -> Iterator[KernelCase]:
@@ -159,6 +169,36 @@ def wna16_cases() -> Iterator[KernelCase]:
         wna16_triton.SUM_OPTIONS,
         {"y_ptr": "*bf16", "sums_ptr": "*fp32", "bias_ptr": "*bf16"},
     )
+
+
+def fused_layer_cases() -> Iterator[KernelCase]:
+    """Norms of hidden states and of heads, rotary embedding, and gated activations."""
+    for dtype_name in DTYPES:
+        data = f"*{dtype_name}"
+        for hidden, form in product((IN_FEATURES, HEAD_DIM), NormForm):
+            yield KernelCase(
+                f"rms_norm[{dtype_name},hidden{hidden},{form.name.lower()}]",
+                rms_norm_triton.norm_kernel,
+                rms_norm_triton.norm_constants(hidden, form),
+                rms_norm_triton.norm_options(hidden),
+                {**dict.fromkeys(("out_ptr", "x_ptr", "weight_ptr"), data), "eps": "fp32"},
+            )
+        tensors = ("q_out_ptr", "k_out_ptr", "q_ptr", "k_ptr", "cos_ptr", "sin_ptr")
+        yield KernelCase(
+            f"rotary[{dtype_name}]",
+            rotary_triton.rotary_kernel,
+            rotary_triton.rotary_constants(HEADS, KV_HEADS, HEAD_DIM),
+            rotary_triton.ROTARY_OPTIONS,
+            dict.fromkeys(tensors, data),
+        )
+        for activation in Activation:
+            yield KernelCase(
+                f"gated[{dtype_name},{activation.name.lower()}]",
+                gated_activation_triton.gated_kernel,
+                gated_activation_triton.gated_constants(IN_FEATURES, activation),
+                gated_activation_triton.GATED_OPTIONS,
+                dict.fromkeys(("out_ptr", "gate_ptr", "up_ptr"), data),
+            )
 
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:
@@ -290,7 +330,7 @@ def compile_case(case: KernelCase, arch: str) -> KernelUsage:
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
         if name not in case.constants
-        and name != "table_stride"
+        and name not in ("table_stride", "eps")
         and not case.kernel.params[index].do_not_specialize
     }
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=divisible)

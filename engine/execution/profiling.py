@@ -69,6 +69,8 @@ def plan_engine(
             f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
         )
         plan.lines.append(line)
+    if base.fused:
+        plan.lines.append(str(base.fused))
     return plan
 
 

@@ -62,7 +62,7 @@ def probe_kv_shapes(
     """
     model.set_attn_implementation(PROBE_NAME)
     probe = LayerProbe(max_model_len)
-    _run_probe(model, probe)
+    run_probe(model, probe)
     model.set_attn_implementation(ATTENTION_NAME)
     num_layers = config.num_hidden_layers
     if sorted(probe.calls) != list(range(num_layers)):
@@ -79,14 +79,15 @@ def check_replaced(model: nn.Module, config: Any) -> None:
     Raises UnsupportedModel if the model uses anything but the output of such a layer.
     """
     try:
-        _run_probe(model, LayerProbe())
+        run_probe(model, LayerProbe())
     except AttributeError as exc:
         raise UnsupportedModel(
             f"{config.model_type} uses its linear layers otherwise than by calling them: {exc}"
         ) from exc
 
 
-def _run_probe(model: nn.Module, probe: LayerProbe) -> None:
+def run_probe(model: nn.Module, probe: LayerProbe) -> None:
+    """Run a few tokens through the model; it must have got Loraplex's attention."""
     device = next(model.parameters()).device
     tokens = torch.arange(PROBE_LENGTH, device=device)
     run_model(model, probe, tokens, tokens, tokens[:1])

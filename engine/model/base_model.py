@@ -38,6 +38,7 @@ from .admission import (
 )
 from .embedding_and_head import ModelEnds, adapt_ends
 from .experts import MoeLayer, replace_experts
+from .fused_layers import FusedLayers, fuse_layers, fuses_layers
 from .linear import FusedProjection, ProjectionSlice
 from .threshold_test import check_thresholds
 
@@ -56,6 +57,8 @@ class BaseModel:
     """The packed linear layers of the decoder."""
     ends: ModelEnds
     moe_layers: tuple[MoeLayer, ...]
+    fused: FusedLayers | None
+    """None: all layers keep their own code."""
     kv_shapes: list[LayerKvShape]
     kv_format: KvFormat
     eos_token_ids: frozenset[int]
@@ -150,6 +153,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     ends = adapt_ends(model)
     projections = replace_linears(model, quantization=engine.quantization)
     check_replaced(model, config)
+    fused = fuse_layers(model) if fuses_layers(device) else None
     error = 0.0 if is_quantized else check_parity(model, kv_shapes, cases)
     layout = describe_layout(
         model,
@@ -167,6 +171,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         projections=tuple(projections),
         ends=ends,
         moe_layers=tuple(moe_layers),
+        fused=fused,
         kv_shapes=kv_shapes,
         kv_format=kv_format,
         eos_token_ids=_eos_token_ids(model_dir, config),

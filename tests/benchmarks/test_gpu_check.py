@@ -13,6 +13,8 @@ from benchmarks.gpu_check import main
 from benchmarks.speculation_check import LEAST_P_VALUE, least_p_value
 from torch import Tensor
 
+from benchmarks import fused_layers_check
+from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import Acceptance
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
@@ -43,6 +45,18 @@ def test_the_check_pages_adapters_and_finds_equal_tokens(
     for proposer in result["speculation"]["proposers"].values():
         assert proposer["different_beyond_near_ties"] == 0
         assert proposer["draft_tokens"] > 0
+
+
+def test_fused_layers_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = BaseShape(hidden_size=96, intermediate_size=100, num_heads=6, num_kv_heads=2)
+    monkeypatch.setattr(fused_layers_check, "SHAPES", (shape,))
+    found = fused_layers_check.check_fused_layers("cpu")
+    assert found == {"ok": True, "cases": 7 * 3 * 3, "differing": []}
+    monkeypatch.setattr(fused_layers_check, "plain_rotary", lambda q, k, *_: (q, k))
+    found = fused_layers_check.check_fused_layers("cpu")
+    assert not found["ok"]
+    assert len(found["differing"]) == 3 * 3
+    assert all(name.startswith("rotary") for name in found["differing"])
 
 
 def test_without_a_gpu_it_says_unmeasured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,15 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.fused_layers import fuse_layers
 from support.families import REFUSED, SERVED, VOCAB_SIZE, save_family
+from support.fused import own_rotary_afterwards
 from support.paged import paged_logits
 
 TOLERANCE = 1e-4
+ADJACENT = ("cohere", "cohere2-window", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium")
+"""Families that rotate adjacent elements of a head."""
+PARTIAL = ("glm4_moe", "gpt_neox", "nemotron")
+"""Families that rotate a part of each head."""
+OWN_CODE = {
+    **{case: {"rotary"} for case in (*ADJACENT, *PARTIAL)},
+    # It clamps the gate, and its cosines have half a head's size.
+    "gpt_oss-sinks-window": {"activations", "rotary"},
+}
+"""The kinds of layers that are not fused; see `fused_layers`."""
 
 
 @pytest.mark.parametrize("case", SERVED)
@@ -37,6 +50,21 @@ def test_mixed_chunked_paged_logits_equal_the_models_own_dense_forward(
             theirs = dense(torch.tensor([tokens]), use_cache=False).logits[0]
         assert (ours - theirs).abs().max() < TOLERANCE
         assert theirs.std() > 0.01, "a model that says nothing proves nothing"
+    assert_fused_alike(case, base, sequences, logits)
+
+
+def assert_fused_alike(
+    case: str, base: BaseModel, sequences: list[list[int]], logits: list[Tensor]
+) -> None:
+    """What CUDA replaces with kernels is replaced with the plain ops here."""
+    with own_rotary_afterwards():
+        fused = fuse_layers(base.model)
+        fused_logits = paged_logits(base, sequences)
+    for kind in ("norms", "activations", "rotary"):
+        num_fused, num_layers = getattr(fused, kind)
+        assert num_fused == (0 if kind in OWN_CODE.get(case, ()) else num_layers)
+    for ours, theirs in zip(fused_logits, logits, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("case", REFUSED)

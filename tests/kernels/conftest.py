@@ -68,6 +68,21 @@ def interpreted_kv_write(interpreted_reductions: None) -> ModuleType:
 
 
 @pytest.fixture
+def interpreted_rms_norm(interpreted_reductions: None) -> ModuleType:
+    return interpreted("rms_norm_triton")
+
+
+@pytest.fixture
+def interpreted_rotary() -> ModuleType:
+    return interpreted("rotary_triton")
+
+
+@pytest.fixture
+def interpreted_gated_activation() -> ModuleType:
+    return interpreted("gated_activation_triton")
+
+
+@pytest.fixture
 def interpreted_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let interpreted kernels call `tl.max` and the like, which Triton itself decorates."""
     language = pytest.importorskip("triton.language")

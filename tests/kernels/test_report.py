@@ -17,7 +17,7 @@ from loraplex.kernels.report import ARCHITECTURES, KernelUsage, all_cases, exces
 PACKAGE_PARENT = Path(report_module.__file__).parents[2]
 KERNELS = {
     *("lora_shrink", "lora_expand", "attend", "attend_combine", "kv_write"),
-    *("coded", "dequantize", "sum_splits"),
+    *("coded", "dequantize", "sum_splits", "rms_norm", "rotary", "gated"),
 }
 COMPILE_SOME = """
 import json
