@@ -118,8 +118,8 @@ $(PEERS_VENV)/.installed:
 	$(PEERS_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-# The rule above adds the recipe; this adds what only the peers need.
-bench-peers: $(if $(findstring --without vllm,$(ARGS)),,$(PEERS_VENV)/.installed)
+# Nobody who leaves both of vLLM's servers out installs it.
+bench-peers: $(if $(and $(filter vllm,$(ARGS)),$(filter vllm_base,$(ARGS))),,$(PEERS_VENV)/.installed)
 
 bench-batching: ## continuous against static batching
 bench-prefix: ## time to first token with and without the prefix cache

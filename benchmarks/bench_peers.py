@@ -13,7 +13,11 @@ fixed length:
 Throughput is output tokens by the whole wall time. TTFT and ITL are those of mixed, ITL between
 pieces of text. In every round each peer is started, warmed up, measured and stopped, the first
 peer last in the next round. Every figure is the median of the rounds' figures, and every ratio is
-that of two medians. vllm_base is vLLM without `--enable-lora`: it compiles only then.
+that of two medians.
+
+- ours is `loraplex serve` with its default options. ours_plain decodes without speculation, as the
+  others do: random models repeat themselves, which favours prompt lookup.
+- vllm_base is vLLM without `--enable-lora`, for the base alone: it compiles only then.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -33,7 +38,17 @@ from typing import Any
 
 import torch
 from benchmarks.bench_loading import SHAPES
-from benchmarks.peers import BASE, Ours, Peer, PeerFailed, Running, Setup, Vllm, burnt_core
+from benchmarks.peers import (
+    BASE,
+    PEERS_PYTHON,
+    Ours,
+    Peer,
+    PeerFailed,
+    Running,
+    Setup,
+    Vllm,
+    burnt_core,
+)
 from benchmarks.peft_peer import Peft
 from benchmarks.report import MODELS, Row, machine, table
 
@@ -46,11 +61,14 @@ from loraplex.api.local.installation import StepFailed
 from loraplex.api.local.server import LocalServerFailed, leave_on_sigterm
 from loraplex.engine.model.base_model import choose_dtype
 
-PEERS = ("ours", "vllm", "vllm_base", "peft")
+OURS = ("ours", "ours_plain")
+OTHERS = ("vllm", "vllm_base", "peft")
+PEERS = (*OURS, *OTHERS)
 WORKLOADS = ("mixed", "base", "single", "single_adapter")
 LATENCIES = ("ttft_p50_ms", "itl_p99_ms")
 PERCENTILES = tuple(f"p{percent}" for percent in summary.PERCENTILES)
 NOT_MEASURED = "-"
+DTYPES = ("auto", "float32", "bfloat16")
 MAX_MODEL_LEN = 2_048
 WARMUP_PROMPT_TOKENS, WARMUP_TOKENS = 32, 4
 """Of a warm-up request: steps of every kind, in little time."""
@@ -122,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="120m")
-    parser.add_argument("--dtype", default="auto", help="a name of torch's; auto: as ours chooses")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as ours chooses")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=16)
@@ -135,10 +153,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--without", nargs="+", choices=PEERS, default=())
     parser.add_argument("--burn", action="store_true", help="another process keeps a core busy")
     parser.add_argument("--serve-options", default="", help="more of `loraplex serve`")
+    parser.add_argument("--vllm-python", type=Path, default=PEERS_PYTHON)
     parser.add_argument("--tcmalloc", type=Path, help="libtcmalloc_minimal.so.4, for vLLM")
     parser.add_argument("--models", type=Path, default=MODELS, help="where models are kept")
     parser.add_argument("--json", help="a file, with vLLM's logs beside it; -: standard output")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.prompt_tokens + options.output_tokens > MAX_MODEL_LEN:
+        parser.error(f"a request has at most {MAX_MODEL_LEN} tokens")
+    return options
 
 
 def compare(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
@@ -184,9 +206,11 @@ def make_setup(options: argparse.Namespace, shape: BaseShape, work: Path) -> Set
 
 def make_peers(options: argparse.Namespace, setup: Setup) -> dict[str, Peer]:
     """Those wanted, by their names. Raises `PeerFailed` if a file of theirs is missing."""
-    vllm = partial(Vllm, setup, tcmalloc=options.tcmalloc)
+    more = shlex.split(options.serve_options)
+    vllm = partial(Vllm, setup, python=options.vllm_python, tcmalloc=options.tcmalloc)
     makers: dict[str, Callable[[], Peer]] = {
-        "ours": lambda: Ours(setup, shlex.split(options.serve_options)),
+        "ours": lambda: Ours(setup, "ours", more),
+        "ours_plain": lambda: Ours(setup, "ours_plain", [*more, "--speculation", "off"]),
         "vllm": lambda: vllm("vllm", with_adapters=True),
         "vllm_base": lambda: vllm("vllm_base", with_adapters=False),
         "peft": lambda: Peft(setup),
@@ -238,17 +262,18 @@ def measure(peer: Running, plan: Plan, number: int) -> dict[str, Summary]:
 def make_report(
     options: argparse.Namespace, setup: Setup, rounds: Sequence[Mapping[str, Mapping[str, Summary]]]
 ) -> dict[str, Any]:
-    """`runs` by peer, `ratios` of ours to each other peer, and more in `details`."""
+    """`runs` by peer, `ratios` of ours to the others, and more in `details`."""
     details = {
         peer: {kind: medians([found[peer][kind] for found in rounds]) for kind in kinds}
         for peer, kinds in sorted(rounds[0].items(), key=lambda pair: PEERS.index(pair[0]))
     }
     runs = {peer: flat_figures(kinds) for peer, kinds in details.items()}
-    ours = runs.get("ours", {})
     ratios = {
-        peer: {name: ours[name] / figures[name] for name in ours if name in figures}
-        for peer, figures in runs.items()
-        if peer != "ours"
+        f"{ours}/{other}": {
+            name: runs[ours][name] / runs[other][name] for name in runs[ours] if name in runs[other]
+        }
+        for ours, other in product(OURS, OTHERS)
+        if ours in runs and other in runs
     }
     asked = ("shape", "prompt_tokens", "output_tokens", "concurrency", "requests", "singles")
     more = ("adapters", "rank", "repeats", "kv_gib", "burn", "serve_options")
@@ -284,13 +309,13 @@ def flat_figures(kinds: Mapping[str, Mapping[str, Any]]) -> Figures:
 
 
 def comparison(report: Mapping[str, Any]) -> list[Row]:
-    """A row for each figure: every peer's, and ours divided by it."""
+    """A row for each figure: every peer's, and the ratios."""
     runs, ratios = report["runs"], report["ratios"]
     return [
         {
             "figure": name if name in LATENCIES else f"{name}, tok/s",
             **{peer: figures.get(name, NOT_MEASURED) for peer, figures in runs.items()},
-            **{f"ours/{peer}": each.get(name, NOT_MEASURED) for peer, each in ratios.items()},
+            **{pair: each.get(name, NOT_MEASURED) for pair, each in ratios.items()},
         }
         for name in (*WORKLOADS, *LATENCIES)
     ]

@@ -35,7 +35,7 @@ TCMALLOC_PACKAGE = "libtcmalloc-minimal4"
 READ_TIMEOUT_SECONDS = 3_600.0
 """vLLM computes long prompts of adapters for minutes before the first token."""
 START_SECONDS = 900.0
-"""Compiling a base takes a minute and a half on two busy cores the first time."""
+"""Compiling and loading a large base takes minutes on busy cores."""
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.2
 LOG_TAIL_LINES = 20
@@ -108,34 +108,38 @@ class Ours:
     """`loraplex serve` with its default options. The tenant and its adapters stay from one start to
     the next."""
 
-    def __init__(self, setup: Setup, options: Sequence[str] = ()) -> None:
+    def __init__(self, setup: Setup, name: str, options: Sequence[str] = ()) -> None:
         """`options`: more of `loraplex serve`."""
-        self._setup = setup
+        self.setup = setup
+        self._name = name
+        self._data_dir = setup.work / f"{name}-data"
         self._options = options
         self._pushed: tuple[TenantAccess, list[str]] | None = None
 
     def command_options(self) -> list[str]:
         """Of `loraplex serve`."""
-        setup = self._setup
+        setup = self.setup
         return [
             *("--model", str(setup.base), "--served-model-name", BASE),
-            *("--data-dir", str(setup.work / "data")),
+            *("--data-dir", str(self._data_dir)),
             *("--dtype", setup.dtype, "--kv-cache-gib", str(setup.kv_gib)),
             *self._options,
         ]
 
     @contextmanager
     def running(self) -> Iterator[Served]:
-        log = self._setup.log("ours")
-        with running_server(self.command_options(), port=None, log=log) as server:
+        log = self.setup.log(self._name)
+        with running_server(
+            self.command_options(), port=None, log=log, start_seconds=START_SECONDS
+        ) as server:
             self._pushed = self._pushed or self._push(server.url)
             tenant, adapters = self._pushed
             yield Served(f"{server.url}/v1", adapters, tenant.api_key)
 
     def _push(self, url: str) -> tuple[TenantAccess, list[str]]:
-        site = Installation(self._setup.work / "data", url, lambda command: None).with_operator()
+        site = Installation(self._data_dir, url, lambda command: None).with_operator()
         tenant = site.create_tenant("bench")
-        return tenant, push_adapters(site, tenant, self._setup.adapters)
+        return tenant, push_adapters(site, tenant, self.setup.adapters)
 
 
 class Vllm:
@@ -147,12 +151,13 @@ class Vllm:
         name: str,
         *,
         with_adapters: bool,
-        python: Path = PEERS_PYTHON,
-        tcmalloc: Path | None = None,
+        python: Path,
+        tcmalloc: Path | None,
     ) -> None:
         """Without adapters it compiles the base, which it does not do with `--enable-lora`.
 
-        Raises `PeerFailed` if a file is missing.
+        `python` is that of its environment, `tcmalloc` the library (None: Debian's). Raises
+        `PeerFailed` if a file is missing.
         """
         self._setup = setup
         self._name = name

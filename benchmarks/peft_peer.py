@@ -177,11 +177,8 @@ def _adapters_of(
     return nullcontext(), {}
 
 
-def serve(
-    workloads: IO[str], runs: IO[str], dtype: str, base: str, adapters: Sequence[str]
-) -> None:
+def serve(model: Any, workloads: IO[str], runs: IO[str]) -> None:
     """The process's side, until there are no more workloads."""
-    model = load_model(dtype, base, adapters)
     print(json.dumps(READY), file=runs, flush=True)
     for line in workloads:
         run = run_batches(model, decode_workload(line))
