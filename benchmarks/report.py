@@ -40,19 +40,20 @@ def print_report(
 ) -> None:
     """A table of the rows, more tables by their names, then everything as one line of JSON: the
     last one printed."""
-    for line in _table(rows):
+    for line in table(rows):
         print(line)
     for name, others in more:
         print(f"{name.replace('_', ' ')}:")
-        for line in _table(others):
+        for line in table(others):
             print(f"  {line}")
     for name, value in facts.items():
         print(f"{name.replace('_', ' ')}: {_cell(value)}")
     tables = {name: [dict(row) for row in others] for name, others in [("rows", rows), *more]}
-    print(json.dumps({"benchmark": benchmark, **_machine(), **facts, **tables}))
+    print(json.dumps({"benchmark": benchmark, **machine(), **facts, **tables}))
 
 
-def _machine() -> dict[str, object]:
+def machine() -> dict[str, object]:
+    """What figures depend on."""
     return {
         "processor": _processor(),
         "threads": torch.get_num_threads(),
@@ -67,7 +68,8 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines in columns, a header first; all rows have the first one's names."""
     header = list(rows[0])
     cells = [header, *([_cell(row[name]) for name in header] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]

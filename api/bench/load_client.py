@@ -31,12 +31,13 @@ async def run_workload(
     base_url: str,
     api_key: str,
     on_finished: Callable[[], None] = lambda: None,
+    read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
 ) -> Run:
     """Run it once; `base_url` ends in `/v1`. Raises `RequestFailed` for the first that fails."""
     waiting = iter(load_requests(workload))
     limits = httpx.Limits(max_connections=workload.concurrency)
     headers = {"Authorization": f"Bearer {api_key}"}
-    timeout = httpx.Timeout(READ_TIMEOUT_SECONDS)
+    timeout = httpx.Timeout(read_timeout_seconds)
     async with httpx.AsyncClient(
         base_url=base_url, headers=headers, limits=limits, timeout=timeout
     ) as client:

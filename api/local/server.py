@@ -38,10 +38,17 @@ class LocalServer:
 
 
 @contextmanager
-def running_server(options: Sequence[str], *, port: int | None, log: Path) -> Iterator[LocalServer]:
+def running_server(
+    options: Sequence[str],
+    *,
+    port: int | None,
+    log: Path,
+    start_seconds: float | None = None,
+) -> Iterator[LocalServer]:
     """Run `loraplex serve` with `options` until the block is left; None: any free port.
 
-    Yields once the server is ready. Raises `LocalServerFailed` if it does not become ready.
+    Yields once the server is ready. Raises `LocalServerFailed` if it is not ready after
+    `start_seconds` (None: START_SECONDS).
     """
     chosen = port or free_port()
     command = [sys.executable, "-m", "loraplex", "serve", "--host", HOST, "--port", str(chosen)]
@@ -59,7 +66,7 @@ def running_server(options: Sequence[str], *, port: int | None, log: Path) -> It
             )
             cleanup.callback(_stop, process)
         server = LocalServer(url=f"http://{HOST}:{chosen}", process=process)
-        _wait_until_ready(server, log)
+        _wait_until_ready(server, log, start_seconds or START_SECONDS)
         yield server
 
 
@@ -97,8 +104,8 @@ def free_port() -> int:
         return port
 
 
-def _wait_until_ready(server: LocalServer, log: Path) -> None:
-    deadline = monotonic() + START_SECONDS
+def _wait_until_ready(server: LocalServer, log: Path, seconds: float) -> None:
+    deadline = monotonic() + seconds
     while not _is_ready(server.url):
         if server.process.poll() is not None:
             raise LocalServerFailed(f"the server ended while it started\n{_tail(log)}")

@@ -9,12 +9,15 @@ import gc
 import json
 import math
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.peers import Ours, PeerFailed, find_tcmalloc
 
 from benchmarks import (
     bench_admission,
@@ -24,13 +27,17 @@ from benchmarks import (
     bench_kv_dtype,
     bench_loading,
     bench_lora,
+    bench_peers,
     bench_restart,
     bench_sampling,
     bench_scheduler,
     bench_shared_queues,
 )
+from loraplex.api.local.installation import TenantAccess
 from loraplex.engine.process.client import EngineClient
+from support import fake_vllm
 from support.fake_client import FAKE_ENGINE
+from support.server import ServerUnderTest, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,3 +203,79 @@ def test_attention_on_the_cpu_is_timed_for_decoding_and_for_prompts(
     rows = json.loads(report.read_text())
     assert [(row["sequences"], row["new tokens"]) for row in rows] == [(2, 1), (1, 20)]
     assert all(is_figure(row["ms"]) for row in rows)
+
+
+def make_fake_vllm(folder: Path) -> list[str]:
+    """The options that have `bench_peers` start `support.fake_vllm` as it starts vLLM."""
+    python, openmp = folder / "bin" / "python", folder / "lib" / "libiomp5.so"
+    for path in (python, openmp):
+        path.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -S {fake_vllm.__file__} "$@"\n')
+    python.chmod(0o755)
+    openmp.touch()
+    return ["--vllm-python", str(python), "--tcmalloc", str(openmp)]
+
+
+def fork_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our server, and what pushes adapters to it, without importing everything anew."""
+    servers: list[ServerUnderTest] = []
+
+    @contextmanager
+    def forked(options: Sequence[str], **_: object) -> Iterator[ServerUnderTest]:
+        model, data_dir = (options[options.index(name) + 1] for name in ("--model", "--data-dir"))
+        with serving(Path(model), Path(data_dir), *options) as server:
+            servers.append(server)
+            yield server
+
+    def push(ours: Ours, url: str) -> tuple[TenantAccess, list[str]]:
+        caller = servers[-1].make_caller("bench")
+        names = [caller.push(path, path.name)["id"] for path in ours.setup.adapters]
+        return TenantAccess("bench", caller.key), names
+
+    monkeypatch.setattr("benchmarks.peers.running_server", forked)
+    monkeypatch.setattr(Ours, "_push", push)
+
+
+def test_peers_are_measured_in_turn_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_ours(monkeypatch)
+    monkeypatch.setattr(bench_peers, "leave_on_sigterm", lambda: None)
+    report = tmp_path / "report.json"
+    sizes = ["--requests", "2", "--concurrency", "2", "--singles", "1", "--adapters", "2"]
+    lengths = ["--prompt-tokens", "6", "--output-tokens", "3", "--repeats", "1"]
+    arguments = ["--shape", "smoke", *sizes, *lengths, *make_fake_vllm(tmp_path / "vllm")]
+    files = ["--models", str(tmp_path), "--json", str(report)]
+    more = ["--without", "ours_plain", "--burn", "--serve-options", "--memory-gib 2"]
+    assert bench_peers.main([*arguments, *files, *more]) == 0
+
+    found = json.loads(report.read_text())
+    assert found["dtype"] in ("float32", "bfloat16")
+    figures = [*bench_peers.WORKLOADS, *bench_peers.LATENCIES]
+    for peer in ("ours", "vllm", "peft"):
+        assert list(found["runs"][peer]) == figures
+        assert all(is_figure(value) for value in found["runs"][peer].values())
+    assert list(found["runs"]["vllm_base"]) == ["base", "single"]
+    ratio = found["runs"]["ours"]["mixed"] / found["runs"]["vllm"]["mixed"]
+    assert found["ratios"]["ours/vllm"]["mixed"] == pytest.approx(ratio)
+    assert "ours/peft" in capsys.readouterr().out
+    log = report.with_suffix(".vllm.log").read_text()
+    folders = [f"adapter-{index}={path}" for index, path in enumerate(adapter_folders(tmp_path))]
+    assert f"--max-loras 2 --max-cpu-loras 2 --lora-modules {' '.join(folders)} KV 1" in log
+    assert "--enable-lora" not in report.with_suffix(".vllm_base.log").read_text()
+
+
+def adapter_folders(models: Path) -> list[Path]:
+    return [models / "peers-smoke" / f"adapter-r16-{index}" for index in range(2)]
+
+
+def test_a_peer_that_is_not_installed_is_named_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_peers, "leave_on_sigterm", lambda: None)
+    arguments = ["--shape", "smoke", "--models", str(tmp_path)]
+    assert bench_peers.main([*arguments, "--vllm-python", str(tmp_path / "python")]) == 1
+    assert "make bench-peers creates it" in capsys.readouterr().err
+    monkeypatch.setattr("benchmarks.peers.TCMALLOC", "none.so")
+    with pytest.raises(PeerFailed, match="install Debian's libtcmalloc-minimal4"):
+        find_tcmalloc()
