@@ -62,7 +62,7 @@ def frequencies(count: int, **params: Any) -> Tensor:
 
 
 def assert_draws_from(probabilities: Tensor, **params: Any) -> None:
-    count = 12_000
+    count = 40_000
     observed = frequencies(count, **params) * count
     expected = probabilities * count
     assert observed[expected == 0].sum() == 0

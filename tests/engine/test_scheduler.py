@@ -484,7 +484,9 @@ def test_an_end_while_prefilling_gives_everything_back() -> None:
 # --- whatever happens -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 60))]
+)
 def test_every_request_finishes_and_nothing_leaks_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
 
