@@ -13,6 +13,7 @@ import torch
 from .adapter_tiers import AdapterTiers, open_adapter_tiers
 from .checkpoint.files import locate_base
 from .config import EngineConfig
+from .execution.cpu_threads import CpuThreads, open_cpu_threads
 from .execution.decode_graphs import open_decode_graphs, serves_graphs
 from .execution.grammars import Grammars, open_grammars
 from .execution.profiling import plan_engine
@@ -51,6 +52,8 @@ class EngineParts:
     cost: ModelCost
     """Bytes and operations of a step."""
     utilization: Utilization
+    cpu_threads: CpuThreads | None
+    """None: their number is fixed."""
 
 
 def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineParts:
@@ -97,6 +100,7 @@ def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monoto
         scheduler=scheduler,
         cost=model_cost(base, _kv_reads(base, plan)),
         utilization=utilization,
+        cpu_threads=open_cpu_threads(base.device, clock),
     )
 
 

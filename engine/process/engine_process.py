@@ -47,10 +47,6 @@ _PASSED_PREFIXES = (
     *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_"),
 )
 DEFAULT_VARIABLES = {
-    # OpenMP's threads spin otherwise while they wait for the next parallel region, in the time of
-    # the thread that works if other processes want the cores: beside a process that burns one of
-    # two cores, steps took 2.5 times as long.
-    "OMP_WAIT_POLICY": "passive",
     # Weights on huge pages, where the system lets programs ask for them: a step reads all weights,
     # and looking up pages of 4 KiB takes part of its time.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
