@@ -182,12 +182,15 @@ def test_the_pictures_of_the_packages_are_current() -> None:
     assert with_pictures(page) == page, "run `make docs`"
 
 
-def test_every_path_of_the_architecture_exists() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+def test_every_path_in_the_documents_exists() -> None:
     folders = "|".join((*LAYERS, "tests", "docs", "benchmarks"))
-    named = set(re.findall(rf"`((?:{folders})/[\w./-]*)`", page))
-    assert len(named) > 80
-    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    missing = []
+    for document in documents:
+        named = set(re.findall(rf"`((?:{folders})/[\w./-]*)`", document.read_text()))
+        missing += [f"{document.name}: {path}" for path in named if not (ROOT / path).exists()]
+        assert document.name != "architecture.md" or len(named) > 80
+    assert sorted(missing) == []
 
 
 @pytest.mark.slow
