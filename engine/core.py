@@ -50,7 +50,6 @@ class EngineCore:
         )
         self._manager = parts.tiers.manager
         self._pace = parts.tiers.pace
-        self._cpu_threads = parts.cpu_threads
         self._scheduler = parts.scheduler
         self._messages: list[FromEngine] = []
         """The answers that the next step returns."""
@@ -119,8 +118,6 @@ class EngineCore:
         for request, error in failed:
             self._requests.fail(request, error)
         self._pace.is_busy = batch is not None
-        if self._cpu_threads is not None:
-            self._cpu_threads.adjust_if_due()
         if batch:
             self._executor.run(batch)
             self._pace.is_busy = self._scheduler.num_running > 0

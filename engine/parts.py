@@ -52,8 +52,7 @@ class EngineParts:
     cost: ModelCost
     """Bytes and operations of a step."""
     utilization: Utilization
-    cpu_threads: CpuThreads | None
-    """None: their number is fixed."""
+    cpu_threads: CpuThreads
 
 
 def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineParts:
@@ -100,7 +99,7 @@ def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monoto
         scheduler=scheduler,
         cost=model_cost(base, _kv_reads(base, plan)),
         utilization=utilization,
-        cpu_threads=open_cpu_threads(base.device, clock),
+        cpu_threads=open_cpu_threads(base.device, clock()),
     )
 
 

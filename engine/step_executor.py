@@ -27,6 +27,7 @@ class StepExecutor:
         self._scheduler = parts.scheduler
         self._speculation = parts.speculation
         self._cost = parts.cost
+        self._cpu_threads = parts.cpu_threads
         self._utilization = parts.utilization
         self._statistics = statistics
         self._heartbeat: Heartbeat | None = None
@@ -46,6 +47,8 @@ class StepExecutor:
     def run(self, batch: ScheduledBatch) -> None:
         """Run one step and process its output."""
         start = self._clock()
+        if start >= self._cpu_threads.due_at:
+            self._cpu_threads.adjust(start)
         if batch.operations:
             self._runner.prepare_blocks(batch)
         prepared = self._clock()

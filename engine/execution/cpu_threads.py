@@ -7,6 +7,7 @@ core is taken, and the spinning threads take the cores of others.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,46 +24,37 @@ _IDLE_FIELDS = (3, 4)
 class CpuThreads:
     """Adjusts PyTorch's number of threads to the load of other processes."""
 
+    due_at: float
+    """When the number is adjusted next, by the caller's clock; infinite if it is fixed."""
+
     def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        maximum: int,
-        others_seconds: Callable[[], float],
-        num_cores: int,
+        self, maximum: int, num_cores: int, others_seconds: Callable[[], float], *, now: float
     ) -> None:
         """`others_seconds` reads the CPU time that other processes have used on these cores."""
-        self._clock = clock
         self._maximum = maximum
-        self._others_seconds = others_seconds
         self._num_cores = num_cores
-        self._read_at = clock()
+        self._others_seconds = others_seconds
         self._others = others_seconds()
+        self._read_at = now
+        self.due_at = now + INTERVAL_SECONDS if maximum > 1 else math.inf
 
-    def adjust_if_due(self) -> None:
-        """Call before a step."""
-        now = self._clock()
-        elapsed = now - self._read_at
-        if elapsed < INTERVAL_SECONDS:
-            return
+    def adjust(self, now: float) -> None:
+        """Call between steps, when it is due."""
         others = self._others_seconds()
-        taken = (others - self._others) / elapsed
-        self._read_at, self._others = now, others
+        taken = (others - self._others) / (now - self._read_at)
+        self._others, self._read_at, self.due_at = others, now, now + INTERVAL_SECONDS
         num_threads = min(self._maximum, max(1, round(self._num_cores - taken)))
         if num_threads != torch.get_num_threads():
             torch.set_num_threads(num_threads)
 
 
-def open_cpu_threads(device: torch.device, clock: Callable[[], float]) -> CpuThreads | None:
-    """None if the number is fixed: on a GPU, with one thread, and where the system does not report
-    the load of its cores."""
-    maximum = torch.get_num_threads()
-    if device.type != "cpu" or maximum == 1 or not _STAT.exists():
-        return None
+def open_cpu_threads(device: torch.device, now: float) -> CpuThreads:
+    """The number is fixed on a GPU, with one thread, and where the system does not report the load
+    of its cores."""
+    if device.type != "cpu" or not _STAT.exists():
+        return CpuThreads(1, 1, float, now=now)
     cores = os.sched_getaffinity(0)
-    return CpuThreads(
-        clock, maximum=maximum, others_seconds=lambda: _others(cores), num_cores=len(cores)
-    )
+    return CpuThreads(torch.get_num_threads(), len(cores), lambda: _others(cores), now=now)
 
 
 def _others(cores: set[int]) -> float:

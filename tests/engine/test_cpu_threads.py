@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 from loraplex.engine.execution import cpu_threads
 from loraplex.engine.execution.cpu_threads import CpuThreads, open_cpu_threads
+from support.engine import LocalEngine
 
 CPU = torch.device("cpu")
 
@@ -46,12 +49,13 @@ def num_threads() -> Iterator[int]:
 
 def threads_of(machine: Machine, *, maximum: int, num_cores: int) -> CpuThreads:
     torch.set_num_threads(maximum)
-    return CpuThreads(
-        lambda: machine.now,
-        maximum=maximum,
-        others_seconds=lambda: machine.others,
-        num_cores=num_cores,
-    )
+    return CpuThreads(maximum, num_cores, lambda: machine.others, now=machine.now)
+
+
+def adjust_if_due(threads: CpuThreads, machine: Machine) -> None:
+    """As the engine does before each step."""
+    if machine.now >= threads.due_at:
+        threads.adjust(machine.now)
 
 
 @pytest.mark.usefixtures("num_threads")
@@ -64,7 +68,7 @@ def test_the_threads_are_the_cores_that_others_leave(
 ) -> None:
     threads = threads_of(machine, maximum=4, num_cores=4)
     machine.run(1.0, others=others)
-    threads.adjust_if_due()
+    adjust_if_due(threads, machine)
     assert torch.get_num_threads() == expected
 
 
@@ -74,7 +78,7 @@ def test_the_threads_return_when_the_load_ends(machine: Machine) -> None:
     seen = []
     for others in (1.0, 1.0, 0.0, 0.7, 0.1):
         machine.run(1.5, others=others)
-        threads.adjust_if_due()
+        adjust_if_due(threads, machine)
         seen.append(torch.get_num_threads())
     assert seen == [1, 1, 2, 1, 2]
 
@@ -83,10 +87,10 @@ def test_the_threads_return_when_the_load_ends(machine: Machine) -> None:
 def test_a_configured_number_is_the_maximum(machine: Machine) -> None:
     threads = threads_of(machine, maximum=2, num_cores=8)
     machine.run(1.0, others=5.0)
-    threads.adjust_if_due()
+    adjust_if_due(threads, machine)
     assert torch.get_num_threads() == 2
     machine.run(1.0, others=7.0)
-    threads.adjust_if_due()
+    adjust_if_due(threads, machine)
     assert torch.get_num_threads() == 1
 
 
@@ -94,13 +98,13 @@ def test_a_configured_number_is_the_maximum(machine: Machine) -> None:
 def test_a_load_counts_over_the_whole_interval(machine: Machine) -> None:
     threads = threads_of(machine, maximum=2, num_cores=2)
     machine.run(0.3, others=2.0)
-    threads.adjust_if_due()
+    adjust_if_due(threads, machine)
     assert torch.get_num_threads() == 2
     machine.run(0.7, others=0.0)
-    threads.adjust_if_due()
+    adjust_if_due(threads, machine)
     assert torch.get_num_threads() == 1  # 0.6 of a core over a second
     machine.run(1.0, others=0.0)
-    threads.adjust_if_due()
+    adjust_if_due(threads, machine)
     assert torch.get_num_threads() == 2
 
 
@@ -137,8 +141,7 @@ def test_a_child_process_is_another_process() -> None:
 def test_a_real_load_takes_a_thread_away(num_threads: int) -> None:
     assert num_threads >= 1
     torch.set_num_threads(2)
-    threads = open_cpu_threads(CPU, time.monotonic)
-    assert threads is not None
+    threads = open_cpu_threads(CPU, time.monotonic())
     cores = os.sched_getaffinity(0)
     burn = "while True: pass"
     burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in cores]
@@ -146,7 +149,8 @@ def test_a_real_load_takes_a_thread_away(num_threads: int) -> None:
         deadline = time.monotonic() + 60
         while torch.get_num_threads() > 1 and time.monotonic() < deadline:
             time.sleep(0.1)
-            threads.adjust_if_due()
+            if (now := time.monotonic()) >= threads.due_at:
+                threads.adjust(now)
         assert torch.get_num_threads() == 1
     finally:
         for burner in burners:
@@ -159,9 +163,21 @@ def test_nothing_is_adjusted_where_the_number_is_fixed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     torch.set_num_threads(2)
-    assert open_cpu_threads(torch.device("cuda"), time.monotonic) is None
+    assert open_cpu_threads(torch.device("cuda"), 0.0).due_at == math.inf
     torch.set_num_threads(1)
-    assert open_cpu_threads(CPU, time.monotonic) is None
+    assert open_cpu_threads(CPU, 0.0).due_at == math.inf
     torch.set_num_threads(2)
     monkeypatch.setattr(cpu_threads, "_STAT", tmp_path / "missing")
-    assert open_cpu_threads(CPU, time.monotonic) is None
+    assert open_cpu_threads(CPU, 0.0).due_at == math.inf
+
+
+@pytest.mark.usefixtures("num_threads")
+def test_an_engine_adjusts_its_threads_before_a_step(tiny_base: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(tiny_base, tmp_path)
+    loads = chain([0.0], count(10**12, 10**12))
+    torch.set_num_threads(2)
+    threads = CpuThreads(2, 2, lambda: float(next(loads)), now=0.0)
+    executor = engine.core._executor
+    executor._cpu_threads = threads
+    assert engine.generate([1, 2, 3])
+    assert torch.get_num_threads() == 1
