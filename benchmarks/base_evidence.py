@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.base_families import ANSWERS, families
 from benchmarks.base_folders import folders
+from benchmarks.model_list import newest_families
 
 SECTIONS = {"families": families, "folders": folders}
 """In the order in which they run: families fork, so nothing may have started threads before."""
@@ -34,6 +35,11 @@ def find_faults(evidence: Mapping[str, Rows]) -> Iterator[str]:
     for row in evidence.get("families", []):
         if row["result"] not in ANSWERS:
             yield f"{row['type']}: {row['result']}"
+    if "families" in evidence:
+        built = {row["type"] for row in evidence["families"]}
+        for row in newest_families():
+            if row["type"] not in built:
+                yield f"{row['type']}: not built, but it is in the committed evidence"
 
 
 def main(arguments: list[str] | None = None) -> int:

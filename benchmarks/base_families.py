@@ -2,7 +2,8 @@
 
 Each type's tiny model is saved, loaded as a base, and computes 300 tokens in the paged, chunked,
 mixed forward pass, together with shorter sequences. The reference is its own dense forward pass in
-fp32. Each type runs in its own process, forked from this one, with a time limit.
+fp32. The pass is repeated with fused layers, as on CUDA, with the plain ops of their kernels. Each
+type runs in its own process, forked from this one, with a time limit.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.admission import check_config
 from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.fused_layers import FusedLayers, fuse_layers
 from support.family_configs import MODEL_TYPES, NUM_TOKENS, tiny_config
 from support.paged import paged_logits
 
@@ -53,6 +55,8 @@ class Outcome:
     max_error: float | None
     """Of a logit, relative to the largest of its sequence."""
     result: str
+    fused: tuple[str, ...] = ()
+    """The kinds of layers of which all are fused on CUDA."""
     reason: str | None = None
     """For those that are not exact; a refusal's begins with its code."""
 
@@ -109,10 +113,12 @@ def _outcome(connection: Connection, model_type: str, deadline: float) -> Outcom
         try:
             outcome: Outcome = connection.recv()
         except EOFError:
-            return Outcome(model_type, 0, None, CRASHED, "its process died")
+            return Outcome(model_type, 0, None, CRASHED, reason="its process died")
         return outcome
     if time.monotonic() > deadline:
-        return Outcome(model_type, 0, None, CRASHED, f"no answer after {SECONDS_PER_TYPE:.0f} s")
+        return Outcome(
+            model_type, 0, None, CRASHED, reason=f"no answer after {SECONDS_PER_TYPE:.0f} s"
+        )
     return None
 
 
@@ -131,20 +137,23 @@ def _report(model_type: str, connection: Connection) -> None:
 def try_type(model_type: str) -> Outcome:
     """What becomes of this type's tiny model."""
     try:
-        error = _largest_error(model_type)
+        error, fused = _compare(model_type)
     except NotBuilt as exc:
-        return Outcome(model_type, 0, None, NOT_BUILT, str(exc))
+        return Outcome(model_type, 0, None, NOT_BUILT, reason=str(exc))
     except UnsupportedModel as exc:
-        return Outcome(model_type, 0, None, REFUSED, f"{exc.code}: {exc}")
+        return Outcome(model_type, 0, None, REFUSED, reason=f"{exc.code}: {exc}")
     except Exception as exc:
-        return Outcome(model_type, 0, None, CRASHED, f"{type(exc).__name__}: {exc}")
+        return Outcome(model_type, 0, None, CRASHED, reason=f"{type(exc).__name__}: {exc}")
     if error <= TOLERANCE:
-        return Outcome(model_type, NUM_TOKENS, error, EXACT)
-    return Outcome(model_type, NUM_TOKENS, error, WRONG, f"error {error:.1e}")
+        return Outcome(model_type, NUM_TOKENS, error, EXACT, fused)
+    return Outcome(model_type, NUM_TOKENS, error, WRONG, reason=f"error {error:.1e}")
 
 
-def _largest_error(model_type: str) -> float:
-    """Raises NotBuilt, UnsupportedModel, or AssertionError if the comparison could not fail."""
+def _compare(model_type: str) -> tuple[float, tuple[str, ...]]:
+    """The largest error, and what is fused.
+
+    Raises NotBuilt, UnsupportedModel, or AssertionError if the comparison could not fail.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         config = _config(model_type, path)
@@ -154,7 +163,18 @@ def _largest_error(model_type: str) -> float:
         base = load_base_model(EngineConfig(str(path), device="cpu"))
         error = _error(paged_logits(base, sequences), expected)
         _check_sensitivity(base, sequences[:1], expected[:1])
-    return error
+        fused = fuse_layers(base.model)
+        error = max(error, _error(paged_logits(base, sequences), expected))
+    return error, _fused_kinds(fused)
+
+
+def _fused_kinds(fused: FusedLayers) -> tuple[str, ...]:
+    shares = {
+        "norms": fused.norms,
+        "activations": fused.activations,
+        "rotary embeddings": fused.rotary,
+    }
+    return tuple(kind for kind, share in shares.items() if 0 < share.num_layers == share.num_fused)
 
 
 def _config(model_type: str, path: Path) -> Any:

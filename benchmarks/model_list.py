@@ -38,12 +38,21 @@ def page(rows: list[dict[str, Any]]) -> str:
         "`make base-evidence`. The same checks run each time that a base is loaded, with its own",
         "configuration and weights ([architecture.md](architecture.md)).",
         "",
+        "Fused: the layers that CUDA computes with one kernel each, because the kernel gives the",
+        "same as the type's own code ([decision 44](decisions/0044-fused-layers.md)). All others",
+        "are computed by transformers. The last line of the memory plan names what is fused in the",
+        "served base.",
+        "",
         f"## Served: {len(served)} types",
         "",
-        "| `model_type` | tokens | largest error, of the largest logit |",
-        "| --- | --- | --- |",
+        "| `model_type` | tokens | largest error, of the largest logit | fused |",
+        "| --- | --- | --- | --- |",
     ]
-    lines += [f"| `{row['type']}` | {row['tokens']} | {row['max_error']:.0e} |" for row in served]
+    lines += [
+        f"| `{row['type']}` | {row['tokens']} | {row['max_error']:.0e} "
+        f"| {', '.join(row['fused'])} |"
+        for row in served
+    ]
     refused = _names(rows, "refused")
     lines += ["", f"## Refused: {len(refused)} types", "", ", ".join(refused) + "."]
     return "\n".join(lines) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.base_evidence import find_faults
 from benchmarks.model_list import newest_families, page, readme_row, with_row
 
 ROOT = Path(__file__).parents[1]
@@ -28,3 +29,10 @@ def test_each_type_of_the_evidence_is_exact_or_refused_and_named_once() -> None:
         if row["result"] == "exact":
             assert row["tokens"] >= 300
             assert row["max_error"] <= 1e-4
+
+
+def test_a_type_of_the_committed_evidence_that_is_not_built_any_more_is_a_fault() -> None:
+    rows = newest_families()
+    assert list(find_faults({"families": rows})) == []
+    (fault,) = find_faults({"families": [row for row in rows if row["type"] != "gptj"]})
+    assert fault.startswith("gptj: not built")

@@ -133,6 +133,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "window_size": WINDOW,
     },
     "gpt_oss": {**EXPERTS, "layer_types": _MIXED, "rope_parameters": YARN},
+    "gptj": {**GPT2, "rotary_dim": 8},
     "kolibri1": {**EXPERTS, "layer_types": _MIXED},
     "laguna": {
         **EXPERTS,
@@ -214,7 +215,7 @@ def tiny_config(model_type: str) -> Any:
     """Raises what transformers raises if it cannot make one."""
     own = _SETTINGS.get(model_type, {})
     known = _known_settings(model_type)
-    common = {**COMMON, **EXPERTS, "max_position_embeddings": _LONGEST}
+    common = {**COMMON, **EXPERTS, "num_hidden_layers": 4, "max_position_embeddings": _LONGEST}
     if model_type not in _WITHOUT_COMMON:
         known |= {"hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"}
         known |= {"max_position_embeddings"}
