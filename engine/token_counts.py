@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 class Counted(NamedTuple):
-    """Distinct tokens, `[num_distinct]` each."""
+    """The tokens that penalties concern."""
 
     token_ids: NDArray[np.int64]
+    """Distinct tokens of prompt and output."""
+    output_ids: NDArray[np.int64]
+    """Distinct tokens of the output, `[num_distinct]`."""
     num_in_output: NDArray[np.float32]
-    """How often the output has each; 0: only the prompt has it."""
+    """How often the output has each of `output_ids`."""
 
 
 class TokenCounts:
@@ -24,42 +27,66 @@ class TokenCounts:
     def __init__(self, prompt: Sequence[int]) -> None:
         # Sorted, so that logits are read in their order.
         token_ids = np.unique(np.fromiter(prompt, np.int64, len(prompt)))
-        self._index = {token: index for index, token in enumerate(token_ids.tolist())}
-        self._reserved = _grown(Counted(token_ids, np.zeros(len(token_ids), np.float32)))
+        self._seen = set(token_ids.tolist())
+        self._token_ids = _grown(token_ids)
+        self._output_index: dict[int, int] = {}
+        self._output_ids = _grown(np.zeros(0, np.int64))
+        self._num_in_output = _grown(np.zeros(0, np.float32))
         self._num_tokens = len(prompt)
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """`token_ids`: prompt and output, at least those of the call before."""
         for token in token_ids[self._num_tokens :]:
-            index = self._index.setdefault(token, len(self._index))
-            if index == len(self._reserved.token_ids):
-                self._reserved = _grown(self._reserved)
-            self._reserved.token_ids[index] = token
-            self._reserved.num_in_output[index] += 1
+            if token not in self._seen:
+                self._see(token)
+            index = self._output_index.setdefault(token, len(self._output_index))
+            if index == len(self._output_ids):
+                self._output_ids = _grown(self._output_ids)
+                self._num_in_output = _grown(self._num_in_output)
+            self._output_ids[index] = token
+            self._num_in_output[index] += 1
         self._num_tokens = len(token_ids)
+
+    def _see(self, token: int) -> None:
+        size = len(self._seen)
+        if size == len(self._token_ids):
+            self._token_ids = _grown(self._token_ids)
+        self._token_ids[size] = token
+        self._seen.add(token)
 
     def counted(self, draft_tokens: Sequence[int] = ()) -> Counted:
         """The counts if these were the next tokens; to read only, until the next call of
         `follow`."""
-        size = len(self._index)
-        counted = Counted(self._reserved.token_ids[:size], self._reserved.num_in_output[:size])
-        if not draft_tokens:
-            return counted
-        new = [token for token in dict.fromkeys(draft_tokens) if token not in self._index]
-        index_of_new = {token: size + index for index, token in enumerate(new)}
-        token_ids = np.append(counted.token_ids, np.array(new, np.int64))
-        num_in_output = np.append(counted.num_in_output, np.zeros(len(new), np.float32))
-        for token in draft_tokens:
-            index = self._index.get(token)
-            num_in_output[index_of_new[token] if index is None else index] += 1
-        return Counted(token_ids, num_in_output)
+        num_distinct = len(self._output_index)
+        counted = Counted(
+            self._token_ids[: len(self._seen)],
+            self._output_ids[:num_distinct],
+            self._num_in_output[:num_distinct],
+        )
+        return _after(counted, draft_tokens, self._seen, self._output_index)
 
 
-def _grown(counted: Counted) -> Counted:
-    """A copy with space for more."""
-    size = len(counted.token_ids)
-    num_more = 64 + size // 4
+def _after(
+    counted: Counted, draft_tokens: Sequence[int], seen: set[int], output_index: dict[int, int]
+) -> Counted:
+    """Copies of the counts with the draft tokens."""
+    if not draft_tokens:
+        return counted
+    distinct = list(dict.fromkeys(draft_tokens))
+    unseen = [token for token in distinct if token not in seen]
+    new = [token for token in distinct if token not in output_index]
+    index_of_new = {token: index for index, token in enumerate(new, len(output_index))}
+    num_in_output = np.append(counted.num_in_output, np.zeros(len(new), np.float32))
+    for token in draft_tokens:
+        index = output_index.get(token)
+        num_in_output[index_of_new[token] if index is None else index] += 1
     return Counted(
-        np.append(counted.token_ids, np.zeros(num_more, np.int64)),
-        np.append(counted.num_in_output, np.zeros(num_more, np.float32)),
+        np.append(counted.token_ids, np.array(unseen, np.int64)),
+        np.append(counted.output_ids, np.array(new, np.int64)),
+        num_in_output,
     )
+
+
+def _grown(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy with space for more."""
+    return np.append(array, np.zeros(64 + len(array) // 4, array.dtype))

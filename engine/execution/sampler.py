@@ -161,18 +161,21 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
     """Penalties in place: repetition over prompt and output, the other two over the output."""
-    tokens = torch.from_numpy(counted.token_ids).to(logits.device)
-    penalized = logits.index_select(0, tokens)
     penalty = params.repetition_penalty
     if penalty != 1.0:
+        tokens = torch.from_numpy(counted.token_ids).to(logits.device)
+        own = logits.index_select(0, tokens)
         # What is positive is divided by the penalty, and what is negative multiplied with it.
         choose = torch.minimum if penalty > 1.0 else torch.maximum
-        penalized = choose(penalized / penalty, penalized * penalty)
+        divided = own / penalty
+        logits.scatter_(0, tokens, choose(divided, own.mul_(penalty), out=divided))
     if params.presence_penalty or params.frequency_penalty:
+        tokens = torch.from_numpy(counted.output_ids).to(logits.device)
         counts = torch.from_numpy(counted.num_in_output).to(logits.device)
-        penalized -= params.presence_penalty * counts.clamp(max=1.0)
-        penalized -= params.frequency_penalty * counts
-    logits.scatter_(0, tokens, penalized)
+        own = logits.index_select(0, tokens)
+        own -= params.presence_penalty
+        own -= params.frequency_penalty * counts
+        logits.scatter_(0, tokens, own)
 
 
 def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

@@ -275,11 +275,9 @@ def test_a_row_stands_behind_its_request_s_tokens_and_the_drafted_ones() -> None
     penalized = row_after(request(presence_penalty=1.0), [5]).counts
     assert penalized is not None
     counted = penalized.counted([5])
-    assert dict(zip(counted.token_ids.tolist(), counted.num_in_output.tolist(), strict=True)) == {
-        4: 0.0,
-        7: 1.0,
-        5: 1.0,
-    }
+    assert set(counted.token_ids.tolist()) == {4, 5, 7}
+    in_output = zip(counted.output_ids.tolist(), counted.num_in_output.tolist(), strict=True)
+    assert dict(in_output) == {7: 1.0, 5: 1.0}
 
 
 def test_no_noise_is_added_to_a_row_without_temperature() -> None:

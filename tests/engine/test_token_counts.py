@@ -27,8 +27,8 @@ def test_counts_are_those_of_the_whole_sequence(
 
 
 def by_token(counted: Counted) -> dict[int, int]:
-    pairs = zip(counted.token_ids.tolist(), counted.num_in_output.tolist(), strict=True)
-    return dict(pairs)
+    pairs = zip(counted.output_ids.tolist(), counted.num_in_output.tolist(), strict=True)
+    return dict.fromkeys(counted.token_ids.tolist(), 0) | dict(pairs)
 
 
 def expected(prompt: list[int], output: list[int]) -> dict[int, int]:
@@ -38,4 +38,7 @@ def expected(prompt: list[int], output: list[int]) -> dict[int, int]:
 def test_each_token_is_listed_once() -> None:
     counts = TokenCounts([3, 3, 1])
     counts.follow([3, 3, 1, 5, 3, 5])
-    assert sorted(counts.counted([7, 7]).token_ids.tolist()) == [1, 3, 5, 7]
+    counted = counts.counted([7, 7, 1])
+    assert sorted(counted.token_ids.tolist()) == [1, 3, 5, 7]
+    assert sorted(counted.output_ids.tolist()) == [1, 3, 5, 7]
+    assert sorted(counts.counted().output_ids.tolist()) == [3, 5]
