@@ -148,7 +148,7 @@ class EngineConfig:
     tenant_cap: Annotated[float, Option(minimum=0.01, maximum=1.0)] = 0.6
     """Maximum share of the engine that one tenant holds while others wait."""
     num_threads: Annotated[int | None, Option(minimum=1), Unset("all cores")] = None
-    """CPU threads for tensor work."""
+    """Maximum CPU threads for tensor work."""
 
     @property
     def proposers(self) -> list[str]:

@@ -78,8 +78,8 @@ def _after(
     index_of_new = {token: index for index, token in enumerate(new, len(output_index))}
     num_in_output = np.append(counted.num_in_output, np.zeros(len(new), np.float32))
     for token in draft_tokens:
-        index = output_index.get(token)
-        num_in_output[index_of_new[token] if index is None else index] += 1
+        indices = output_index if token in output_index else index_of_new
+        num_in_output[indices[token]] += 1
     return Counted(
         np.append(counted.token_ids, np.array(unseen, np.int64)),
         np.append(counted.output_ids, np.array(new, np.int64)),

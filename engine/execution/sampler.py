@@ -164,18 +164,18 @@ def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
     penalty = params.repetition_penalty
     if penalty != 1.0:
         tokens = torch.from_numpy(counted.token_ids).to(logits.device)
-        own = logits.index_select(0, tokens)
+        penalized = logits.index_select(0, tokens)
         # What is positive is divided by the penalty, and what is negative multiplied with it.
         choose = torch.minimum if penalty > 1.0 else torch.maximum
-        divided = own / penalty
-        logits.scatter_(0, tokens, choose(divided, own.mul_(penalty), out=divided))
+        divided = penalized / penalty
+        logits.scatter_(0, tokens, choose(divided, penalized.mul_(penalty)))
     if params.presence_penalty or params.frequency_penalty:
         tokens = torch.from_numpy(counted.output_ids).to(logits.device)
         counts = torch.from_numpy(counted.num_in_output).to(logits.device)
-        own = logits.index_select(0, tokens)
-        own -= params.presence_penalty
-        own -= params.frequency_penalty * counts
-        logits.scatter_(0, tokens, own)
+        penalized = logits.index_select(0, tokens)
+        penalized -= params.presence_penalty
+        penalized -= params.frequency_penalty * counts
+        logits.scatter_(0, tokens, penalized)
 
 
 def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

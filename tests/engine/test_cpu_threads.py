@@ -40,10 +40,10 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def num_threads() -> Iterator[int]:
-    """The process's own number, restored after the test."""
+def num_threads() -> Iterator[None]:
+    """Restores the process's number after the test."""
     before = torch.get_num_threads()
-    yield before
+    yield
     torch.set_num_threads(before)
 
 
@@ -73,39 +73,26 @@ def test_the_threads_are_the_cores_that_others_leave(
 
 
 @pytest.mark.usefixtures("num_threads")
-def test_the_threads_return_when_the_load_ends(machine: Machine) -> None:
-    threads = threads_of(machine, maximum=2, num_cores=2)
-    seen = []
-    for others in (1.0, 1.0, 0.0, 0.7, 0.1):
-        machine.run(1.5, others=others)
+@pytest.mark.parametrize(
+    ("num_cores", "intervals"),
+    [
+        pytest.param(
+            2, [(1.5, 1.0, 1), (1.5, 1.0, 1), (1.5, 0.0, 2), (1.5, 0.7, 1)], id="load-that-ends"
+        ),
+        pytest.param(8, [(1.0, 5.0, 2), (1.0, 7.0, 1)], id="fewer-than-the-cores"),
+        pytest.param(
+            2, [(0.3, 2.0, 2), (0.7, 0.0, 1), (1.0, 0.0, 2)], id="averaged-over-the-interval"
+        ),
+    ],
+)
+def test_two_threads_follow_the_load(
+    machine: Machine, num_cores: int, intervals: list[tuple[float, float, int]]
+) -> None:
+    threads = threads_of(machine, maximum=2, num_cores=num_cores)
+    for seconds, others, expected in intervals:
+        machine.run(seconds, others=others)
         adjust_if_due(threads, machine)
-        seen.append(torch.get_num_threads())
-    assert seen == [1, 1, 2, 1, 2]
-
-
-@pytest.mark.usefixtures("num_threads")
-def test_a_configured_number_is_the_maximum(machine: Machine) -> None:
-    threads = threads_of(machine, maximum=2, num_cores=8)
-    machine.run(1.0, others=5.0)
-    adjust_if_due(threads, machine)
-    assert torch.get_num_threads() == 2
-    machine.run(1.0, others=7.0)
-    adjust_if_due(threads, machine)
-    assert torch.get_num_threads() == 1
-
-
-@pytest.mark.usefixtures("num_threads")
-def test_a_load_counts_over_the_whole_interval(machine: Machine) -> None:
-    threads = threads_of(machine, maximum=2, num_cores=2)
-    machine.run(0.3, others=2.0)
-    adjust_if_due(threads, machine)
-    assert torch.get_num_threads() == 2
-    machine.run(0.7, others=0.0)
-    adjust_if_due(threads, machine)
-    assert torch.get_num_threads() == 1  # 0.6 of a core over a second
-    machine.run(1.0, others=0.0)
-    adjust_if_due(threads, machine)
-    assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/stat")
@@ -137,9 +124,9 @@ def test_a_child_process_is_another_process() -> None:
     assert cpu_threads._others(cores) - before >= 0.4
 
 
+@pytest.mark.usefixtures("num_threads")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/stat")
-def test_a_real_load_takes_a_thread_away(num_threads: int) -> None:
-    assert num_threads >= 1
+def test_a_real_load_takes_a_thread_away() -> None:
     torch.set_num_threads(2)
     threads = open_cpu_threads(CPU, time.monotonic())
     cores = os.sched_getaffinity(0)
