@@ -77,7 +77,9 @@ def test_the_threads_are_the_cores_that_others_leave(
     ("num_cores", "intervals"),
     [
         pytest.param(
-            2, [(1.5, 1.0, 1), (1.5, 1.0, 1), (1.5, 0.0, 2), (1.5, 0.7, 1)], id="load-that-ends"
+            2,
+            [(1.5, 1.0, 1), (1.5, 1.0, 1), (1.5, 0.0, 2), (1.5, 0.7, 1), (1.5, 0.1, 2)],
+            id="load-that-ends",
         ),
         pytest.param(8, [(1.0, 5.0, 2), (1.0, 7.0, 1)], id="fewer-than-the-cores"),
         pytest.param(
