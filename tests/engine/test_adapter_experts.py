@@ -23,6 +23,7 @@ from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.families import SERVED, VOCAB_SIZE, save_family
+from support.marks import marked_slow
 from support.paged import paged_logits
 from support.tuned import adapted_layers, make_tuned
 
@@ -48,6 +49,8 @@ FAMILIES = [
     "qwen2_moe-window",
     "qwen3_moe",
 ]
+SLOW_FAMILIES = {"deepseek_v2-mla", "glm4_moe", "mixtral", "olmoe", "qwen2_moe-window"}
+"""Families whose experts and router another one has too."""
 ADAPTERS: dict[str, dict[str, Any]] = {
     "all-of-moe": {"r": 3, "target_parameters": [*EXPERTS, *ROUTERS]},
     "other-rank-with-linears": {
@@ -153,7 +156,7 @@ def check_against_peft(model: Path, adapters: list[dict[str, Any]], blocks: Path
         assert (ours - expected).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", marked_slow(FAMILIES, slow=SLOW_FAMILIES))
 def test_experts_and_routers_of_each_family_equal_peft_in_one_mixed_batch(
     family: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.engine import LocalEngine
 from support.feature_blocks import write_peft_block
 from support.features import TOKENS, Feature, World, dense_logits, make_world
+from support.marks import marked_slow
 from support.paged import paged_logits
 
 TOLERANCE = 1e-4
@@ -95,9 +96,11 @@ FAMILIES: dict[str, dict[str, Feature]] = {
     "granite": ENDS,
     "exaone4-window": ENDS,
 }
+SLOW_FAMILIES = {"gemma3-window", "cohere", "exaone4-window"}
+"""Families whose features another one has too."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", marked_slow(FAMILIES, slow=SLOW_FAMILIES))
 def test_every_feature_equals_peft_in_one_mixed_batch(family: str, tmp_path: Path) -> None:
     features = FAMILIES[family]
     world = make_world(tmp_path, family, list(features.values()))

@@ -25,6 +25,7 @@ from loraplex.engine.scheduling.step_costs import StepCosts
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
+from support.marks import marked_slow
 from support.models import make_adapter
 
 NEAR_TIE = 1e-4
@@ -49,7 +50,7 @@ FAMILIES: dict[str, list[str]] = {
     "gpt2-conv1d": ["c_attn", "c_fc"],
 }
 """Which layers of each family the adapters change."""
-SLOW_FAMILIES = {"mistral-window", "gemma3-window", "mixtral", "phi3-fused"}
+SLOW_FAMILIES = {"mistral-window", "gemma3-window", "mixtral", "qwen3_moe", "phi3-fused"}
 """Families whose attention and layers another one has too."""
 UNTIED = {"tie_word_embeddings": False}
 """A random model with tied embeddings repeats its last token, whatever its cache says."""
@@ -78,10 +79,7 @@ class Family:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW_FAMILIES else ())
-        for name in FAMILIES
-    ],
+    params=marked_slow(FAMILIES, slow=SLOW_FAMILIES),
 )
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -13,7 +13,7 @@ from loraplex.adapters.identity import AdapterKey
 from support.engine import LocalEngine
 from support.models import make_adapter
 
-NUM_PAIRS = 40
+NUM_PAIRS = 16
 """Of each kind."""
 MIB = 1 << 20
 

@@ -43,7 +43,7 @@ def requests(num: int, *keys: object) -> list[Request]:
 # --- how many -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("right", [0.95, 0.8, 0.5, 0.2])
+@pytest.mark.parametrize("right", [0.95, pytest.param(0.8, marks=pytest.mark.slow), 0.5, 0.2])
 @pytest.mark.parametrize(("num_requests", "num_seeds"), [(1, 4), (16, 2)])
 @pytest.mark.parametrize("costs", [MEMORY_BOUND, COMPUTE_BOUND, BETWEEN, ROOFLINE], ids=str)
 def test_comes_close_to_the_best_fixed_number(

@@ -58,7 +58,7 @@ def plain_at(
     return cache(lambda heat: answer_all(LocalEngine(tiny_base, path), adapter_folders, heat))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, pytest.param(1.3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("proposer", ["ngram", "draft:{base}", "draft:{small}", "early_exit:1"])
 def test_the_tokens_are_those_of_plain_decoding(
     tiny_base: Path,

@@ -202,7 +202,7 @@ def assert_same_answers(actual: LocalEngine, expected: LocalEngine) -> None:
         assert_same_answer(actual.answers[request_id], answer)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, pytest.param(1.3, marks=pytest.mark.slow)])
 def test_a_mixed_batch_answers_as_with_plain_decoding_however_good_the_drafts_are(
     open_engine: Open, adapter_folders: list[Path], temperature: float, crowd_of: Crowd
 ) -> None:

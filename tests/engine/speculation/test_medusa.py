@@ -109,7 +109,7 @@ def test_head_j_drafts_the_token_j_places_behind_the_next(
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, pytest.param(1.3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("proposer", ["medusa", "medusa_tree"])
 def test_the_tokens_are_those_of_plain_decoding(
     tmp_path: Path, proposer: str, temperature: float
