@@ -85,3 +85,17 @@ def test_malformed_adapters_are_counted_over_all_workers() -> None:
     assert found["tried"] >= 2 * AMOUNT.malformed
     assert found["crashes"] == found["uncoded"] == 0
     assert missed_bars({"malformed": found}, AMOUNT) == []
+
+
+def test_a_quick_run_tries_a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
+    amounts: list[Amount] = []
+
+    def note(amount: Amount) -> float:
+        amounts.append(amount)
+        return 1.0
+
+    monkeypatch.setattr(adapter_evidence, "SECTIONS", {"reserved_over_true": note})
+    for size in (["--quick"], [], ["--soak"]):
+        assert main(size) == 0
+    quick, whole, soak = (amount.canary_requests for amount in amounts)
+    assert 5 * quick == whole < soak
