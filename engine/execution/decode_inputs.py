@@ -121,6 +121,8 @@ class DecodeInputs:
         self._tables = [_Tables(layout, group, device) for group in layout.groups]
         spare_tables = [block_table([block]) for block in spare_blocks]
         self._padding = SequenceChunk([0], start=0, tables=spare_tables)
+        self._adapter_rows: Sequence[int] = ()
+        """Those in the buffer."""
         self.fill([], [], num_rows=layout.max_rows)
 
     def input_ids(self, num_rows: int) -> Tensor:
@@ -189,6 +191,9 @@ class DecodeInputs:
         words, layout, num_rows = self._words, self._layout, len(chunks)
         words[:num_rows] = [chunk.token_ids[0] for chunk in chunks]
         words[layout.row_words :][:num_rows] = positions
+        if adapter_rows == self._adapter_rows:
+            return
+        self._adapter_rows = adapter_rows
         words[layout.rows_start :].view(np.int32)[:num_rows] = adapter_rows
         tiles = plan_tiles(adapter_rows, ())
         tiles += [NO_TILE] * (num_rows - len(tiles))

@@ -69,6 +69,10 @@ class ModelRunner:
         self._adapters = StepAdaptersBuilder(
             LoraBatchBuilder(arena, base.device), base.layout, base.head_name
         )
+        # While the same sequences decode, a step has the adapters of the one before: a lease fixes
+        # its adapter's place on the device.
+        self._ranked: tuple[Sequence[Lease | None], int | None] = ((), 0)
+        self._built: tuple[_AdapterRows, StepAdapters] | None = None
 
     @property
     def max_graph_rows(self) -> int | None:
@@ -143,7 +147,7 @@ class ModelRunner:
     ) -> StepOutput | None:
         """The output of chunks of few tokens, if a graph serves them."""
         counts = [len(chunk.token_ids) for chunk in chunks]
-        num_rows, tokens, runs = sum(counts), chunks, _runs([1] * len(chunks), leases)
+        num_rows, tokens, rows = sum(counts), chunks, _rows(leases)
         if num_rows > graphs.max_rows:
             return None
         if num_rows > len(chunks):
@@ -152,16 +156,24 @@ class ModelRunner:
             if sum(map(_num_prompt_reads, chunks)) > MAX_PROMPT_READS:
                 return None
             tokens = [token for chunk in chunks for token in chunk.tokens()]
-            pairs = zip(runs, counts, strict=True)
-            runs = [run for run, count in pairs for _ in range(count)]
-        rank = self._adapters.plain_rank(runs)
+            rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+        rank = self._plain_rank(leases)
         if rank is None:
             return None
-        output = graphs.run(tokens, [run.row for run in runs], rank)
+        output = graphs.run(tokens, rows, rank)
         if output is None:
             return None
-        output = output.rows(logits_rows(chunks))
+        if num_rows > len(chunks):
+            output = output.rows(logits_rows(chunks))
         return StepOutput(output.logits, output.hidden_states, are_finite=output.are_finite)
+
+    def _plain_rank(self, leases: Sequence[Lease | None]) -> int | None:
+        """See `StepAdaptersBuilder.plain_rank`."""
+        ranked, rank = self._ranked
+        if leases != ranked:
+            rank = self._adapters.plain_rank(_runs([1] * len(leases), leases))
+            self._ranked = leases, rank
+        return rank
 
     def run_chunks(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
@@ -204,25 +216,39 @@ class ModelRunner:
     ) -> StepAdapters:
         counts = [len(chunk.token_ids) for chunk in chunks]
         num_kept = [chunk.num_logits_rows for chunk in chunks]
-        runs = _runs(counts, leases)
-        return self._adapters.build(
-            runs,
-            runs if num_kept == counts else _runs(num_kept, leases),
-            num_decodes=counts.count(1),
-            num_verified=sum(
-                len(chunk.token_ids)
-                for chunk in chunks
-                if chunk.num_logits_rows > 1 and not chunk.is_prompt
-            ),
+        num_verified = sum(
+            len(chunk.token_ids)
+            for chunk in chunks
+            if chunk.num_logits_rows > 1 and not chunk.is_prompt
         )
+        wanted = _AdapterRows(counts, num_kept, leases, num_verified)
+        if self._built is None or self._built[0] != wanted:
+            runs = _runs(counts, leases)
+            kept = runs if num_kept == counts else _runs(num_kept, leases)
+            adapters = self._adapters.build(
+                runs, kept, num_decodes=counts.count(1), num_verified=num_verified
+            )
+            self._built = wanted, adapters
+        return self._built[1]
+
+
+class _AdapterRows(NamedTuple):
+    """What a step's adapters are built from."""
+
+    counts: Sequence[int]
+    """For each sequence its tokens."""
+    num_kept: Sequence[int]
+    """For each sequence the rows whose logits are kept."""
+    leases: Sequence[Lease | None]
+    num_verified: int
 
 
 def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
     request, num_tokens, num_draft_tokens = sequence
     start, tables = request.num_computed_tokens, request.kv.tables
-    token_ids = request.token_ids[start : start + num_tokens - num_draft_tokens]
     if num_tokens == 1:
-        return SequenceChunk(token_ids, start, tables)
+        return SequenceChunk([request.token_ids[start]], start, tables)
+    token_ids = request.token_ids[start : start + num_tokens - num_draft_tokens]
     num_kept = sequence.num_logits_rows
     if not num_draft_tokens:
         return SequenceChunk(token_ids, start, tables, num_kept, is_prompt=True)
@@ -237,6 +263,10 @@ def _num_prompt_reads(chunk: SequenceChunk) -> int:
 
 def _runs(counts: Sequence[int], leases: Sequence[Lease | None]) -> list[AdapterRun]:
     """So many rows of each lease's adapter."""
-    rows = [BASE_ROW if lease is None else lease.row for lease in leases]
     generations = [0 if lease is None else lease.generation for lease in leases]
-    return list(map(AdapterRun, counts, rows, generations))
+    return list(map(AdapterRun, counts, _rows(leases), generations))
+
+
+def _rows(leases: Sequence[Lease | None]) -> list[int]:
+    """The table row of each lease's adapter."""
+    return [BASE_ROW if lease is None else lease.row for lease in leases]
