@@ -98,15 +98,21 @@ def test_the_server_says_the_same_at_the_push(
     assert (code, answer["way_out"] in err) == (ExitCode.INVALID_ADAPTER, True)
 
 
+# That the two layouts are equal, in every family, is shown by `tests/engine/test_skeleton.py`.
 @pytest.mark.parametrize(
     ("family", "target"),
     [
         ("gpt2-conv1d", "c_attn"),
-        ("gpt_neox", "query_key_value"),
         ("phi3-fused", "qkv_proj"),
-        ("gemma3-window", "q_proj"),
-        ("opt", "fc1"),
-        ("starcoder2", "c_proj"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("gpt_neox", "query_key_value"),
+                ("gemma3-window", "q_proj"),
+                ("opt", "fc1"),
+                ("starcoder2", "c_proj"),
+            )
+        ),
     ],
 )
 def test_a_familys_adapter_is_judged_from_the_configuration_as_by_the_loaded_model(
