@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import structlog
 
 # Before torch is imported, and for the processes that tests start: tiny matrices gain nothing from
 # threads, and threads that wait for each other on shared cores cost several times the work.
@@ -48,6 +49,13 @@ def _short_polling_intervals() -> Iterator[None]:
     """Commands poll every 20 ms."""
     with patch("loraplex.api.cli.polling.FIRST_SECONDS", 0.02):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_tracebacks() -> None:
+    """Rich draws every local variable of every frame of a logged exception, 3 s of CPU each."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
 
 
 @pytest.fixture(scope="session")

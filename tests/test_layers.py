@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -112,15 +112,16 @@ EDGES = {
 
 
 @cache
-def sources() -> tuple[tuple[Path, ast.Module], ...]:
+def sources() -> tuple[tuple[Path, tuple[ast.AST, ...]], ...]:
+    """Each file and its nodes: to walk a tree takes as long as to parse it."""
     paths = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
-    return tuple((path, ast.parse(path.read_text())) for path in paths)
+    return tuple((path, tuple(ast.walk(ast.parse(path.read_text())))) for path in paths)
 
 
-def imported(path: Path, tree: ast.Module) -> Iterator[str]:
+def imported(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Absolute dotted names of what a file imports; our own begin with `loraplex.`"""
     package = ["loraplex", *path.relative_to(ROOT).parts[:-1]]
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -131,8 +132,8 @@ def imported(path: Path, tree: ast.Module) -> Iterator[str]:
 def test_every_module_of_ours_that_is_imported_is_there() -> None:
     missing = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for path, tree in sources()
-        for name in imported(path, tree)
+        for path, nodes in sources()
+        for name in imported(path, nodes)
         if name.startswith("loraplex.")
         and not (place := ROOT.joinpath(*name.split(".")[1:])).is_dir()
         and not place.with_suffix(".py").is_file()
@@ -144,8 +145,8 @@ def test_every_module_of_ours_that_is_imported_is_there() -> None:
 def test_no_layer_imports_one_above_it() -> None:
     upward = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for path, tree in sources()
-        for name in imported(path, tree)
+        for path, nodes in sources()
+        for name in imported(path, nodes)
         if name.startswith("loraplex.")
         and (target := name.split(".")[1]) in LAYERS
         and target != (layer := path.relative_to(ROOT).parts[0])
@@ -164,9 +165,9 @@ def test_no_package_imports_one_above_it(layer: str) -> None:
 def test_services_know_no_http() -> None:
     found = [
         f"{where} imports {name}"
-        for path, tree in sources()
+        for path, nodes in sources()
         if (where := path.relative_to(ROOT)).parts[:2] in {("api", name) for name in HTTP_FREE}
-        for name in imported(path, tree)
+        for name in imported(path, nodes)
         if name.split(".")[0] in {"fastapi", "starlette", "uvicorn"}
     ]
     assert found == []
@@ -216,9 +217,9 @@ def test_engine_adapters_and_kernels_need_no_more_than_a_bare_gpu_image_has() ->
     allowed = ENGINE_IMAGE | set(sys.stdlib_module_names) | {"loraplex"}
     beyond = [
         f"{where} imports {name}"
-        for path, tree in sources()
+        for path, nodes in sources()
         if (where := str(path.relative_to(ROOT))).startswith(("engine/", "adapters/", "kernels/"))
-        for name in imported(path, tree)
+        for name in imported(path, nodes)
         if name.split(".")[0] not in allowed | EDGES.get(where, set())
     ]
     assert beyond == []
@@ -226,11 +227,11 @@ def test_engine_adapters_and_kernels_need_no_more_than_a_bare_gpu_image_has() ->
 
 def test_nothing_deserializes_or_executes_what_others_wrote() -> None:
     found = []
-    for path, tree in sources():
+    for path, nodes in sources():
         where = path.relative_to(ROOT)
-        names = {name.split(".")[0] for name in imported(path, tree)}
+        names = {name.split(".")[0] for name in imported(path, nodes)}
         found += [f"{where} imports {name}" for name in names & BANNED_MODULES]
-        for node in ast.walk(tree):
+        for node in nodes:
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func)

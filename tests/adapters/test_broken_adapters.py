@@ -1,4 +1,8 @@
-"""Adapters with typical defects: served, or refused with the correct code and pointer."""
+"""Adapters with typical defects: served, or refused with the correct code and pointer.
+
+They are examined in this process. `tests/api/cli/test_validate.py` has one of each outcome examined
+in the process of a push, and `make adapter-evidence` all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.rejections import REJECTIONS
-from support.broken import check_broken
+from support.broken import check_broken, examine_here
 from support.broken_adapters import BROKEN, SERVED
 
 
@@ -20,4 +24,4 @@ def test_there_are_enough_kinds_of_both_outcomes() -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_is_served_as_by_peft_or_refused_for_its_reason(name: str, tiny_base: Path) -> None:
-    assert check_broken(tiny_base, BROKEN[name]) == ""
+    assert check_broken(tiny_base, BROKEN[name], examine_here) == ""

@@ -16,7 +16,7 @@ from support.malformed import Examiner, examine_here, examine_in_child, run_malf
 from support.malformed_features import run_malformed_features
 from support.mutators import MUTATORS, mutated
 
-NUM_MALFORMED = 300
+NUM_MALFORMED = 160
 """`make adapter-evidence` takes 2,000."""
 
 

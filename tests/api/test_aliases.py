@@ -22,8 +22,8 @@ PROD = "/v1/adapters/bot/aliases/prod"
 
 @pytest.fixture
 def fresh_owner(caller: Caller, adapters: list[Path]) -> Caller:
-    """A tenant of the test's own, whose `bot` has three ready versions and never had an alias."""
-    for folder in adapters:
+    """A tenant of the test's own, whose `bot` has two ready versions and never had an alias."""
+    for folder in adapters[:2]:
         caller.push(folder, "bot")
     return caller
 
@@ -136,7 +136,10 @@ def test_a_resident_adapter_was_loaded_in_no_time(owner: Caller) -> None:
     assert "x-loraplex-adapter-version" not in ask(owner, "tiny").headers
 
 
-def test_rollback_restores_the_whole_target_and_goes_further_back(fresh_owner: Caller) -> None:
+def test_rollback_restores_the_whole_target_and_goes_further_back(
+    fresh_owner: Caller, adapters: list[Path]
+) -> None:
+    fresh_owner.push(adapters[2], "bot")
     fresh_owner.http.put(PROD, json={"version": 1})
     split(fresh_owner, 10)
     fresh_owner.http.put(PROD, json={"version": 3})

@@ -378,6 +378,7 @@ def test_a_limit_that_nobody_knows_may_be_null(limit: Callable[..., dict[str, An
     assert limit(users=3, unknown=None)["users"] == 3
 
 
+@pytest.mark.slow  # as long as SQLite waits for a lock
 def test_a_database_that_others_hold_for_too_long_lets_nobody_past_the_limits(
     server: ServerUnderTest, caller: Caller, limit: Callable[..., dict[str, Any]]
 ) -> None:

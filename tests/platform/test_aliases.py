@@ -128,7 +128,7 @@ def test_a_growing_canary_takes_requests_and_gives_none_back(
         make_versions(session, 2)
         for percent in (5, 25, 60, 95):
             catalog.set_alias(session, NAME, "prod", 1, canary=Canary(2, percent))
-            references = {one: resolve_for_acme(session, NAME, one) for one in REQUEST_IDS}
+            references = {one: resolve_for_acme(session, NAME, one) for one in REQUEST_IDS[:60]}
             now = {one for one, reference in references.items() if reference.is_canary}
             assert in_canary < now
             in_canary = now

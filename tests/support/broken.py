@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from loraplex.adapters.errors import AdapterRejected
+from loraplex.adapters.examination import IntakeReport, examine
 from loraplex.adapters.intake import IntakeRequest, run_intake
-from loraplex.adapters.layout import layout_to_json
+from loraplex.adapters.layout import BaseLayout, layout_from_json, layout_to_json
 from support.broken_adapters import BROKEN, CONFIG, SERVED, WEIGHTS, BrokenKind
 from support.deltas import deltas_of_block, deltas_of_peft
 from support.layouts import full_layout_of
 from support.models import make_tiny_llama
 
+Examiner = Callable[[IntakeRequest], IntakeReport]
 
-def check_broken(base: Path, kind: BrokenKind) -> str:
-    """What is wrong with the server's answer to this kind; empty if it is right."""
+
+def examine_here(request: IntakeRequest) -> IntakeReport:
+    """What the process of a push does with the adapter, without starting one."""
+    return examine(
+        Path(request.config_path),
+        Path(request.weights_path),
+        Path(request.output_path),
+        layout=layout_from_json(Path(request.layout_path).read_text()),
+        serving_dtype=request.serving_dtype,
+    )
+
+
+def check_broken(base: Path, kind: BrokenKind, examiner: Examiner = run_intake) -> str:
+    """What is wrong with the answer to this kind; empty if it is right."""
     with tempfile.TemporaryDirectory() as directory:
         if kind.is_base_tied:
             base = make_tiny_llama(Path(directory) / "tied", tie_word_embeddings=True)
-        layout = full_layout_of(base, with_digests=True)
+        layout = _layout_of(base)
         folder = Path(directory) / "adapter"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PEFT warns of some of what is to be shown here
@@ -37,7 +53,7 @@ def check_broken(base: Path, kind: BrokenKind) -> str:
             serving_dtype=kind.serving_dtype,
         )
         try:
-            run_intake(request)
+            examiner(request)
         except AdapterRejected as exc:
             is_right = exc.reason == kind.expected and _points(exc, kind.pointer)
             return "" if is_right else f"{exc.reason} at {exc.pointer}: {exc}"
@@ -56,6 +72,12 @@ def check_broken(base: Path, kind: BrokenKind) -> str:
 def run_broken(base: Path) -> dict[str, str]:
     """Every kind to what is wrong with its answer; empty texts are right."""
     return {name: check_broken(base, kind) for name, kind in BROKEN.items()}
+
+
+@cache
+def _layout_of(base: Path) -> BaseLayout:
+    """Almost all kinds have the same base."""
+    return full_layout_of(base, with_digests=True)
 
 
 def _points(error: AdapterRejected, start: str) -> bool:

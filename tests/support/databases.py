@@ -96,9 +96,13 @@ def migrate(url: str) -> None:
 
 def empty_all_tables(database: Database) -> None:
     """Make a migrated database like new. DELETE, since TRUNCATE is slow on small tables."""
+    statements = [f"DELETE FROM {table.name}" for table in reversed(Base.metadata.sorted_tables)]
     with database.platform_transaction() as session:
-        for table in reversed(Base.metadata.sorted_tables):
-            session.execute(table.delete())
+        connection = session.connection()
+        if connection.dialect.name == "postgresql":
+            statements = ["; ".join(statements)]  # 2 ms in one message, 14 in one for each
+        for statement in statements:
+            connection.exec_driver_sql(statement)
 
 
 def wait_until_one_is_blocked(session: UnitOfWork) -> None:

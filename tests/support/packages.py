@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ Imports = Mapping[str, set[str]]
 """For each package or flat module of a layer, those of the same layer that it imports."""
 
 
+@cache
 def package_imports(layer: str) -> Imports:
     found: dict[str, set[str]] = {}
     for path in sorted((ROOT / layer).rglob("*.py")):
