@@ -8,7 +8,7 @@ through unchanged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..draft import NO_DRAFT
@@ -130,13 +130,13 @@ class Execution(Generic[OutputT]):
 
     def current(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
         """The sequences whose adapter matches their lease; the requests of the others end."""
-        current = []
-        for sequence in sequences:
-            if self._runner.is_current(sequence):
-                current.append(sequence)
-            else:
-                self._requests.fail(sequence.request, StaleExtent())
-        return tuple(current)
+        return tuple(filter(self._is_current, sequences))
+
+    def _is_current(self, sequence: ScheduledSequence) -> bool:
+        if self._runner.is_current(sequence):
+            return True
+        self._requests.fail(sequence.request, StaleExtent())
+        return False
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
         """Run the sequences and process their output; False if that took more than one step."""
@@ -154,15 +154,20 @@ class Execution(Generic[OutputT]):
 
     def _process(self, sequences: tuple[ScheduledSequence, ...], output: OutputT) -> bool:
         finite = output.finite
-        rows_of = dict(zip(sequences, _rows(sequences), strict=True))
+        are_all_finite = all(finite)
         drawing: list[_Drawing] = []
         failed: list[ScheduledSequence] = []
-        for sequence in self.current(sequences):
-            rows = rows_of[sequence]
+        for sequence, rows in _with_rows(sequences):
+            if not self._is_current(sequence):
+                continue
             kept = rows.kept
             first_drawn = kept.stop - 1 - sequence.num_draft_tokens
-            is_finite = all(finite[kept.start : first_drawn + 1])
-            if not all(finite[first_drawn : kept.stop]) and sequence.num_draft_tokens:
+            is_finite = are_all_finite or all(finite[kept.start : first_drawn + 1])
+            if (
+                not are_all_finite
+                and not all(finite[first_drawn : kept.stop])
+                and sequence.num_draft_tokens
+            ):
                 sequence = self._without_draft(sequence)
                 if not is_finite:
                     failed.append(sequence)
@@ -237,30 +242,29 @@ class Execution(Generic[OutputT]):
     ) -> None:
         """Give the request its new tokens, up to the one that ends it."""
         sequence, request = entry.sequence, entry.sequence.request
-        sampling = request.submitted.sampling
-        num_tokens = self._num_until_end(request, generated.token_ids)
-        if num_tokens < len(generated.token_ids):
+        if path:
+            num_tokens = self._num_until_end(request, generated.token_ids)
             path, generated = path[:num_tokens], generated.first(num_tokens)
-        if path and not self._keeps(request, path):
-            path, generated = (), generated.first(1)
-        num_tokens = len(generated.token_ids)
+            if not self._keeps(request, path):
+                path, generated = (), generated.first(1)
+        token_ids = generated.token_ids
         self._requests.generate(request, generated)
-        self._scheduler.append(request, generated.token_ids)
+        self._scheduler.append(request, token_ids)
         self._scheduler.advance(sequence, num_accepted=len(path))
-        row = entry.rows[1 + path[num_tokens - 2] if num_tokens > 1 else 0]
         hidden_states = output.hidden_states
         if request.draft is not NO_DRAFT or hidden_states is not None:
+            row = entry.rows[1 + path[len(token_ids) - 2] if len(token_ids) > 1 else 0]
             self._speculation.observe(
                 request, path, None if hidden_states is None else hidden_states[row]
             )
             request.draft = NO_DRAFT
-        last = generated.token_ids[-1]
+        last = token_ids[-1]
         if last in request.end_token_ids:
             self._requests.finish(request, FinishReason.STOP, stop_token_id=last)
-        elif len(request.token_ids) - request.num_prompt_tokens >= sampling.max_tokens:
+        elif request.num_generated_tokens >= request.submitted.sampling.max_tokens:
             self._requests.finish(request, FinishReason.LENGTH)
         elif request.matcher is not None:
-            self._follow(request, request.matcher, generated.token_ids)
+            self._follow(request, request.matcher, token_ids)
 
     def _keeps(self, request: Request, path: Sequence[int]) -> bool:
         """Whether the entries of these draft tokens could be moved to their positions."""
@@ -296,12 +300,12 @@ def _is_one_without_draft(sequences: Sequence[ScheduledSequence]) -> bool:
     return len(sequences) == 1 and not sequences[0].num_draft_tokens
 
 
-def _rows(sequences: Sequence[ScheduledSequence]) -> list[StepRows]:
-    """The rows of each, adjacent and in their order."""
-    found: list[StepRows] = []
+def _with_rows(
+    sequences: Sequence[ScheduledSequence],
+) -> Iterator[tuple[ScheduledSequence, StepRows]]:
+    """Each with its rows, adjacent and in their order."""
     kept = computed = range(0)
     for sequence in sequences:
         kept = range(kept.stop, kept.stop + sequence.num_logits_rows)
         computed = range(computed.stop, computed.stop + sequence.num_tokens)
-        found.append(StepRows(kept, computed))
-    return found
+        yield sequence, StepRows(kept, computed)
