@@ -25,7 +25,7 @@ def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
     linears = [fused.linear for fused in base.projections]
     return ModelCost(
         shared_bytes=sum(weight.nbytes for weight in shared)
-        + sum(linear.weight_bytes for linear in linears),
+        + sum(linear.weight_bytes for linear in base.linears),
         shared_parameters=sum(linear.in_features * linear.out_features for linear in linears),
         head_parameters=_head(base.model).numel(),
         kv_reads=kv_reads,

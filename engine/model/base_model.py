@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from ...adapters.arena import Arena
 from ...adapters.layout import BaseLayout, Projection, Slice
 from ...adapters.malloc import return_freed_memory
+from ...kernels.linear import Linear
 from ...kernels.linear_packing import pack_linear
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
@@ -56,6 +57,8 @@ class BaseModel:
     projections: tuple[FusedProjection, ...]
     """The packed linear layers of the decoder."""
     ends: ModelEnds
+    packed_head: Linear | None
+    """The output head; None: it is the model's own."""
     moe_layers: tuple[MoeLayer, ...]
     fused: FusedLayers | None
     """None: all layers keep their own code."""
@@ -91,9 +94,15 @@ class BaseModel:
     @property
     def weight_bytes(self) -> int:
         """The bytes of the weights as served."""
-        packed = sum(fused.linear.weight_bytes for fused in self.projections)
+        packed = sum(linear.weight_bytes for linear in self.linears)
         rest: int = sum(parameter.nbytes for parameter in self.model.parameters())
         return packed + rest
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The packed linear layers."""
+        decoder = [fused.linear for fused in self.projections]
+        return decoder if self.packed_head is None else [*decoder, self.packed_head]
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
         """Call back whenever a step reaches its next layer: the largest steps take many seconds."""
@@ -152,6 +161,9 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         kv_error = paged_error(model, kv_shapes, cases, kv_format)
     ends = adapt_ends(model)
     projections = replace_linears(model, quantization=engine.quantization)
+    digests = end_digests(model, model_dir)
+    # On the CPU PyTorch's own matmul of one row is as fast, and of eight it takes twice as long.
+    packed_head = ends.head.pack(model) if ends.head and device.type == "cpu" else None
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
     error = 0.0 if is_quantized else check_parity(model, kv_shapes, cases)
@@ -162,7 +174,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         projections=projections,
         moe_layers=moe_layers,
         base_id=compute_base_id(model_dir),
-        digests=end_digests(model, model_dir),
+        digests=digests,
     )
     return BaseModel(
         model=model,
@@ -170,6 +182,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         layout=layout,
         projections=tuple(projections),
         ends=ends,
+        packed_head=packed_head,
         moe_layers=tuple(moe_layers),
         fused=fused,
         kv_shapes=kv_shapes,

@@ -1,8 +1,8 @@
 """The output head: it runs on the logits rows only, so its adapter rows differ from the step's.
 
-The head module remains unchanged and unquantized, and may be tied to the input embedding. In a step
-whose adapters change it, a hook changes its result. The model's own operations on logits (caps,
-scales) follow after that.
+The head is not quantized, and may be tied to the input embedding. In a step whose adapters change
+it, a hook changes its result. The model's own operations on logits (caps, scales) follow after
+that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from transformers import PreTrainedModel
 
 from ...adapters.arena import Arena
 from ...adapters.layout import Projection, Slice
-from ...kernels.linear import row_norms
+from ...kernels.linear import Linear, row_norms
+from ...kernels.linear_packing import pack_linear
 from ...kernels.lora_batch import LoraBatch
+from .adapted_module import BaseWeights
 from .linear import LinearAdapters
 
 
@@ -28,9 +30,21 @@ class OutputHead:
 
     def __init__(self, name: str, module: nn.Linear) -> None:
         self.projection = Projection((Slice(name, module.in_features, module.out_features),))
-        self.base_weights = HeadWeights(module)
-        self._module = module
+        self.base_weights: BaseWeights = HeadWeights(module)
+        self._name = name
+        self._module: nn.Module = module
         self._adapters: LinearAdapters | None = None
+
+    def pack(self, model: PreTrainedModel) -> Linear:
+        """Replace the head in the model by one that stores its weight as the device multiplies it
+        fastest. A table that was tied to the head keeps its own copy."""
+        weights = self.base_weights
+        assert isinstance(weights, HeadWeights), "it is packed once"
+        packed = pack_linear(weights.weight, weights.bias)
+        parent, _, leaf = self._name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, packed)
+        self._module = self.base_weights = packed
+        return packed
 
     def attach(self, arena: Arena, slice_range: range) -> None:
         self._adapters = LinearAdapters(self.projection, self.base_weights, arena, slice_range)
@@ -71,12 +85,12 @@ class HeadWeights:
     """The head's weight, as BaseWeights."""
 
     def __init__(self, module: nn.Linear) -> None:
-        self._weight = module.weight.detach()
+        self.weight = module.weight.detach()
         self.bias = None if module.bias is None else module.bias.detach()
 
     @cached_property
     def row_norms(self) -> Tensor:
-        return row_norms(self._weight)
+        return row_norms(self.weight)
 
     def products(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight).float()
+        return F.linear(x, self.weight).float()
