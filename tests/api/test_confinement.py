@@ -65,6 +65,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such profiles")
 def test_where_a_container_forbids_it_every_place_says_so_and_a_server_that_needs_it_refuses(
     tiny_base: Path, tmp_path: Path

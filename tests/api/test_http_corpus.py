@@ -38,6 +38,8 @@ from support.http_corpus import (
 from support.server import FAKE_ENGINE, ServerUnderTest, serving
 from support.tools import need_program
 
+pytestmark = pytest.mark.slow
+
 STRANGER, OF_PROXY, OF_HAPROXY, OF_NGINX = (f"127.0.0.{number}" for number in (2, 3, 4, 5))
 """Where callers call from: past every proxy, and through each."""
 OTHERS = request("GET /v1/adapters", "Authorization: Bearer OPERATOR", "Connection: close")

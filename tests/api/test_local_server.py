@@ -21,6 +21,7 @@ from loraplex.api.local.server import (
 )
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_is_reported_with_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

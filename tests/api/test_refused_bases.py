@@ -42,6 +42,7 @@ def test_a_bad_folder_is_refused_before_the_engine_starts(
     assert not (data_dir / "tokens.journal").exists()
 
 
+@pytest.mark.slow
 def test_missing_weights_are_named_when_the_engine_has_looked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

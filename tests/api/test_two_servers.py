@@ -16,6 +16,8 @@ from loraplex.platform.servers import service as servers
 from support.server import Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def second(

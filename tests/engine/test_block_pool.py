@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from itertools import chain
 
 import pytest
 
@@ -83,5 +85,5 @@ def test_counts_agree_after_any_walk() -> None:
         elif held:
             pool.free(held.pop(rng.randrange(len(held))))
         pool.check_integrity()
-        for block_id in range(1, 20):
-            assert pool.ref_count(block_id) == sum(blocks.count(block_id) for blocks in held)
+        holders = Counter(chain.from_iterable(held))
+        assert all(pool.ref_count(block_id) == holders[block_id] for block_id in range(1, 20))

@@ -35,6 +35,8 @@ from support.fake_client import (
 )
 from support.fake_engine import EXIT, HANG, NAN, PACE_FILE, QUEUE, STUCK, count_lives
 
+pytestmark = pytest.mark.slow
+
 
 def stop(pid: int | None) -> None:
     assert pid is not None

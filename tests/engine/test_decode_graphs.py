@@ -117,7 +117,9 @@ def _serve(
     return engine.tokens(ids)
 
 
-@pytest.mark.parametrize("config", [{}, WINDOWS, {"kv_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "config", [{}, WINDOWS, pytest.param({"kv_dtype": "int8"}, marks=pytest.mark.slow)], ids=str
+)
 def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object]
 ) -> None:

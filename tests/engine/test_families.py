@@ -13,8 +13,9 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.fused_layers import fuse_layers
-from support.families import REFUSED, SERVED, VOCAB_SIZE, save_family
+from support.families import LIKE_OTHERS, REFUSED, SERVED, VOCAB_SIZE, save_family
 from support.fused import own_rotary_afterwards
+from support.marks import marked_slow
 from support.paged import paged_logits
 
 TOLERANCE = 1e-4
@@ -30,7 +31,7 @@ OWN_CODE = {
 """The kinds of layers that are not fused; see `fused_layers`."""
 
 
-@pytest.mark.parametrize("case", SERVED)
+@pytest.mark.parametrize("case", marked_slow(SERVED, slow=LIKE_OTHERS))
 def test_mixed_chunked_paged_logits_equal_the_models_own_dense_forward(
     case: str, tmp_path: Path
 ) -> None:

@@ -287,7 +287,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
 
 TestKvBlocks = KvBlocksMachine.TestCase
 TestKvBlocks.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

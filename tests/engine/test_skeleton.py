@@ -13,13 +13,14 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.skeleton import read_skeleton
-from support.families import REFUSED, SERVED, save_family
+from support.families import LIKE_OTHERS, REFUSED, SERVED, save_family
+from support.marks import marked_slow
 
 RENAMED_HEADS = {"gpt_neox"}
 """Families whose head the checkpoint calls otherwise: nobody can tell a copy of it by its name."""
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", marked_slow(SERVED, slow=LIKE_OTHERS))
 def test_a_skeleton_has_the_layout_of_the_loaded_model(family: str, tmp_path: Path) -> None:
     base = save_family(tmp_path / "base", *SERVED[family])
     loaded = load_base_model(EngineConfig(model=str(base), dtype="float32")).layout

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, SequenceGroup
 from support.attention_cases import AttentionCase, Sequences, Sizes
+from support.marks import marked_slow
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array with ndim:DeprecationWarning"  # Triton 3.6's interpreter
@@ -53,17 +54,22 @@ def assert_close(actual: Tensor, expected: Tensor, bound: float = 2e-6) -> None:
     assert (actual.float() - expected).abs().max() <= bound
 
 
-@pytest.mark.parametrize("sequences", [MIXED, TREE], ids=["mixed", "tree"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_equals_the_plain_op(
-    interpreted_attention: ModuleType, options: AttentionOptions, sequences: Sequences
-) -> None:
-    case = AttentionCase(sequences, options)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_equals_the_plain_op(interpreted_attention: ModuleType, name: str) -> None:
+    case = AttentionCase(MIXED, OPTIONS[name])
+    assert_close(attend(interpreted_attention, case), case.expected())
+
+
+@pytest.mark.parametrize("name", marked_slow(OPTIONS, slow=OPTIONS.keys() - {"plain", "all"}))
+def test_trees_equal_the_plain_op(interpreted_attention: ModuleType, name: str) -> None:
+    case = AttentionCase(TREE, OPTIONS[name])
     assert_close(attend(interpreted_attention, case), case.expected())
 
 
 @pytest.mark.parametrize("sequences", [DECODES, TREE], ids=["decodes", "tree"])
-@pytest.mark.parametrize("name", ["plain", "window-sink-positions", "all"])
+@pytest.mark.parametrize(
+    "name", marked_slow(["plain", "window-sink-positions", "all"], slow={"window-sink-positions"})
+)
 def test_splits_are_put_together(
     interpreted_attention: ModuleType,
     monkeypatch: pytest.MonkeyPatch,

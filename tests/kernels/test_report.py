@@ -37,6 +37,7 @@ def test_every_kernel_is_reported_once_for_each_set_of_values(arch: str) -> None
     assert len(names) == len(set(names))
 
 
+@pytest.mark.slow
 def test_a_kernel_of_each_kind_compiles_and_stays_within_its_limits() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     printed = subprocess.run(

@@ -137,6 +137,11 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {"sliding_window": None}),
 }
 """Case name to (model type, what differs from the common tiny configuration)."""
+LIKE_OTHERS = {
+    *("arcee", "cohere", "ernie4_5", "ernie4_5_moe", "exaone4-window", "gemma", "glm", "granite"),
+    *("granitemoe", "mixtral", "olmo", "olmo3-window", "olmoe", "qwen2", "qwen3", "seed_oss"),
+}
+"""Those whose attention and layers others have too; `make base-evidence` tries all."""
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "bloom": ("bloom", {"n_layer": 4, "n_head": 4}, "attention interface 0 times"),

@@ -42,6 +42,11 @@ SERVED = [
     for proposer, acceptance in product(PROPOSERS, Acceptance)
     if proposer != "medusa_tree" or acceptance is Acceptance.COUPLED
 ]
+SLOW = {
+    *(("wrong", acceptance) for acceptance in Acceptance),
+    *((proposer, Acceptance.REJECTION) for proposer in ("ngram", "right", "draft", "medusa")),
+}
+"""Pairs of which `mixed` and `early_exit` have the like."""
 ERRORS = {"right": 0.0, "wrong": 1.0, "mixed": 0.3}
 """How often a scripted proposer is wrong."""
 PARAMETERS: dict[str, tuple[Any, ...]] = {
@@ -157,7 +162,10 @@ def _sampling(row: Row, choice: int) -> dict[str, Any]:
     return sampling
 
 
-@pytest.mark.parametrize(("proposer", "acceptance"), SERVED)
+@pytest.mark.parametrize(
+    ("proposer", "acceptance"),
+    [pytest.param(*pair, marks=pytest.mark.slow if pair in SLOW else ()) for pair in SERVED],
+)
 def test_a_combination_answers_as_with_plain_decoding(
     tiny_base: Path,
     tmp_path: Path,

@@ -329,7 +329,7 @@ def edit_json(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 # --- the proposer ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_blocks", [400, 24])
+@pytest.mark.parametrize("num_blocks", [pytest.param(400, marks=pytest.mark.slow), 24])
 def test_its_cache_is_always_what_a_dense_forward_computes(
     loaded: BaseModel,
     dense: PreTrainedModel,

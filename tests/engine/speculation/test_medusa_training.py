@@ -29,6 +29,8 @@ from loraplex.engine.text.tokenizer import Tokenizer
 from support.engine import LocalEngine
 from support.medusa import make_heads, write_demo_texts
 
+pytestmark = pytest.mark.slow
+
 BASE = WEIGHTS / "base"
 NUM_HEADS = 3
 NUM_HELD_OUT = 24

@@ -366,7 +366,7 @@ SERVED_PROMPT = [2, 5, 1]
 
 @pytest.mark.parametrize(
     ("proposer", "acceptance", "count"),
-    [("early_exit:1", Acceptance.REJECTION, 5_000), ("ngram", Acceptance.COUPLED, 1_500)],
+    [("early_exit:1", Acceptance.REJECTION, 3_000), ("ngram", Acceptance.COUPLED, 1_500)],
 )
 def test_served_answers_have_the_distribution_of_the_dense_model(
     proposer: str, acceptance: Acceptance, count: int, toy_base: Path, tmp_path: Path

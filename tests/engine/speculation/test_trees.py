@@ -19,6 +19,7 @@ from loraplex.engine.messages import SpeculationParams
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
+from support.marks import marked_slow
 from support.models import make_adapter
 from support.speculation import ScriptedTreeProposer, scripted
 
@@ -54,6 +55,8 @@ CASES = {
     "latent": Case("deepseek_v2-mla"),
     "learned-positions": Case("gpt2-conv1d", 1.3),
 }
+SLOW_CASES = {"warm", "window-int8-kv", "sinks", "learned-positions"}
+"""Cases of which the others have each part."""
 LORA: dict[str, dict[str, object]] = {
     "gpt2-conv1d": {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
     "deepseek_v2-mla": {"target_modules": ["q_proj", "o_proj"]},
@@ -61,8 +64,9 @@ LORA: dict[str, dict[str, object]] = {
 OTHERS_LORA = {"target_modules": ["q_proj", "v_proj"]}
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_tokens_are_those_of_plain_decoding(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", marked_slow(CASES, slow=SLOW_CASES))
+def test_the_tokens_are_those_of_plain_decoding(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
     model_type, differences = SERVED[case.family]
     # A random model with tied embeddings repeats its last token, whatever its cache says.
     untied = {**differences, "tie_word_embeddings": False}
