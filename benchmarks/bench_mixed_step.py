@@ -2,12 +2,13 @@
 
     make bench-mixed-step [ARGS="--device cuda --shape 8b --quantization int8"]
 
-A full batch decodes: with the base alone, with one adapter for all sequences, and with a separate
-adapter for each sequence. A step must read the base's weights, the batch's KV and every adapter in
-it once: the ratio of these bytes is the bar, and the ratio of times is printed next to it. On CUDA
-each variant runs with captured graphs and eagerly, a quantized base with graphs only; variants
-alternate. Adapters of different tenants have the same values at different addresses. The largest
-shape's weights are generated on the device; the others are loaded from a checkpoint.
+A full batch decodes: with the base alone, with one adapter for all sequences, with a separate
+adapter for each sequence, and with separate ones of which the first changes the output head too. A
+step must read the base's weights, the batch's KV and every adapter in it once: the ratio of these
+bytes is the bar, and the ratio of times is printed next to it. On CUDA each variant runs with
+captured graphs and eagerly, a quantized base with graphs only; variants alternate. Adapters of
+different tenants have the same values at different addresses. The largest shape's weights are
+generated on the device; the others are loaded from a checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from support.greedy import parts_at_near_tie
 
 NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.1}
 """Logit gaps that rounding may cross: logits of this size are 1/32 apart in bf16."""
-ARMS = ("base", "one adapter", "all distinct")
+ARMS = ("base", "one adapter", "all distinct", "one of the head")
 RANK = 16
 SHAPES = {
     "31m": MEASURED_SHAPE,
@@ -137,7 +138,7 @@ def open_engine(
     plan: Plan, model: Path, folder: Path, *, device: str, is_eager: bool
 ) -> TimedEngine:
     folder.mkdir()
-    room = int(1.05 * max(plan.batches) * adapter_bytes(plan)) + (1 << 20)
+    room = int(1.05 * max(plan.batches) * adapter_bytes(plan)) + 2 * head_bytes(plan) + (1 << 20)
     kv_tokens = max(plan.batches) * (plan.num_prompt_tokens + plan.num_output_tokens + 32)
     return TimedEngine(
         model,
@@ -198,20 +199,28 @@ def _differ(
 
 
 def add_adapters(plan: Plan, engine: TimedEngine) -> list[AdapterKey]:
-    """One adapter, pushed by as many tenants as sequences decode together."""
+    """One adapter, pushed by as many tenants as sequences decode together; last, one of the
+    head."""
     folder = engine.blocks / "adapter"
     make_adapter(folder, plan.shape, rank=RANK, seed=1)
     first = engine.add_adapter(folder, "tenant-0")
     keys = [AdapterKey(f"tenant-{i}", first.digest) for i in range(max(plan.batches))]
     engine.paths.update(dict.fromkeys(keys, engine.paths[first]))
-    return keys
+    folder = engine.blocks / "head"
+    make_adapter(folder, plan.shape, rank=RANK, seed=2, changes_head=True)
+    return [*keys, engine.add_adapter(folder, "tenant-0")]
 
 
 def adapters_of(arm: str, keys: Sequence[AdapterKey], batch: int) -> list[AdapterKey | None]:
     """Each sequence's."""
-    if arm == "base":
-        return [None] * batch
-    return list(keys[:batch]) if arm == "all distinct" else [keys[0]] * batch
+    match arm:
+        case "base":
+            return [None] * batch
+        case "one adapter":
+            return [keys[0]] * batch
+        case "all distinct":
+            return list(keys[:batch])
+    return [keys[-1], *keys[1:batch]]
 
 
 def serve(
@@ -261,14 +270,20 @@ def read_bytes(plan: Plan, arm: str, batch: int) -> float:
     """What one step reads beside the weights: the batch's KV halfway through its answers, and
     adapters."""
     context = plan.num_prompt_tokens + plan.num_output_tokens // 2
-    num_adapters = {"base": 0, "one adapter": 1, "all distinct": batch}[arm]
+    num_adapters = {"base": 0, "one adapter": 1}.get(arm, batch)
     kv = batch * context * kv_bytes(plan)
-    return kv + num_adapters * adapter_bytes(plan)
+    head = head_bytes(plan) if arm == "one of the head" else 0
+    return kv + num_adapters * adapter_bytes(plan) + head
 
 
 def adapter_bytes(plan: Plan) -> int:
     per_layer = sum(inputs + outputs for inputs, outputs in _linears(plan.shape))
     return _itemsize(plan) * RANK * plan.shape.num_layers * per_layer
+
+
+def head_bytes(plan: Plan) -> int:
+    """Of an adapter's A and B for the output head."""
+    return _itemsize(plan) * RANK * (plan.shape.hidden_size + plan.shape.vocab_size)
 
 
 def kv_bytes(plan: Plan) -> int:

@@ -7,7 +7,7 @@ character, and the gaps between chunks are those between tokens. Needs the `engi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, product
 from pathlib import Path
@@ -22,7 +22,6 @@ END = "<|end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' ' + message['content'] }}{% endfor %}"
 )
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WEIGHT_STD = 0.02
 """For the base's weights and for A and B: adapters change the logits without overflow."""
 
@@ -58,17 +57,24 @@ def make_base(path: Path, shape: BaseShape) -> None:
     _mark_made(path, asdict(shape))
 
 
-def make_adapter(path: Path, shape: BaseShape, *, rank: int, seed: int) -> None:
-    """Write a random adapter on every linear layer as PEFT does, unless `path` has just this."""
-    recipe = {**asdict(shape), "rank": rank, "adapter_seed": seed}
+def make_adapter(
+    path: Path, shape: BaseShape, *, rank: int, seed: int, changes_head: bool = False
+) -> None:
+    """Write a random adapter on every linear layer as PEFT does, unless `path` has just this.
+
+    `changes_head`: on the output head too.
+    """
+    recipe = {**asdict(shape), "rank": rank, "adapter_seed": seed, "changes_head": changes_head}
     if _is_made(path, recipe):
         return
     from safetensors.torch import save_file
 
     path.mkdir(parents=True, exist_ok=True)
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank}
-    (path / "adapter_config.json").write_text(json.dumps(config | {"target_modules": TARGETS}))
-    save_file(_adapter_tensors(shape, rank, seed), path / "adapter_model.safetensors")
+    modules = list(_adapted_modules(shape, changes_head=changes_head))
+    targets = sorted({name.rpartition(".")[2] for name, _, _ in modules})
+    (path / "adapter_config.json").write_text(json.dumps(config | {"target_modules": targets}))
+    save_file(_adapter_tensors(modules, rank, seed), path / "adapter_model.safetensors")
     _mark_made(path, recipe)
 
 
@@ -97,16 +103,25 @@ def text_token_ids(shape: BaseShape) -> range:
     return range(max(_silent_ids()) + 1, shape.vocab_size)
 
 
-def _adapter_tensors(shape: BaseShape, rank: int, seed: int) -> dict[str, Tensor]:
+def _adapted_modules(shape: BaseShape, *, changes_head: bool) -> Iterator[tuple[str, int, int]]:
+    """Each linear layer's path in the model, its inputs and its outputs."""
+    for layer, (name, inputs, outputs) in product(range(shape.num_layers), _linears(shape)):
+        yield f"model.layers.{layer}.{name}", inputs, outputs
+    if changes_head:
+        yield "lm_head", shape.hidden_size, shape.vocab_size
+
+
+def _adapter_tensors(
+    modules: Sequence[tuple[str, int, int]], rank: int, seed: int
+) -> dict[str, Tensor]:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
-    for layer, (module, inputs, outputs) in product(range(shape.num_layers), _linears(shape)):
-        prefix = f"base_model.model.model.layers.{layer}.{module}"
+    for path, inputs, outputs in modules:
         for name, size in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
             values = torch.randn(size, generator=generator) * WEIGHT_STD
-            tensors[f"{prefix}.{name}.weight"] = values.to(torch.bfloat16)
+            tensors[f"base_model.model.{path}.{name}.weight"] = values.to(torch.bfloat16)
     return tensors
 
 

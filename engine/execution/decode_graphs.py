@@ -27,7 +27,7 @@ from ..kv.layout import KvGroup
 from ..memory.device_memory import available_bytes
 from ..memory.kv_budget import MIB
 from ..model.base_model import BaseModel
-from ..model.forward import PagedForward, run_model
+from ..model.forward import PagedForward, StepAdapters, run_model
 from ..model.inputs import Integers, SequenceChunk
 from ..model.output_head import head_inputs
 from .decode_inputs import DecodeInputs, DecodeLayout
@@ -213,8 +213,11 @@ class DecodeGraphs:
 
     def _compute(self, shape: Shape) -> None:
         num_rows, inputs = shape.num_rows, self._inputs
-        forward = PagedForward(self._cache, inputs.attention(num_rows), self._lora(shape))
-        with head_inputs(self._base.model) as seen:
+        lora = self._lora(shape)
+        # Each row has logits, so the output head's adapters are those of the rows.
+        adapters = StepAdapters(lora, head=lora)
+        forward = PagedForward(self._cache, inputs.attention(num_rows), lora)
+        with head_inputs(self._base.model) as seen, self._base.ends.changed_by(adapters):
             logits = run_model(
                 self._base.model,
                 forward,

@@ -65,9 +65,9 @@ class StepAdaptersBuilder:
 
     def plain_rank(self, runs: Sequence[AdapterRun]) -> int | None:
         """The highest rank of the runs' adapters, 0 without adapters; None if one of them changes
-        more than A and B of the decoder's linear layers."""
-        ends = [index for index in (self._embedding, self._head) if index is not None]
-        return self._batches.plain_rank(runs, elsewhere=ends)
+        the input embedding, or has more than A and B for a linear layer."""
+        elsewhere = [] if self._embedding is None else [self._embedding]
+        return self._batches.plain_rank(runs, elsewhere=elsewhere)
 
     def build(
         self,

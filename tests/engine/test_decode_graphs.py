@@ -145,6 +145,28 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     assert engines.recorder.num_captured == len(at_start) + len(later), "each of them once"
 
 
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+def test_an_adapter_of_the_output_head_is_served_by_replays_beside_others(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch, arena_bytes=16 << 20)
+    plain, head, both = (
+        engines.add_adapter(make_adapter(tiny_base, tmp_path / f"{seed}", seed=seed, **lora))
+        for seed, lora in enumerate(
+            (
+                {},
+                {"target_modules": ["lm_head"]},
+                {"target_modules": ["lm_head", "v_proj"], "r": 20},
+            )
+        )
+    )
+    for adapters in ([None, head], [plain, head, None, both, head], [plain, None]):
+        replayed, eager = engines.serve(*adapters)
+        assert replayed == eager
+    assert replayed != engines.serve(head, None)[0], "the head's adapter has an effect"
+    assert engines.num_eager == 0
+
+
 def test_drafts_are_verified_and_short_prompts_computed_by_replays(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +264,7 @@ def test_what_no_graph_serves_runs_eagerly_and_is_counted(
 ) -> None:
     engines = Engines(tiny_base, tmp_path, monkeypatch, arena_bytes=16 << 20)
     folders = [
-        make_adapter(tiny_base, tmp_path / "head", seed=1, target_modules=["lm_head"]),
+        make_adapter(tiny_base, tmp_path / "ends", seed=1, target_modules=["embed_tokens"]),
         make_adapter(tiny_base, tmp_path / "dora", seed=2, use_dora=True),
         make_adapter(tiny_base, tmp_path / "high", seed=3, r=decode_graphs.RANK_CLASSES[-1] + 1),
     ]

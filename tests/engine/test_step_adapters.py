@@ -62,7 +62,7 @@ def test_the_embedding_sees_every_token(builder: StepAdaptersBuilder) -> None:
     assert step.embedding == (Segment(0, 1, IN_EMBEDDING), Segment(5, 9, IN_EMBEDDING))
 
 
-def test_a_step_is_plain_if_its_adapters_change_linear_layers_of_the_decoder_only(
+def test_a_step_is_plain_unless_an_adapter_changes_the_input_embedding(
     builder: StepAdaptersBuilder,
 ) -> None:
     def plain_rank(*rows: int) -> int | None:
@@ -70,5 +70,5 @@ def test_a_step_is_plain_if_its_adapters_change_linear_layers_of_the_decoder_onl
 
     assert plain_rank(-1, -1) == 0
     assert plain_rank(-1, IN_LAYER) == 2
-    assert plain_rank(IN_LAYER, IN_HEAD) is None
+    assert plain_rank(IN_LAYER, IN_HEAD) == 2
     assert plain_rank(IN_EMBEDDING, IN_LAYER) is None
