@@ -150,15 +150,14 @@ def test_an_adapter_of_the_output_head_is_served_by_replays_beside_others(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines = Engines(tiny_base, tmp_path, monkeypatch, arena_bytes=16 << 20)
+    loras: list[dict[str, Any]] = [
+        {},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["lm_head", "v_proj"], "r": 20},
+    ]
     plain, head, both = (
         engines.add_adapter(make_adapter(tiny_base, tmp_path / f"{seed}", seed=seed, **lora))
-        for seed, lora in enumerate(
-            (
-                {},
-                {"target_modules": ["lm_head"]},
-                {"target_modules": ["lm_head", "v_proj"], "r": 20},
-            )
-        )
+        for seed, lora in enumerate(loras)
     )
     for adapters in ([None, head], [plain, head, None, both, head], [plain, None]):
         replayed, eager = engines.serve(*adapters)
