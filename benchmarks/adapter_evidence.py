@@ -20,6 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from loraplex.adapters.failpoints import FAILPOINTS
+
 MAX_RESERVED_OVER_TRUE = 1.1
 
 
@@ -32,10 +34,17 @@ class Amount:
     faulty_loads: int = 1_000
     canary_requests: int = 20_000
     crashes_per_point: int = 1
+    crash_points: tuple[str, ...] = FAILPOINTS
 
 
 def _quick(seed: int) -> Amount:
-    return Amount(seed, malformed=200, faulty_loads=200, canary_requests=4_000)
+    return Amount(
+        seed,
+        malformed=200,
+        faulty_loads=200,
+        canary_requests=4_000,
+        crash_points=FAILPOINTS[seed % 5 :: 5],
+    )
 
 
 def _soak(seed: int) -> Amount:
@@ -109,8 +118,9 @@ def canaries(amount: Amount) -> dict[str, Any]:
 
 
 def crash_points(amount: Amount) -> dict[str, Any]:
-    """`kill -9` at every named point of upload, commit and delete."""
-    result: dict[str, Any] = _named("crash_points", "run_crash_points")(amount.crashes_per_point)
+    """`kill -9` at named points of upload, commit and delete."""
+    run = _named("crash_points", "run_crash_points")
+    result: dict[str, Any] = run(amount.crashes_per_point, points=amount.crash_points)
     return result
 
 

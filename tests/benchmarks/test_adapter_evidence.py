@@ -9,6 +9,7 @@ import pytest
 from benchmarks.adapter_evidence import BARS, SECTIONS, Amount, main, missed_bars
 
 from benchmarks import adapter_evidence
+from loraplex.adapters.failpoints import FAILPOINTS
 
 GOOD: dict[str, Any] = {
     "features": {"lora": {"outcome": "served", "is_right": True, "max_error": 1e-6}},
@@ -99,3 +100,6 @@ def test_a_quick_run_tries_a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
         assert main(size) == 0
     quick, whole, soak = (amount.canary_requests for amount in amounts)
     assert 5 * quick == whole < soak
+    quick, whole, soak = (len(amount.crash_points) for amount in amounts)
+    assert 0 < quick <= whole / 4
+    assert whole == soak == len(FAILPOINTS)
