@@ -33,7 +33,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import torch
@@ -133,8 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target = Path(options.json)
         target.write_text(json.dumps(report) + "\n")
         for name, log in logs.items():
-            target.with_suffix(f".{name}.log").write_text(log)
+            target.with_suffix(f".{name}.log").write_text(_without_folders(log))
     return 0
+
+
+def _without_folders(log: str) -> str:
+    """The log without the folders of this machine: it is committed."""
+    for folder in (Path.cwd(), Path(sys.base_prefix), Path(gettempdir())):
+        log = log.replace(f"{folder}/", "")
+    return log
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -260,7 +261,10 @@ def test_peers_are_measured_in_turn_and_compared(
     assert found["ratios"]["ours/vllm"]["mixed"] == pytest.approx(ratio)
     assert "ours/peft" in capsys.readouterr().out
     log = report.with_suffix(".vllm.log").read_text()
-    folders = [f"adapter-{index}={path}" for index, path in enumerate(adapter_folders(tmp_path))]
+    # A log is committed: it does not name this machine's folders.
+    assert gettempdir() not in log
+    models = tmp_path.relative_to(gettempdir())
+    folders = [f"adapter-{index}={path}" for index, path in enumerate(adapter_folders(models))]
     assert f"--max-loras 2 --max-cpu-loras 2 --lora-modules {' '.join(folders)} KV 1" in log
     assert "--enable-lora" not in report.with_suffix(".vllm_base.log").read_text()
 
