@@ -246,7 +246,7 @@ def _max_output_bytes(request: IntakeRequest, size: int) -> int:
 
 def _answer(request: IntakeRequest) -> dict[str, object]:
     try:
-        return {"report": asdict(_examine(request)), "rejection": None}
+        return {"report": asdict(examine_request(request)), "rejection": None}
     except AdapterRejected as exc:
         return _rejection(exc)
     except MemoryError:
@@ -273,7 +273,8 @@ def _fills_the_room(request: IntakeRequest) -> bool:
     return request.room_bytes is not None and written_bytes >= request.room_bytes
 
 
-def _examine(request: IntakeRequest) -> IntakeReport:
+def examine_request(request: IntakeRequest) -> IntakeReport:
+    """The examination itself, in this process. Raises AdapterRejected."""
     return examine(
         Path(request.config_path),
         Path(request.weights_path),

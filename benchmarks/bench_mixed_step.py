@@ -3,7 +3,7 @@
     make bench-mixed-step [ARGS="--device cuda --shape 8b --quantization int8"]
 
 A full batch decodes: with the base alone, with one adapter for all sequences, with a separate
-adapter for each sequence, and with separate ones of which the first changes the output head too. A
+adapter for each sequence, and with separate ones of which the first changes lm_head too. A
 step must read the base's weights, the batch's KV and every adapter in it once: the ratio of these
 bytes is the bar, and the ratio of times is printed next to it. On CUDA each variant runs with
 captured graphs and eagerly, a quantized base with graphs only; variants alternate. Adapters of
@@ -41,7 +41,7 @@ from support.greedy import parts_at_near_tie
 
 NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.1}
 """Logit gaps that rounding may cross: logits of this size are 1/32 apart in bf16."""
-ARMS = ("base", "one adapter", "all distinct", "one of the head")
+ARMS = ("base", "one adapter", "all distinct", "one with lm_head")
 RANK = 16
 SHAPES = {
     "31m": MEASURED_SHAPE,
@@ -199,8 +199,8 @@ def _differ(
 
 
 def add_adapters(plan: Plan, engine: TimedEngine) -> list[AdapterKey]:
-    """One adapter, pushed by as many tenants as sequences decode together; last, one of the
-    head."""
+    """One adapter, pushed by as many tenants as sequences decode together; last, one with
+    lm_head."""
     folder = engine.blocks / "adapter"
     make_adapter(folder, plan.shape, rank=RANK, seed=1)
     first = engine.add_adapter(folder, "tenant-0")
@@ -272,7 +272,7 @@ def read_bytes(plan: Plan, arm: str, batch: int) -> float:
     context = plan.num_prompt_tokens + plan.num_output_tokens // 2
     num_adapters = {"base": 0, "one adapter": 1}.get(arm, batch)
     kv = batch * context * kv_bytes(plan)
-    head = head_bytes(plan) if arm == "one of the head" else 0
+    head = head_bytes(plan) if arm == "one with lm_head" else 0
     return kv + num_adapters * adapter_bytes(plan) + head
 
 

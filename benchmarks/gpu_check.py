@@ -188,7 +188,7 @@ def time_adapter_load(device: str) -> dict[str, Any]:
 
 def time_mixed_step(device: str, quantization: Quantization) -> dict[str, Any]:
     """Decode steps of an 8 B Llama: base, one adapter, an adapter a sequence, one of them with
-    the output head.
+    lm_head.
 
     Each arm's step over the base's, over the ratio of their bytes; bar 1.08.
     """

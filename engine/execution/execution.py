@@ -154,7 +154,6 @@ class Execution(Generic[OutputT]):
 
     def _process(self, sequences: tuple[ScheduledSequence, ...], output: OutputT) -> bool:
         finite = output.finite
-        are_all_finite = all(finite)
         drawing: list[_Drawing] = []
         failed: list[ScheduledSequence] = []
         for sequence, rows in _with_rows(sequences):
@@ -162,12 +161,8 @@ class Execution(Generic[OutputT]):
                 continue
             kept = rows.kept
             first_drawn = kept.stop - 1 - sequence.num_draft_tokens
-            is_finite = are_all_finite or all(finite[kept.start : first_drawn + 1])
-            if (
-                not are_all_finite
-                and not all(finite[first_drawn : kept.stop])
-                and sequence.num_draft_tokens
-            ):
+            is_finite = all(finite[kept.start : first_drawn + 1])
+            if sequence.num_draft_tokens and not all(finite[first_drawn : kept.stop]):
                 sequence = self._without_draft(sequence)
                 if not is_finite:
                     failed.append(sequence)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.adapters.intake import examine_request
 from loraplex.adapters.rejections import REJECTIONS
-from support.broken import check_broken, examine_here
+from support.broken import check_broken
 from support.broken_adapters import BROKEN, SERVED
 
 
@@ -24,4 +25,4 @@ def test_there_are_enough_kinds_of_both_outcomes() -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_is_served_as_by_peft_or_refused_for_its_reason(name: str, tiny_base: Path) -> None:
-    assert check_broken(tiny_base, BROKEN[name], examine_here) == ""
+    assert check_broken(tiny_base, BROKEN[name], examine_request) == ""

@@ -18,7 +18,7 @@ from support.marks import marked_slow
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array with ndim:DeprecationWarning"  # Triton 3.6's interpreter
 )
-MIXED = Sequences([(1, 1), (17, 1), (64, 1), (90, 3), (9, 9), (45, 20)])
+MIXED = Sequences([(1, 1), (17, 1), (64, 1), (90, 3), (9, 9), (45, 20), (23, 23)])
 DECODES = Sequences([(1, 1), (4, 1), (5, 1), (70, 1), (37, 1)])
 TREE = Sequences([(40, 7), (12, 5), (30, 1), (9, 4)], [[-1, -1, 0, 0, 2], [-1, 0, 0]])
 SCALE = 0.3

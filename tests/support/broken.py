@@ -11,26 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from loraplex.adapters.errors import AdapterRejected
-from loraplex.adapters.examination import IntakeReport, examine
+from loraplex.adapters.examination import IntakeReport
 from loraplex.adapters.intake import IntakeRequest, run_intake
-from loraplex.adapters.layout import BaseLayout, layout_from_json, layout_to_json
+from loraplex.adapters.layout import BaseLayout, layout_to_json
 from support.broken_adapters import BROKEN, CONFIG, SERVED, WEIGHTS, BrokenKind
 from support.deltas import deltas_of_block, deltas_of_peft
 from support.layouts import full_layout_of
 from support.models import make_tiny_llama
 
 Examiner = Callable[[IntakeRequest], IntakeReport]
-
-
-def examine_here(request: IntakeRequest) -> IntakeReport:
-    """What the process of a push does with the adapter, without starting one."""
-    return examine(
-        Path(request.config_path),
-        Path(request.weights_path),
-        Path(request.output_path),
-        layout=layout_from_json(Path(request.layout_path).read_text()),
-        serving_dtype=request.serving_dtype,
-    )
 
 
 def check_broken(base: Path, kind: BrokenKind, examiner: Examiner = run_intake) -> str:

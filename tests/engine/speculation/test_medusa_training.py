@@ -76,7 +76,7 @@ def test_every_head_learns_and_the_base_stays_as_it_is(trained: Trained) -> None
         assert torch.equal(left, right)
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_trained_heads_draft_far_more_of_what_is_generated_and_change_none_of_it(
     trained: Trained, tmp_path: Path, temperature: float
 ) -> None:
