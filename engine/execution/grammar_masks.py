@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import GrammarFailed
 from ..grammars.matcher import Executor, Matcher
 from ..request import Request
+from ..transfers import to_device
 
 BITS_PER_WORD = 32
 FORBIDDEN = float("-inf")
@@ -114,14 +115,14 @@ class _Masks:
         allowed = self._allowed(rows)
         if len(rows) == len(self._logits):
             return torch.where(allowed, self._logits, FORBIDDEN)
-        masked = self._logits.clone()
-        masked[rows] = torch.where(allowed, masked[rows], FORBIDDEN)
-        return masked
+        chosen = to_device(rows, self._logits.device)
+        restricted = torch.where(allowed, self._logits[chosen], FORBIDDEN)
+        return self._logits.index_copy(0, chosen, restricted)
 
     def _allowed(self, rows: Sequence[int]) -> Tensor:
         """bool `[len(rows), vocab_size]`"""
-        octets = self._words[rows].view(torch.uint8).to(self._logits.device).long()
-        flags = _OCTETS.to(octets.device).take(octets).view(torch.bool)
+        octets = to_device(self._words[rows].view(torch.uint8), self._logits.device).long()
+        flags = to_device(_OCTETS, octets.device).take(octets).view(torch.bool)
         allowed = flags[:, : self._logits.shape[1]]
         _allow_ends(allowed, [self._matchers[row] for row in rows])
         return allowed
@@ -138,8 +139,10 @@ _OCTETS = _flags_of_octets()
 
 def _allow_ends(allowed: Tensor, matchers: Sequence[Matcher]) -> None:
     """If one end token is allowed, all are; with `ignore_eos` only if nothing else is allowed."""
-    ends = torch.tensor(sorted(matchers[0].end_token_ids), device=allowed.device)
+    ends = to_device(sorted(matchers[0].end_token_ids), allowed.device)
     may_end = allowed[:, ends].any(-1)
-    if ignoring := [index for index, matcher in enumerate(matchers) if matcher.ignores_end]:
-        may_end[ignoring] &= ~allowed[ignoring].index_fill(1, ends, False).any(-1)
+    if any(matcher.ignores_end for matcher in matchers):
+        ignores_end = to_device([matcher.ignores_end for matcher in matchers], allowed.device)
+        goes_on = allowed.index_fill(1, ends, False).any(-1)
+        may_end &= ~(ignores_end & goes_on)
     allowed[:, ends] = may_end[:, None]

@@ -3,6 +3,9 @@
 Every sample is a pure function of (seed, position, logits): noise comes from a counter-based
 generator, never from a shared stream, so a request's tokens do not depend on the rest of its batch.
 Sampling uses the Gumbel-max trick: argmax of log-probability plus Gumbel noise.
+
+Nothing up to the sampled tokens waits for the device, so that they can be sampled while the host
+goes on.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from ..messages import TokenLogprob, TokenLogprobs
 from ..request import Request
 from ..sampling_params import SamplingParams
 from ..token_counts import Counted, TokenCounts
+from ..transfers import HostCopy, to_device
 
 MIN_TEMPERATURE = 1e-5
 """Below this, sampling is greedy for any logits that fp32 can distinguish."""
@@ -70,14 +74,23 @@ def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Sample one token per row of `logits [num_rows, vocab_size]` (fp32, finite)."""
+    """`sample_tokens` as a list; waits for the device."""
+    tokens: list[int] = sample_tokens(logits, rows).tolist()
+    return tokens
+
+
+def sample_tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Sample one token per row of `logits [num_rows, vocab_size]` (fp32): int64 `[num_rows]`.
+
+    The token of a row that is not finite means nothing.
+    """
     max_cells = MAX_DRAWN_CELLS if logits.is_cuda else MAX_DRAWN_CELLS_ON_CPU
     size = max(max_cells // logits.shape[-1], 1)
-    tokens: list[int] = []
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
-        tokens += perturbed(logits[part], rows[part]).argmax(-1).tolist()
-    return tokens
+    parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+    tokens = [perturbed(logits[part], rows[part]).argmax(-1) for part in parts]
+    if len(tokens) == 1:
+        return tokens[0]
+    return torch.cat([logits.new_empty(0, dtype=torch.int64), *tokens])
 
 
 def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
@@ -86,10 +99,14 @@ def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     adjusted = _adjust(logits, rows)
     drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0.0]
     if drawn:
-        adjusted = adjusted.clone() if adjusted is logits else adjusted
         drawn_rows = [rows[index] for index in drawn]
         noise = gumbel_noise(*_counters(drawn_rows, logits.device), logits.shape[-1])
-        adjusted[drawn] = _log_weights(adjusted[drawn], drawn_rows) + noise
+        if len(drawn) == len(rows):
+            return noise.add_(_log_weights(adjusted, drawn_rows))
+        adjusted = adjusted.clone() if adjusted is logits else adjusted
+        chosen = to_device(drawn, logits.device)
+        noise.add_(_log_weights(adjusted[chosen], drawn_rows))
+        adjusted.index_copy_(0, chosen, noise)
     return adjusted
 
 
@@ -122,18 +139,29 @@ def uniforms(rows: Sequence[SamplingRow], stream: Stream, device: torch.device) 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     """Log-probabilities of `tokens` and of each row's `num_top` most likely tokens."""
-    logprobs = logits.log_softmax(-1)
-    chosen = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
-    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]))
-    return [
-        TokenLogprobs(
-            chosen=TokenLogprob(token, logprob),
-            top=[TokenLogprob(*pair) for pair in zip(top_ids, top_values, strict=True)],
-        )
-        for token, logprob, top_ids, top_values in zip(
-            tokens, chosen.tolist(), ids.tolist(), values.tolist(), strict=True
-        )
-    ]
+    return LogprobsCopy(logits, to_device(tokens, logits.device, torch.int64), num_top).read()
+
+
+class LogprobsCopy:
+    """What `logprobs_of` gives, for tokens on the device, as a copy on the host."""
+
+    def __init__(self, logits: Tensor, tokens: Tensor, num_top: int) -> None:
+        """Start copying. tokens: int64 `[num_rows]`."""
+        logprobs = logits.log_softmax(-1)
+        chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
+        values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]))
+        self._copies = [HostCopy(each) for each in (tokens, chosen, ids, values)]
+
+    def read(self) -> list[TokenLogprobs]:
+        """Wait for the copy, and for no later work of the device."""
+        rows = zip(*(copy.read().tolist() for copy in self._copies), strict=True)
+        return [
+            TokenLogprobs(
+                chosen=TokenLogprob(token, logprob),
+                top=[TokenLogprob(*pair) for pair in zip(top_ids, top_values, strict=True)],
+            )
+            for token, logprob, top_ids, top_values in rows
+        ]
 
 
 def ranks_of(logits: Tensor, tokens: Sequence[int]) -> list[int]:
@@ -153,8 +181,9 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         if row.counts is not None:
             _penalize(adjusted[index], row.params, row.counts.counted(row.draft_tokens))
         if row.params.logit_bias:
-            tokens = torch.tensor(list(row.params.logit_bias), device=logits.device)
-            biases = adjusted.new_tensor(list(row.params.logit_bias.values()))
+            tokens = to_device(list(row.params.logit_bias), logits.device)
+            values = list(row.params.logit_bias.values())
+            biases = to_device(values, logits.device, logits.dtype)
             adjusted[index].index_add_(0, tokens, biases)
     return adjusted
 
@@ -163,15 +192,15 @@ def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
     """Penalties in place: repetition over prompt and output, the other two over the output."""
     penalty = params.repetition_penalty
     if penalty != 1.0:
-        tokens = torch.from_numpy(counted.token_ids).to(logits.device)
+        tokens = to_device(counted.token_ids, logits.device)
         penalized = logits.index_select(0, tokens)
         # What is positive is divided by the penalty, and what is negative multiplied with it.
         choose = torch.minimum if penalty > 1.0 else torch.maximum
         divided = penalized / penalty
         logits.scatter_(0, tokens, choose(divided, penalized.mul_(penalty)))
     if params.presence_penalty or params.frequency_penalty:
-        tokens = torch.from_numpy(counted.output_ids).to(logits.device)
-        counts = torch.from_numpy(counted.num_in_output).to(logits.device)
+        tokens = to_device(counted.output_ids, logits.device)
+        counts = to_device(counted.num_in_output, logits.device)
         penalized = logits.index_select(0, tokens)
         penalized -= params.presence_penalty
         penalized -= params.frequency_penalty * counts
@@ -181,22 +210,26 @@ def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
 def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Scale by temperature, cut to top-k, top-p and min-p: log-probabilities but for a constant."""
     params = [row.params for row in rows]
-    temperature = logits.new_tensor([max(p.temperature, MIN_TEMPERATURE) for p in params])[:, None]
+    temperatures = [max(p.temperature, MIN_TEMPERATURE) for p in params]
     # The most likely token is at 0, so it does not overflow at any temperature.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    scaled = logits - logits.amax(-1, keepdim=True)
+    scaled /= to_device(temperatures, logits.device, logits.dtype)[:, None]
     for keep, limits in (
         (_keep_top_k, {i: p.top_k for i, p in enumerate(params) if 0 < p.top_k < logits.shape[-1]}),
         (_keep_top_p, {i: p.top_p for i, p in enumerate(params) if p.top_p < 1.0}),
         (_keep_min_p, {i: p.min_p for i, p in enumerate(params) if p.min_p}),
     ):
-        if limits:
-            scaled[[*limits]] = keep(scaled[[*limits]], [*limits.values()])
+        if len(limits) == len(rows):
+            scaled = keep(scaled, [*limits.values()])
+        elif limits:
+            limited = to_device([*limits], logits.device)
+            scaled.index_copy_(0, limited, keep(scaled[limited], [*limits.values()]))
     return scaled
 
 
 def _keep_top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
     best = logits.topk(max(top_k)).values
-    kth = best.gather(-1, torch.tensor(top_k, device=logits.device)[:, None] - 1)
+    kth = best.gather(-1, to_device(top_k, logits.device)[:, None] - 1)
     return logits.masked_fill(logits < kth, float("-inf"))
 
 
@@ -205,7 +238,7 @@ def _keep_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
     likely as the last of them."""
     probabilities = logits.softmax(-1)
     if logits.is_cuda:
-        limits = torch.tensor(top_p, dtype=torch.float64, device=logits.device)
+        limits = to_device(top_p, logits.device, torch.float64)
         least = _least_by_sort(probabilities, limits[:, None])
     else:
         pairs = zip(probabilities, top_p, strict=True)
@@ -244,15 +277,16 @@ def _least_by_pivots(probabilities: Tensor, top_p: float) -> Tensor:
 
 def _keep_min_p(logits: Tensor, min_p: Sequence[float]) -> Tensor:
     """Keep tokens with at least min_p times the probability of the most likely one."""
-    threshold = logits.amax(-1, keepdim=True) + logits.new_tensor(min_p)[:, None].log()
+    limits = to_device(min_p, logits.device, logits.dtype)[:, None]
+    threshold = logits.amax(-1, keepdim=True) + limits.log()
     return logits.masked_fill(logits < threshold, float("-inf"))
 
 
 def _counters(rows: Sequence[SamplingRow], device: torch.device) -> tuple[Tensor, Tensor]:
     """Seeds and positions."""
     return (
-        torch.tensor([row.seed for row in rows], dtype=torch.int64, device=device),
-        torch.tensor([row.position for row in rows], dtype=torch.int64, device=device),
+        to_device([row.seed for row in rows], device, torch.int64),
+        to_device([row.position for row in rows], device, torch.int64),
     )
 
 
