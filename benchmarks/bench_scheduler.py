@@ -177,16 +177,17 @@ class Load:
     def process(self, batch: ScheduledBatch) -> int:
         """Bookkeeping; returns the number of requests that ended, to be replaced."""
         ended = []
+        self.scheduler.launch(batch.sequences)
         for sequence in batch.sequences:
             request = sequence.request
-            samples = sequence.samples
-            self.scheduler.advance(sequence)
-            if samples:
+            if sequence.samples:
                 self.scheduler.append(request, [7])
-                if request.num_generated_tokens == request.submitted.sampling.max_tokens:
-                    ended.append(request)
+            self.scheduler.advance(sequence)
+            if sequence.samples and len(request.token_ids) == request.max_num_tokens:
+                ended.append(request)
         for request in ended:
             self.scheduler.finish(request)
+        self.scheduler.land(batch.sequences)
         self.scheduler.observe(batch, 0.03)
         return len(ended)
 

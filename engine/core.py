@@ -62,12 +62,13 @@ class EngineCore:
     def has_work(self) -> bool:
         """False: nothing will happen before the next message."""
         pending = self._scheduler.has_requests or self._manager.has_pending_work
-        return pending or self._has_messages
+        return pending or self._has_messages or self._executor.has_step_in_flight
 
     @property
     def awaits_message(self) -> bool:
         """After a step: only a message, such as a fetched adapter, can make the next one useful."""
-        is_busy = self._scheduler.num_running or self._manager.has_pending_work
+        is_running = self._scheduler.num_running or self._executor.has_step_in_flight
+        is_busy = is_running or self._manager.has_pending_work
         return not (self._has_messages or is_busy or self.parts.grammars.pending)
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
@@ -112,6 +113,7 @@ class EngineCore:
         """One iteration: take up what is ready, schedule, run, process."""
         self._manager.poll()
         self._messages += self._requests.poll()
+        self._executor.make_plannable()
         batch, started, failed = self._scheduler.schedule()
         if started:
             self._requests.start(started)
@@ -120,6 +122,9 @@ class EngineCore:
         self._pace.is_busy = batch is not None
         if batch:
             self._executor.run(batch)
+        else:
+            self._executor.finish()
+        if batch:
             self._pace.is_busy = self._scheduler.num_running > 0
         return [*self._take_messages(), *self._statistics.poll()]
 

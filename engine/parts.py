@@ -53,6 +53,8 @@ class EngineParts:
     """Bytes and operations of a step."""
     utilization: Utilization
     cpu_threads: CpuThreads
+    is_async: bool
+    """Whether a step may be in flight while the next one is scheduled."""
 
 
 def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineParts:
@@ -100,6 +102,7 @@ def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monoto
         cost=model_cost(base, _kv_reads(base, plan)),
         utilization=utilization,
         cpu_threads=open_cpu_threads(base.device, clock()),
+        is_async=_is_async(config, base, speculation),
     )
 
 
@@ -160,6 +163,15 @@ def _open_speculation(
         clock=clock,
         loaded=[*loaded.medusas, *([drafting] if drafting else [])],
     )
+
+
+def _is_async(config: EngineConfig, base: BaseModel, speculation: Speculation) -> bool:
+    """A step's hidden states, which some proposers need, are overwritten by the next step."""
+    if speculation.needs_hidden_states:
+        return False
+    if config.async_scheduling is not None:
+        return config.async_scheduling
+    return base.device.type == "cuda"  # on the CPU nothing runs beside the host
 
 
 def _limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:

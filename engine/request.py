@@ -41,6 +41,8 @@ class Request:
     priority: int = field(init=False)
     deadline: float | None = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    max_num_tokens: int = field(init=False)
+    """Of prompt and output."""
     kv: SequenceBlocks = field(init=False)
     """Given by `Scheduler.add`."""
     token_ids: list[int] = field(init=False)
@@ -57,6 +59,13 @@ class Request:
     """The sum of the hidden states read so far."""
 
     num_computed_tokens: int = 0
+    """Those of a step in flight included."""
+    num_pending_tokens: int = 0
+    """Tokens that steps in flight sample for it and that another step will compute: they follow
+    `token_ids`."""
+    num_steps_in_flight: int = 0
+    """Steps that were launched with it and whose output was not read."""
+    has_ended: bool = False
     num_cached_tokens: int = 0
     """Prompt tokens that the first admission found computed: in the prefix cache or by its group.
     """
@@ -93,6 +102,7 @@ class Request:
         if submitted.deadline_seconds is not None:
             self.deadline = self.arrival_time + submitted.deadline_seconds
         self.num_prompt_tokens = len(submitted.prompt_token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + submitted.sampling.max_tokens
         self.token_ids = list(submitted.prompt_token_ids)
         eos: frozenset[int] = frozenset() if submitted.sampling.ignore_eos else self.eos_token_ids
         self.end_token_ids = eos.union(submitted.sampling.stop_token_ids)
@@ -118,8 +128,8 @@ class Request:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """The number of known tokens whose keys and values are not computed yet."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """The number of known and pending tokens whose keys and values are not computed yet."""
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
 
 def _positions_to_read(submitted: GenerationRequest) -> range:

@@ -172,9 +172,7 @@ class RequestLifecycle:
     def _reap(self) -> None:
         """Release leases whose requests have ended without releasing them."""
         self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
-        self._manager.reap(
-            request.request_id for request in self._scheduler.requests() if request.lease
-        )
+        self._manager.reap(self._scheduler.leased_request_ids)
 
     def _release_compiled(self) -> None:
         for request, error in self._grammars.poll():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .execution.execution import Execution
+from .execution.pipeline import Pipeline, may_fly
 from .execution.prompt_reading import read_prompt
 from .execution.runner import StepOutput
 from .heartbeat import Heartbeat
+from .memory.utilization import StepWork
 from .next_tokens import NextTokens
 from .parts import EngineParts
 from .reports.statistics import Statistics
@@ -39,13 +43,35 @@ class StepExecutor:
             draw=NextTokens(parts.speculation.acceptor, parts.grammars).draw,
             requests=requests,
         )
+        self._pipeline = Pipeline(
+            self._execution,
+            parts.scheduler,
+            on_launch=self._begin_step,
+            on_read=self._note_read,
+        )
+        self._is_async = parts.is_async
+        self._launched: deque[_Launched] = deque()
+        """The steps that the pipeline has not read, the first first."""
+        self._last_read_time = 0.0
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         """Name each step's requests before it runs."""
         self._heartbeat = heartbeat
 
+    @property
+    def has_step_in_flight(self) -> bool:
+        return not self._pipeline.is_empty
+
+    def make_plannable(self) -> None:
+        """See `Pipeline.make_plannable`."""
+        self._pipeline.make_plannable()
+
+    def finish(self) -> None:
+        """Read and process the step in flight, if there is one."""
+        self._pipeline.finish()
+
     def run(self, batch: ScheduledBatch) -> None:
-        """Run one step and process its output."""
+        """Run one step and process its output; if it stays in flight, that of the one before."""
         start = self._clock()
         if start >= self._cpu_threads.due_at:
             self._cpu_threads.adjust(start)
@@ -53,8 +79,37 @@ class StepExecutor:
             self._runner.prepare_blocks(batch)
         prepared = self._clock()
         sequences = self._execution.current(batch.sequences)
-        if not sequences:
+        if sequences and self._is_async and may_fly(sequences):
+            self._fly(batch, sequences, start, prepared)
             return
+        if self.has_step_in_flight:
+            self.finish()
+            sequences = self._execution.current(sequences)
+        if sequences:
+            self._run_now(batch, sequences, start, prepared)
+
+    def _fly(self, batch: ScheduledBatch, sequences: Part, start: float, prepared: float) -> None:
+        """Launch a step that stays in flight."""
+        self._launched.append(
+            _Launched(batch, self._work(sequences), len(sequences), start, prepared - start)
+        )
+        self._pipeline.run(sequences)
+
+    def _note_read(self, is_one_step: bool) -> None:
+        """A step that was in flight has cost the time since the one before it was read."""
+        batch, work, num_sequences, start, swap_seconds = self._launched.popleft()
+        end = self._clock()
+        seconds = end - max(start, self._last_read_time)
+        self._last_read_time = end
+        self._utilization.add(work, seconds)
+        self._statistics.step(num_sequences)
+        if is_one_step:
+            self._scheduler.observe(batch, seconds, swap_seconds)
+
+    def _run_now(
+        self, batch: ScheduledBatch, sequences: Part, start: float, prepared: float
+    ) -> None:
+        """Run a step, or its parts, and process the output."""
         parts = [sequences]
         if any(sequence.request.num_lone_steps for sequence in sequences):
             parts = list(parts_of(sequences))
@@ -80,18 +135,35 @@ class StepExecutor:
     def _run_part(self, sequences: Part, *, since: float) -> _Ran:
         """Run the sequences of one forward. `since`: when its measured time begins."""
         start = self._clock()
-        if self._heartbeat:
-            self._heartbeat.begin_step(sequence.request.request_id for sequence in sequences)
+        self._begin_step([sequence.request.request_id for sequence in sequences])
         if any(sequence.num_draft_tokens for sequence in sequences):
             sequences = self._speculation.draft(sequences)
         drafted = self._clock()
-        leases = (sequence.request.lease for sequence in sequences)
-        rows = {lease.row for lease in leases if lease is not None}
-        adapter_bytes = sum(self._arena.row_bytes[row] for row in rows)
-        work = self._cost.work(sequences, adapter_bytes=adapter_bytes)
+        work = self._work(sequences)
         is_one_step = self._execution.run(sequences)
         self._utilization.add(work, self._clock() - since)
         return _Ran(sequences, is_one_step, drafted - start)
+
+    def _begin_step(self, request_ids: Sequence[str]) -> None:
+        """Name the requests that are suspects if the engine crashes from now on."""
+        if self._heartbeat:
+            self._heartbeat.begin_step(request_ids)
+
+    def _work(self, sequences: Part) -> StepWork:
+        rows = {sequence.lease.row for sequence in sequences if sequence.lease is not None}
+        adapter_bytes = sum(self._arena.row_bytes[row] for row in rows)
+        return self._cost.work(sequences, adapter_bytes=adapter_bytes)
+
+
+class _Launched(NamedTuple):
+    """A step that is in flight."""
+
+    batch: ScheduledBatch
+    work: StepWork
+    num_sequences: int
+    start: float
+    """When its time began, unless another step was in flight."""
+    swap_seconds: float
 
 
 class _Ran(NamedTuple):

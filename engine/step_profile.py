@@ -23,7 +23,7 @@ from ..kernels.lora import LoraProjection
 from . import next_tokens
 from .core import EngineCore
 from .execution import runner
-from .execution.sampler import sample
+from .execution.sampler import sample_tokens
 from .messages import (
     Abort,
     AdapterFetched,
@@ -192,7 +192,7 @@ def _calls(core: EngineCore) -> Iterator[tuple[Any, str, Work]]:
     yield LoraProjection, "add", Work.LORA
     yield PagedForward, "attend", Work.ATTENTION
     yield runner, "run_model", Work.LAYERS
-    yield next_tokens, "sample", Work.SAMPLING
+    yield next_tokens, "sample_tokens", Work.SAMPLING
 
 
 @contextmanager
@@ -234,7 +234,7 @@ def _kernel_seconds(
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     sampling = torch.profiler.record_function(Work.SAMPLING)
     with (
-        _replaced(next_tokens, "sample", sampling(sample)),
+        _replaced(next_tokens, "sample_tokens", sampling(sample_tokens)),
         torch.profiler.profile(activities=activities) as profiled,
     ):
         began = time.perf_counter()

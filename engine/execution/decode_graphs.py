@@ -28,8 +28,9 @@ from ..memory.device_memory import available_bytes
 from ..memory.kv_budget import MIB
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, run_model
-from ..model.inputs import Integers, SequenceChunk
+from ..model.inputs import Integers, PendingTokens, SequenceChunk
 from ..model.output_head import head_inputs
+from ..transfers import to_device
 from .decode_inputs import DecodeInputs, DecodeLayout
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class DecodeOutput(NamedTuple):
         """The output of these rows only, in ascending order."""
         if len(kept) == len(self.logits):
             return self
-        rows, hidden = torch.from_numpy(kept).to(self.logits.device), self.hidden_states
+        rows, hidden = to_device(kept, self.logits.device), self.hidden_states
         return DecodeOutput(
             self.logits[rows], None if hidden is None else hidden[rows], self.are_finite[rows]
         )
@@ -168,14 +169,21 @@ class DecodeGraphs:
         return f"{num_captured} decode graphs captured in {seconds:.1f} s: {taken:.1f} MiB"
 
     def run(
-        self, chunks: Sequence[SequenceChunk], adapter_rows: Sequence[int], rank: int
+        self,
+        chunks: Sequence[SequenceChunk],
+        adapter_rows: Sequence[int],
+        rank: int,
+        pending: PendingTokens | None = None,
     ) -> DecodeOutput | None:
         """Compute chunks of one token each, under the adapters of these table rows, none of them of
-        a higher rank; None if no graph serves that, and nothing has been done."""
+        a higher rank; None if no graph serves that, and nothing has been done.
+
+        `pending`: the tokens that stand for others in the first chunks.
+        """
         shape = self._shape(len(chunks), rank)
         if shape is None or (shape in self._replays and self._replays[shape] is None):
             return None
-        self._inputs.fill(chunks, adapter_rows, num_rows=shape.num_rows)
+        self._inputs.fill(chunks, adapter_rows, num_rows=shape.num_rows, pending=pending)
         replay = self._replay_of(shape)
         if replay is None:
             return None

@@ -2,7 +2,8 @@
 
 The host writes a step's inputs into one buffer and copies it at once:
 
-    token ids | positions | slots of each KV group | adapter rows | tiles | changed block tables ...
+    token ids | positions | sources of pending tokens | slots of each KV group | adapter rows
+    | tiles | changed block tables ...
 
 On the device, each row has a block table as wide as any step may need, which it keeps from step to
 step. The copy contains only the tables that differ from their row's last one, as wide as these
@@ -31,7 +32,13 @@ from ...kernels.lora_batch import BASE_ROW, plan_tiles
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
 from ..kv.sequence_blocks import NO_BLOCKS, BlockTable, block_table
-from ..model.inputs import Integers, SequenceChunk, VisibleBlocks, visible_blocks
+from ..model.inputs import (
+    Integers,
+    PendingTokens,
+    SequenceChunk,
+    VisibleBlocks,
+    visible_blocks,
+)
 
 NO_TILE = (0, 0, BASE_ROW)
 
@@ -54,8 +61,13 @@ class DecodeLayout:
         return -(-self.max_rows // 2) * 2
 
     @property
-    def slots_start(self) -> int:
+    def sources_start(self) -> int:
+        """The start of `PendingTokens.sources`."""
         return 2 * self.row_words
+
+    @property
+    def slots_start(self) -> int:
+        return 3 * self.row_words
 
     @property
     def rows_start(self) -> int:
@@ -161,11 +173,17 @@ class DecodeInputs:
         )
 
     def fill(
-        self, chunks: Sequence[SequenceChunk], adapter_rows: Sequence[int], *, num_rows: int
+        self,
+        chunks: Sequence[SequenceChunk],
+        adapter_rows: Sequence[int],
+        *,
+        num_rows: int,
+        pending: PendingTokens | None = None,
     ) -> None:
         """Take these chunks of one token each, and padding up to `num_rows`.
 
-        `adapter_rows`: each one's table row.
+        `adapter_rows`: each one's table row. `pending`: the tokens that stand for others in the
+        first chunks.
         """
         if self._copied is not None:
             self._copied.synchronize()  # the last copy may still be reading
@@ -179,9 +197,15 @@ class DecodeInputs:
             end = tables.fill(self._words, end, block_tables, positions)
             slots = self._layout.slots_start + index * self._layout.row_words
             self._words[slots : slots + num_rows] = tables.slots(block_tables, positions)
+        start, num_pending = self._layout.sources_start, 0
+        if pending is not None:
+            num_pending = len(pending.sources)
+            self._words[start : start + num_pending] = pending.sources
         self._device[:end].copy_(self._host[:end], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+        if pending is not None:
+            pending.fill(self.input_ids(num_rows), self._rows(start, num_pending))
         for tables in self._tables:
             tables.take(self._device)
 

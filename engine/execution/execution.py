@@ -1,5 +1,8 @@
 """Runs the scheduled sequences of a step and produces the result of each request.
 
+A step is launched, its next tokens are drawn, and its output is read: one after the other, or with
+the next step launched before the last of the three (see `pipeline`).
+
 An error in a step is attributed first to the draft tokens that it verified, then to the one request
 that causes it, which ends; no other request is affected. Torch-free: results of the step are passed
 through unchanged.
@@ -8,7 +11,8 @@ through unchanged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..draft import NO_DRAFT
@@ -45,7 +49,9 @@ class Runner(Protocol[OutputT_co]):
 
     def is_current(self, sequence: ScheduledSequence) -> bool: ...
 
-    def run(self, sequences: tuple[ScheduledSequence, ...]) -> OutputT_co: ...
+    def run(
+        self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None
+    ) -> OutputT_co: ...
 
     def keep(self, request: Request, path: Sequence[int]) -> None: ...
 
@@ -82,6 +88,23 @@ class Drawn(NamedTuple):
     """The accepted tokens and one more."""
 
 
+class Draws(Protocol):
+    """Next tokens that are being drawn."""
+
+    def read(self) -> Sequence[Drawn | EngineError]:
+        """For each request its next tokens, or the error that ends it; waits for them."""
+        ...
+
+
+class Sampled(NamedTuple):
+    """The next tokens of some requests, before they are read."""
+
+    draws: Any
+    """`Draws`, of which the runner knows more."""
+    places: Mapping[Request, int]
+    """The place of each request among them."""
+
+
 class StepRows(NamedTuple):
     """The rows of one sequence in a step's output."""
 
@@ -94,10 +117,9 @@ class StepRows(NamedTuple):
 Read = Callable[[ScheduledSequence, OutputT, StepRows], PromptOutput | None]
 """Gives what is asked of the prompt's positions `sequence.read`, if it is complete. Raises
 EngineError if what it finds ends the request."""
-Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Sequence[Drawn | EngineError]]
+Draw = Callable[[Sequence[Request], OutputT, Sequence[int]], Draws]
 """Takes requests, a step's output and its rows of these requests: for each the row of its last
-known token, then those of its draft. Gives for each its next tokens, or the error that ends it.
-Changes nothing."""
+known token, then those of its draft. Begins to draw their next tokens. Changes nothing."""
 
 
 class _Drawing(NamedTuple):
@@ -106,6 +128,16 @@ class _Drawing(NamedTuple):
     sequence: ScheduledSequence
     rows: range
     """The logits rows of the sequence in the step: its last token's, then those of its draft."""
+
+
+@dataclass(slots=True)
+class Step(Generic[OutputT]):
+    """A step that was launched and whose output was not read."""
+
+    sequences: tuple[ScheduledSequence, ...]
+    output: OutputT
+    sampled: Sampled | None = None
+    """None: no tokens are being drawn yet."""
 
 
 class Execution(Generic[OutputT]):
@@ -129,10 +161,12 @@ class Execution(Generic[OutputT]):
         self._requests = requests
 
     def current(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
-        """The sequences whose adapter matches their lease; the requests of the others end."""
+        """The sequences that may run; requests whose adapter does not match their lease end."""
         return tuple(filter(self._is_current, sequences))
 
     def _is_current(self, sequence: ScheduledSequence) -> bool:
+        if sequence.request.has_ended:
+            return False
         if self._runner.is_current(sequence):
             return True
         self._requests.fail(sequence.request, StaleExtent())
@@ -141,7 +175,7 @@ class Execution(Generic[OutputT]):
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
         """Run the sequences and process their output; False if that took more than one step."""
         try:
-            output = self._runner.run(sequences)
+            step = self.launch(sequences)
         except Exception:  # one request's error must not fail the others of its step
             if _is_one_without_draft(sequences):
                 self._fail(sequences[0].request)
@@ -150,13 +184,42 @@ class Execution(Generic[OutputT]):
             for sequence in sequences:
                 self.run((self._without_draft(sequence),))
             return False
-        return self._process(sequences, output)
+        return self.finish(step)
 
-    def _process(self, sequences: tuple[ScheduledSequence, ...], output: OutputT) -> bool:
-        finite = output.finite
+    def launch(
+        self, sequences: tuple[ScheduledSequence, ...], before: Step[OutputT] | None = None
+    ) -> Step[OutputT]:
+        """Launch a step; `before`: the one in flight, if it was not read. Raises what the runner
+        raises."""
+        output = self._runner.run(sequences, before.sampled if before else None)
+        self._scheduler.launch(sequences)
+        return Step(sequences, output)
+
+    def draw(self, step: Step[OutputT]) -> bool:
+        """Begin to draw the next tokens of a step without drafts in which no prompt is read.
+
+        All tokens before them must be known. False: it failed, and `finish` attributes the error.
+        """
+        drawing = [
+            _Drawing(sequence, rows.kept)
+            for sequence, rows in _with_rows(step.sequences)
+            if sequence.draws and not sequence.request.has_ended
+        ]
+        if not drawing:
+            return True
+        try:
+            step.sampled = self._begin_to_draw(drawing, step.output)
+        except Exception:  # one request's error must not fail the others of its step
+            logger.exception("sampling for %d requests failed", len(drawing))
+            return False
+        return True
+
+    def finish(self, step: Step[OutputT]) -> bool:
+        """Read a step's output and process it; False if parts of it were run again."""
+        output, finite = step.output, step.output.finite
         drawing: list[_Drawing] = []
         failed: list[ScheduledSequence] = []
-        for sequence, rows in _with_rows(sequences):
+        for sequence, rows in _with_rows(step.sequences):
             if not self._is_current(sequence):
                 continue
             kept = rows.kept
@@ -171,16 +234,18 @@ class Execution(Generic[OutputT]):
                 self._requests.fail(sequence.request, NumericalError())
             elif sequence.request.unread and not self._read(sequence, output, rows):
                 continue
-            elif sequence.samples and sequence.request.submitted.sampling.max_tokens:
+            elif sequence.draws:
                 drawn = range(first_drawn, first_drawn + 1 + sequence.num_draft_tokens)
                 drawing.append(_Drawing(sequence, drawn))
             else:
-                is_complete = sequence.samples
                 self._scheduler.advance(sequence)
-                if is_complete:
+                if sequence.samples:
                     self._requests.finish(sequence.request, FinishReason.LENGTH)
-        if drawing:
+        if step.sampled is not None:
+            self._take(drawing, step.sampled, output)
+        elif drawing:
             self._draw(drawing, output)
+        self._scheduler.land(step.sequences)
         for sequence in failed:
             # The values written for a draft token enter the sums of earlier rows with a weight of
             # zero.
@@ -214,19 +279,29 @@ class Execution(Generic[OutputT]):
     def _draw(self, drawing: Sequence[_Drawing], output: OutputT) -> None:
         """Sample each request's next tokens; a request that causes an error is identified and
         ended."""
-        requests = [sequence.request for sequence, _ in drawing]
-        rows = [row for _, own_rows in drawing for row in own_rows]
         try:
-            drawn = self._draw_tokens(requests, output, rows)
+            sampled = self._begin_to_draw(drawing, output)
         except Exception:  # one request's error must not fail the others of its step
             if _is_one_without_draft([sequence for sequence, _ in drawing]):
-                self._fail(requests[0])
+                self._fail(drawing[0].sequence.request)
                 return
             logger.exception("sampling for %d requests failed; drawing alone", len(drawing))
             for sequence, own_rows in drawing:
                 self._draw([_Drawing(self._without_draft(sequence), own_rows[:1])], output)
             return
-        for entry, result in zip(drawing, drawn, strict=True):
+        self._take(drawing, sampled, output)
+
+    def _begin_to_draw(self, drawing: Sequence[_Drawing], output: OutputT) -> Sampled:
+        requests = [sequence.request for sequence, _ in drawing]
+        rows = [row for _, own_rows in drawing for row in own_rows]
+        draws = self._draw_tokens(requests, output, rows)
+        return Sampled(draws, {request: place for place, request in enumerate(requests)})
+
+    def _take(self, drawing: Sequence[_Drawing], sampled: Sampled, output: OutputT) -> None:
+        """Give these requests, all or some of those sampled for, their next tokens."""
+        results: Sequence[Drawn | EngineError] = sampled.draws.read()
+        for entry in drawing:
+            result = results[sampled.places[entry.sequence.request]]
             if isinstance(result, EngineError):
                 self._requests.fail(entry.sequence.request, result)
             else:

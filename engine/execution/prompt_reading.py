@@ -28,7 +28,7 @@ def read_prompt(
         num_top = request.submitted.num_prompt_logprobs or 0
         return PromptOutput(request.request_id, logprobs=_logprobs(logits, targets, num_top))
     assert output.token_states is not None, "a step with an embedding keeps its states"
-    first = rows.computed.start + read.start - request.num_computed_tokens
+    first = rows.computed.start + read.start - sequence.start
     vector = pool(request, output.token_states[first : first + len(read)])
     return None if vector is None else PromptOutput(request.request_id, embedding=vector)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import takewhile
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,11 +15,13 @@ from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
-from ..model.inputs import SequenceChunk, logits_rows, make_inputs
+from ..model.inputs import PendingTokens, SequenceChunk, logits_rows, make_inputs
 from ..model.output_head import head_inputs
 from ..request import Request
 from ..scheduling.batch import ScheduledBatch, ScheduledSequence
+from ..transfers import HostCopy, to_device
 from .decode_graphs import DecodeGraphs
+from .execution import Sampled
 from .pooling import last_hidden_states
 
 MAX_PROMPT_READS = 1 << 18
@@ -32,22 +35,23 @@ class StepOutput(NamedTuple):
 
     logits: Tensor
     """fp32 `[num_logits_rows, vocab_size]`; valid until the next step."""
-    hidden_states: Tensor | None
+    are_finite: HostCopy
+    """bool `[num_logits_rows]`: see `finite`."""
+    hidden_states: Tensor | None = None
     """`[num_logits_rows, hidden_size]`: the input of the output head; None unless requested."""
     token_states: Tensor | None = None
     """`[num_tokens, hidden_size]` for all rows, kept or not: the output of the last layer; None
     unless an embedding is requested."""
 
-    are_finite: Tensor | None = None
-    """bool `[num_logits_rows]`, where the step has found it out: see `finite`."""
+    @classmethod
+    def of(cls, logits: Tensor, hidden_states: Tensor | None = None) -> StepOutput:
+        """The output with these logits."""
+        return cls(logits, HostCopy(logits.isfinite().all(-1)), hidden_states)
 
     @property
     def finite(self) -> list[bool]:
-        """For each row whether all of its logits are numbers."""
-        are_finite = self.are_finite
-        finite: list[bool] = (
-            self.logits.isfinite().all(-1) if are_finite is None else are_finite
-        ).tolist()
+        """For each row whether all of its logits are numbers; waits for the device."""
+        finite: list[bool] = self.are_finite.read().tolist()
         return finite
 
 
@@ -90,12 +94,11 @@ class ModelRunner:
 
     def is_current(self, sequence: ScheduledSequence) -> bool:
         """Whether the sequence's adapter still matches its lease, in row and generation."""
-        lease = sequence.request.lease
-        adapter = sequence.request.submitted.adapter
+        lease, adapter = sequence.lease, sequence.request.adapter
         if lease is None:
             return adapter is None
         published = self._arena.published.get(lease.row)
-        return lease.key == adapter and published == (lease.key, lease.generation)
+        return adapter == lease.key and published == (lease.key, lease.generation)
 
     def prepare_blocks(self, batch: ScheduledBatch) -> None:
         """Execute the batch's operations on blocks; once, before its first run."""
@@ -121,29 +124,39 @@ class ModelRunner:
         enter sums with a weight of zero."""
         self._cache.clear(request.kv.tables, start, end)
 
-    def run(self, sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
-        """Compute keys and values of the scheduled tokens.
+    def run(
+        self,
+        sequences: tuple[ScheduledSequence, ...],
+        sampled: Sampled | None = None,
+    ) -> StepOutput:
+        """Compute keys and values of the scheduled tokens; on CUDA, only start to.
 
         The last `num_logits_rows` rows of each sequence are kept, whether they are sampled or only
         checked: a sequence with a non-finite row has written entries that must not be reused.
+        `sampled`: the tokens of the step in flight, from which some sequences go on.
         """
         chunks = [_chunk(sequence) for sequence in sequences]
-        leases = [sequence.request.lease for sequence in sequences]
+        leases = [sequence.lease for sequence in sequences]
+        pending = None if sampled is None else _pending(sequences, sampled)
         pools = any(sequence.request.submitted.pooling for sequence in sequences)
         if self._graphs:
-            output = None if pools else self._replay(self._graphs, chunks, leases)
+            output = None if pools else self._replay(self._graphs, chunks, leases, pending)
             if output is not None:
                 self.num_graph_steps += 1
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         if not pools:
-            return self.run_chunks(chunks, leases)
+            return self.run_chunks(chunks, leases, pending)
         with last_hidden_states(self._base.model) as seen:
-            output = self.run_chunks(chunks, leases)
+            output = self.run_chunks(chunks, leases, pending)
         return output._replace(token_states=seen[0])
 
     def _replay(
-        self, graphs: DecodeGraphs, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
+        self,
+        graphs: DecodeGraphs,
+        chunks: Sequence[SequenceChunk],
+        leases: Sequence[Lease | None],
+        pending: PendingTokens | None,
     ) -> StepOutput | None:
         """The output of chunks of few tokens, if a graph serves them."""
         counts = [len(chunk.token_ids) for chunk in chunks]
@@ -160,12 +173,12 @@ class ModelRunner:
         rank = self._plain_rank(leases)
         if rank is None:
             return None
-        output = graphs.run(tokens, rows, rank)
+        output = graphs.run(tokens, rows, rank, pending)
         if output is None:
             return None
         if num_rows > len(chunks):
             output = output.rows(logits_rows(chunks))
-        return StepOutput(output.logits, output.hidden_states, are_finite=output.are_finite)
+        return StepOutput(output.logits, HostCopy(output.are_finite), output.hidden_states)
 
     def _plain_rank(self, leases: Sequence[Lease | None]) -> int | None:
         """See `StepAdaptersBuilder.plain_rank`."""
@@ -176,11 +189,15 @@ class ModelRunner:
         return rank
 
     def run_chunks(
-        self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
+        self,
+        chunks: Sequence[SequenceChunk],
+        leases: Sequence[Lease | None],
+        pending: PendingTokens | None = None,
     ) -> StepOutput:
         """Like `run`, for any chunks, each with the adapter of its lease.
 
-        Chunks of one token come first, then those that verify draft tokens.
+        Chunks of one token come first, then those that verify draft tokens. `pending`: the tokens
+        that stand for others in the first chunks.
         """
         inputs = make_inputs(
             chunks,
@@ -188,6 +205,8 @@ class ModelRunner:
             block_size=self._cache.block_size,
             device=self._base.device,
         )
+        if pending is not None:
+            pending.fill(inputs.input_ids, to_device(pending.sources, self._base.device))
         adapters = StepAdapters()
         if any(lease is not None for lease in leases):
             adapters = self._step_adapters(chunks, leases)
@@ -209,7 +228,7 @@ class ModelRunner:
         except BaseException:
             self._base.forget_step()
             raise
-        return StepOutput(logits, seen[0][0] if seen else None)
+        return StepOutput.of(logits, seen[0][0] if seen else None)
 
     def _step_adapters(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
@@ -243,11 +262,27 @@ class _AdapterRows(NamedTuple):
     num_verified: int
 
 
+def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> PendingTokens | None:
+    """The tokens that the step in flight samples for the sequences that decode, which come first;
+    None: the host knows all."""
+    places = sampled.places
+    decodes = takewhile(lambda sequence: sequence.num_tokens == 1, sequences)
+    sources = [
+        -1 if sequence.start < len(sequence.request.token_ids) else places[sequence.request]
+        for sequence in decodes
+    ]
+    if max(sources, default=-1) < 0:
+        return None
+    return PendingTokens(sampled.draws.tokens, sources)
+
+
 def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
-    request, num_tokens, num_draft_tokens = sequence
-    start, tables = request.num_computed_tokens, request.kv.tables
+    request, num_tokens, num_draft_tokens, start, _, _ = sequence
+    tables = request.kv.tables
     if num_tokens == 1:
-        return SequenceChunk([request.token_ids[start]], start, tables)
+        # A pending token is put in its place on the device.
+        known = request.token_ids
+        return SequenceChunk([known[start] if start < len(known) else 0], start, tables)
     token_ids = request.token_ids[start : start + num_tokens - num_draft_tokens]
     num_kept = sequence.num_logits_rows
     if not num_draft_tokens:

@@ -16,6 +16,7 @@ from ...kernels.attention import AttentionBatch, PrefillChunk, SequenceGroup
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
 from ..kv.sequence_blocks import BlockTable
+from ..transfers import to_device
 
 Integers = npt.NDArray[np.int64]
 
@@ -83,6 +84,21 @@ class SequenceChunk(NamedTuple):
         tree = self.tree or ()
         num_known = len(self.token_ids) - len(tree)
         return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
+
+
+class PendingTokens(NamedTuple):
+    """Tokens of a step that the step before it sampled and the host has not read."""
+
+    sampled: Tensor
+    """int64, on the device."""
+    sources: list[int]
+    """For each of the step's first rows the index of its token there; -1: the host knows it."""
+
+    def fill(self, input_ids: Tensor, sources: Tensor) -> None:
+        """Put them into the step's `input_ids [num_rows]`; `sources`: on the device."""
+        known = input_ids[: len(sources)]
+        pending = self.sampled.index_select(0, sources.clamp(min=0))
+        known.copy_(torch.where(sources < 0, known, pending))
 
 
 def padding_class(sizes: npt.ArrayLike) -> Integers:
@@ -187,10 +203,10 @@ def make_inputs(
         for index, group in enumerate(groups)
     ]
     return StepInputs(
-        input_ids=_to_device(np.array(token_ids, dtype=np.int64), device),
-        positions=_to_device(rows.positions, device),
+        input_ids=to_device(np.array(token_ids, dtype=np.int64), device),
+        positions=to_device(rows.positions, device),
         attention=tuple(layout.batch() for layout in layouts),
-        logits_rows=_to_device(logits_rows(chunks), device),
+        logits_rows=to_device(logits_rows(chunks), device),
     )
 
 
@@ -325,7 +341,7 @@ class _Layout:
         ancestors = None
         if self.rows.is_tree[members].any():
             chunks = [self.chunks[index] for index in members]
-            ancestors = _ancestors(chunks, len(columns)).to(self.device, non_blocking=True)
+            ancestors = to_device(_ancestors(chunks, len(columns)), self.device)
         block_tables = visible.gather([tables[index] for index in members], num_blocks)
         return SequenceGroup(
             rows=self._tensor(rows),
@@ -354,7 +370,7 @@ class _Layout:
         )
 
     def _tensor(self, values: Integers) -> Tensor:
-        return _to_device(values, self.device)
+        return to_device(values, self.device)
 
 
 def _ancestors(chunks: Sequence[SequenceChunk], width: int) -> Tensor:
@@ -367,7 +383,3 @@ def _ranges(starts: Integers, counts: Integers) -> Integers:
     """`range(start, start + count)` of each, one after another."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
-
-
-def _to_device(values: Integers, device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device, non_blocking=True)

@@ -30,7 +30,8 @@ LOAD_ERRORS: dict[str, type[EngineError]] = {
 class AdapterLeases:
     """Asks the adapter manager on behalf of requests; one for the base model needs nothing.
 
-    A request has `lease` exactly as long as the adapter manager counts it.
+    The adapter manager counts a request's lease as long as the request has it and, after that, as
+    long as a step in flight uses it.
     """
 
     def __init__(
@@ -39,6 +40,8 @@ class AdapterLeases:
         self._manager = manager
         self._clock = clock
         self._max_expected = max(MAX_EXPECTED, 2 * max_num_seqs)
+        self.late: dict[str, Request] = {}
+        """By id, the requests whose leases end once the steps in flight are read."""
         self.next_expect_time = 0.0
         """When `expect_next` is due."""
 
@@ -84,6 +87,8 @@ class AdapterLeases:
         """
         if request.adapter is None:
             return True
+        if request.request_id in self.late:  # of an ended request with the same id
+            return False
         tenant_id = request.tenant_id
         before = self._manager.leased_share(tenant_id)
         request.lease = self._manager.acquire(request.adapter, request.request_id)
@@ -99,9 +104,19 @@ class AdapterLeases:
         return True
 
     def give_back(self, request: Request) -> None:
-        """End the request's lease, if it has one."""
-        self._manager.release(request.request_id)
+        """End the request's lease, if it has one: at once, or once no step in flight uses it."""
+        if request.lease and request.num_steps_in_flight:
+            self.late[request.request_id] = request
+        elif request.request_id not in self.late:
+            self._manager.release(request.request_id)
         request.lease = None
+
+    def give_back_late(self) -> None:
+        """End the leases that no step in flight uses any more."""
+        for request_id, request in tuple(self.late.items()):
+            if not request.num_steps_in_flight:
+                del self.late[request_id]
+                self._manager.release(request_id)
 
     def _note_missing(self, request: Request) -> None:
         if request.adapter_missing_since is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+from ...adapters.leases import Lease
 from ..errors import EngineError
 from ..kv.layout import KvOperation
 from ..messages import RequestStarted
@@ -19,13 +20,28 @@ from .step_costs import StepShape
 
 
 class ScheduledSequence(NamedTuple):
-    """`num_tokens` tokens of one request, from `request.num_computed_tokens` on."""
+    """`num_tokens` tokens of one request, from position `start` on.
+
+    It says what the step computes, whatever becomes of the request while the step is in flight.
+    """
 
     request: Request
     num_tokens: int
-    """Known and draft tokens."""
-    num_draft_tokens: int = 0
+    """Known and draft tokens; a pending token counts as known."""
+    num_draft_tokens: int
     """How many of them, at the end, are drafted."""
+    start: int
+    samples: bool
+    """Whether the step reaches the request's last known token, so that the next is drawn."""
+    lease: Lease | None
+    """The request's, under which its adapter may be used."""
+
+    @classmethod
+    def of(cls, request: Request, num_tokens: int, num_draft_tokens: int = 0) -> ScheduledSequence:
+        """The next tokens of a request."""
+        samples = num_tokens - num_draft_tokens == request.num_remaining_tokens
+        start = request.num_computed_tokens
+        return cls(request, num_tokens, num_draft_tokens, start, samples, request.lease)
 
     @property
     def num_known_tokens(self) -> int:
@@ -36,22 +52,25 @@ class ScheduledSequence(NamedTuple):
         return self.num_tokens == 1
 
     @property
-    def context_len(self) -> int:
-        """Tokens in the cache once the step has run."""
-        return self.request.num_computed_tokens + self.num_tokens
+    def known_end(self) -> int:
+        """Where its draft tokens begin."""
+        return self.start + self.num_tokens - self.num_draft_tokens
 
     @property
-    def samples(self) -> bool:
-        """Whether the step reaches the request's last known token, so that the next is drawn."""
-        request = self.request
-        num_computed = request.num_computed_tokens + self.num_tokens - self.num_draft_tokens
-        return num_computed == len(request.token_ids)
+    def draws(self) -> bool:
+        """Whether the step gives the request a token."""
+        return self.samples and self.request.submitted.sampling.max_tokens > 0
+
+    @property
+    def context_len(self) -> int:
+        """Tokens in the cache once the step has run."""
+        return self.start + self.num_tokens
 
     @property
     def read(self) -> range:
         """Positions of the prompt that the step computes and that are to be read."""
         unread = self.request.unread
-        start = max(unread.start, self.request.num_computed_tokens)
+        start = max(unread.start, self.start)
         return range(start, max(start, min(unread.stop, self.context_len)))
 
     @property
@@ -64,8 +83,8 @@ class ScheduledSequence(NamedTuple):
     def with_draft(self) -> ScheduledSequence:
         """With what the request's draft really has, which may be less than was scheduled."""
         num_draft_tokens = len(self.request.draft)
-        return ScheduledSequence(
-            self.request, self.num_known_tokens + num_draft_tokens, num_draft_tokens
+        return self._replace(
+            num_tokens=self.num_known_tokens + num_draft_tokens, num_draft_tokens=num_draft_tokens
         )
 
 
@@ -113,7 +132,8 @@ def parts_of(sequences: Sequence[ScheduledSequence]) -> Iterator[Part]:
 class Step:
     """A step while it is scheduled."""
 
-    def __init__(self, *, budget: int, block_size: int, max_read_rows: int) -> None:
+    def __init__(self, *, budget: int, block_size: int, max_read_rows: int, is_ahead: bool) -> None:
+        """is_ahead: another step is in flight, so nobody is preempted."""
         self.decodes: dict[Request, ScheduledSequence] = {}
         """Added to directly, by `Scheduler`: it is the hot loop."""
         self.started: list[RequestStarted] = []
@@ -123,6 +143,9 @@ class Step:
         """Whether a running request had to give blocks back: then none is admitted."""
         self.num_draft_tokens = 0
         """Of all decodes."""
+        self.is_ahead = is_ahead
+        self.is_held_up = False
+        """Whether a request must wait until no step is in flight."""
         self._block_size = block_size
         self._prefills: dict[Request, ScheduledSequence] = {}
         self._limit = budget
@@ -149,7 +172,7 @@ class Step:
         return min(num_tokens, num_unkept + self._num_free_rows)
 
     def add(self, request: Request, num_tokens: int) -> None:
-        sequence = ScheduledSequence(request, num_tokens)
+        sequence = ScheduledSequence.of(request, num_tokens)
         if request.reads_logits:
             self._num_free_rows -= len(sequence.read)
         if num_tokens == 1:
@@ -161,7 +184,7 @@ class Step:
     def draft_token(self, request: Request, num_tokens: int) -> None:
         """Let a decoding request verify so many draft tokens as well, and no others."""
         self.num_draft_tokens += num_tokens - self.decodes[request].num_draft_tokens
-        self.decodes[request] = ScheduledSequence(request, 1 + num_tokens, num_tokens)
+        self.decodes[request] = ScheduledSequence.of(request, 1 + num_tokens, num_tokens)
 
     def drafting(self) -> list[ScheduledSequence]:
         """Those that verify draft tokens."""
@@ -206,5 +229,4 @@ class Step:
 
 
 def _arena_row(sequence: ScheduledSequence) -> int:
-    lease = sequence.request.lease
-    return lease.row if lease else -1
+    return sequence.lease.row if sequence.lease else -1

@@ -20,9 +20,23 @@ class DraftPolicy(Protocol):
         """
         ...
 
+    @property
+    def rests(self) -> bool:
+        """Whether no draft tokens are due in the next step."""
+        ...
+
+    def pass_over(self) -> None:
+        """A step is scheduled without a plan: the tokens before the draft tokens are not known."""
+        ...
+
 
 class NoDrafts:
     """Plain decoding."""
 
+    rests = True
+
     def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
         return {}
+
+    def pass_over(self) -> None:
+        """There is nothing to plan."""

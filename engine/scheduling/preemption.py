@@ -1,6 +1,7 @@
 """Taking room from those that run: when blocks run out, and for a tenant that waits for its share.
 
-Torch-free.
+Nobody is preempted while a step with its tokens is in flight: the next step is then scheduled when
+this one was read. Torch-free.
 """
 
 from __future__ import annotations
@@ -48,12 +49,15 @@ class Preemption:
 
     def make_room(self, request: Request, num_tokens: int, step: Step) -> bool:
         """Allocate blocks for a running request and preempt others for them; False if the request
-        itself was preempted.
+        itself was preempted, or nobody may be.
 
         A request that runs alone always finds room: one that would not fit is never admitted.
         """
         while not self._kv.grow(request.kv, request.num_computed_tokens, num_tokens):
             step.is_short = True
+            if step.is_ahead:
+                step.is_held_up = True
+                return False
             victim = self._running.victim(self._running.kv_share)
             self._preempt(victim, step)
             if victim is request:
@@ -72,6 +76,9 @@ class Preemption:
         `share` is the part of the resource that the request needs.
         """
         if not self.may_reclaim(request, measure, share):
+            return False
+        if step.is_ahead:
+            step.is_held_up = True
             return False
         self.num_reclaims += 1
         self._preempt(self._running.victim(measure), step)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from ...adapters.tier import Tier
@@ -111,6 +112,11 @@ class Scheduler:
             tenant_cap=limits.tenant_cap,
         )
         self._last_shape = StepShape(0, 0, 0)
+        self._num_steps_in_flight = 0
+        self._is_ahead = False
+        """Whether the last step was scheduled while another was in flight."""
+        self._is_held_up = False
+        """Whether something of the last step must wait until all before it are read."""
         self._admission = AdmissionPlanner(
             kv=kv,
             running=self._running,
@@ -156,6 +162,18 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def can_plan_ahead(self) -> bool:
+        """Whether the next step may be scheduled while one is in flight: no draft tokens are due,
+        which follow known tokens, and no request needs the room of another."""
+        return self._drafts.rests and not self._is_held_up
+
+    @property
+    def leased_request_ids(self) -> Iterable[str]:
+        """The requests that hold a lease, and those that have left it to a step in flight."""
+        leasing = (request.request_id for request in self._requests.values() if request.lease)
+        return chain(leasing, self._leases.late)
 
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
@@ -209,13 +227,15 @@ class Scheduler:
         self._offer(request)
 
     def finish(self, request: Request) -> None:
-        """Let go of a request in whatever state it is; no step may name it any more.
+        """Let go of a request in whatever state it is; no later step names it.
 
-        One that has left already is left alone.
+        A step in flight may still compute it, in blocks that are free by then: what happens to
+        them next happens after this step. One that has left already is left alone.
         """
         if self._requests.get(request.request_id) is not request:
             return
         del self._requests[request.request_id]
+        request.has_ended = True
         self._deadlines.remove(request)
         if request in self._held:
             self._held.remove(request)
@@ -231,7 +251,7 @@ class Scheduler:
             self._leases.expect_none()
 
     def _check_fits(self, request: Request) -> None:
-        longest = request.num_prompt_tokens + request.submitted.sampling.max_tokens
+        longest = request.max_num_tokens
         chunk = self.limits.max_num_batched_tokens
         if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk):
             capacity = min(self.limits.max_model_len, self._kv.longest())
@@ -270,11 +290,13 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the next step, hand out its blocks and take its leases."""
         now, limits = self._clock(), self.limits
+        self._is_ahead = self._num_steps_in_flight > 0
         self._running.kv_shares.clear()
         step = Step(
             budget=limits.max_num_batched_tokens,
             block_size=limits.block_size,
             max_read_rows=limits.max_read_rows,
+            is_ahead=self._is_ahead,
         )
         if now >= self._deadlines.earliest:
             self._end_expired(step, now)
@@ -288,25 +310,52 @@ class Scheduler:
             self._grow_drafts(step)
         if now >= self._leases.next_expect_time:
             self._leases.expect_next(self._waiting)
+        self._is_held_up = step.is_held_up
         return Schedule(step.batch(self._kv.operations.take), step.started, step.failed)
 
+    def launch(self, sequences: Iterable[ScheduledSequence]) -> None:
+        """Take note that a step with these sequences is in flight: the next one goes on from them.
+
+        Its tokens are pending until `append`, and its blocks unpublished until `advance`.
+        """
+        self._num_steps_in_flight += 1
+        for request, num_tokens, num_draft_tokens, start, samples, _ in sequences:
+            request.num_steps_in_flight += 1
+            end = request.num_computed_tokens = start + num_tokens - num_draft_tokens
+            if samples:
+                end = min(end + 1, request.max_num_tokens - 1)  # the last token is never computed
+                request.num_pending_tokens = max(end - len(request.token_ids), 0)
+
+    def land(self, sequences: Iterable[ScheduledSequence]) -> None:
+        """Take note that the output of the step with these sequences was read, the first of those
+        in flight."""
+        self._num_steps_in_flight -= 1
+        for sequence in sequences:
+            sequence.request.num_steps_in_flight -= 1
+        if self._leases.late:
+            self._leases.give_back_late()
+
     def advance(self, sequence: ScheduledSequence, num_accepted: int = 0) -> None:
-        """Take note that a step has computed this sequence; publish the blocks it filled.
+        """Take note that the step's output for this sequence is right; publish the blocks it
+        filled.
 
         `num_accepted`: how many tokens of its draft turned out right and were appended before. The
         others' positions will be written again, and their blocks are given back.
         """
-        request = sequence.request
-        num_tokens = sequence.num_tokens - sequence.num_draft_tokens + num_accepted
-        num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
-        if num_computed > request.kv.num_tokens_handled:
-            self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
-        if request.kv.num_writable - num_computed > self.limits.block_size:
-            self._kv.shrink(request.kv, num_computed + 1)
+        request, kv = sequence.request, sequence.request.kv
+        end = sequence.known_end + num_accepted
+        if end > kv.num_tokens_handled:
+            self._kv.advance(kv, request.namespace, request.token_ids, end)
+        if self._is_ahead:
+            return  # no draft tokens, and the blocks may be those of a later step
+        request.num_computed_tokens = end
+        if kv.num_writable - end > self.limits.block_size:
+            self._kv.shrink(kv, end + 1)
 
     def append(self, request: Request, token_ids: list[int]) -> None:
         """Add what was sampled for the request, as its tenant's service."""
         request.token_ids += token_ids
+        request.num_pending_tokens = max(request.num_pending_tokens - len(token_ids), 0)
         self._charge(request, output_tokens=len(token_ids))
 
     def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
@@ -339,22 +388,28 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens
         for request in tuple(self._running.requests):
             num_computed = request.num_computed_tokens
-            if len(request.token_ids) - num_computed > 1:
+            remaining = len(request.token_ids) + request.num_pending_tokens - num_computed
+            if remaining > 1:
                 prefills.append(request)
-            elif request in preempted or len(decodes) == budget:
-                continue
+            elif not remaining or request in preempted or len(decodes) == budget:
+                continue  # without any, its last token is in flight
             elif (
                 num_computed < request.kv.num_writable
                 or grow(request.kv, num_computed, 1)
                 or self._preemption.make_room(request, 1, step)
             ):
-                decodes[request] = ScheduledSequence(request, 1)
+                decodes[request] = ScheduledSequence(
+                    request, 1, 0, num_computed, True, request.lease
+                )
                 if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)
         return prefills
 
     def _plan_drafts(self, step: Step, *, has_prompts: bool) -> None:
         """Let decoding requests verify draft tokens; prompts keep a block's worth of the step."""
+        if self._is_ahead:
+            self._drafts.pass_over()
+            return
         num_free = step.budget - (self.limits.block_size if has_prompts else 0)
         if num_free <= 0 or not step.decodes:
             return
@@ -367,7 +422,7 @@ class Scheduler:
 
     def _grow_drafts(self, step: Step) -> None:
         """Give draft tokens blocks that no other request needs, or cut them to the free ones."""
-        for request, num_tokens, num_draft_tokens in step.drafting():
+        for request, num_tokens, num_draft_tokens, *_ in step.drafting():
             kv, num_computed = request.kv, request.num_computed_tokens
             if step.is_short or not self._kv.grow(kv, num_computed, num_tokens):
                 num_writable = max(kv.num_writable - num_computed - 1, 0)
@@ -428,7 +483,7 @@ class Scheduler:
                 return
             if error := self._leases.load_error(request):
                 self._fail(request, error, step)
-            elif self._awaits_group(request) or not step.room_for(request):
+            elif self._awaits_group(request, step) or not step.room_for(request):
                 walk.skip()
             elif self._admission.exceeds(request, self._cap_on(request)):
                 walk.stop_tenant()
@@ -442,9 +497,18 @@ class Scheduler:
                 self._leases.give_back(request)
                 return self._preemption.note_blocked(request)
 
-    def _awaits_group(self, request: Request) -> bool:
-        """Whether another of its group is computing the prompt of which it has nothing yet."""
-        return request.num_computed_tokens == 0 and self._groups.awaits_prompt(request)
+    def _awaits_group(self, request: Request, step: Step) -> bool:
+        """Whether another of its group is computing the prompt of which it has nothing yet.
+
+        It does not fork from one in flight: it would copy a block with values that may turn out not
+        to be finite.
+        """
+        if request.num_computed_tokens:
+            return False
+        if step.is_ahead and self._groups.parent(request):
+            step.is_held_up = True
+            return True
+        return self._groups.awaits_prompt(request)
 
     def _cap_on(self, request: Request) -> float:
         """The part of anything that the tenant may hold with this request.

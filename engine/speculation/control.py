@@ -133,6 +133,16 @@ class Control:
         self._last_decision = self._step
         return choices
 
+    @property
+    def rests(self) -> bool:
+        """Whether the next step is one of those for which it was decided not to draft."""
+        return self._step + 1 in self._rest
+
+    def pass_over(self) -> None:
+        """Count a step without draft tokens for which there was no choice."""
+        self._step += 1
+        self._running = _Running()
+
     def _decide(self, decodes: Collection[Request], num_free_tokens: int) -> dict[Request, Choice]:
         self._rest = range(0)
         step = self._expect(decodes, num_free_tokens)

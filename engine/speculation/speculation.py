@@ -69,13 +69,23 @@ class Speculation:
         self._choices = {request.request_id: choice for request, choice in choices.items()}
         return {request: choice.num_tokens for request, choice in choices.items()}
 
+    @property
+    def rests(self) -> bool:
+        """See `policy.DraftPolicy`."""
+        return not self._proposers or self._control.rests
+
+    def pass_over(self) -> None:
+        """See `policy.DraftPolicy`."""
+        if self._proposers:
+            self._control.pass_over()
+
     def draft(self, sequences: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
         """Attach drafts to the requests that were scheduled with draft tokens.
 
         Returns the sequences with their drafts, in the order that a batch needs.
         """
         wanted: dict[str, list[DraftRequest]] = defaultdict(list)
-        for request, _, num_draft_tokens in sequences:
+        for request, _, num_draft_tokens, *_ in sequences:
             if num_draft_tokens:
                 choice = self._choices[request.request_id]
                 wanted[choice.proposer].append(DraftRequest(request, num_draft_tokens))

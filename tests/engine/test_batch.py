@@ -37,7 +37,7 @@ def make_request(
 
 
 def make_step(budget: int = 32, max_read_rows: int = 4) -> Step:
-    return Step(budget=budget, block_size=4, max_read_rows=max_read_rows)
+    return Step(budget=budget, block_size=4, max_read_rows=max_read_rows, is_ahead=False)
 
 
 # --- room in a step ---------------------------------------------------------------------------
@@ -124,32 +124,32 @@ def test_the_next_token_is_drawn_where_the_last_known_one_is_computed(
     computed: int, num_tokens: int, num_draft_tokens: int, samples: bool
 ) -> None:
     request = make_request(computed=computed)
-    sequence = ScheduledSequence(request, num_tokens, num_draft_tokens)
+    sequence = ScheduledSequence.of(request, num_tokens, num_draft_tokens)
     assert sequence.samples == samples
     assert sequence.num_known_tokens == num_tokens - num_draft_tokens
 
 
 def test_logits_are_looked_at_from_the_first_position_that_is_read_or_to_draw_from() -> None:
     read = make_request(num_prompt_logprobs=0, computed=2)
-    assert ScheduledSequence(read, 5).num_logits_rows == 5
+    assert ScheduledSequence.of(read, 5).num_logits_rows == 5
     read.unread = range(4, 9)
-    assert ScheduledSequence(read, 5).num_logits_rows == 3
-    assert ScheduledSequence(read, 2).num_logits_rows == 1, "nothing is read yet"
-    assert ScheduledSequence(make_request(pooling=Pooling.MEAN), 5).num_logits_rows == 1
-    assert ScheduledSequence(make_request(computed=9), 4, 3).num_logits_rows == 4
+    assert ScheduledSequence.of(read, 5).num_logits_rows == 3
+    assert ScheduledSequence.of(read, 2).num_logits_rows == 1, "nothing is read yet"
+    assert ScheduledSequence.of(make_request(pooling=Pooling.MEAN), 5).num_logits_rows == 1
+    assert ScheduledSequence.of(make_request(computed=9), 4, 3).num_logits_rows == 4
 
 
 def test_fewer_draft_tokens_than_were_scheduled_leave_the_known_ones_as_they_are() -> None:
     request = make_request(computed=9)
     request.draft = Draft(token_ids=(5, 6))
-    assert ScheduledSequence(request, 4, 3).with_draft() == ScheduledSequence(request, 3, 2)
+    assert ScheduledSequence.of(request, 4, 3).with_draft() == ScheduledSequence.of(request, 3, 2)
 
 
 def test_a_batch_counts_the_drafts_that_really_run() -> None:
     request = make_request(computed=9)
-    scheduled = (ScheduledSequence(request, 4, 3),)
+    scheduled = (ScheduledSequence.of(request, 4, 3),)
     batch = ScheduledBatch(scheduled, (), StepShape(0, 1, 9, 3))
-    running = (ScheduledSequence(request, 3, 2),)
+    running = (ScheduledSequence.of(request, 3, 2),)
     assert batch.running(running) == ScheduledBatch(running, (), StepShape(0, 1, 9, 2))
 
 
@@ -158,7 +158,7 @@ def test_a_batch_counts_the_drafts_that_really_run() -> None:
 
 def test_suspects_run_alone_for_as_many_steps_and_the_others_together() -> None:
     plain, other, suspect, brief = (
-        ScheduledSequence(make_request(num_lone_steps=count), 1) for count in (0, 0, 3, 1)
+        ScheduledSequence.of(make_request(num_lone_steps=count), 1) for count in (0, 0, 3, 1)
     )
     sequences = (plain, suspect, other, brief)
     assert list(parts_of(sequences)) == [(plain, other), (suspect,), (brief,)]

@@ -12,7 +12,7 @@ import torch
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.execution.runner import StepOutput
-from loraplex.engine.execution.sampler import sample
+from loraplex.engine.execution.sampler import sample_tokens
 from loraplex.engine.messages import Abort, DeleteAdapter, FinishReason, GenerationRequest, Submit
 from loraplex.engine.model.linear import ProjectionSlice
 from loraplex.engine.sampling_params import SamplingParams
@@ -46,12 +46,13 @@ def random_prompt(rng: random.Random, low: int = 1, high: int = 60) -> list[int]
     return [rng.randrange(256) for _ in range(rng.randint(low, high))]
 
 
-@pytest.mark.parametrize("swap_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(("swap_bytes", "is_async"), [(0, True), (1 << 20, False)])
 def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
     tiny_base: Path,
     adapter_folders: list[Path],
     tmp_path: Path,
     swap_bytes: int,
+    is_async: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Alone, mixed, chunked, prefix-hit, forked, preempted and swapped: the same tokens."""
@@ -64,6 +65,7 @@ def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
         max_num_batched_tokens=48,
         max_num_seqs=12,
         swap_bytes=swap_bytes,
+        async_scheduling=is_async,
     )
     rng = random.Random(5)
     keys = [alone.add_adapter(folder) for folder in adapter_folders]
@@ -356,10 +358,10 @@ def test_an_exception_in_a_step_ends_the_request_that_causes_it_and_no_other(
     expected = engine.generate(prompt)
     run = engine.core.parts.runner.run
 
-    def fail_on_poison(sequences: Any) -> StepOutput:
+    def fail_on_poison(sequences: Any, sampled: Any) -> StepOutput:
         if any(7 in sequence.request.submitted.sampling.logit_bias for sequence in sequences):
             raise RuntimeError("a defect that this request triggers")
-        return run(sequences)
+        return run(sequences, sampled)
 
     monkeypatch.setattr(engine.core.parts.runner, "run", fail_on_poison)
     good = engine.submit(prompt)
@@ -379,12 +381,12 @@ def test_a_request_that_breaks_sampling_ends_alone(
     prompt = list(range(20))
     expected = engine.generate(prompt)
 
-    def fail_on_poison(logits: torch.Tensor, rows: Any) -> list[int]:
+    def fail_on_poison(logits: torch.Tensor, rows: Any) -> torch.Tensor:
         if any(7 in row.params.logit_bias for row in rows):
             raise RuntimeError("a defect that this request triggers")
-        return sample(logits, rows)
+        return sample_tokens(logits, rows)
 
-    monkeypatch.setattr("loraplex.engine.next_tokens.sample", fail_on_poison)
+    monkeypatch.setattr("loraplex.engine.next_tokens.sample_tokens", fail_on_poison)
     ids = [engine.submit(prompt), engine.submit(prompt, logit_bias={7: 1.0}), engine.submit(prompt)]
     engine.run()
     assert engine.answers[ids[0]].token_ids == engine.answers[ids[2]].token_ids == expected

@@ -85,7 +85,9 @@ class Engines:
         with monkeypatch.context() as patch:
             patch.setattr(decode_graphs, "CudaCapture", lambda _device: self.recorder)
             patch.setattr(decode_graphs, "_is_captured", lambda *_: True)
-            self.replayed = LocalEngine(base, folder, dtype="float32", **settings)
+            self.replayed = LocalEngine(
+                base, folder, dtype="float32", async_scheduling=True, **settings
+            )
 
     def add_adapter(self, folder: Path) -> AdapterKey:
         self.eager.add_adapter(folder)
@@ -357,8 +359,8 @@ def test_hidden_states_are_those_of_the_step(
         watching.capture()
         run = watching.run
 
-        def watched(sequences: Any, run: Any = run, states: list[Tensor] = states) -> StepOutput:
-            output: StepOutput = run(sequences)
+        def watched(*args: Any, run: Any = run, states: list[Tensor] = states) -> StepOutput:
+            output: StepOutput = run(*args)
             assert output.hidden_states is not None
             states.append(output.hidden_states.clone())
             return output

@@ -38,7 +38,7 @@ def rows_preferring(*tokens: int) -> Tensor:
 
 def draw(requests: list[Request], logits: Tensor) -> list[TokensGenerated]:
     tokens = NextTokens(CoupledAcceptor(), Grammars(None))
-    drawn = tokens.draw(requests, StepOutput(logits, None), range(len(logits)))
+    drawn = tokens.draw(requests, StepOutput.of(logits), range(len(logits))).read()
     events = []
     for result in drawn:
         assert isinstance(result, Drawn)

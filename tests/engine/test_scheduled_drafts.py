@@ -8,11 +8,12 @@ import pytest
 
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch
+from loraplex.engine.scheduling.draft_policy import NoDrafts
 from loraplex.engine.scheduling.step_costs import StepShape
 from support.scheduling import BLOCK, SchedulerBench
 
 
-class Wanting:
+class Wanting(NoDrafts):
     """Wants as many draft tokens for every request."""
 
     def __init__(self, num_tokens: int) -> None:

@@ -1,13 +1,13 @@
 """A simulated device: the contents of each cell of the KV cache, and the duration of steps.
 
-It executes the queued operations in order and then the step. Bookkeeping errors show in reads and
-writes, so both are checked.
+It executes operations and steps in the order in which they were launched, and as late as it can:
+when somebody waits for a step. Bookkeeping errors show in reads and writes, so both are checked.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from random import Random
 from typing import NamedTuple, assert_never
@@ -20,11 +20,9 @@ from loraplex.engine.kv.layout import (
     SwapOut,
     ZeroBlocks,
 )
-from loraplex.engine.scheduling.batch import ScheduledSequence
 from loraplex.engine.scheduling.step_costs import StepShape
-from support.block_tables import tables_of
 
-from .contents import ZERO, Contents, is_foreign
+from .contents import ZERO, is_foreign
 from .violation import Invariant, require
 
 
@@ -48,6 +46,20 @@ class StepSeconds(NamedTuple):
         return seconds * rng.uniform(0.9, 1.2)
 
 
+class Computed(NamedTuple):
+    """A sequence of a step."""
+
+    name: str
+    owner: int
+    tables: Sequence[Sequence[int]]
+    """By group, those with which the step was launched."""
+    start: int
+    before: Sequence[int] | None
+    """The values of the positions before `start`; None: they were not finite."""
+    values: Sequence[int]
+    """Those of its tokens, known, pending and draft tokens."""
+
+
 class FakeDevice:
     """KV cells per group, in blocks, and host slots behind them."""
 
@@ -59,16 +71,31 @@ class FakeDevice:
         self.counts: Counter[str] = Counter()
         self.num_moved_blocks = 0
         """Between host and device, before the last step."""
+        self._queue: deque[Callable[[], None]] = deque()
 
     def block(self, group: int, block_id: int) -> list[int]:
         start = block_id * self._block_size
         return self.cells[group][start : start + self._block_size]
 
-    def execute(self, operations: Iterable[KvOperation]) -> None:
-        self.num_moved_blocks = 0
+    def launch(self, work: Callable[[], None]) -> None:
+        """Queue work behind all that was launched before."""
+        self._queue.append(work)
+
+    def wait_for(self, work: Callable[[], None]) -> None:
+        """Execute everything up to this work, if it was not executed yet."""
+        while work in self._queue:
+            self._queue.popleft()()
+
+    def launch_operations(self, operations: Sequence[KvOperation]) -> None:
+        self.num_moved_blocks = sum(
+            len(operation.block_ids)
+            for operation in operations
+            if isinstance(operation, SwapOut | SwapIn)
+        )
+        self.launch(lambda: self._execute(operations))
+
+    def _execute(self, operations: Iterable[KvOperation]) -> None:
         for operation in operations:
-            if isinstance(operation, SwapOut | SwapIn):
-                self.num_moved_blocks += len(operation.block_ids)
             match operation:
                 case ZeroBlocks(group, block_ids):
                     for block_id in block_ids:
@@ -87,36 +114,27 @@ class FakeDevice:
                 case _:
                     assert_never(operation)
 
-    def run(
-        self,
-        sequences: Sequence[ScheduledSequence],
-        contents: dict[str, Contents],
-        computed: Sequence[Sequence[int]],
-        tables: Iterable[list[list[int]]],
-    ) -> None:
-        """One forward: all reads, then all writes.
-
-        `computed`: for each sequence the values of its tokens, known and draft tokens. `tables` are
-        those of every request that holds blocks.
-        """
-        for sequence in sequences:
-            self._read(sequence, contents[sequence.request.request_id])
-        all_tables = list(tables)
+    def run(self, rows: Sequence[Computed], num_owners: Sequence[Counter[int]]) -> None:
+        """One forward: all reads, then all writes. `num_owners`: by group, of each block when the
+        step was launched."""
+        for row in rows:
+            self._read(row)
         for index in range(len(self._groups)):
-            num_owners = Counter(chain.from_iterable(table[index] for table in all_tables))
-            for sequence, values in zip(sequences, computed, strict=True):
-                request = sequence.request
-                owner = contents[request.request_id].owner
-                for block_id in self._write(index, sequence, values, owner):
+            for row in rows:
+                for block_id in self._write(index, row):
+                    owners = num_owners[index][block_id]
                     require(
-                        num_owners[block_id] == 1,
+                        owners == 1,
                         Invariant.ONE_WRITER,
-                        f"{request.request_id} writes block {block_id} of group {index}, "
-                        f"which has {num_owners[block_id]} owners",
+                        f"{row.name} writes block {block_id} of group {index}, "
+                        f"which has {owners} owners",
                     )
 
     def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
-        """Zero positions `[start, end)` of the sequence with these blocks."""
+        """Zero positions `[start, end)` of the sequence with these blocks, in its turn."""
+        self.launch(lambda: self._clear(tables, start, end))
+
+    def _clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
         size = self._block_size
         for table, cells in zip(tables, self.cells, strict=True):
             for position in range(start, end):
@@ -124,44 +142,42 @@ class FakeDevice:
                 require(block_id, Invariant.ONE_WRITER, "the null block is cleared")
                 cells[block_id * size + position % size] = ZERO
 
-    def _read(self, sequence: ScheduledSequence, contents: Contents) -> None:
+    def _read(self, row: Computed) -> None:
         """Check every block that a query of this sequence sees."""
-        request, size = sequence.request, self._block_size
-        num_computed = request.num_computed_tokens
-        values = contents.up_to(request.token_ids, num_computed)
+        size, num_computed = self._block_size, row.start
+        if row.before is None:
+            return
         for index, group in enumerate(self._groups):
-            table, cells = tables_of(request.kv)[index], self.cells[index]
+            table, cells = row.tables[index], self.cells[index]
             for block in _visible_blocks(group, num_computed, size):
                 start, first = block * size, table[block] * size
                 length = min(size, num_computed - start)
-                if cells[first : first + length] != values[start : start + length]:
+                if cells[first : first + length] != row.before[start : start + length]:
                     require(
                         False,
                         Invariant.OWN_CONTENT,
-                        f"{request.request_id} reads block {table[block]} of group {index} as its "
+                        f"{row.name} reads block {table[block]} of group {index} as its "
                         f"{block}th: {cells[first : first + length]}, "
-                        f"not {values[start : start + length]}",
+                        f"not {row.before[start : start + length]}",
                     )
 
-    def _write(
-        self, index: int, sequence: ScheduledSequence, values: Sequence[int], owner: int
-    ) -> set[int]:
+    def _write(self, index: int, row: Computed) -> set[int]:
         """Write the values of the new positions; return the blocks that were written."""
-        request, size = sequence.request, self._block_size
-        table, cells = tables_of(request.kv)[index], self.cells[index]
-        end = sequence.context_len
+        size = self._block_size
+        table, cells = row.tables[index], self.cells[index]
+        end = row.start + len(row.values)
         written = set()
-        for position, value in enumerate(values, request.num_computed_tokens):
+        for position, value in enumerate(row.values, row.start):
             block_id = table[position // size]
-            require(block_id, Invariant.OWN_CONTENT, f"{request.request_id} writes the null block")
+            require(block_id, Invariant.OWN_CONTENT, f"{row.name} writes the null block")
             cells[block_id * size + position % size] = value
             written.add(block_id)
         last = table[(end - 1) // size] * size
         rest = cells[last + (end - 1) % size + 1 : last + size]
         require(
-            not any(is_foreign(value, owner) for value in rest),
+            not any(is_foreign(value, row.owner) for value in rest),
             Invariant.OWN_CONTENT,
-            f"{request.request_id}'s last block ends with somebody else's {rest}",
+            f"{row.name}'s last block ends with somebody else's {rest}",
         )
         return written
 

@@ -23,7 +23,10 @@ class DrawnTokens:
         """What was asked of the scheduler for the step."""
         self.drafting: set[Request] = set()
         """Whose draft tokens the step verifies."""
+        self.rests = True
+        """See `DraftPolicy`."""
         self._rng = Random(scenario.seed + 2)
+        self._resting = Random(scenario.seed + 4)
         self._contents = contents
         self._max_tokens = scenario.max_draft_tokens
         self._error = scenario.draft_error
@@ -32,6 +35,7 @@ class DrawnTokens:
     def begin_step(self) -> None:
         """The scheduler may ask for draft tokens, or not."""
         self.wanted = {}
+        self.rests = not self._max_tokens or self._resting.random() < 0.6
 
     def plan(self, decodes: Collection[Request], num_free_tokens: int) -> Mapping[Request, int]:
         """See `DraftPolicy`."""
@@ -40,6 +44,10 @@ class DrawnTokens:
             chosen = [request for request in decodes if rng.random() < 0.7]
             self.wanted = {request: rng.randint(1, self._max_tokens) for request in chosen}
         return self.wanted
+
+    def pass_over(self) -> None:
+        """See `DraftPolicy`."""
+        self.drafting = set()
 
     def draft(self, sequences: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
         """Give those that were scheduled with draft tokens theirs, at times fewer than there may
@@ -76,7 +84,7 @@ class DrawnTokens:
 
     def _take_note(self, sequences: Sequence[ScheduledSequence]) -> None:
         self.drafting = {entry.request for entry in sequences if entry.num_draft_tokens}
-        for request, num_tokens, num_draft_tokens in sequences:
+        for request, num_tokens, num_draft_tokens, *_ in sequences:
             if num_draft_tokens:
                 first = request.num_computed_tokens // self._block_size
                 last = (request.num_computed_tokens + num_tokens - 1) // self._block_size

@@ -5,12 +5,14 @@ What the engine's core does around them is repeated here in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import AdapterManager
 from loraplex.engine.errors import AdapterDeleted, EngineError
 from loraplex.engine.execution.execution import Execution
+from loraplex.engine.execution.pipeline import Pipeline, may_fly
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import (
@@ -30,7 +32,7 @@ from support.manager import FakeArena, FakeBlock, FakeHost, ManualLoaders
 from .contents import STOP_TOKEN, Contents
 from .device import FakeDevice
 from .draft_tokens import DrawnTokens
-from .forward import FakeForward, Faults, draw
+from .forward import FakeDraws, FakeForward, Faults
 from .readings import Readings
 from .scenario import Scenario
 
@@ -85,9 +87,23 @@ class SimulatedEngine:
             scheduler=self.scheduler,
             speculation=self.draft_tokens,
             read=self.readings.read,
-            draw=draw,
+            draw=FakeDraws,
             requests=self,
         )
+        self.pipeline = Pipeline(
+            self.execution, self.scheduler, on_launch=self._name, on_read=self._note_read
+        )
+        self.has_read = False
+        """Whether the last iteration read a step that was in flight."""
+        self.suspects: frozenset[str] = frozenset()
+        """Who is suspected if the engine crashes now."""
+        self.journal: Counter[str] = Counter()
+        """By request id, the tokens that are charged if the engine crashes now."""
+        self.delivered: Counter[str] = Counter()
+        """By request id, the tokens that the caller has."""
+        self._announced: Counter[str] = Counter()
+        """By request id, the tokens that the step's messages deliver."""
+        self.counts: Counter[str] = Counter()
         self.drains = Drains(
             scheduler=self.scheduler,
             manager=self.manager,
@@ -147,7 +163,10 @@ class SimulatedEngine:
         raise AssertionError("`readings` keeps what was read")
 
     def generate(self, request: Request, generated: TokensGenerated) -> None:
-        """The request's tokens say it all."""
+        """Journal, then announce; see `RequestLifecycle.generate`."""
+        num_tokens = len(generated.token_ids)
+        self.journal[request.request_id] = request.num_generated_tokens + num_tokens
+        self._announced[request.request_id] += num_tokens
 
     def finish(
         self, request: Request, reason: FinishReason, *, stop_token_id: int | None = None
@@ -162,11 +181,14 @@ class SimulatedEngine:
     # --- one step -------------------------------------------------------------------------------
 
     def step(self, faults: Faults) -> ScheduledBatch | None:
-        """One iteration; returns the batch that ran. Its time is not taken yet: see `observe`."""
+        """One iteration; returns the batch that was launched. Its time is not taken yet: see
+        `observe`. Raises DeviceCrashed."""
         self.manager.poll()
         self._reap_if_due()
         self.evicted = self.drains.poll()
         self.draft_tokens.begin_step()
+        self.has_read = False
+        self.pipeline.make_plannable()
         self.schedule = self.scheduler.schedule()
         for request, error in self.schedule.failed:
             self._announce_end(request, error.code)
@@ -174,7 +196,12 @@ class SimulatedEngine:
         if batch:
             self._on_batch(batch)
             self._run(batch, faults)
+        else:
+            self.pipeline.finish()
+        self.counts["late_leases"] += len(self.scheduler._leases.late)
         self._tell_fetcher()
+        self.delivered += self._announced
+        self._announced.clear()
         return batch
 
     def _tell_fetcher(self) -> None:
@@ -183,12 +210,28 @@ class SimulatedEngine:
             self._want(key)
 
     def _run(self, batch: ScheduledBatch, faults: Faults) -> None:
-        self.device.execute(batch.operations)
+        """Like `StepExecutor.run`."""
+        self.device.launch_operations(batch.operations)
         self.forward.faults = faults
-        if sequences := self.execution.current(batch.sequences):
+        sequences = self.execution.current(batch.sequences)
+        if sequences and self._scenario.is_async and may_fly(sequences):
+            self.counts["steps_in_flight"] += 1
+            self.pipeline.run(sequences)
+            return
+        if not self.pipeline.is_empty:
+            self.pipeline.finish()
+            sequences = self.execution.current(sequences)
+        if sequences:
             sequences = self.draft_tokens.draft(sequences)
             self.executed = batch.running(sequences)
+            self._name([sequence.request.request_id for sequence in sequences])
             self.execution.run(sequences)
+
+    def _name(self, request_ids: Sequence[str]) -> None:
+        self.suspects = frozenset(request_ids)
+
+    def _note_read(self, is_one_step: bool) -> None:
+        self.has_read = True
 
     def _announce_end(self, request: Request, reason: str) -> None:
         self.contents.pop(request.request_id, None)
@@ -201,6 +244,4 @@ class SimulatedEngine:
             return
         self._next_reap_time = self._clock() + REAP_INTERVAL_SECONDS
         self.num_reaps += 1
-        self.manager.reap(
-            request.request_id for request in self.scheduler.requests() if request.lease
-        )
+        self.manager.reap(self.scheduler.leased_request_ids)

@@ -139,7 +139,8 @@ class Checks:
                 f"{name} computes {sequence.num_known_tokens} of {request.num_remaining_tokens}",
             )
             self._check_drafts(sequence)
-            require(self._has_its_adapter(request), Invariant.LEASE_IS_ROW, f"{request.lease}")
+            is_right = self._has_its_adapter(request, sequence.lease)
+            require(is_right, Invariant.LEASE_IS_ROW, f"{sequence.lease}")
             require(
                 request.deadline is None or request.deadline > self._world.now,
                 Invariant.PROGRESS,
@@ -189,7 +190,8 @@ class Checks:
 
     def _num_spare(self, request: Request) -> int:
         """Blocks that the known tokens do not need."""
-        needed = -(-len(request.token_ids) // self._limits.block_size)
+        num_tokens = len(request.token_ids) + request.num_pending_tokens
+        needed = -(-num_tokens // self._limits.block_size)
         return max(len(tables_of(request.kv)[0]) - needed, 0)
 
     def _check_target(self, batch: ScheduledBatch) -> None:
@@ -208,7 +210,7 @@ class Checks:
             target - self._seconds_of_drafts(batch),
             self._limits.max_num_batched_tokens,
         )
-        num_tokens = sum(count for request, count, _ in batch.sequences if request not in decodes)
+        num_tokens = sum(count for request, count, *_ in batch.sequences if request not in decodes)
         num_preempted = sum(request not in self._scheduler._running for request in self._ran)
         require(  # the token of a decode that gave way may go to a prompt
             num_tokens <= max(allowed, self._limits.block_size) + num_preempted,
@@ -259,6 +261,7 @@ class Checks:
         )
         self._check_blocks(live)
         self._check_leases(live)
+        self._check_journal(live)
         self._check_drains()
         self._check_progress(batch)
         self.service.check()
@@ -355,13 +358,34 @@ class Checks:
 
     def _check_leases(self, live: list[Request]) -> None:
         mine = {request.request_id for request in live if request.lease}
+        mine |= self._scheduler._leases.late.keys()
         held = self._engine.manager._leases.keys()
         require(mine == held, Invariant.LEASES_LIVE, f"{sorted(mine ^ held)}")
         num_reaped = self._engine.manager._leases.num_reaped
         require(not num_reaped, Invariant.LEASES_LIVE, f"{num_reaped} leases had to be reaped")
 
+    def _check_journal(self, live: list[Request]) -> None:
+        """Whatever happens next, each request is charged for the tokens that its caller has."""
+        for request in live:
+            name, num_tokens = request.request_id, request.num_generated_tokens
+            journaled, delivered = self._engine.journal[name], self._engine.delivered[name]
+            require(
+                delivered == num_tokens == journaled,
+                Invariant.JOURNALED,
+                f"{name}: {num_tokens} generated, {delivered} delivered, {journaled} journaled",
+            )
+
+    def after_crash(self, request_id: str) -> None:
+        """The device died of this request, in whichever step in flight."""
+        for name in self._world.ledger.live:
+            journaled, delivered = self._engine.journal[name], self._engine.delivered[name]
+            require(delivered <= journaled, Invariant.JOURNALED, f"{name}: {journaled} charged")
+        suspects = self._engine.suspects
+        require(request_id in suspects, Invariant.SUSPECTS, f"{request_id}, not {sorted(suspects)}")
+
     def _check_progress(self, batch: ScheduledBatch | None) -> None:
-        if batch or self._engine.schedule.failed or not self._world.ledger.live:
+        schedule, has_read = self._engine.schedule, self._engine.has_read
+        if batch or has_read or schedule.failed or not self._world.ledger.live:
             self._num_idle_steps = 0
             return
         require(not self._scheduler.num_running, Invariant.PROGRESS, "who runs is not scheduled")
@@ -403,7 +427,8 @@ class Checks:
             raise Violation(Invariant.BLOCKS_CONSERVED, str(error)) from error
         for request in live:
             if request.lease:
-                require(self._has_its_adapter(request), Invariant.LEASE_IS_ROW, f"{request.lease}")
+                is_right = self._has_its_adapter(request, request.lease)
+                require(is_right, Invariant.LEASE_IS_ROW, f"{request.lease}")
 
     def _audit_cache(self) -> None:
         """Before a step runs, what is cached is complete and is what its key says."""
@@ -440,7 +465,7 @@ class Checks:
             for group in range(self._num_groups)
         )
         queued = self._scheduler.num_waiting + self._scheduler.num_running
-        leases = len(engine.manager._leases)
+        leases = len(engine.manager._leases) + (not engine.pipeline.is_empty)
         return blocks + queued + leases + len(engine.host.in_use) + len(self._world.deleting)
 
 

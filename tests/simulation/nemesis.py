@@ -196,7 +196,11 @@ class Nemesis:
         raises = rng.random() < 0.006 * hostility
         self._count("step_exceptions", raises or bool(poison))
         nan_drafts = rng.random() < 0.02 * hostility
-        return Faults(nan, raises, poison, nan_drafts, spreads=rng.random() < 0.5)
+        spreads = rng.random() < 0.5
+        crash: frozenset[str] = frozenset()
+        if rng.random() < 0.005 * hostility:
+            crash = self._some_ids()
+        return Faults(nan, raises, poison, nan_drafts, crash, spreads)
 
     def _some_ids(self) -> frozenset[str]:
         """One request, or a third of all: of them those strike that happen to be in the step."""

@@ -23,6 +23,7 @@ from loraplex.adapters.moves import Moves
 from loraplex.adapters.record import Record, State
 from loraplex.adapters.retirements import Retirements
 from loraplex.engine.execution.execution import Execution
+from loraplex.engine.execution.pipeline import Pipeline
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.group_blocks import GroupBlocks
@@ -39,6 +40,7 @@ from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.kv.shared_prefixes import SharedPrefixes
 from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
+from loraplex.engine.scheduling.adapter_leases import AdapterLeases
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
 from loraplex.engine.scheduling.batch import ScheduledSequence, Step
 from loraplex.engine.scheduling.candidates import Visit
@@ -50,6 +52,7 @@ from loraplex.engine.scheduling.preemption import Preemption
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.waiting import WaitingQueue
 
+from .device import FakeDevice
 from .runner import STEPS_PER_SEED, run_seed
 
 MAX_STEPS = 1_000_000
@@ -119,7 +122,7 @@ def reads_again_after_a_preemption(correct: Any, execution: Any, *args: Any) -> 
     """Whoever begins anew reads anew."""
     sequence = args[0]
     request, before = sequence.request, sequence.request.unread
-    if request.num_preemptions and request.unread.start and not request.num_computed_tokens:
+    if request.num_preemptions and request.unread.start and not sequence.start:
         request.unread = range(0, before.stop)
     return bool(correct(execution, *args))
 
@@ -200,6 +203,117 @@ def swaps_out_too_late(take: Any, self: OperationLog) -> list[KvOperation]:
     return sorted(take(self), key=lambda operation: isinstance(operation, SwapOut | SwapIn))
 
 
+# --- steps in flight ------------------------------------------------------------------------------
+
+
+@_plant(FakeDevice, "launch_operations")
+def reuses_blocks_before_the_step_in_flight_has_read_them(
+    launch: Any, self: FakeDevice, operations: Any
+) -> None:
+    """Copies have a stream of their own."""
+    launch(self, operations)
+    self._queue.pop()()
+
+
+@_plant(AdapterLeases, "give_back")
+def ends_leases_under_a_step_in_flight(give_back: Any, self: AdapterLeases, request: Any) -> None:
+    """Whoever has ended needs no adapter."""
+    self._manager.release(request.request_id)
+    request.lease = None
+
+
+@_plant(Drains, "begin")
+def deletes_adapters_under_a_step_in_flight(
+    begin: Any, self: Drains, key: AdapterKey, drain_seconds: float
+) -> None:
+    """Its requests have ended."""
+    begin(self, key, drain_seconds)
+    late = self._scheduler._leases.late
+    for name in [name for name, request in late.items() if request.adapter == key]:
+        del late[name]
+        self._manager.release(name)
+
+
+@_plant(Execution, "_is_current")
+def answers_on_after_a_stop(is_current: Any, self: Execution[Any], sequence: Any) -> bool:
+    """The step in flight has computed the row."""
+    request = sequence.request
+    if request.has_ended and request.token_ids[-1] in request.end_token_ids:
+        return self._runner.is_current(sequence)
+    found: bool = is_current(self, sequence)
+    return found
+
+
+@_plant(Execution, "_is_current")
+def answers_on_after_a_cancel(is_current: Any, self: Execution[Any], sequence: Any) -> bool:
+    """Its caller will not mind."""
+    request = sequence.request
+    is_unfinished = request.token_ids[-1] not in request.end_token_ids
+    if request.has_ended and is_unfinished and request.num_pending_tokens:
+        return self._runner.is_current(sequence)
+    found: bool = is_current(self, sequence)
+    return found
+
+
+@_plant(Execution, "_append")
+def journals_tokens_a_step_late(
+    append: Any, self: Execution[Any], entry: Any, path: Any, generated: Any, output: Any
+) -> None:
+    """Two steps are in flight: there is time until the next one is read."""
+    late = vars(self).setdefault("late", {})
+    requests, request = self._requests, entry.sequence.request
+    with mock.patch.object(requests, "generate"):
+        append(self, entry, path, generated, output)
+    if before := late.pop(request, None):
+        requests.generate(request, before)
+    late[request] = generated
+
+
+@_plant(Pipeline, "run")
+def suspects_nobody_of_the_step_before(run: Any, self: Pipeline[Any], sequences: Any) -> None:
+    """Whatever runs last has done it."""
+    ids = [sequence.request.request_id for sequence in sequences]
+    on_launch = self._on_launch
+
+    def name_the_last(_request_ids: Any) -> None:
+        on_launch(ids)
+
+    with mock.patch.object(self, "_on_launch", name_the_last):
+        run(self, sequences)
+
+
+@_plant(Scheduler, "launch")
+def publishes_a_step_in_flight(launch: Any, self: Scheduler, sequences: Any) -> None:
+    """What is launched will be computed."""
+    launch(self, sequences)
+    for sequence in sequences:
+        request = sequence.request
+        num_known = min(request.num_computed_tokens, len(request.token_ids))
+        self._kv.advance(request.kv, request.namespace, request.token_ids, num_known)
+
+
+@_plant(Scheduler, "advance")
+def gives_back_the_blocks_of_the_next_step(
+    advance: Any, self: Scheduler, sequence: Any, num_accepted: int = 0
+) -> None:
+    """More blocks than computed tokens need are those of rejected draft tokens."""
+    advance(self, sequence, num_accepted)
+    kv, num_computed = sequence.request.kv, sequence.request.num_computed_tokens
+    if kv.num_writable - num_computed > self.limits.block_size:
+        self._kv.shrink(kv, num_computed + 1)
+
+
+@_plant(Preemption, "make_room")
+def preempts_under_a_step_in_flight(
+    make_room: Any, self: Preemption, request: Request, num_tokens: int, step: Step
+) -> bool:
+    """The device executes everything in order."""
+    is_ahead, step.is_ahead = step.is_ahead, False
+    has_room: bool = make_room(self, request, num_tokens, step)
+    step.is_ahead = is_ahead
+    return has_room
+
+
 # --- prefix cache -------------------------------------------------------------------------------
 
 
@@ -207,7 +321,7 @@ def swaps_out_too_late(take: Any, self: OperationLog) -> list[KvOperation]:
 def publishes_early(schedule: Any, self: Scheduler) -> Schedule:
     """What is scheduled will be computed."""
     result: Schedule = schedule(self)
-    for request, num_tokens, _ in result.batch.sequences if result.batch else ():
+    for request, num_tokens, *_ in result.batch.sequences if result.batch else ():
         num_computed = request.num_computed_tokens + num_tokens
         self._kv.advance(request.kv, request.namespace, request.token_ids, num_computed)
     return result
@@ -422,7 +536,7 @@ def answers_beyond_the_end(until: Any, self: Execution[Any], request: Request, t
 @_plant(Scheduler, "_grow_drafts")
 def preempts_for_drafts(grow: Any, self: Scheduler, step: Step) -> None:
     """More tokens in a step are worth it."""
-    for request, num_tokens, _ in step.drafting():
+    for request, num_tokens, *_ in step.drafting():
         if request not in step.preempted:
             self._preemption.make_room(request, num_tokens, step)
 

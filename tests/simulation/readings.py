@@ -28,7 +28,7 @@ class Readings:
         if request.reads_logits:
             found = [output.values[row] for row in rows.kept[: len(read)]]
         else:
-            first = read.start - request.num_computed_tokens
+            first = read.start - sequence.start
             found = [output.token_states[row] for row in rows.computed[first : first + len(read)]]
         values = Contents(request.namespace).up_to(request.token_ids, read.stop)
         expected = values[read.start : read.stop]

@@ -55,6 +55,8 @@ class Scenario:
     """0: plain decoding."""
     draft_error: float
     """Part of the draft tokens that are drawn at random."""
+    is_async: bool
+    """Whether steps are scheduled while others are in flight."""
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:
@@ -101,6 +103,7 @@ class Scenario:
             deadline_seconds=rng.choice((0.02, 0.1, 0.5)),
             max_draft_tokens=rng.choice((4, 2 * block_size + 1, 0, 1)),
             draft_error=rng.choice((0.2, 0.0, 0.9)),
+            is_async=seed % 4 > 0,
         )
 
 

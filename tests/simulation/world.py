@@ -17,7 +17,7 @@ from loraplex.engine.scheduling.batch import ScheduledBatch
 
 from .demand import Demand
 from .engine import SimulatedEngine
-from .forward import Faults
+from .forward import DeviceCrashed, Faults
 from .invariants import Checks
 from .ledger import LOAD_ERROR_CODES, Ledger
 from .nemesis import Nemesis
@@ -104,7 +104,11 @@ class World:
         self.store.answer(self.engine.manager)
         self.ledger.troubled.update(self.store.take_troubled())
         self._run_loaders()
-        batch = self.engine.step(faults)
+        try:
+            batch = self.engine.step(faults)
+        except DeviceCrashed as crash:
+            self._crash(crash.request_id)
+            return
         self._take_evicted()
         for started in self.engine.schedule.started:
             self.coverage["prefix_hits"] += started.num_cached_tokens > 0
@@ -132,6 +136,8 @@ class World:
     def is_still(self) -> bool:
         """Nothing will change any more by itself."""
         manager = self.engine.manager
+        if not self.engine.pipeline.is_empty:
+            return False
         return not (self.store.next_answer or len(self.engine.loaders) or manager.has_pending_work)
 
     def _run_loaders(self) -> None:
@@ -231,6 +237,15 @@ class World:
             self.demand.again(order.submitted) for order in orders if not order.request.started
         )
 
+    def _crash(self, request_id: str) -> None:
+        """The process dies in a step, with others of whoever was in it."""
+        self.checks.after_crash(request_id)
+        self.coverage["crashes"] += 1
+        self.num_steps += 1
+        self.note("crash", request_id)
+        self.restart()
+        self._write_log()
+
     def note(self, *event: object) -> None:
         self._events.append(event)
 
@@ -282,7 +297,8 @@ class World:
         coverage["forks"] += engine.scheduler.num_forks
         coverage["reclaims"] += engine.scheduler.num_reclaims
         coverage["window_frees"] += self.checks.num_window_frees
-        coverage.update(engine.draft_tokens.counts + engine.forward.counts + engine.readings.counts)
+        coverage.update(engine.draft_tokens.counts + engine.forward.counts)
+        coverage.update(engine.readings.counts + engine.counts)
 
     def _write_log(self) -> None:
         line = repr((self.num_steps, round(self.now, 9), self._events))
@@ -296,7 +312,7 @@ def _describe(batch: ScheduledBatch | None) -> object:
     if batch is None:
         return None
     sequences = [
-        (request.request_id, num_tokens, num_draft_tokens, request.num_computed_tokens)
-        for request, num_tokens, num_draft_tokens in batch.sequences
+        (request.request_id, num_tokens, num_draft_tokens, start)
+        for request, num_tokens, num_draft_tokens, start, *_ in batch.sequences
     ]
     return sequences, batch.operations

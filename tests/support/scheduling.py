@@ -166,18 +166,27 @@ class SchedulerBench:
         self.started |= {event.request_id: event for event in started}
         self.failed |= {request.request_id: error for request, error in failed}
         self.now += self.step_seconds
-        for sequence in batch.sequences if batch else ():
-            self.scheduler.advance(sequence)
-            request = sequence.request
-            if not request.num_remaining_tokens:
-                self.scheduler.append(request, [0])
-                if request.num_generated_tokens == request.submitted.sampling.max_tokens:
-                    self.scheduler.finish(request)
-                    self.finished[request.request_id] = request.num_generated_tokens
-        if batch and self.step_seconds:
-            self.scheduler.observe(batch, self.step_seconds)
+        if batch:
+            self.scheduler.launch(batch.sequences)
+            self.process(batch)
         self.kv.check_integrity(request.kv for request in self.scheduler.requests())
         return batch
+
+    def process(self, batch: ScheduledBatch) -> None:
+        """Give each request of a launched step what the step computes."""
+        for sequence in batch.sequences:
+            request = sequence.request
+            if request.has_ended:
+                continue
+            if sequence.draws:
+                self.scheduler.append(request, [0])
+            self.scheduler.advance(sequence)
+            if sequence.draws and len(request.token_ids) == request.max_num_tokens:
+                self.scheduler.finish(request)
+                self.finished[request.request_id] = request.num_generated_tokens
+        self.scheduler.land(batch.sequences)
+        if self.step_seconds:
+            self.scheduler.observe(batch, self.step_seconds)
 
     def check(self, batch: ScheduledBatch | None) -> None:
         if batch is None:
@@ -187,7 +196,7 @@ class SchedulerBench:
         assert len(batch.sequences) <= self.limits.max_num_seqs
         kinds = [sequence.is_decode for sequence in batch.sequences]
         assert kinds == sorted(kinds, reverse=True), "decodes come first"
-        rows = [s.request.lease.row if s.request.lease else -1 for s in batch.sequences]
+        rows = [s.lease.row if s.lease else -1 for s in batch.sequences]
         decodes = [
             (padding_class(-(-sequence.context_len // BLOCK)), row)
             for sequence, row in zip(batch.sequences, rows, strict=True)
@@ -198,7 +207,8 @@ class SchedulerBench:
         assert prefills == sorted(prefills), "prefills are grouped by adapter"
         for sequence in batch.sequences:
             request = sequence.request
-            assert sequence.context_len - sequence.num_draft_tokens <= len(request.token_ids)
+            num_tokens = len(request.token_ids) + request.num_pending_tokens
+            assert sequence.known_end <= num_tokens
             assert all(sequence.context_len <= len(t) * BLOCK for t in request.kv.tables)
             assert not request.kv.is_swapped
             assert (request.lease is None) == (request.adapter is None)

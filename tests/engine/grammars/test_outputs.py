@@ -28,7 +28,8 @@ EXPRESSION = 'start: sum\nsum: term ("+" term){0,3}\nterm: /[1-9][0-9]{0,2}/ | "
 
 @pytest.fixture(scope="module")
 def engine(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
-    engine = LocalEngine(tiny_base, tmp_path_factory.mktemp("engine"), max_model_len=512)
+    folder = tmp_path_factory.mktemp("engine")
+    engine = LocalEngine(tiny_base, folder, max_model_len=512, async_scheduling=True)
     yield engine
     engine.close()
 

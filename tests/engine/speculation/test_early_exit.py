@@ -206,7 +206,9 @@ def spoil_drafts(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPa
     runner = engine.core.parts.runner
     run_chunks, num_calls, spoiled, fails_next = runner.run_chunks, 0, [], False
 
-    def run(chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> StepOutput:
+    def run(
+        chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None], pending: Any = None
+    ) -> StepOutput:
         nonlocal num_calls, fails_next
         if len(engine.core.parts.base.model.model.layers) > 1:
             fails, fails_next = fails_next, False
@@ -242,7 +244,7 @@ def make_nan(
         block, offset = divmod(chunk.start, cache.block_size)
         for pages in (cache.keys[0], cache.values[0]):
             pages.tensors[0][chunk.tables[0][block], offset] = torch.nan
-    return output._replace(logits=logits)
+    return StepOutput.of(logits, output.hidden_states)
 
 
 @pytest.mark.parametrize("spoil", [make_nan, raise_error])
@@ -274,7 +276,7 @@ class BreakingRunner:
     ) -> StepOutput:
         self.num_calls += 1
         value = torch.nan if self.num_calls > 1 else 0.0
-        return StepOutput(torch.full((len(chunks), 4), value), None)
+        return StepOutput.of(torch.full((len(chunks), 4), value))
 
     def clear(self, request: Request, start: int, end: int) -> None:
         self.cleared.append(range(start, end))

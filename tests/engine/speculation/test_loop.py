@@ -114,14 +114,14 @@ def note_steps(engine: LocalEngine) -> list[list[Noted]]:
     steps: list[list[Noted]] = []
     run = engine.core.parts.runner.run
 
-    def noting(sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
+    def noting(sequences: tuple[ScheduledSequence, ...], sampled: Any) -> StepOutput:
         steps.append(
             [
                 Noted(entry.num_tokens, entry.num_draft_tokens, entry.context_len, entry.samples)
                 for entry in sequences
             ]
         )
-        return run(sequences)
+        return run(sequences, sampled)
 
     vars(engine.core.parts.runner)["run"] = noting
     return steps
@@ -433,10 +433,10 @@ def test_a_step_that_fails_for_a_draft_runs_without_it(
     engine = open_engine(ScriptedProposer({"r0": expected, "r1": expected}))
     run = engine.core.parts.runner.run
 
-    def fail_on_drafts(sequences: tuple[ScheduledSequence, ...]) -> StepOutput:
+    def fail_on_drafts(sequences: tuple[ScheduledSequence, ...], sampled: Any) -> StepOutput:
         if any(sequence.num_draft_tokens for sequence in sequences):
             raise RuntimeError("a defect that drafts trigger")
-        return run(sequences)
+        return run(sequences, sampled)
 
     monkeypatch.setattr(engine.core.parts.runner, "run", fail_on_drafts)
     ids = [engine.submit(PROMPT, speculation=EAGER) for _ in range(2)]
