@@ -1,8 +1,8 @@
-"""The device memory for adapters: one array, one extent per adapter, one table of rows.
+"""The device memory for adapters: one array, one extent per adapter, two tables of rows.
 
-Kernels read `flat` through `table`, so loading and evicting adapters changes no tensor's address.
-Free extents and free rows hold zeros. A row is never reused with the same generation, so comparing
-(row, generation, key) cannot confuse two adapters.
+Kernels read `flat` through `table` and `vectors`, so loading and evicting adapters changes no
+tensor's address. Free extents hold zeros, and free rows lead to nothing. A row is never reused with
+the same generation, so comparing (row, generation, key) cannot confuse two adapters.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block import ALIGNMENT_ELEMENTS, PlacedExtra
+from .block import ALIGNMENT_ELEMENTS, VECTOR_KINDS, PlacedExtra
 from .copy_budget import CopyBudget
 from .extents import Extent, ExtentAllocator, Placement
 from .host_cache import PIECE_ELEMENTS, HostBlock
@@ -28,9 +29,11 @@ from .untouched import untouched_zeros
 
 INITIAL_ROWS = 16
 CUDA_TABLE_BYTES = 2 << 20
-"""Bytes of the first table on CUDA. Captured graphs read the table at its address, so a longer
-table invalidates them while requests wait."""
+"""Bytes of the first table on CUDA, and of the first table of vectors. Captured graphs read the
+tables at their addresses, so longer ones invalidate them while requests wait."""
 CUDA_PIECE_ELEMENTS = 4 << 20
+NO_VECTOR = -1
+"""In the table of vectors: the adapter has no vector of this kind for the slice."""
 
 SliceEntry = tuple[int, int, int]
 """(a_offset, b_offset, rank) of one slice: absolute element offsets; rank 0 is "not touched"."""
@@ -64,10 +67,16 @@ class Arena:
     table: Tensor
     """`int64 [num_rows, num_slices, 3]` on the device: a SliceEntry for each slice of the base. It
     is replaced by a longer tensor when rows run out, so read it again in every step."""
+    vectors: Tensor
+    """`int64 [num_rows, num_slices, 3]` on the device: the offset in `flat` of each of
+    `VECTOR_KINDS`, or `NO_VECTOR`. It is replaced together with `table`."""
     row_tables: list[list[SliceEntry]]
     """The same rows on the host, as Python numbers."""
     row_auxiliary: list[RowAuxiliary]
     """The auxiliary tensors of each row's adapter."""
+    replacing_rows: set[int]
+    """The published rows whose adapters replace a matrix of the base or rows of it: they hold
+    auxiliary tensors that are not `vectors`."""
     row_bytes: dict[int, int]
     """The bytes of the adapter of each placed row."""
     published: dict[int, tuple[AdapterKey, int]]
@@ -106,7 +115,10 @@ class Arena:
         self._untouched: list[SliceEntry] = [(0, 0, 0)] * len(layout.slices)
         self.row_tables = [self._untouched] * num_rows
         self.row_auxiliary = [{}] * num_rows
-        self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
+        self.replacing_rows = set()
+        size = (num_rows, len(layout.slices), 3)
+        self.table = torch.zeros(size, dtype=torch.int64, device=device)
+        self.vectors = torch.full(size, NO_VECTOR, dtype=torch.int64, device=device)
 
     @property
     def capacity(self) -> int:
@@ -218,7 +230,19 @@ class Arena:
         self.published[placement.row] = (occupant.key, occupant.generation)
         self.row_auxiliary[placement.row] = occupant.auxiliary
         self.row_tables[placement.row] = [(a, b, rank) for a, b, rank in occupant.entries.tolist()]
-        self._write_row(placement.row, torch.from_numpy(occupant.entries))
+        self._write_row(self.table, placement.row, occupant.entries)
+        if occupant.auxiliary:
+            self._publish_auxiliary(placement.row, occupant.auxiliary)
+
+    def _publish_auxiliary(self, row: int, auxiliary: RowAuxiliary) -> None:
+        vectors = np.full(self.vectors.shape[1:], NO_VECTOR, dtype=np.int64)
+        for placed in chain.from_iterable(auxiliary.values()):
+            if placed.extra.kind in VECTOR_KINDS:
+                kind = VECTOR_KINDS.index(placed.extra.kind)
+                vectors[placed.extra.slice_index, kind] = placed.offset
+            else:
+                self.replacing_rows.add(row)
+        self._write_row(self.vectors, row, vectors)
 
     def retire(self, placement: Placement) -> None:
         """Make a row invisible, published or not; `erase` and `free` follow.
@@ -233,7 +257,9 @@ class Arena:
         if self.published.pop(placement.row, None):
             self.row_tables[placement.row] = self._untouched
             self.row_auxiliary[placement.row] = {}
+            self.replacing_rows.discard(placement.row)
             self.table[placement.row].zero_()
+            self.vectors[placement.row].fill_(NO_VECTOR)
         if self._cuda is not None:
             self._cuda.follow_current_stream()
 
@@ -261,14 +287,16 @@ class Arena:
         self._extents.free(placement.extent)
         heapq.heappush(self._free_rows, placement.row)
 
-    def _write_row(self, row: int, entries: Tensor) -> None:
+    def _write_row(self, table: Tensor, row: int, values: npt.NDArray[np.int64]) -> None:
+        host = torch.from_numpy(values)
         if self._cuda is not None:
-            entries = entries.pin_memory()  # so that the copy waits for no running kernel
-        self.table[row].copy_(entries, non_blocking=True)
+            host = host.pin_memory()  # so that the copy waits for no running kernel
+        table[row].copy_(host, non_blocking=True)
 
     def _double_rows(self) -> None:
         num_rows = len(self._generations)
         self.table = torch.cat([self.table, torch.zeros_like(self.table)])
+        self.vectors = torch.cat([self.vectors, torch.full_like(self.vectors, NO_VECTOR)])
         self.row_tables = self.row_tables + [self._untouched] * num_rows
         self.row_auxiliary = self.row_auxiliary + [{}] * num_rows
         self._generations += [0] * num_rows

@@ -61,6 +61,11 @@ class ExtraKind(StrEnum):
     too, where the slice is that head: `[tokens, in]`."""
 
 
+VECTOR_KINDS = (ExtraKind.MAGNITUDE, ExtraKind.BIAS, ExtraKind.LORA_BIAS)
+"""The kinds with one value per output, in the order in which they change a linear layer's result.
+The others take the place of the base's matrix or of rows of it."""
+
+
 @dataclass(frozen=True)
 class Extra:
     """One auxiliary tensor of a slice."""

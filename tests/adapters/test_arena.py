@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.arena import CUDA_TABLE_BYTES, INITIAL_ROWS, Arena, initial_rows
-from loraplex.adapters.block import Extra, ExtraKind, PlacedExtra
+from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, PlacedExtra
 from loraplex.adapters.extents import Extent, Placement
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
@@ -176,6 +176,7 @@ def test_a_moved_adapter_is_found_at_its_new_place_under_a_new_row(tmp_path: Pat
     assert arena.published.get(source.row) is None
     assert arena.published.get(target.row) == (stored.key, target.generation)
     assert arena.row_auxiliary[target.row][2][0].offset == target.extent.offset + 64
+    assert vectors(arena) == {(target.row, 2): [-1, target.extent.offset + 64, -1]}
     for index in stored.plan.ranks:
         a, b = matrices(arena, target.row, index)
         expected_a, expected_b = stored.matrices(index)
@@ -186,6 +187,75 @@ def test_a_moved_adapter_is_found_at_its_new_place_under_a_new_row(tmp_path: Pat
     for index in range(len(make_layout().slices)):
         if index not in stored.plan.ranks:
             assert arena.table[target.row, index].tolist() == [0, 0, 0]
+
+
+def vectors(arena: Arena) -> dict[tuple[int, int], list[int]]:
+    """What the device's table holds by row and slice, where an adapter has a vector."""
+    table = arena.vectors.tolist()
+    return {
+        (row, index): offsets
+        for row, slices in enumerate(table)
+        for index, offsets in enumerate(slices)
+        if offsets != [-1, -1, -1]
+    }
+
+
+MAGNITUDE, LORA_BIAS, BIAS = ExtraKind.MAGNITUDE, ExtraKind.LORA_BIAS, ExtraKind.BIAS
+
+
+def place_extras(arena: Arena, name: str, *extras: Extra) -> Placement:
+    plan = BlockPlan(make_layout(), {0: 1, 1: 2}, extras)
+    placement = arena.place(make_key(name), plan.num_elements, plan.table, plan.placed_auxiliary)
+    assert placement is not None
+    return placement
+
+
+def test_published_vectors_are_in_the_table_in_the_order_of_their_use(tmp_path: Path) -> None:
+    arena = make_arena()
+    load(arena, write_block(tmp_path / "plain", make_key("plain")))
+    extras = [Extra(0, MAGNITUDE, (20,)), Extra(1, LORA_BIAS, (6,)), Extra(1, BIAS, (6,))]
+    held = place_extras(arena, "held", *extras)
+    assert vectors(arena) == {}, "it is not published"
+    arena.publish(held)
+    magnitude, lora_bias, bias = (
+        held.extent.offset + placed.offset
+        for placed in BlockPlan(make_layout(), {0: 1, 1: 2}, tuple(extras)).placed_auxiliary
+    )
+    row = held.row
+    assert vectors(arena) == {(row, 0): [magnitude, -1, -1], (row, 1): [-1, bias, lora_bias]}
+    assert arena.replacing_rows == set()
+
+
+def test_the_next_adapter_of_a_row_has_none_of_its_predecessor_s_vectors(tmp_path: Path) -> None:
+    arena = make_arena()
+    matrix = Extra(2, ExtraKind.MATRIX, (6, 20))
+    first = place_extras(arena, "first", Extra(0, BIAS, (20,)), Extra(1, MAGNITUDE, (6,)), matrix)
+    arena.publish(first)
+    assert arena.replacing_rows == {first.row}
+    remove(arena, first)
+    assert vectors(arena) == {}
+    assert arena.replacing_rows == set()
+    second = place_extras(arena, "second", Extra(1, BIAS, (6,)))
+    arena.publish(second)
+    assert second.row == first.row
+    assert list(vectors(arena)) == [(second.row, 1)]
+    remove(arena, second)
+    third = load(arena, write_block(tmp_path / "plain", make_key("plain")))
+    assert third.row == first.row
+    assert vectors(arena) == {}
+
+
+def test_the_table_of_vectors_grows_with_the_other() -> None:
+    arena = make_arena()
+    expected = {}
+    for number in range(INITIAL_ROWS + 1):
+        held = place_extras(arena, str(number), Extra(1, BIAS, (6,)))
+        arena.publish(held)
+        bias = BlockPlan(make_layout(), {0: 1, 1: 2}, (Extra(1, BIAS, (6,)),)).placed_auxiliary[0]
+        expected[held.row, 1] = [-1, held.extent.offset + bias.offset, -1]
+    assert arena.vectors.shape == arena.table.shape
+    assert len(arena.vectors) == 2 * INITIAL_ROWS
+    assert vectors(arena) == expected
 
 
 def test_there_may_be_no_room_to_move_to(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The memory of the engine's adapters, relative to the sum of their actual sizes.
 
-It counts the arena, the table of its extents, the decode windows after every adapter has decoded,
+It counts the arena, the tables of its rows, the decode windows after every adapter has decoded,
 and the loader threads' buffers. The adapters include all kinds that waste memory in systems with
 slots of one size. Nothing is loaded from disk, because the bytes do not depend on the values.
 """
@@ -122,7 +122,7 @@ def measure_reserved_bytes(dtype: torch.dtype = torch.bfloat16) -> ReservedBytes
     return ReservedBytes(
         true=sum(map(true_elements, plans)) * dtype.itemsize,
         arena=arena.used_bytes,
-        table=arena.table.numel() * arena.table.itemsize,
+        table=arena.table.nbytes + arena.vectors.nbytes,
         windows=sum(window.num_bytes for window in _windows_after_decoding(arena, layout, active)),
         staging=num_threads * PIECE_ELEMENTS * (torch.float32.itemsize + torch.float32.itemsize),
     )
