@@ -1,8 +1,8 @@
-"""The arena as the LoRA kernels see it: one flat tensor, and a table of matrix offsets."""
+"""The arena as the LoRA kernels see it: one flat tensor, and tables of offsets into it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 from torch import Tensor
@@ -35,11 +35,16 @@ class AdapterWeights(DeviceWeights, Protocol):
     out]`, with the scale folded in; both are finite. Within one projection, the A matrices of the
     changed slices are contiguous, in slice order. The `a_offset` of the first of them and every
     `b_offset` are multiples of 16.
+
+    An adapter's vectors for a slice, `[out]` each, are its magnitude, its bias and the bias of its
+    B: see `lora_vectors`. `vectors` holds their offsets, multiples of 16, or -1 for none.
     """
 
     flat: Tensor
     """`[capacity]` in the serving dtype."""
     table: Tensor
+    """int64 `[num_rows, num_slices, 3]` on the device."""
+    vectors: Tensor
     """int64 `[num_rows, num_slices, 3]` on the device."""
 
     @property
@@ -49,6 +54,11 @@ class AdapterWeights(DeviceWeights, Protocol):
     @property
     def row_auxiliary(self) -> Sequence[Mapping[int, object]]:
         """For each row, the adapter's auxiliary tensors by slice index; mostly empty."""
+
+    @property
+    def replacing_rows(self) -> Set[int]:
+        """The rows whose adapters replace a matrix of the base or rows of it: they hold auxiliary
+        tensors that are not `vectors`."""
 
     @property
     def copy_budget(self) -> CopyBudget:

@@ -29,6 +29,7 @@ from . import (
     gated_activation_triton,
     kv_write_triton,
     lora_triton,
+    lora_vectors_triton,
     rms_norm_triton,
     rotary_triton,
     wna16_triton,
@@ -117,7 +118,7 @@ def all_cases(arch: str) -> Iterator[KernelCase]:
 
 
 def lora_cases() -> Iterator[KernelCase]:
-    """Shrink and expand for every serving dtype and class of ranks."""
+    """Shrink and expand for every serving dtype and class of ranks; the vectors of adapters."""
     tables = {"table_ptr": "*i64", "tiles_ptr": "*i32", "token_rows_ptr": "*i32", "h_ptr": "*fp32"}
     for dtype_name, dtype in DTYPES.items():
         data = f"*{dtype_name}"
@@ -137,6 +138,19 @@ def lora_cases() -> Iterator[KernelCase]:
                 lora_triton.expand_constants(dtype, SLICE_OUTS, splits, max_rank),
                 lora_triton.EXPAND_OPTIONS,
                 {**tables, "y_ptr": data, "flat_ptr": data, "blocks_ptr": "*i32"},
+            )
+        constants = lora_vectors_triton.vectors_constants(SLICE_OUTS)
+        pointers = {
+            **dict.fromkeys(("y_ptr", "flat_ptr", "base_bias_ptr"), data),
+            **{"vectors_ptr": "*i64", "token_rows_ptr": "*i32", "blocks_ptr": "*i32"},
+        }
+        for base, absent in (("bias", {}), ("no bias", {"base_bias_ptr": None})):
+            yield KernelCase(
+                f"lora_vectors[{dtype_name},{base}]",
+                lora_vectors_triton.vectors_kernel,
+                {**constants, **absent},
+                lora_vectors_triton.VECTORS_OPTIONS,
+                pointers,
             )
 
 
@@ -330,7 +344,7 @@ def compile_case(case: KernelCase, arch: str) -> KernelUsage:
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
         if name not in case.constants
-        and name not in ("table_stride", "eps")
+        and name not in ("table_stride", "vectors_stride", "eps")
         and not case.kernel.params[index].do_not_specialize
     }
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=divisible)

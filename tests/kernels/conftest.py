@@ -83,6 +83,27 @@ def interpreted_gated_activation() -> ModuleType:
 
 
 @pytest.fixture
+def interpreted_lora_vectors(nearest_bf16: None) -> ModuleType:
+    return interpreted("lora_vectors_triton")
+
+
+@pytest.fixture
+def nearest_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let interpreted kernels round fp32 to the nearest bf16, as a device does. The interpreter
+    cuts the last bits off."""
+    language = pytest.importorskip("triton.language")
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    convert = interpreter._convert_float
+
+    def rounded(values: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (language.float32, language.bfloat16):
+            return convert(values, source, target, mode)
+        return torch.tensor(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
+@pytest.fixture
 def interpreted_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let interpreted kernels call `tl.max` and the like, which Triton itself decorates."""
     language = pytest.importorskip("triton.language")

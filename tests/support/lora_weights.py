@@ -42,10 +42,12 @@ class PoisonedWeights:
         self.layout = layout
         self.flat = torch.full((capacity,), torch.nan, dtype=dtype, device=device)
         self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
+        self.vectors = torch.full_like(self.table, -1)
         self.generations = [0] * num_rows
         self.copy_budget = CopyBudget(1 << 40)
         self._row_tables: list[list[list[int]]] = self.table.tolist()
         self.row_auxiliary: list[dict[int, object]] = [{} for _ in range(num_rows)]
+        self.replacing_rows: set[int] = set()
         self._generator = torch.Generator().manual_seed(0)
         self._end = GAP_ELEMENTS
 
@@ -71,6 +73,21 @@ class PoisonedWeights:
             self._fill(a_offset, num_rows, part.in_features, part.in_features**-0.5)
             self._fill(b_offset, num_rows, part.out_features, rank**-0.5 if rank else 0)
         return self.generations[row]
+
+    def put_vectors(self, row: int, slice_index: int, kinds: Sequence[int]) -> None:
+        """Random vectors for a slice, of these places in `vectors`."""
+        width = self.layout.slices[slice_index].out_features
+        for kind in kinds:
+            self.vectors[row, slice_index, kind] = self._end
+            self._fill(self._end, 1, width, 1.0)
+            self._end += -(-width // GAP_ELEMENTS) * GAP_ELEMENTS + GAP_ELEMENTS
+        self.row_auxiliary[row][slice_index] = "vectors"
+
+    def vector(self, row: int, slice_index: int, kind: int) -> Tensor | None:
+        """The view of one, if there is one."""
+        offset = int(self.vectors[row, slice_index, kind])
+        width = self.layout.slices[slice_index].out_features
+        return None if offset < 0 else self.flat[offset : offset + width]
 
     def matrices(self, row: int, slice_index: int) -> tuple[Tensor, Tensor]:
         """Views of A `[rank, in]` and B `[rank, out]`; of experts, one under another."""
