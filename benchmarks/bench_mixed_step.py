@@ -3,12 +3,13 @@
     make bench-mixed-step [ARGS="--device cuda --shape 8b --quantization int8"]
 
 A full batch decodes: with the base alone, with one adapter for all sequences, with a separate
-adapter for each sequence, and with separate ones of which the first changes lm_head too. A
-step must read the base's weights, the batch's KV and every adapter in it once: the ratio of these
-bytes is the bar, and the ratio of times is printed next to it. On CUDA each variant runs with
-captured graphs and eagerly, a quantized base with graphs only; variants alternate. Adapters of
-different tenants have the same values at different addresses. The largest shape's weights are
-generated on the device; the others are loaded from a checkpoint.
+adapter for each sequence, with separate ones of which the first changes lm_head too, and with
+separate ones of which the first changes lm_head and uses DoRA. A step must read the base's weights,
+the batch's KV and every adapter in it once: the ratio of these bytes is the bar, and the ratio of
+times is printed next to it. The last variant's step over that with separate adapters is printed
+too. On CUDA each variant runs with captured graphs and eagerly, a quantized base with graphs only;
+variants alternate. Adapters of different tenants have the same values at different addresses. The
+largest shape's weights are generated on the device; the others are loaded from a checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ from support.greedy import parts_at_near_tie
 
 NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.1}
 """Logit gaps that rounding may cross: logits of this size are 1/32 apart in bf16."""
-ARMS = ("base", "one adapter", "all distinct", "one with lm_head")
+DISTINCT, WITH_HEAD, WITH_DORA = "all distinct", "one with lm_head", "one with lm_head and DoRA"
+HEAD_ARMS = (WITH_HEAD, WITH_DORA)
+"""The arms whose first sequence has an adapter of its own kind."""
+ARMS = ("base", "one adapter", DISTINCT, *HEAD_ARMS)
 RANK = 16
 SHAPES = {
     "31m": MEASURED_SHAPE,
@@ -120,6 +124,7 @@ def compare(
     table = [row for mode in modes for row in rows(plan, gaps, mode, weight_bytes)]
     facts = {
         "requests_answered_differently": num_different,
+        "dora_over_all_distinct": {mode: dora_ratio(plan, gaps, mode) for mode in modes},
         "weight_bytes": weight_bytes,
         "memory_plan": first.core.info.memory_plan,
     }
@@ -138,7 +143,9 @@ def open_engine(
     plan: Plan, model: Path, folder: Path, *, device: str, is_eager: bool
 ) -> TimedEngine:
     folder.mkdir()
-    room = int(1.05 * max(plan.batches) * adapter_bytes(plan)) + 2 * head_bytes(plan) + (1 << 20)
+    num_adapters = max(plan.batches) + len(HEAD_ARMS)
+    ends = 2 * head_bytes(plan) + vector_bytes(plan)
+    room = int(1.05 * num_adapters * adapter_bytes(plan)) + ends + (1 << 20)
     kv_tokens = max(plan.batches) * (plan.num_prompt_tokens + plan.num_output_tokens + 32)
     return TimedEngine(
         model,
@@ -199,16 +206,20 @@ def _differ(
 
 
 def add_adapters(plan: Plan, engine: TimedEngine) -> list[AdapterKey]:
-    """One adapter, pushed by as many tenants as sequences decode together; last, one with
-    lm_head."""
+    """One adapter, pushed by as many tenants as sequences decode together; last, one for each of
+    HEAD_ARMS."""
     folder = engine.blocks / "adapter"
     make_adapter(folder, plan.shape, rank=RANK, seed=1)
     first = engine.add_adapter(folder, "tenant-0")
     keys = [AdapterKey(f"tenant-{i}", first.digest) for i in range(max(plan.batches))]
     engine.paths.update(dict.fromkeys(keys, engine.paths[first]))
-    folder = engine.blocks / "head"
-    make_adapter(folder, plan.shape, rank=RANK, seed=2, changes_head=True)
-    return [*keys, engine.add_adapter(folder, "tenant-0")]
+    for seed, arm in enumerate(HEAD_ARMS, start=2):
+        folder, uses_dora = engine.blocks / f"head-{seed}", arm == WITH_DORA
+        make_adapter(
+            folder, plan.shape, rank=RANK, seed=seed, changes_head=True, uses_dora=uses_dora
+        )
+        keys.append(engine.add_adapter(folder, "tenant-0"))
+    return keys
 
 
 def adapters_of(arm: str, keys: Sequence[AdapterKey], batch: int) -> list[AdapterKey | None]:
@@ -220,7 +231,7 @@ def adapters_of(arm: str, keys: Sequence[AdapterKey], batch: int) -> list[Adapte
             return [keys[0]] * batch
         case "all distinct":
             return list(keys[:batch])
-    return [keys[-1], *keys[1:batch]]
+    return [keys[HEAD_ARMS.index(arm) - len(HEAD_ARMS)], *keys[1:batch]]
 
 
 def serve(
@@ -266,14 +277,23 @@ def rows(plan: Plan, gaps: Gaps, mode: str, weight_bytes: int) -> Iterator[Row]:
             }
 
 
+def dora_ratio(plan: Plan, gaps: Gaps, mode: str) -> float:
+    """The step of the arm with DoRA over that of distinct plain adapters, in the largest batch."""
+    with_dora, distinct = (
+        statistics.median(gaps[mode, max(plan.batches), arm]) for arm in (WITH_DORA, DISTINCT)
+    )
+    return with_dora / distinct
+
+
 def read_bytes(plan: Plan, arm: str, batch: int) -> float:
     """What one step reads beside the weights: the batch's KV halfway through its answers, and
     adapters."""
     context = plan.num_prompt_tokens + plan.num_output_tokens // 2
     num_adapters = {"base": 0, "one adapter": 1}.get(arm, batch)
     kv = batch * context * kv_bytes(plan)
-    head = head_bytes(plan) if arm == "one with lm_head" else 0
-    return kv + num_adapters * adapter_bytes(plan) + head
+    head = head_bytes(plan) if arm in HEAD_ARMS else 0
+    vectors = vector_bytes(plan) if arm == WITH_DORA else 0
+    return kv + num_adapters * adapter_bytes(plan) + head + vectors
 
 
 def adapter_bytes(plan: Plan) -> int:
@@ -284,6 +304,12 @@ def adapter_bytes(plan: Plan) -> int:
 def head_bytes(plan: Plan) -> int:
     """Of an adapter's A and B for the output head."""
     return _itemsize(plan) * RANK * (plan.shape.hidden_size + plan.shape.vocab_size)
+
+
+def vector_bytes(plan: Plan) -> int:
+    """Of an adapter's magnitudes, those of the output head included."""
+    outputs = plan.shape.num_layers * sum(outputs for _, outputs in _linears(plan.shape))
+    return _itemsize(plan) * (outputs + plan.shape.vocab_size)
 
 
 def kv_bytes(plan: Plan) -> int:

@@ -7,9 +7,10 @@ on the device under test, from an arena that holds a third of the adapters. Gree
 equal. Where they diverge, the top two logits must be nearly equal (then the position is counted as
 a near-tie). Each supported PEFT feature must equal PEFT on the CPU. Attention must equal the
 reference on the CPU, fused norms, rotary embeddings and activations must equal the plain ops, and
-a quantized base must match its dequantized weights. A row's LoRA result must be bit-identical
-whatever shares its step. Engines with proposers must answer like the one
-without, and each acceptance rule must sample the model's distribution. It measures the kernels,
+a quantized base must match its dequantized weights. Adapters' vectors must change a result as
+plain PyTorch does. A row's LoRA result must be bit-identical whatever shares its step. Engines with
+proposers must answer like the one without, and each acceptance rule must sample the model's
+distribution. It measures the kernels,
 quantized layers, other requests' inter-token latency while a large adapter is loaded, and an 8 B
 base with random weights: its decode steps in bf16, int8 and int4, its prompts, and its decoding
 with draft tokens. Each part is reported on stderr when it ends, as a line of JSON; stdout gets all
@@ -35,7 +36,7 @@ from benchmarks.attention_check import check_attention, time_attention
 from benchmarks.bench_lora import time_kernels
 from benchmarks.drawn_base import LARGE_SHAPE
 from benchmarks.fused_layers_check import check_fused_layers, time_fused_layers
-from benchmarks.lora_check import check_rows
+from benchmarks.lora_check import check_rows, check_vectors
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
@@ -55,6 +56,8 @@ FEATURE_TOLERANCE = 1e-3
 """Of a logit, fp32 on the device against PEFT on the CPU."""
 MAX_LATENCY_RATIO = 1.1
 RANKS = (1, 4, 8, 13, 16, 32, 64, 4, 8, 16, 32, 7)
+DORA_EACH = 4
+"""One adapter in so many uses DoRA."""
 LONGEST_PROMPTS = (120, 120, 120, 400)
 """Of one request in four, so that some steps are too large for a graph."""
 LLAMA_SHAPE: dict[str, Any] = {
@@ -112,12 +115,19 @@ def device_name(device: str) -> str:
 def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[str, Any]:
     """Serve the same cases on the CPU and on `device`; compare the tokens.
 
-    On CUDA steps of few tokens replay captured graphs, with more adapters and higher ranks as they
-    come; steps with more of them run kernel by kernel.
+    On CUDA steps of few tokens replay captured graphs, with more adapters, higher ranks and DoRA
+    as they come; steps with more of them run kernel by kernel.
     """
     base = make_tiny_llama(directory / "base", **LLAMA_SHAPE)
     folders = [
-        make_adapter(base, directory / f"adapter-{index}", seed=index, scale=0.05, r=rank)
+        make_adapter(
+            base,
+            directory / f"adapter-{index}",
+            seed=index,
+            scale=0.05,
+            r=rank,
+            use_dora=index % DORA_EACH == 0,
+        )
         for index, rank in enumerate(RANKS)
     ]
     cases = make_cases(num_requests)
@@ -188,9 +198,10 @@ def time_adapter_load(device: str) -> dict[str, Any]:
 
 def time_mixed_step(device: str, quantization: Quantization) -> dict[str, Any]:
     """Decode steps of an 8 B Llama: base, one adapter, an adapter a sequence, one of them with
-    lm_head.
+    lm_head, and that one with DoRA.
 
-    Each arm's step over the base's, over the ratio of their bytes; bar 1.08.
+    Each arm's step over the base's, over the ratio of their bytes; bar 1.08. The last arm's step
+    over that of an adapter a sequence, in the largest batch; bar 1.1.
     """
     plan = bench_mixed_step.Plan(
         LARGE_SHAPE,
@@ -282,6 +293,7 @@ PARTS: Mapping[str, Part] = {
     "attention": lambda _, told: check_attention(told.device),
     "fused_layers": lambda _, told: check_fused_layers(told.device),
     "lora_rows": lambda _, told: check_rows(told.device),
+    "lora_vectors": lambda _, told: check_vectors(told.device),
     "features": lambda _, told: check_features(told.device),
     "kernels": lambda _, told: time_kernels(told.device),
     "attention_times": lambda _, told: time_attention(told.device),
@@ -296,11 +308,11 @@ PARTS: Mapping[str, Part] = {
 }
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
-    "features",
+    *("lora_vectors", "features"),
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
-    *("attention", "fused_layers", "lora_rows"),
+    *("attention", "fused_layers", "lora_rows", "lora_vectors"),
     *("attention_times", "fused_times", "linear_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4", "prompts", "speculation_times"),
 )

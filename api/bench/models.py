@@ -58,13 +58,20 @@ def make_base(path: Path, shape: BaseShape) -> None:
 
 
 def make_adapter(
-    path: Path, shape: BaseShape, *, rank: int, seed: int, changes_head: bool = False
+    path: Path,
+    shape: BaseShape,
+    *,
+    rank: int,
+    seed: int,
+    changes_head: bool = False,
+    uses_dora: bool = False,
 ) -> None:
     """Write a random adapter on every linear layer as PEFT does, unless `path` has just this.
 
-    `changes_head`: on the output head too.
+    `changes_head`: on the output head too. `uses_dora`: with magnitudes.
     """
-    recipe = {**asdict(shape), "rank": rank, "adapter_seed": seed, "changes_head": changes_head}
+    options = {"changes_head": changes_head, "uses_dora": uses_dora}
+    recipe = {**asdict(shape), "rank": rank, "adapter_seed": seed, **options}
     if _is_made(path, recipe):
         return
     from safetensors.torch import save_file
@@ -73,8 +80,12 @@ def make_adapter(
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank}
     modules = list(_adapted_modules(shape, changes_head=changes_head))
     targets = sorted({name.rpartition(".")[2] for name, _, _ in modules})
-    (path / "adapter_config.json").write_text(json.dumps(config | {"target_modules": targets}))
-    save_file(_adapter_tensors(modules, rank, seed), path / "adapter_model.safetensors")
+    config |= {"target_modules": targets, "use_dora": uses_dora}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    tensors = _adapter_tensors(modules, rank, seed)
+    if uses_dora:
+        tensors |= _magnitudes(modules)
+    save_file(tensors, path / "adapter_model.safetensors")
     _mark_made(path, recipe)
 
 
@@ -123,6 +134,18 @@ def _adapter_tensors(
             values = torch.randn(size, generator=generator) * WEIGHT_STD
             tensors[f"base_model.model.{path}.{name}.weight"] = values.to(torch.bfloat16)
     return tensors
+
+
+def _magnitudes(modules: Sequence[tuple[str, int, int]]) -> dict[str, Tensor]:
+    """Near the norms of the base's rows, as those of a trained adapter."""
+    import torch
+
+    return {
+        f"base_model.model.{path}.lora_magnitude_vector": torch.full(
+            (outputs,), WEIGHT_STD * inputs**0.5, dtype=torch.bfloat16
+        )
+        for path, inputs, outputs in modules
+    }
 
 
 def _linears(shape: BaseShape) -> list[tuple[str, int, int]]:

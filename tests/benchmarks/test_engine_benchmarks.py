@@ -159,7 +159,7 @@ def test_a_drawn_base_is_quantized_as_a_checkpoint_is(
     plan = replace(bench_mixed_step.SMOKE, shape=shape, quantization=quantization)
     rows, facts = bench_mixed_step.compare(plan, tmp_path, tmp_path, device="cpu")
     assert not list(tmp_path.glob("base-*")), "no checkpoint was written"
-    assert len(rows) == 4 * len(plan.batches)
+    assert len(rows) == len(bench_mixed_step.ARMS) * len(plan.batches)
     heads, linears = 128 * 512, 2 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256)
     weight_bytes = 4 * heads + linears * {None: 4, 8: 1, 4: 0.5}[quantization.bits]
     found = facts["weight_bytes"]

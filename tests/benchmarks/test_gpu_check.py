@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,11 +14,13 @@ from benchmarks.gpu_check import main
 from benchmarks.speculation_check import LEAST_P_VALUE, least_p_value
 from torch import Tensor
 
-from benchmarks import fused_layers_check
+from benchmarks import fused_layers_check, lora_check
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import Acceptance
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
+from loraplex.kernels.lora_vectors import apply_vectors
+from loraplex.kernels.lora_weights import AdapterWeights
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +60,33 @@ def test_fused_layers_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert not found["ok"]
     assert len(found["differing"]) == 3 * 3
     assert all(name.startswith("rotary") for name in found["differing"])
+
+
+def test_vectors_that_differ_or_change_other_rows_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lora_check, "PROJECTIONS", ((16, (40, 17)),))
+    found = lora_check.check_vectors("cpu")
+    assert found["ok"]
+    assert len(found["rows_changed_by_others"]) == 3 * 4
+
+    def without_bias(
+        y: Tensor, weights: AdapterWeights, token_rows: Tensor, _bias: object, **shape: Any
+    ) -> None:
+        apply_vectors(y, weights, token_rows, None, **shape)
+
+    monkeypatch.setattr(lora_check, "apply_vectors", without_bias)
+    found = lora_check.check_vectors("cpu")
+    assert not found["ok"]
+    assert len(found["differing"]) == 3 * 3, "those with a bias of the base"
+
+    def by_number_of_rows(y: Tensor, *_: Any, **__: Any) -> None:
+        y += len(y)
+
+    monkeypatch.setattr(lora_check, "apply_vectors", by_number_of_rows)
+    found = lora_check.check_vectors("cpu")
+    assert not found["ok"]
+    assert all(found["rows_changed_by_others"].values())
 
 
 def test_without_a_gpu_it_says_unmeasured(capsys: pytest.CaptureFixture[str]) -> None:
