@@ -12,7 +12,8 @@ is
     decode_adapters = (row 2,)       segments = ([2, 4) row 7, [4, 5) row 2)
 
 and `auxiliary` is ([0, 1) row 2, [4, 5) row 2) if row 2's adapter has auxiliary tensors. In fp32
-`num_decodes` is 0 and the segments begin with [0, 1) row 2.
+`num_decodes` is 0 and the segments begin with [0, 1) row 2. On CUDA one launch applies all vectors,
+and `auxiliary` has only the adapters that replace a matrix of the base or rows of it.
 """
 
 from __future__ import annotations
@@ -77,6 +78,15 @@ class LoraTiles:
     """No adapter of the step has a slice of a higher rank."""
 
 
+class LoraNeeds(NamedTuple):
+    """What the kernels must serve in a step."""
+
+    rank: int
+    """The highest rank of its adapters, 0 without adapters."""
+    has_vectors: bool
+    """Whether one of them has vectors; see `lora_vectors`."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoraBatch:
     """One step's tokens and their adapters."""
@@ -94,8 +104,11 @@ class LoraBatch:
     """None on devices without Triton."""
     side_stream: torch.cuda.Stream | None = None
     """The stream for work that does not need the base's result; None: it runs after the base."""
+    launches_vectors: bool = False
+    """One launch per projection applies the vectors of all tokens' adapters."""
     auxiliary: tuple[Segment, ...] = ()
-    """All tokens whose adapters have auxiliary tensors for some slice."""
+    """The tokens whose adapters have auxiliary tensors for some slice, besides those that are
+    applied by one launch."""
 
     @property
     def adapter_rows(self) -> frozenset[int]:
@@ -142,14 +155,21 @@ class LoraBatchBuilder:
             decode_adapters=tuple(sorted(adapters)),
             segments=tuple(_segments(prefilling, num_decodes)),
             tiles=self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None,
+            launches_vectors=self._is_cuda and bool(self._rows_with_auxiliary(runs)),
             auxiliary=self._auxiliary(runs),
         )
 
     def _auxiliary(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
-        held = self._weights.row_auxiliary
-        if not any(held[run.row] for run in runs if run.row != BASE_ROW):
+        rows = self._rows_with_auxiliary(runs)
+        if self._is_cuda:
+            rows &= self._weights.replacing_rows
+        if not rows:
             return ()
-        return tuple(segment for segment in _segments(runs, 0) if held[segment.row])
+        return tuple(segment for segment in _segments(runs, 0) if segment.row in rows)
+
+    def _rows_with_auxiliary(self, runs: Sequence[AdapterRun]) -> set[int]:
+        held = self._weights.row_auxiliary
+        return {run.row for run in runs if run.row != BASE_ROW and held[run.row]}
 
     def rows_touching(self, slice_index: int, runs: Sequence[AdapterRun]) -> set[int]:
         """The table rows of the runs whose adapters change this slice."""
@@ -183,16 +203,16 @@ class LoraBatchBuilder:
         max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
         return LoraTiles(self._to_device(tiles).view(-1, 3), max_rank)
 
-    def plain_rank(self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int]) -> int | None:
-        """The highest rank of the runs' adapters, 0 without adapters; None if one of them has
-        auxiliary tensors or changes one of the slices `elsewhere`."""
+    def needs(self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int]) -> LoraNeeds | None:
+        """What kernels alone must serve for these runs; None if they cannot: an adapter replaces a
+        matrix of the base or rows of it, or changes one of the slices `elsewhere`."""
         if any(self.rows_touching(index, runs) for index in elsewhere):
             return None
-        adapters = {run for run in runs if run.row != BASE_ROW}
-        held = self._weights.row_auxiliary
-        if any(held[run.row] for run in adapters):
+        rows = self._rows_with_auxiliary(runs)
+        if not rows.isdisjoint(self._weights.replacing_rows):
             return None
-        return max(map(self._max_rank, adapters), default=0)
+        adapters = {run for run in runs if run.row != BASE_ROW}
+        return LoraNeeds(max(map(self._max_rank, adapters), default=0), has_vectors=bool(rows))
 
     def _max_rank(self, run: AdapterRun) -> int:
         generation, rank = self._ranks.get(run.row, (-1, 0))

@@ -2,10 +2,10 @@
 
 A step of few tokens runs the same kernels for any sequences and adapters; only the contents of the
 tensors that the kernels read differ. It is captured once for each number of rows in a ladder of
-sizes, without LoRA and with LoRA for each class of ranks, and then replayed; smaller steps are
-padded. Each row attends separately, so draft tokens and prompts with few remaining tokens are
-handled like decodes: the keys and values of all rows are written before any is read. Steps that no
-graph supports run eagerly, with the same results.
+sizes, without LoRA and with LoRA for each class of ranks, the latter without and with vectors, and
+then replayed; smaller steps are padded. Each row attends separately, so draft tokens and prompts
+with few remaining tokens are handled like decodes: the keys and values of all rows are written
+before any is read. Steps that no graph supports run eagerly, with the same results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...adapters.arena import Arena
-from ...kernels.lora_batch import LoraBatch, LoraTiles
+from ...kernels.lora_batch import LoraBatch, LoraNeeds, LoraTiles
 from ..config import EngineConfig
 from ..kv.cache import KvCache
 from ..kv.layout import KvGroup
@@ -39,8 +39,8 @@ RANK_CLASSES = (0, 16, 64, 512)
 """Graphs by the highest rank that they have room for; 0: without LoRA. A tile of the kernels is as
 wide as its class up to 64 ranks, and walks higher ones."""
 CLASSES_AT_START = 2
-"""The number of classes captured before the first request; the others are captured when a step
-needs them."""
+"""The number of classes captured before the first request, without vectors; the others are captured
+when a step needs them."""
 GRAPH_LAYER_BYTES = 256 << 10
 """Device bytes of a graph per layer of the model, in addition to its tensors."""
 MAX_ROWS = 256
@@ -62,6 +62,8 @@ class Shape(NamedTuple):
     num_rows: int
     rank: int
     """One of RANK_CLASSES."""
+    has_vectors: bool = False
+    """Only with LoRA: vectors of adapters are applied too; see `kernels/lora_vectors.py`."""
 
 
 class DecodeOutput(NamedTuple):
@@ -142,7 +144,8 @@ class DecodeGraphs:
         self._replays: dict[Shape, Callable[[], None] | None] = {}
         """None: this shape could not be captured."""
         self._table = arena.table
-        """The table that graphs with LoRA read: a longer one invalidates them."""
+        """The table that graphs with LoRA read: a longer one invalidates them. So does one of the
+        vectors, which the arena replaces together with it."""
 
     @property
     def max_rows(self) -> int:
@@ -172,15 +175,15 @@ class DecodeGraphs:
         self,
         chunks: Sequence[SequenceChunk],
         adapter_rows: Sequence[int],
-        rank: int,
+        needs: LoraNeeds,
         pending: PendingTokens | None = None,
     ) -> DecodeOutput | None:
-        """Compute chunks of one token each, under the adapters of these table rows, none of them of
-        a higher rank; None if no graph serves that, and nothing has been done.
+        """Compute chunks of one token each, under the adapters of these table rows, which need no
+        more than `needs`; None if no graph serves that, and nothing has been done.
 
         `pending`: the tokens that stand for others in the first chunks.
         """
-        shape = self._shape(len(chunks), rank)
+        shape = self._shape(len(chunks), needs)
         if shape is None or (shape in self._replays and self._replays[shape] is None):
             return None
         self._inputs.fill(chunks, adapter_rows, num_rows=shape.num_rows, pending=pending)
@@ -193,11 +196,13 @@ class DecodeGraphs:
             self._logits[rows], None if hidden is None else hidden[rows], self._are_finite[rows]
         )
 
-    def _shape(self, num_rows: int, rank: int) -> Shape | None:
+    def _shape(self, num_rows: int, needs: LoraNeeds) -> Shape | None:
+        # Without A and B too, an adapter with vectors needs a graph with LoRA.
+        rank = max(needs.rank, int(needs.has_vectors))
         size, rank_class = bisect_left(self._sizes, num_rows), bisect_left(RANK_CLASSES, rank)
         if size == len(self._sizes) or rank_class == len(RANK_CLASSES):
             return None
-        return Shape(self._sizes[size], RANK_CLASSES[rank_class])
+        return Shape(self._sizes[size], RANK_CLASSES[rank_class], needs.has_vectors)
 
     def _first_shapes(self) -> Iterator[Shape]:
         classes = RANK_CLASSES[:CLASSES_AT_START] if self._arena.capacity else RANK_CLASSES[:1]
@@ -215,7 +220,7 @@ class DecodeGraphs:
                 self._replays[shape] = self._capture(lambda: self._compute(shape))
             except Exception:  # a shape without a graph is computed eagerly
                 self._base.forget_step()
-                logger.exception("no graph for %d rows, rank %d", *shape)
+                logger.exception("no graph for %d rows, rank %d, vectors: %s", *shape)
                 self._replays[shape] = None
         return self._replays[shape]
 
@@ -240,7 +245,7 @@ class DecodeGraphs:
 
     def _lora(self, shape: Shape) -> LoraBatch | None:
         """Sized by the capacity of the rows, not by their contents during capture."""
-        num_rows, rank = shape
+        num_rows, rank, has_vectors = shape
         if not rank:
             return None
         return LoraBatch(
@@ -250,6 +255,7 @@ class DecodeGraphs:
             segments=(),
             tiles=LoraTiles(self._inputs.tiles(num_rows), rank),
             side_stream=self._side_stream,
+            launches_vectors=has_vectors,
         )
 
 

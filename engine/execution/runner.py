@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...adapters.arena import Arena
 from ...adapters.manager import Lease
-from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder
+from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder, LoraNeeds
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
@@ -75,7 +75,7 @@ class ModelRunner:
         )
         # While the same sequences decode, a step has the adapters of the one before: a lease fixes
         # its adapter's place on the device.
-        self._ranked: tuple[Sequence[Lease | None], int | None] = ((), 0)
+        self._needed: tuple[Sequence[Lease | None], LoraNeeds | None] = ((), LoraNeeds(0, False))
         self._built: tuple[_AdapterRows, StepAdapters] | None = None
 
     @property
@@ -170,23 +170,23 @@ class ModelRunner:
                 return None
             tokens = [token for chunk in chunks for token in chunk.tokens()]
             rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
-        rank = self._plain_rank(leases)
-        if rank is None:
+        needs = self._needs(leases)
+        if needs is None:
             return None
-        output = graphs.run(tokens, rows, rank, pending)
+        output = graphs.run(tokens, rows, needs, pending)
         if output is None:
             return None
         if num_rows > len(chunks):
             output = output.rows(logits_rows(chunks))
         return StepOutput(output.logits, HostCopy(output.are_finite), output.hidden_states)
 
-    def _plain_rank(self, leases: Sequence[Lease | None]) -> int | None:
-        """See `StepAdaptersBuilder.plain_rank`."""
-        ranked, rank = self._ranked
-        if leases != ranked:
-            rank = self._adapters.plain_rank(_runs([1] * len(leases), leases))
-            self._ranked = leases, rank
-        return rank
+    def _needs(self, leases: Sequence[Lease | None]) -> LoraNeeds | None:
+        """See `StepAdaptersBuilder.needs`."""
+        before, needs = self._needed
+        if leases != before:
+            needs = self._adapters.needs(_runs([1] * len(leases), leases))
+            self._needed = leases, needs
+        return needs
 
     def run_chunks(
         self,

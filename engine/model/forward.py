@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from ...adapters.layout import BaseLayout, SliceKind
 from ...kernels.attention import AttentionBatch, AttentionOptions, paged_attention
 from ...kernels.kv_pages import write_pages
-from ...kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder, Segment
+from ...kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder, LoraNeeds, Segment
 from ..errors import UnsupportedModel
 from ..kv.cache import KvCache
 
@@ -63,11 +63,11 @@ class StepAdaptersBuilder:
         )
         self._head = None if head_name is None else layout.slice_index[head_name]
 
-    def plain_rank(self, runs: Sequence[AdapterRun]) -> int | None:
-        """The highest rank of the runs' adapters, 0 without adapters; None if one of them changes
-        the input embedding, or has more than A and B for a linear layer."""
+    def needs(self, runs: Sequence[AdapterRun]) -> LoraNeeds | None:
+        """What kernels alone must serve for these runs; None if they cannot: an adapter changes the
+        input embedding, or replaces the output head's matrix or rows of it."""
         elsewhere = [] if self._embedding is None else [self._embedding]
-        return self._batches.plain_rank(runs, elsewhere=elsewhere)
+        return self._batches.needs(runs, elsewhere=elsewhere)
 
     def build(
         self,

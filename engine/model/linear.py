@@ -16,6 +16,7 @@ from ...adapters.layout import Projection
 from ...kernels.linear import Linear
 from ...kernels.lora import LoraProjection
 from ...kernels.lora_batch import LoraBatch, Segment
+from ...kernels.lora_vectors import apply_vectors
 from .adapted_module import BaseWeights
 from .forward import current_forward
 from .slice_auxiliary import HeldAuxiliary, change_linear
@@ -27,11 +28,13 @@ class LinearAdapters:
     def __init__(
         self, projection: Projection, weights: BaseWeights, arena: Arena, slice_range: range
     ) -> None:
-        outs = [part.out_features for part in projection.slices]
+        outs = tuple(part.out_features for part in projection.slices)
+        self._first_slice = slice_range.start
+        self._slice_outs = outs
         self._weights = weights
         self._arena = arena
         self._columns = [slice(*ends) for ends in pairwise(accumulate(outs, initial=0))]
-        self._lora = LoraProjection(slice_range.start, projection.in_features, tuple(outs))
+        self._lora = LoraProjection(slice_range.start, projection.in_features, outs)
         self._auxiliary = HeldAuxiliary(arena, slice_range)
 
     def begin(self, x: Tensor, batch: LoraBatch) -> Tensor:
@@ -44,7 +47,9 @@ class LinearAdapters:
     ) -> None:
         """Change y `[n, out]`, the base's result for x `[n, in]`, in place."""
         for segment in batch.auxiliary:
-            self._change(x, y, segment)
+            self._change(x, y, segment, with_vectors=not batch.launches_vectors)
+        if batch.launches_vectors:
+            self._apply_vectors(y, batch)
         self._lora.add(x, y, self._arena, batch, lora_hidden)
 
     def forget(self, row: int) -> None:
@@ -52,12 +57,22 @@ class LinearAdapters:
         self._lora.forget(row)
         self._auxiliary.forget(row)
 
-    def _change(self, x: Tensor, y: Tensor, segment: Segment) -> None:
+    def _apply_vectors(self, y: Tensor, batch: LoraBatch) -> None:
+        apply_vectors(
+            y,
+            self._arena,
+            batch.token_rows,
+            self._weights.bias,
+            first_slice=self._first_slice,
+            slice_outs=self._slice_outs,
+        )
+
+    def _change(self, x: Tensor, y: Tensor, segment: Segment, *, with_vectors: bool) -> None:
         rows, bias = slice(segment.start, segment.end), self._weights.bias
         for index, auxiliary in self._auxiliary.of_row(segment.row):
             columns = self._columns[index]
             own_bias = None if bias is None else bias[columns]
-            change_linear(x[rows], y[rows, columns], own_bias, auxiliary)
+            change_linear(x[rows], y[rows, columns], own_bias, auxiliary, with_vectors=with_vectors)
 
 
 class FusedProjection:

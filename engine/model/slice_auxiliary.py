@@ -1,4 +1,4 @@
-"""Adds an adapter's auxiliary tensors to one slice's result, in the adapter's rows.
+"""Applies an adapter's auxiliary tensors to one slice's result, in the adapter's rows.
 
 It uses the served values that `block_preparation` produced. The rows are a range known to the host,
 so nothing waits for the device. Each change affects these rows only, so overflow in one adapter's
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...adapters.arena import Arena, RowAuxiliary
-from ...adapters.block import ExtraKind, PlacedExtra
+from ...adapters.block import VECTOR_KINDS, ExtraKind, PlacedExtra
+from ...kernels.lora_vectors import change_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,10 +67,18 @@ class HeldAuxiliary:
         self._rows.pop(row, None)
 
 
-def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, auxiliary: SliceAuxiliary) -> None:
+def change_linear(
+    x: Tensor,
+    y: Tensor,
+    bias: Tensor | None,
+    auxiliary: SliceAuxiliary,
+    *,
+    with_vectors: bool = True,
+) -> None:
     """Change a linear slice's base result y in place, before its LoRA delta is added.
 
     x `[n, in]`, y `[n, out]`: rows of one adapter. bias `[out]`: the base's, in any type.
+    with_vectors: False if `apply_vectors` applies the adapter's vectors afterwards.
     """
     values = auxiliary.values
     bias = None if bias is None else bias.to(y.dtype)
@@ -79,12 +88,8 @@ def change_linear(x: Tensor, y: Tensor, bias: Tensor | None, auxiliary: SliceAux
         assert auxiliary.token_ids is not None
         own = F.linear(x, rows, None if bias is None else bias[auxiliary.token_ids])
         y.index_copy_(1, auxiliary.token_ids, own)
-    if (factor := values.get(ExtraKind.MAGNITUDE)) is not None:
-        # PEFT scales the product and not the bias.
-        y.addcmul_(y if bias is None else y - bias, factor)
-    for kind in (ExtraKind.BIAS, ExtraKind.LORA_BIAS):
-        if (added := values.get(kind)) is not None:
-            y += added
+    if with_vectors:
+        change_rows(y, bias, *map(values.get, VECTOR_KINDS))
 
 
 def change_embedding(token_ids: Tensor, y: Tensor, scale: float, auxiliary: SliceAuxiliary) -> None:

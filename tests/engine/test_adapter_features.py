@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.kernels.linear_packing import Bits
-from loraplex.kernels.lora_batch import LoraBatchBuilder
+from loraplex.kernels.lora_batch import LoraBatch, LoraBatchBuilder
 from support.engine import LocalEngine
 from support.feature_blocks import write_peft_block
 from support.features import TOKENS, Feature, World, dense_logits, make_world
@@ -117,6 +119,32 @@ def test_every_feature_equals_peft_in_one_mixed_batch(family: str, tmp_path: Pat
     unadapted = world.serve(sequences, with_adapters=False)
     for index in (0, -1):
         assert torch.equal(logits[index], unadapted[index]), "base rows are the base's, bit by bit"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "phi"])
+def test_vectors_applied_by_one_launch_give_the_same(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA, also for adapters that replace a matrix and hold a vector for the same layer."""
+    world = make_world(tmp_path, family, list(FAMILIES[family].values()))
+    sequences = world.sequences()
+    expected = world.serve(sequences)
+    build = LoraBatchBuilder.build
+    launches = []
+
+    def launching(builder: LoraBatchBuilder, *args: Any, **kwargs: Any) -> LoraBatch | None:
+        batch = build(builder, *args, **kwargs)
+        if batch is None or not batch.auxiliary:
+            return batch
+        launches.append(batch)
+        rows = world.arena.replacing_rows
+        segments = tuple(segment for segment in batch.auxiliary if segment.row in rows)
+        return replace(batch, launches_vectors=True, auxiliary=segments)
+
+    monkeypatch.setattr(LoraBatchBuilder, "build", launching)
+    for ours, theirs in zip(world.serve(sequences), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert launches
 
 
 @pytest.mark.parametrize("bits", [8, 4])

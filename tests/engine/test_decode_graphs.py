@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,17 +13,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.execution import decode_graphs, runner
-from loraplex.engine.execution.decode_graphs import max_rows, row_sizes
+from loraplex.engine.execution.decode_graphs import Shape, max_rows, row_sizes
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
-from support.models import make_adapter
+from support.models import ALL_LINEAR_TARGETS, make_adapter
+from support.peft_features import make_adapter as make_feature_adapter
+from support.peft_features import save_base
 from support.speculation import ScriptedProposer, scripted
 
 RANKS = (1, 4, 24, 3)
@@ -140,10 +145,10 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     graphs = engines.replayed.core.parts.runner._graphs
     assert graphs is not None
     sizes = row_sizes(6, 256)
-    at_start = {(size, rank) for size in sizes for rank in (0, 16)}
+    at_start = {Shape(size, rank) for size in sizes for rank in (0, 16)}
     later = graphs._replays.keys() - at_start
     assert later
-    assert later <= {(size, 64) for size in sizes}
+    assert later <= {Shape(size, 64) for size in sizes}
     assert engines.recorder.num_captured == len(at_start) + len(later), "each of them once"
 
 
@@ -166,6 +171,49 @@ def test_an_adapter_of_the_output_head_is_served_by_replays_beside_others(
         assert replayed == eager
     assert replayed != engines.serve(head, None)[0], "the head's adapter has an effect"
     assert engines.num_eager == 0
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+def test_adapters_with_vectors_are_served_by_replays_beside_plain_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = save_base("llama_bias", tmp_path / "base")
+    engines = Engines(base, tmp_path, monkeypatch, arena_bytes=16 << 20)
+    targets = [*ALL_LINEAR_TARGETS, "lm_head"]
+    folders = [
+        make_adapter(base, tmp_path / "plain", seed=1),
+        make_adapter(base, tmp_path / "dora", seed=2, use_dora=True, target_modules=targets),
+        make_adapter(base, tmp_path / "high", seed=3, r=20, use_dora=True),
+    ]
+    for name in ("bias", "lora_bias"):
+        folders.append(tmp_path / name)
+        make_feature_adapter(name, folders[-1], AutoModelForCausalLM.from_pretrained(base))
+    folders.append(only_biases(folders[-2], tmp_path / "only biases"))
+    plain, *others = map(engines.add_adapter, folders)
+    at_start = engines.recorder.num_captured
+    expected, _ = engines.serve(plain, None)
+    assert engines.recorder.num_captured == at_start, "plain steps have graphs without vectors"
+    for key in others:
+        replayed, eager = engines.serve(plain, None, key)
+        assert replayed == eager
+        assert replayed[:2] == expected, "its neighbours answer as without it"
+        assert replayed[2] != engines.serve(None, None, None)[0][2]
+    replayed, eager = engines.serve(*others, plain)
+    assert replayed == eager
+    assert engines.num_eager == 0
+    num_captured = engines.recorder.num_captured
+    engines.serve(*others, plain)
+    assert num_captured == engines.recorder.num_captured > at_start, "each of them once"
+
+
+def only_biases(folder: Path, path: Path) -> Path:
+    """The adapter without its A and B."""
+    path.mkdir()
+    shutil.copy(folder / "adapter_config.json", path)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    biases = {name: values for name, values in tensors.items() if name.endswith(".bias")}
+    save_file(biases, path / "adapter_model.safetensors")
+    return path
 
 
 def test_drafts_are_verified_and_short_prompts_computed_by_replays(
@@ -266,7 +314,9 @@ def test_what_no_graph_serves_runs_eagerly_and_is_counted(
     engines = Engines(tiny_base, tmp_path, monkeypatch, arena_bytes=16 << 20)
     folders = [
         make_adapter(tiny_base, tmp_path / "ends", seed=1, target_modules=["embed_tokens"]),
-        make_adapter(tiny_base, tmp_path / "dora", seed=2, use_dora=True),
+        make_adapter(
+            tiny_base, tmp_path / "rows", seed=2, trainable_token_indices={"lm_head": [3, 5]}
+        ),
         make_adapter(tiny_base, tmp_path / "high", seed=3, r=decode_graphs.RANK_CLASSES[-1] + 1),
     ]
     for number, key in enumerate(map(engines.add_adapter, folders), start=1):
@@ -422,6 +472,7 @@ def test_captured_steps_give_what_eager_steps_give(tiny_base: Path, tmp_path: Pa
         for is_eager in (False, True)
     ]
     folders = [make_adapter(tiny_base, tmp_path / f"{r}", seed=r, r=r) for r in RANKS]
+    folders.append(make_adapter(tiny_base, tmp_path / "dora", seed=9, use_dora=True))
     keys, _ = ([engine.add_adapter(folder) for folder in folders] for engine in engines)
     for adapters in ([None] * 3, [keys[0], None], [*keys, None], [keys[2]] * 6):
         replayed, eager = (_serve(engine, adapters) for engine in engines)

@@ -7,7 +7,7 @@ import torch
 
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.engine.model.forward import StepAdapters, StepAdaptersBuilder
-from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder, Segment
+from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder, LoraNeeds, Segment
 from support.lora_weights import PoisonedWeights
 
 EMBEDDING, LAYER, HEAD = range(3)
@@ -62,13 +62,13 @@ def test_the_embedding_sees_every_token(builder: StepAdaptersBuilder) -> None:
     assert step.embedding == (Segment(0, 1, IN_EMBEDDING), Segment(5, 9, IN_EMBEDDING))
 
 
-def test_a_step_is_plain_unless_an_adapter_changes_the_input_embedding(
+def test_kernels_alone_serve_a_step_unless_an_adapter_changes_the_input_embedding(
     builder: StepAdaptersBuilder,
 ) -> None:
-    def plain_rank(*rows: int) -> int | None:
-        return builder.plain_rank([AdapterRun(1, row) for row in rows])
+    def needs(*rows: int) -> LoraNeeds | None:
+        return builder.needs([AdapterRun(1, row) for row in rows])
 
-    assert plain_rank(-1, -1) == 0
-    assert plain_rank(-1, IN_LAYER) == 2
-    assert plain_rank(IN_LAYER, IN_HEAD) == 2
-    assert plain_rank(IN_EMBEDDING, IN_LAYER) is None
+    assert needs(-1, -1) == (0, False)
+    assert needs(-1, IN_LAYER) == (2, False)
+    assert needs(IN_LAYER, IN_HEAD) == (2, False)
+    assert needs(IN_EMBEDDING, IN_LAYER) is None

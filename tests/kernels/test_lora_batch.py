@@ -143,17 +143,38 @@ def test_names_all_tokens_of_adapters_that_hold_more_than_a_and_b(
     assert batch.auxiliary == (Segment(1, 3, 2), Segment(7, 10, 2))
 
 
-def test_the_rank_of_a_step_is_plain_where_no_adapter_has_more_than_a_and_b_there(
+def test_on_cuda_one_launch_applies_vectors_and_segments_the_rest(
+    weights: PoisonedWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoraBatchBuilder, "_to_device", lambda _, values: torch.tensor(values))
+    builder = LoraBatchBuilder(weights, torch.device("cuda"))
+    plain, extended, replaced = AdapterRun(1, 7), AdapterRun(2, 1), AdapterRun(1, 2)
+    weights.row_auxiliary[1] = weights.row_auxiliary[2] = {0: "something"}
+    weights.replacing_rows.add(2)
+    for runs, launches, segments in (
+        ([plain], False, ()),
+        ([plain, extended], True, ()),
+        ([extended, replaced, plain], True, (Segment(2, 3, 2),)),
+    ):
+        batch = builder.build(runs, num_decodes=1 if runs[0] is plain else 2)
+        assert batch is not None
+        assert (batch.launches_vectors, batch.auxiliary) == (launches, segments)
+
+
+def test_needs_are_the_highest_rank_and_whether_there_are_vectors(
     weights: PoisonedWeights, builder: LoraBatchBuilder
 ) -> None:
     high, low, base = AdapterRun(2, 2), AdapterRun(1, 7), AdapterRun(3)
-    assert builder.plain_rank([base], elsewhere=[0]) == 0
-    assert builder.plain_rank([low, base], elsewhere=[0]) == 1
-    assert builder.plain_rank([low, high, low], elsewhere=[]) == 5
-    assert builder.plain_rank([low, high], elsewhere=[0]) is None, "one changes slice 0"
+    assert builder.needs([base], elsewhere=[0]) == (0, False)
+    assert builder.needs([low, base], elsewhere=[0]) == (1, False)
+    assert builder.needs([low, high, low], elsewhere=[]) == (5, False)
+    assert builder.needs([low, high], elsewhere=[0]) is None, "one changes slice 0"
     weights.row_auxiliary[7] = {1: "something"}
-    assert builder.plain_rank([low, high], elsewhere=[]) is None
-    assert builder.plain_rank([high, base], elsewhere=[]) == 5
+    assert builder.needs([low, high], elsewhere=[]) == (5, True)
+    assert builder.needs([high, base], elsewhere=[]) == (5, False)
+    weights.replacing_rows.add(7)
+    assert builder.needs([low, high], elsewhere=[]) is None
+    assert builder.needs([high, base], elsewhere=[]) == (5, False)
 
 
 def test_the_rows_of_a_step_are_those_of_all_its_adapters(builder: LoraBatchBuilder) -> None:
