@@ -121,7 +121,8 @@ def compare(
         gaps, num_different = measure(plan, engines)
     first = engines[modes[0]]
     weight_bytes = first.weight_bytes
-    table = [row for mode in modes for row in rows(plan, gaps, mode, weight_bytes)]
+    bandwidth = first.copy_bandwidth
+    table = [row for mode in modes for row in rows(plan, gaps, mode, weight_bytes, bandwidth)]
     facts = {
         "requests_answered_differently": num_different,
         "dora_over_all_distinct": {mode: dora_ratio(plan, gaps, mode) for mode in modes},
@@ -258,13 +259,15 @@ def _gaps(times: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-def rows(plan: Plan, gaps: Gaps, mode: str, weight_bytes: int) -> Iterator[Row]:
+def rows(plan: Plan, gaps: Gaps, mode: str, weight_bytes: int, bandwidth: float) -> Iterator[Row]:
+    """`bandwidth`: bytes per second that the device reached in a large copy."""
     for batch in plan.batches:
         base = statistics.median(gaps[mode, batch, "base"])
         for arm in ARMS:
             seconds = statistics.median(gaps[mode, batch, arm])
             base_bytes = weight_bytes + read_bytes(plan, "base", batch)
-            bar = (weight_bytes + read_bytes(plan, arm, batch)) / base_bytes
+            num_bytes = weight_bytes + read_bytes(plan, arm, batch)
+            bar = num_bytes / base_bytes
             yield {
                 "mode": mode,
                 "batch": batch,
@@ -274,6 +277,7 @@ def rows(plan: Plan, gaps: Gaps, mode: str, weight_bytes: int) -> Iterator[Row]:
                 "ratio": seconds / base,
                 "bytes ratio": bar,
                 "over bytes": seconds / base / bar,
+                "of bandwidth": num_bytes / seconds / bandwidth,
             }
 
 

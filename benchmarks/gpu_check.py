@@ -10,12 +10,12 @@ reference on the CPU, fused norms, rotary embeddings and activations must equal 
 a quantized base must match its dequantized weights. Adapters' vectors must change a result as
 plain PyTorch does. A row's LoRA result must be bit-identical whatever shares its step. Engines with
 proposers must answer like the one without, and each acceptance rule must sample the model's
-distribution. It measures the kernels,
-quantized layers, other requests' inter-token latency while a large adapter is loaded, and an 8 B
-base with random weights: its decode steps in bf16, int8 and int4, its prompts, and its decoding
-with draft tokens. Each part is reported on stderr when it ends, as a line of JSON; stdout gets all
-parts as one object. `--parts` selects parts. Exits with 1 if a check fails and with 2 without a
-CUDA device.
+distribution. It measures the kernels, quantized layers, other requests' inter-token latency while a
+large adapter is loaded, and an 8 B base with random weights: its decode steps in bf16, int8 and
+int4, how long the device waits in them, its prompts, and its decoding with draft tokens. Each part
+is reported on stderr when it ends, as a line of JSON; stdout gets all parts as one object, with the
+figures for which there is a bar in `bars`. `--parts` selects parts. Exits with 1 if a check fails,
+whatever the bars say, and with 2 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from benchmarks.attention_check import check_attention, time_attention
 from benchmarks.bench_lora import time_kernels
 from benchmarks.drawn_base import LARGE_SHAPE
 from benchmarks.fused_layers_check import check_fused_layers, time_fused_layers
+from benchmarks.gpu_bars import bars
+from benchmarks.idle_check import check_idle
 from benchmarks.lora_check import check_rows, check_vectors
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.speculation_check import check_speculation
@@ -94,6 +96,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as directory:
             result[name] = PARTS[name](Path(directory), arguments)
         sys.stderr.write(json.dumps({name: result[name]}) + "\n")
+    result["bars"] = bars(result)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
     return 0 if all(result[name]["ok"] for name in CHECKS if name in result) else 1
 
@@ -303,6 +306,7 @@ PARTS: Mapping[str, Part] = {
     "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
     "mixed_step_int8": lambda _, told: time_mixed_step(told.device, Quantization.INT8),
     "mixed_step_int4": lambda _, told: time_mixed_step(told.device, Quantization.INT4),
+    "idle": lambda folder, told: check_idle(folder, told.device),
     "prompts": lambda folder, told: time_prompts(folder, told.device),
     "speculation_times": lambda folder, told: time_speculation(folder, told.device),
 }
@@ -314,7 +318,8 @@ CHECKS = (
 CUDA_PARTS = (
     *("attention", "fused_layers", "lora_rows", "lora_vectors"),
     *("attention_times", "fused_times", "linear_times"),
-    *("mixed_step", "mixed_step_int8", "mixed_step_int4", "prompts", "speculation_times"),
+    *("mixed_step", "mixed_step_int8", "mixed_step_int4"),
+    *("idle", "prompts", "speculation_times"),
 )
 """Kernels that there are nowhere else, and bases that are too large elsewhere."""
 

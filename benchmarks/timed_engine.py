@@ -66,6 +66,11 @@ class TimedEngine(LocalEngine):
         """Operations per second that the device reached in a large product when this was opened."""
         return self.core.parts.utilization.peak.flops_per_second
 
+    @property
+    def copy_bandwidth(self) -> float:
+        """Bytes per second that the device reached in a large copy when this was opened."""
+        return self.core.parts.utilization.peak.bytes_per_second
+
     def prompt_flops(self, num_prompts: int, length: int) -> float:
         """Of the base's products, without attention, for prompts of so many tokens each."""
         cost = self.core.parts.cost

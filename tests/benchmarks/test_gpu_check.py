@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from benchmarks.gpu_bars import bars
 from benchmarks.gpu_check import main
+from benchmarks.idle_check import SAMPLING, check_waits
 from benchmarks.speculation_check import LEAST_P_VALUE, least_p_value
 from torch import Tensor
 
@@ -104,3 +107,50 @@ class Credulous:
 def test_a_rule_of_acceptance_that_is_not_the_models_is_caught() -> None:
     assert least_p_value(make_acceptor(Acceptance.REJECTION), device="cpu") > LEAST_P_VALUE
     assert least_p_value(Credulous(), device="cpu") < LEAST_P_VALUE
+
+
+def test_steps_that_nobody_may_wait_for_decode_with_every_kind_of_sampling(tmp_path: Path) -> None:
+    assert check_waits(tmp_path, "cpu") == {"steps_without_waits": 20}
+    assert len(SAMPLING) == 6
+
+
+def test_each_figure_with_a_bar_is_listed_beside_it() -> None:
+    step = {"mode": "graphs", "batch": 32, "over bytes": 1.05, "of bandwidth": 0.7}
+    chunk = {"prompts": 1, "tokens each": 1024, "ratio": 1.2, "over floor": 1.25}
+    found = bars(
+        {
+            "mixed_step": {
+                "rows": [
+                    {**step, "adapters": "base"},
+                    {**step, "adapters": "one adapter"},
+                    {**step, "adapters": "one with lm_head"},
+                    {**step, "adapters": "base", "mode": "eager"},
+                ],
+                "dora_over_all_distinct": {"graphs": 1.08},
+            },
+            "mixed_step_int8": {"rows": [{**step, "adapters": "base"}]},
+            "idle": {
+                "rows": [
+                    {"async": True, "sequences": 32, "idle": 0.04},
+                    {"async": False, "sequences": 32, "idle": 0.3},
+                ]
+            },
+            "prompts": {
+                "rows": [
+                    {**chunk, "adapters": "base"},
+                    {**chunk, "adapters": "one adapter"},
+                    {**chunk, "adapters": "base", "prompts": 8},
+                ]
+            },
+        }
+    )
+    assert [(row["value"], row["bar"], row["holds"]) for row in found] == [
+        (0.7, ">= 0.75", False),
+        (0.7, ">= 0.6", True),
+        (1.05, "<= 1.08", True),
+        (1.08, "<= 1.1", True),
+        (1.25, "<= 1.3", True),
+        (1.2, "<= 1.1", False),
+        (0.04, "<= 0.03", False),
+    ]
+    assert bars({"serving": {"ok": True}}) == []
