@@ -122,10 +122,9 @@ class EngineCore:
         self._pace.is_busy = batch is not None
         if batch:
             self._executor.run(batch)
+            self._pace.is_busy = self._scheduler.num_running > 0
         else:
             self._executor.finish()
-        if batch:
-            self._pace.is_busy = self._scheduler.num_running > 0
         return [*self._take_messages(), *self._statistics.poll()]
 
     @property

@@ -76,15 +76,15 @@ class Draws:
         self._logprobs: LogprobsCopy | None = None
         if any(number is not None for number in self._num_logprobs):
             self._logprobs = self._copy_logprobs(logits)
-        self._first_logits = {
-            request: HostCopy(logits[start])
-            for request, start in zip(requests, _starts(requests), strict=True)
-            if request.submitted.return_logits and request.num_generated_tokens == 0
-        }
+        self._first_logits: Mapping[Request, HostCopy] = {}
+        if any(request.submitted.return_logits for request in requests):
+            self._first_logits = _copy_first(requests, logits)
 
     def read(self) -> list[Drawn | EngineError]:
         """The result of each request; waits for the device."""
-        verified = self._read_verified()
+        verified = self._verified
+        if verified is None:
+            verified = [Accepted([], [token]) for token in self._host_tokens.read().tolist()]
         if self._logprobs is None:
             entries: Sequence[list[TokenLogprobs] | None] = [None] * len(self._requests)
         else:
@@ -93,11 +93,6 @@ class Draws:
             self._failed.get(request) or Drawn(accepted.path, self._event(request, accepted, own))
             for request, accepted, own in zip(self._requests, verified, entries, strict=True)
         ]
-
-    def _read_verified(self) -> Sequence[Accepted]:
-        if self._verified is None:
-            self._verified = [Accepted([], [token]) for token in self._host_tokens.read().tolist()]
-        return self._verified
 
     def _event(
         self, request: Request, accepted: Accepted, logprobs: list[TokenLogprobs] | None
@@ -138,6 +133,15 @@ class Draws:
             own = [next(entries) for _ in accepted.token_ids]
             found.append([TokenLogprobs(entry.chosen, entry.top[:number]) for entry in own])
         return found
+
+
+def _copy_first(requests: Sequence[Request], logits: Tensor) -> Mapping[Request, HostCopy]:
+    """The logits of the first token of the requests that ask for them."""
+    return {
+        request: HostCopy(logits[start])
+        for request, start in zip(requests, _starts(requests), strict=True)
+        if request.submitted.return_logits and request.num_generated_tokens == 0
+    }
 
 
 def _starts(requests: Sequence[Request]) -> list[int]:

@@ -43,13 +43,15 @@ class StepExecutor:
             draw=NextTokens(parts.speculation.acceptor, parts.grammars).draw,
             requests=requests,
         )
-        self._pipeline = Pipeline(
-            self._execution,
-            parts.scheduler,
-            on_launch=self._begin_step,
-            on_read=self._note_read,
-        )
-        self._is_async = parts.is_async
+        self._pipeline: Pipeline[StepOutput] | None = None
+        """None: each step is read before the next one is scheduled."""
+        if parts.is_async:
+            self._pipeline = Pipeline(
+                self._execution,
+                parts.scheduler,
+                on_launch=self._begin_step,
+                on_read=self._note_read,
+            )
         self._launched: deque[_Launched] = deque()
         """The steps that the pipeline has not read, the first first."""
         self._last_read_time = 0.0
@@ -60,15 +62,17 @@ class StepExecutor:
 
     @property
     def has_step_in_flight(self) -> bool:
-        return not self._pipeline.is_empty
+        return self._pipeline is not None and not self._pipeline.is_empty
 
     def make_plannable(self) -> None:
         """See `Pipeline.make_plannable`."""
-        self._pipeline.make_plannable()
+        if self._pipeline:
+            self._pipeline.make_plannable()
 
     def finish(self) -> None:
         """Read and process the step in flight, if there is one."""
-        self._pipeline.finish()
+        if self._pipeline:
+            self._pipeline.finish()
 
     def run(self, batch: ScheduledBatch) -> None:
         """Run one step and process its output; if it stays in flight, that of the one before."""
@@ -79,21 +83,19 @@ class StepExecutor:
             self._runner.prepare_blocks(batch)
         prepared = self._clock()
         sequences = self._execution.current(batch.sequences)
-        if sequences and self._is_async and may_fly(sequences):
-            self._fly(batch, sequences, start, prepared)
-            return
-        if self.has_step_in_flight:
-            self.finish()
+        if self._pipeline:
+            if sequences and may_fly(sequences):
+                self._launched.append(
+                    _Launched(batch, self._work(sequences), len(sequences), start, prepared - start)
+                )
+                self._pipeline.run(sequences)
+                return
+            self._pipeline.finish()
             sequences = self._execution.current(sequences)
+            waited = self._clock() - prepared
+            start, prepared = start + waited, prepared + waited
         if sequences:
             self._run_now(batch, sequences, start, prepared)
-
-    def _fly(self, batch: ScheduledBatch, sequences: Part, start: float, prepared: float) -> None:
-        """Launch a step that stays in flight."""
-        self._launched.append(
-            _Launched(batch, self._work(sequences), len(sequences), start, prepared - start)
-        )
-        self._pipeline.run(sequences)
 
     def _note_read(self, is_one_step: bool) -> None:
         """A step that was in flight has cost the time since the one before it was read."""

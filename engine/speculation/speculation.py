@@ -115,7 +115,8 @@ class Speculation:
 
     def observe_step(self, seconds: float) -> None:
         """The last planned step took this long, including its drafts, and computed no prompts."""
-        self._control.observe_step(self._planning_seconds + seconds)
+        if self._proposers:
+            self._control.observe_step(self._planning_seconds + seconds)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
