@@ -84,6 +84,7 @@ def _arena(num_adapters: int) -> Arena:
             table=torch.zeros(1),
             row_tables=[[(0, 0, RANK)] * NUM_SLICES] * num_rows,
             row_auxiliary=[{}] * num_rows,
+            replacing_rows=set(),
             capacity=1,
         ),
     )

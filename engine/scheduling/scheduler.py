@@ -322,9 +322,9 @@ class Scheduler:
         for request, num_tokens, num_draft_tokens, start, samples, _ in sequences:
             request.num_steps_in_flight += 1
             end = request.num_computed_tokens = start + num_tokens - num_draft_tokens
-            if samples:
-                end = min(end + 1, request.max_num_tokens - 1)  # the last token is never computed
-                request.num_pending_tokens = max(end - len(request.token_ids), 0)
+            # The last token is never computed.
+            if samples and end + 1 < request.max_num_tokens:
+                request.num_pending_tokens = end + 1 - len(request.token_ids)
 
     def land(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Take note that the output of the step with these sequences was read, the first of those
@@ -342,8 +342,8 @@ class Scheduler:
         `num_accepted`: how many tokens of its draft turned out right and were appended before. The
         others' positions will be written again, and their blocks are given back.
         """
-        request, kv = sequence.request, sequence.request.kv
-        end = sequence.known_end + num_accepted
+        request, num_tokens, num_draft_tokens, start, _, _ = sequence
+        kv, end = request.kv, start + num_tokens - num_draft_tokens + num_accepted
         if end > kv.num_tokens_handled:
             self._kv.advance(kv, request.namespace, request.token_ids, end)
         if self._is_ahead:
@@ -355,7 +355,8 @@ class Scheduler:
     def append(self, request: Request, token_ids: list[int]) -> None:
         """Add what was sampled for the request, as its tenant's service."""
         request.token_ids += token_ids
-        request.num_pending_tokens = max(request.num_pending_tokens - len(token_ids), 0)
+        if request.num_pending_tokens:
+            request.num_pending_tokens = max(request.num_pending_tokens - len(token_ids), 0)
         self._charge(request, output_tokens=len(token_ids))
 
     def observe(self, batch: ScheduledBatch, seconds: float, swap_seconds: float = 0.0) -> None:
@@ -368,8 +369,7 @@ class Scheduler:
     def _charge(self, request: Request, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """Charge the request's tenant and, while others of the tenant wait, its queue."""
         service = self.counters.charge(request.tenant_id, input_tokens, output_tokens)
-        if request.tenant_id in self._waiting.tenants:
-            self._waiting.charge(request, service)
+        self._waiting.charge(request, service)
 
     def _end_expired(self, step: Step, now: float) -> None:
         for request_id in self._deadlines.expired(now):
