@@ -7,7 +7,7 @@ model's own dtype. The Triton kernels read and write `data` and `scales` directl
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,8 +50,7 @@ class KvPages(Protocol):
     """`[num_blocks, block_size, num_heads, 1]`: the scales of codes; None: `data` is not
     quantized."""
     tensors: tuple[Tensor, ...]
-    """All tensors, blocks first: those that clearing, copying and swapping a block change. A block
-    of zeros reads as zeros."""
+    """All tensors, blocks first. A block of zeros reads as zeros."""
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         """Store `vectors [num_tokens, num_heads, dim]` at slots: block id x block size + offset."""
@@ -132,6 +131,36 @@ def _in_shape(blocks: Tensor, block_ids: Tensor) -> Tensor:
     return blocks.view(*block_ids.shape, *blocks.shape[1:])
 
 
+class PageStack(NamedTuple):
+    """Pages of several layers in the same memory, so that one call changes a block in all."""
+
+    pages: list[KvPages]
+    tensors: tuple[Tensor, ...]
+    """`[len(pages), num_blocks, ...]`: those of the pages."""
+
+
+def stack_pages(
+    count: int,
+    size: tuple[int, int, int, int],
+    *,
+    dtype: torch.dtype,
+    code_dtype: torch.dtype | None,
+    device: torch.device,
+) -> PageStack:
+    """`count` pages of zeros, `size` as in KvPages; `code_dtype` None: plain. On the CPU they take
+    memory once they are written to."""
+    if code_dtype is None:
+        data = _zeros((count, *size), dtype, device)
+        return PageStack([PlainPages(each) for each in data], (data,))
+    quantized = _zeros((count, *size), torch.uint8, device)
+    scales = _zeros((count, *size[:3], 1), SCALE_DTYPE, device)
+    pages: list[KvPages] = [
+        QuantizedPages(each.view(code_dtype), own, dtype=dtype)
+        for each, own in zip(quantized, scales, strict=True)
+    ]
+    return PageStack(pages, (quantized, scales))
+
+
 def make_pages(
     size: tuple[int, int, int, int],
     *,
@@ -139,13 +168,8 @@ def make_pages(
     code_dtype: torch.dtype | None,
     device: torch.device,
 ) -> KvPages:
-    """Pages of zeros, `size` as in KvPages; `code_dtype` None: plain. On the CPU they take memory
-    once they are written to."""
-    if code_dtype is None:
-        return PlainPages(_zeros(size, dtype, device))
-    quantized = _zeros(size, torch.uint8, device).view(code_dtype)
-    scales = _zeros((*size[:3], 1), SCALE_DTYPE, device)
-    return QuantizedPages(quantized, scales, dtype=dtype)
+    """The pages of one layer, see `stack_pages`."""
+    return stack_pages(1, size, dtype=dtype, code_dtype=code_dtype, device=device).pages[0]
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

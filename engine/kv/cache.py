@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
@@ -9,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.kv_pages import KvPages, make_pages, vector_bytes
+from ...kernels.kv_pages import KvPages, stack_pages, vector_bytes
 from ..config import KvDtype
 from ..errors import UnsupportedModel
+from ..transfers import to_device
 from .groups import LayerKvShape
 from .layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from .sequence_blocks import BlockTable
@@ -72,29 +74,25 @@ class KvCache:
         }
         self.windows = [shape.window for shape in shapes]
         """By layer: the model's own attention window."""
-        num_spare = int(has_spare_blocks)
-        num_blocks = [
-            groups[self.group_of[layer]].num_blocks + num_spare for layer in range(len(shapes))
-        ]
-
-        def pages(layer: int, dim: int) -> KvPages:
-            size = (num_blocks[layer], block_size, shapes[layer].num_heads, dim)
-            return make_pages(
-                size, dtype=kv_format.dtype, code_dtype=kv_format.code_dtype, device=device
-            )
-
-        self.keys = [pages(layer, shape.key_dim) for layer, shape in enumerate(shapes)]
-        self.values = [pages(layer, shape.value_dim) for layer, shape in enumerate(shapes)]
         self._device = device
-        self._tensors = [
-            [
-                tensor
-                for layer in group.layers
-                for part in (self.keys[layer], self.values[layer])
-                for tensor in part.tensors
-            ]
-            for group in groups
-        ]
+        self._tensors: list[list[Tensor]] = []
+        """By group: `[layers, num_blocks, ...]` each, the keys or values of several layers."""
+        pages: dict[_Part, KvPages] = {}
+        for group in groups:
+            tensors: list[Tensor] = []
+            for (num_heads, dim), parts in _parts_by_size(group, shapes).items():
+                stack = stack_pages(
+                    len(parts),
+                    (group.num_blocks + has_spare_blocks, block_size, num_heads, dim),
+                    dtype=kv_format.dtype,
+                    code_dtype=kv_format.code_dtype,
+                    device=device,
+                )
+                pages.update(zip(parts, stack.pages, strict=True))
+                tensors += stack.tensors
+            self._tensors.append(tensors)
+        self.keys = [pages[_Part(layer, is_key=True)] for layer in range(len(shapes))]
+        self.values = [pages[_Part(layer, is_key=False)] for layer in range(len(shapes))]
         self._host_tensors = [
             [_host_tensor(tensor, slots) for tensor in tensors]
             for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
@@ -111,7 +109,7 @@ class KvCache:
             for position in range(start, end):
                 block, offset = divmod(position, self.block_size)
                 for tensor in tensors:
-                    tensor[table.item(block), offset] = 0
+                    tensor[:, table.item(block), offset] = 0
 
     def move(
         self, tables: Sequence[BlockTable], sources: Sequence[int], targets: Sequence[int]
@@ -121,8 +119,8 @@ class KvCache:
         for table, tensors in zip(tables, self._tensors, strict=True):
             read, written = (self._slots(table, positions) for positions in (sources, targets))
             for tensor in tensors:
-                slots = tensor.view(-1, *tensor.shape[2:])
-                slots[written] = slots[read]
+                slots = tensor.flatten(1, 2)
+                slots[:, written] = slots[:, read]
 
     def execute(self, operations: Sequence[KvOperation]) -> None:
         """Execute the operations that the scheduler's bookkeeping has queued, strictly in order.
@@ -136,7 +134,7 @@ class KvCache:
                     self._zero(group, block_ids)
                 case CopyBlock(group, source, target):
                     for tensor in self._tensors[group]:
-                        tensor[target] = tensor[source]
+                        tensor[:, target] = tensor[:, source]
                 case SwapOut(group, block_ids, host_slots):
                     self._swap_out(group, block_ids, host_slots)
                 case SwapIn(group, host_slots, block_ids):
@@ -152,31 +150,51 @@ class KvCache:
         """
         index = self._index(block_ids)
         for tensor in self._tensors[group]:
-            tensor.index_fill_(0, index, 0)
+            tensor.index_fill_(1, index, 0)
 
     def _swap_out(self, group: int, block_ids: Sequence[int], host_slots: Sequence[int]) -> None:
         index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
         pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
         for tensor, host in pairs:
-            host.index_copy_(0, slots, tensor[index].cpu())
+            host.index_copy_(1, slots, tensor.index_select(1, index).cpu())
 
     def _swap_in(self, group: int, host_slots: Sequence[int], block_ids: Sequence[int]) -> None:
         index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
         pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
         for tensor, host in pairs:
-            tensor.index_copy_(0, index, host[slots].to(self._device))
+            tensor.index_copy_(1, index, to_device(host.index_select(1, slots), self._device))
 
     def _slots(self, table: BlockTable, positions: Sequence[int]) -> Tensor:
         blocks, offsets = np.divmod(positions, self.block_size)
-        return torch.from_numpy(table[blocks] * self.block_size + offsets).to(self._device)
+        return to_device(table[blocks] * self.block_size + offsets, self._device)
 
     def _index(self, block_ids: Sequence[int]) -> Tensor:
-        return torch.tensor(block_ids, dtype=torch.int64).to(self._device)
+        return to_device(block_ids, self._device, torch.int64)
+
+
+class _Part(NamedTuple):
+    """A layer's keys or values."""
+
+    layer: int
+    is_key: bool
+
+
+def _parts_by_size(
+    group: KvGroup, shapes: Sequence[LayerKvShape]
+) -> dict[tuple[int, int], list[_Part]]:
+    """The parts of the group's layers by their number of heads and dimension."""
+    parts: defaultdict[tuple[int, int], list[_Part]] = defaultdict(list)
+    for layer in group.layers:
+        shape = shapes[layer]
+        parts[shape.num_heads, shape.key_dim].append(_Part(layer, is_key=True))
+        parts[shape.num_heads, shape.value_dim].append(_Part(layer, is_key=False))
+    return parts
 
 
 def _host_tensor(like: Tensor, num_slots: int) -> Tensor:
     # Never read before written, so the memory is not touched before it is needed.
-    return torch.empty(num_slots, *like.shape[1:], dtype=like.dtype, pin_memory=like.is_cuda)
+    size = (len(like), num_slots, *like.shape[2:])
+    return torch.empty(size, dtype=like.dtype, pin_memory=like.is_cuda)
 
 
 def kv_bytes_per_block(
