@@ -131,7 +131,7 @@ class _Drawing(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step(Generic[OutputT]):
+class LaunchedStep(Generic[OutputT]):
     """A step that was launched and whose output was not read."""
 
     sequences: tuple[ScheduledSequence, ...]
@@ -187,15 +187,15 @@ class Execution(Generic[OutputT]):
         return self.finish(step)
 
     def launch(
-        self, sequences: tuple[ScheduledSequence, ...], before: Step[OutputT] | None = None
-    ) -> Step[OutputT]:
+        self, sequences: tuple[ScheduledSequence, ...], before: LaunchedStep[OutputT] | None = None
+    ) -> LaunchedStep[OutputT]:
         """Launch a step; `before`: the one in flight, if it was not read. Raises what the runner
         raises."""
         output = self._runner.run(sequences, before.sampled if before else None)
         self._scheduler.launch(sequences)
-        return Step(sequences, output)
+        return LaunchedStep(sequences, output)
 
-    def draw(self, step: Step[OutputT]) -> bool:
+    def draw(self, step: LaunchedStep[OutputT]) -> bool:
         """Begin to draw the next tokens of a step without drafts in which no prompt is read.
 
         All tokens before them must be known. False: it failed, and `finish` attributes the error.
@@ -214,7 +214,7 @@ class Execution(Generic[OutputT]):
             return False
         return True
 
-    def finish(self, step: Step[OutputT]) -> bool:
+    def finish(self, step: LaunchedStep[OutputT]) -> bool:
         """Read a step's output and process it; False if parts of it were run again."""
         output, finite = step.output, step.output.finite
         drawing: list[_Drawing] = []

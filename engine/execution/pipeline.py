@@ -20,12 +20,15 @@ read, and are read before the next is scheduled.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Generic
 
 from ..scheduling.batch import ScheduledSequence
 from ..scheduling.scheduler import Scheduler
-from .execution import Execution, OutputT, Step
+from .execution import Execution, LaunchedStep, OutputT
+
+logger = logging.getLogger(__name__)
 
 
 class Pipeline(Generic[OutputT]):
@@ -46,7 +49,7 @@ class Pipeline(Generic[OutputT]):
         self._scheduler = scheduler
         self._on_launch = on_launch
         self._on_read = on_read
-        self._step: Step[OutputT] | None = None
+        self._step: LaunchedStep[OutputT] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -67,13 +70,14 @@ class Pipeline(Generic[OutputT]):
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> None:
         """Launch these sequences, which `may_fly`, and read the step before them.
 
-        If the launch fails, they run apart.
+        If the launch fails, the step runs and is read once more, apart if need be.
         """
         before, self._step = self._step, None
         self._on_launch([*_ids(before.sequences if before else ()), *_ids(sequences)])
         try:
             step = self._execution.launch(sequences, before)
-        except Exception:  # see `Execution.run`, which attributes it
+        except Exception:  # it is tried again below, which attributes the error
+            logger.exception("launching a step of %d sequences failed", len(sequences))
             step = None
         if before is not None:
             self._finish(before)
@@ -85,7 +89,7 @@ class Pipeline(Generic[OutputT]):
         else:
             self._finish(step)
 
-    def _finish(self, step: Step[OutputT]) -> None:
+    def _finish(self, step: LaunchedStep[OutputT]) -> None:
         self._on_read(self._execution.finish(step))
 
     def _run_now(self, sequences: tuple[ScheduledSequence, ...]) -> None:
