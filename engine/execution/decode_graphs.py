@@ -32,6 +32,7 @@ from ..model.inputs import Integers, PendingTokens, SequenceChunk
 from ..model.output_head import head_inputs
 from ..transfers import to_device
 from .decode_inputs import DecodeInputs, DecodeLayout
+from .pooling import last_hidden_states
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +76,18 @@ class DecodeOutput(NamedTuple):
     """`[num_rows, hidden_size]`: the input of the output head; None unless requested."""
     are_finite: Tensor
     """bool `[num_rows]`: whether all of a row's logits are numbers."""
+    token_states: Tensor | None
+    """`[num_tokens, hidden_size]` for all tokens: the output of the last layer."""
 
     def rows(self, kept: Integers) -> DecodeOutput:
-        """The output of these rows only, in ascending order."""
+        """The logits of these rows only, in ascending order."""
         if len(kept) == len(self.logits):
             return self
         rows, hidden = to_device(kept, self.logits.device), self.hidden_states
-        return DecodeOutput(
-            self.logits[rows], None if hidden is None else hidden[rows], self.are_finite[rows]
+        return self._replace(
+            logits=self.logits[rows],
+            hidden_states=None if hidden is None else hidden[rows],
+            are_finite=self.are_finite[rows],
         )
 
 
@@ -140,6 +145,8 @@ class DecodeGraphs:
         size = layout.max_rows
         self._logits = torch.zeros(size, base.vocab_size, device=base.device)
         self._are_finite = torch.zeros(size, dtype=torch.bool, device=base.device)
+        self._token_states: Tensor | None = None
+        """Allocated by the first step that is computed, with its dtype."""
         self._hidden_states: Tensor | None = None
         self._replays: dict[Shape, Callable[[], None] | None] = {}
         """None: this shape could not be captured."""
@@ -191,9 +198,12 @@ class DecodeGraphs:
         if replay is None:
             return None
         replay()
-        rows, hidden = slice(len(chunks)), self._hidden_states
+        rows, hidden, states = slice(len(chunks)), self._hidden_states, self._token_states
         return DecodeOutput(
-            self._logits[rows], None if hidden is None else hidden[rows], self._are_finite[rows]
+            self._logits[rows],
+            None if hidden is None else hidden[rows],
+            self._are_finite[rows],
+            None if states is None else states[rows],
         )
 
     def _shape(self, num_rows: int, needs: LoraNeeds) -> Shape | None:
@@ -230,7 +240,11 @@ class DecodeGraphs:
         # Each row has logits, so the output head's adapters are those of the rows.
         adapters = StepAdapters(lora, head=lora)
         forward = PagedForward(self._cache, inputs.attention(num_rows), lora)
-        with head_inputs(self._base.model) as seen, self._base.ends.changed_by(adapters):
+        with (
+            head_inputs(self._base.model) as seen,
+            last_hidden_states(self._base.model) as states,
+            self._base.ends.changed_by(adapters),
+        ):
             logits = run_model(
                 self._base.model,
                 forward,
@@ -240,6 +254,9 @@ class DecodeGraphs:
                 out=self._logits[:num_rows],
             )
         torch.all(logits.isfinite(), -1, out=self._are_finite[:num_rows])
+        if self._token_states is None:
+            self._token_states = states[0].new_zeros(len(self._logits), states[0].shape[-1])
+        self._token_states[:num_rows].copy_(states[0])
         if self._hidden_states is not None:
             self._hidden_states[:num_rows].copy_(seen[0][0])
 

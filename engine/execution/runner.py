@@ -40,8 +40,8 @@ class StepOutput(NamedTuple):
     hidden_states: Tensor | None = None
     """`[num_logits_rows, hidden_size]`: the input of the output head; None unless requested."""
     token_states: Tensor | None = None
-    """`[num_tokens, hidden_size]` for all rows, kept or not: the output of the last layer; None
-    unless an embedding is requested."""
+    """`[num_tokens, hidden_size]` for all rows, kept or not: the output of the last layer; None in
+    an eager step unless an embedding is requested."""
 
     @classmethod
     def of(cls, logits: Tensor, hidden_states: Tensor | None = None) -> StepOutput:
@@ -140,7 +140,7 @@ class ModelRunner:
         pending = None if sampled is None else _pending(sequences, sampled)
         pools = any(sequence.request.submitted.pooling for sequence in sequences)
         if self._graphs:
-            output = None if pools else self._replay(self._graphs, chunks, leases, pending)
+            output = self._replay(self._graphs, chunks, leases, pending)
             if output is not None:
                 self.num_graph_steps += 1
                 return output
@@ -178,7 +178,8 @@ class ModelRunner:
             return None
         if num_rows > len(chunks):
             output = output.rows(logits_rows(chunks))
-        return StepOutput(output.logits, HostCopy(output.are_finite), output.hidden_states)
+        are_finite = HostCopy(output.are_finite)
+        return StepOutput(output.logits, are_finite, output.hidden_states, output.token_states)
 
     def _needs(self, leases: Sequence[Lease | None]) -> LoraNeeds | None:
         """See `StepAdaptersBuilder.needs`."""

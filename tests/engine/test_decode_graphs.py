@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -323,10 +324,36 @@ def test_what_no_graph_serves_runs_eagerly_and_is_counted(
         replayed, eager = engines.serve(None, key)
         assert replayed == eager
         assert engines.num_eager == 4 * number
-    engine = engines.replayed
-    engine.submit(PROMPTS[0][:1], max_tokens=0, pooling=Pooling.LAST)
-    engine.run()
-    assert engines.num_eager == 4 * len(folders) + 1
+
+
+def test_embeddings_are_those_of_eager_steps_and_leave_the_decodes_beside_them_in_graphs(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch)
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    answers = []
+    for engine in (engines.replayed, engines.eager):
+        decoding = engine.submit(PROMPTS[3], key, max_tokens=8, ignore_eos=True)
+        pooled = []
+        for prompt, adapter, pooling in (
+            (PROMPTS[0], None, Pooling.LAST),
+            (PROMPTS[2], key, Pooling.MEAN),
+        ):
+            engine.step()
+            pooled.append(engine.submit(prompt, adapter, max_tokens=0, pooling=pooling))
+        engine.run()
+        vectors = [engine.answers[request_id].prompts[-1].embedding for request_id in pooled]
+        answers.append((engine.answers[decoding].token_ids, vectors))
+    (tokens, vectors), (expected_tokens, expected) = answers
+    assert tokens == expected_tokens
+    for ours, theirs in zip(vectors, expected, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        found, eager = (np.frombuffer(each, np.float32) for each in (ours, theirs))
+        np.testing.assert_allclose(found, eager, atol=1e-5)
+    runner = engines.replayed.core.parts.runner
+    assert (runner.num_graph_steps, runner.num_eager_decodes) == (engines.num_replayed, 0)
+    assert engines.num_replayed > 8
 
 
 def test_a_step_that_cannot_be_captured_runs_eagerly(
