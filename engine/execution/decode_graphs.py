@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...adapters.arena import Arena
+from ...adapters.peft_config import MAX_RANK
 from ...kernels.lora_batch import LoraBatch, LoraNeeds, LoraTiles
 from ..config import EngineConfig
 from ..kv.cache import KvCache
@@ -36,7 +37,7 @@ from .pooling import last_hidden_states
 
 logger = logging.getLogger(__name__)
 
-RANK_CLASSES = (0, 16, 64, 512)
+RANK_CLASSES = (0, 16, 64, 512, MAX_RANK)
 """Graphs by the highest rank that they have room for; 0: without LoRA. A tile of the kernels is as
 wide as its class up to 64 ranks, and walks higher ones."""
 CLASSES_AT_START = 2
@@ -210,7 +211,7 @@ class DecodeGraphs:
         # Without A and B too, an adapter with vectors needs a graph with LoRA.
         rank = max(needs.rank, int(needs.has_vectors))
         size, rank_class = bisect_left(self._sizes, num_rows), bisect_left(RANK_CLASSES, rank)
-        if size == len(self._sizes) or rank_class == len(RANK_CLASSES):
+        if size == len(self._sizes):
             return None
         return Shape(self._sizes[size], RANK_CLASSES[rank_class], needs.has_vectors)
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.execution import decode_graphs, runner
-from loraplex.engine.execution.decode_graphs import Shape, max_rows, row_sizes
+from loraplex.engine.execution.decode_graphs import RANK_CLASSES, Shape, max_rows, row_sizes
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.kernels.lora_batch import LoraTiles
@@ -318,12 +318,24 @@ def test_what_no_graph_serves_runs_eagerly_and_is_counted(
         make_adapter(
             tiny_base, tmp_path / "rows", seed=2, trainable_token_indices={"lm_head": [3, 5]}
         ),
-        make_adapter(tiny_base, tmp_path / "high", seed=3, r=decode_graphs.RANK_CLASSES[-1] + 1),
     ]
     for number, key in enumerate(map(engines.add_adapter, folders), start=1):
         replayed, eager = engines.serve(None, key)
         assert replayed == eager
         assert engines.num_eager == 4 * number
+
+
+def test_an_adapter_of_the_highest_ranks_runs_in_graphs(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tiny_base, tmp_path, monkeypatch, arena_bytes=16 << 20)
+    folder = make_adapter(
+        tiny_base, tmp_path / "high", seed=3, r=RANK_CLASSES[-2] + 1, target_modules=["q_proj"]
+    )
+    key = engines.add_adapter(folder)
+    replayed, eager = engines.serve(None, key)
+    assert replayed == eager
+    assert engines.num_eager == 0
 
 
 def test_embeddings_are_those_of_eager_steps_and_leave_the_decodes_beside_them_in_graphs(
