@@ -82,8 +82,8 @@ class EngineConfig:
     """Tokens of a KV block."""
     enforce_eager: Annotated[bool, Option()] = False
     """Disable CUDA graphs."""
-    async_scheduling: bool | None = None
-    """Whether a step is scheduled while the one before it runs; None: on CUDA."""
+    async_scheduling: Annotated[bool | None, Option(has_negation=True), Unset("on a GPU")] = None
+    """Schedule each step while the one before it runs."""
     memory_bytes: Annotated[
         int | None,
         Option(name="memory_gib", unit=GIB, minimum=0.1),

@@ -24,6 +24,8 @@ class Option:
     minimum: float | None = None
     """The smallest value of the option; in a field without a unit, also of the field."""
     maximum: float | None = None
+    has_negation: bool = False
+    """There is an option with `no-` before the name, which sets False."""
 
     def flag(self, field: str) -> str:
         """The option as it is written on the command line."""

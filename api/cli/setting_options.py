@@ -17,8 +17,11 @@ def typer_option(
     name: str, option: Option, kind: Any, marks: Iterable[object], **described: Any
 ) -> Any:
     """The option of a field. `kind` is the option's type, `marks` the field's annotations."""
+    flag = option.flag(name)
+    if option.has_negation:
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
     return typer.Option(
-        option.flag(name),
+        flag,
         metavar=option.metavar,
         min=option.minimum,
         max=option.maximum,

@@ -40,6 +40,7 @@ ENGINE_OPTIONS = {
     "--tenant-cap": "0.75",
     "--num-threads": "110",
 }
+SWITCHES = ("--enforce-eager", "--no-async-scheduling")
 GIB = 1 << 30
 
 
@@ -67,7 +68,7 @@ def run(*options: str) -> None:
 
 
 def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
-    run(*(word for option in ENGINE_OPTIONS.items() for word in option), "--enforce-eager")
+    run(*(word for option in ENGINE_OPTIONS.items() for word in option), *SWITCHES)
     assert started.config == EngineConfig(
         model="base",
         quantization=Quantization.INT8,
@@ -77,6 +78,7 @@ def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
         max_num_seqs=102,
         max_num_batched_tokens=103,
         enforce_eager=True,
+        async_scheduling=False,
         memory_bytes=8 * GIB,
         arena_bytes=2 * GIB,
         kv_cache_bytes=3 * GIB,
@@ -102,6 +104,7 @@ def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
 def test_without_options_the_engine_has_its_defaults_and_drafts(started: Started) -> None:
     run()
     assert started.config == EngineConfig(model="base", speculation=("ngram",))
+    assert started.config.async_scheduling is None
     assert started.where == {"host": "127.0.0.1", "port": 8000}
 
 
