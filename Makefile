@@ -225,7 +225,7 @@ mutation-survey: $(INSTALLED) $(MUTANTS_VENV)/.installed ## find the small mista
 first-hour: $(INSTALLED) ## replay a newcomer's first hour and 44 mistakes; needs Chromium and Caddy
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.first_hour
 
-kernels-report: $(INSTALLED) ## compile the Triton kernels for sm_80 and sm_90 and print what they use
+kernels-report: $(INSTALLED) ## compile the Triton kernels for sm_80, sm_90 and sm_100 and print what they use
 	@$(BIN)/python -m loraplex.kernels.report
 
 gpu-check: ## serve a mixed batch on CUDA, compare with the CPU, time the kernels (no install needed)

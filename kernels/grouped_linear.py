@@ -1,4 +1,9 @@
-"""The base matmul of an MoE layer: each pair is multiplied by its expert's matrix."""
+"""The base matmul of an MoE layer: each pair is multiplied by its expert's matrix.
+
+On CUDA pairs with tiles are multiplied in one Triton launch. PyTorch's grouped matmul serves the
+others in bf16. It cannot be captured everywhere: on some architectures it reads the ends of the
+experts' pairs on the host.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +20,36 @@ _GROUPED_CAPABILITY = (8, 0)
 
 
 def grouped_linear(
-    x: Tensor, weight: Tensor, pairs: ExpertPairs, *, is_transposed: bool = False
+    x: Tensor,
+    weight: Tensor,
+    pairs: ExpertPairs,
+    *,
+    bias: Tensor | None = None,
+    is_transposed: bool = False,
 ) -> Tensor:
-    """`x[p] @ W[expert of p].T` for each pair p: `[num_pairs, out]` in the type of `weight`.
+    """`x[p] @ W[expert of p].T + bias[expert of p]` for each pair p: `[num_pairs, out]` in the type
+    of `weight`.
 
     x: `[num_pairs, in]`, in the order of `pairs`.
     weight: `[experts, out, in]`, or `[experts, in, out]` if `is_transposed`.
+    bias: `[experts, out]`; the product is rounded before it is added.
+    On CUDA, pairs with tiles wait for nothing, and no other pair changes a bit of a pair's result.
     """
-    matrices = weight if is_transposed else weight.transpose(1, 2)  # [experts, in, out]
     x = x.to(weight.dtype)
-    if _has_grouped_kernel(x, weight):
-        return multiply_grouped(x, matrices, pairs)
-    return multiply_each(x, matrices, pairs)
+    if pairs.tiles is not None and x.is_cuda:
+        from .grouped_linear_triton import multiply_tiles  # Triton is not installed everywhere
+
+        return multiply_tiles(x, weight, bias, pairs.tiles.base, is_transposed=is_transposed)
+    matrices = weight if is_transposed else weight.transpose(1, 2)  # [experts, in, out]
+    multiply = multiply_grouped if _has_grouped_kernel(x, weight) else multiply_each
+    y = multiply(x, matrices, pairs)
+    if bias is not None:
+        y += bias[pairs.experts]
+    return y
 
 
 def multiply_grouped(x: Tensor, matrices: Tensor, pairs: ExpertPairs) -> Tensor:
-    """One kernel for all experts, without synchronization. bf16 only."""
+    """One kernel for all experts. bf16 only."""
     return F.grouped_mm(x, matrices, offs=pairs.ends)
 
 

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .lora_batch import TILE_TOKENS, LoraTiles
-from .lora_weights import DeviceWeights
+from .lora_weights import AdapterWeights
 
 ALIGNMENT = 16
 """Elements that matrices' offsets and row lengths must be multiples of for wide loads."""
@@ -47,32 +47,50 @@ EXPAND_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fu
 def add_tiles(
     x: Tensor,
     y: Tensor,
-    weights: DeviceWeights,
+    weights: AdapterWeights,
     token_rows: Tensor,
     work: LoraTiles,
     *,
     first_slice: int,
     slice_outs: tuple[int, ...],
+    num_experts: int = 1,
 ) -> None:
     """Add the LoRA delta of one projection to y, in place, for the tokens of these tiles.
 
     x `[num_tokens, in_features]`; y `[num_tokens, sum(slice_outs)]`; both rows dense.
-    token_rows int32 `[num_tokens]`.
+    token_rows int32 `[num_tokens]`. num_experts: how many experts the one slice has; then tokens
+    are pairs, and rows, also those of the tiles, are table row × num_experts + expert.
     """
     h = shrink_tiles(
-        x, weights, token_rows, work, first_slice=first_slice, num_slices=len(slice_outs)
+        x,
+        weights,
+        token_rows,
+        work,
+        first_slice=first_slice,
+        num_slices=len(slice_outs),
+        num_experts=num_experts,
     )
-    expand_tiles(y, h, weights, token_rows, work, first_slice=first_slice, slice_outs=slice_outs)
+    expand_tiles(
+        y,
+        h,
+        weights,
+        token_rows,
+        work,
+        first_slice=first_slice,
+        slice_outs=slice_outs,
+        num_experts=num_experts,
+    )
 
 
 def shrink_tiles(
     x: Tensor,
-    weights: DeviceWeights,
+    weights: AdapterWeights,
     token_rows: Tensor,
     work: LoraTiles,
     *,
     first_slice: int,
     num_slices: int,
+    num_experts: int = 1,
 ) -> Tensor:
     """x times A for the tokens of these tiles: fp32 `[splits, num_tokens, num_slices, max_rank]`,
     parts of sums, written only where a token's adapter has ranks."""
@@ -93,7 +111,7 @@ def shrink_tiles(
         h.stride(0),
         h.stride(1),
         max_rank,
-        **shrink_constants(x.dtype, x.shape[1], work.max_rank),
+        **shrink_constants(x.dtype, x.shape[1], work.max_rank, num_experts),
         **SHRINK_OPTIONS,
     )
     return h
@@ -102,12 +120,13 @@ def shrink_tiles(
 def expand_tiles(
     y: Tensor,
     h: Tensor,
-    weights: DeviceWeights,
+    weights: AdapterWeights,
     token_rows: Tensor,
     work: LoraTiles,
     *,
     first_slice: int,
     slice_outs: tuple[int, ...],
+    num_experts: int = 1,
 ) -> None:
     """Add h, which `shrink_tiles` gave for the same work, times B to y, in place."""
     table = weights.table[:, first_slice : first_slice + len(slice_outs)]
@@ -126,7 +145,7 @@ def expand_tiles(
         h.stride(0),
         h.stride(1),
         max_rank,
-        **expand_constants(y.dtype, slice_outs, splits, work.max_rank),
+        **expand_constants(y.dtype, slice_outs, splits, work.max_rank, num_experts),
         **EXPAND_OPTIONS,
     )
 
@@ -147,9 +166,12 @@ def block_out(dtype: torch.dtype) -> int:
     return 32 if dtype.itemsize == 4 else 256
 
 
-def shrink_constants(dtype: torch.dtype, in_features: int, max_rank: int) -> dict[str, Any]:
+def shrink_constants(
+    dtype: torch.dtype, in_features: int, max_rank: int, num_experts: int = 1
+) -> dict[str, Any]:
     """Shrink's compile-time values."""
     return {
+        "NUM_EXPERTS": num_experts,
         "SPLITS": num_splits(in_features),
         "OFFSET_ALIGNMENT": ALIGNMENT if in_features % ALIGNMENT == 0 else 1,
         "BLOCK_TOKENS": TILE_TOKENS,
@@ -161,12 +183,17 @@ def shrink_constants(dtype: torch.dtype, in_features: int, max_rank: int) -> dic
 
 
 def expand_constants(
-    dtype: torch.dtype, slice_outs: tuple[int, ...], splits: int, max_rank: int
+    dtype: torch.dtype,
+    slice_outs: tuple[int, ...],
+    splits: int,
+    max_rank: int,
+    num_experts: int = 1,
 ) -> dict[str, Any]:
     """Expand's compile-time values."""
     aligned = all(out_features % ALIGNMENT == 0 for out_features in slice_outs)
     highest = EXPAND_RANKS[dtype.itemsize]
     return {
+        "NUM_EXPERTS": num_experts,
         "SPLITS": splits,
         "OUT_ALIGNMENT": ALIGNMENT if aligned else 1,
         "BLOCK_TOKENS": TILE_TOKENS,
@@ -206,6 +233,7 @@ def shrink_kernel(
     h_split_stride: int,
     h_token_stride: int,
     max_rank: int,
+    NUM_EXPERTS: tl.constexpr,
     SPLITS: tl.constexpr,
     OFFSET_ALIGNMENT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
@@ -223,9 +251,12 @@ def shrink_kernel(
     row = tl.load(tile_ptr + 2)
     if row < 0:
         return
-    entry_ptr = table_ptr + row.to(tl.int64) * table_stride + index * 3
-    a_ptr = flat_ptr + tl.multiple_of(tl.load(entry_ptr), OFFSET_ALIGNMENT)
+    entry_ptr = table_ptr + (row // NUM_EXPERTS).to(tl.int64) * table_stride + index * 3
+    a_offset = tl.load(entry_ptr)
     rank = tl.load(entry_ptr + 2).to(tl.int32)
+    if NUM_EXPERTS > 1:
+        a_offset += (row % NUM_EXPERTS).to(tl.int64) * rank * in_features
+    a_ptr = flat_ptr + tl.multiple_of(a_offset, OFFSET_ALIGNMENT)
 
     tokens = start + tl.arange(0, BLOCK_TOKENS)
     in_tile = tokens < end
@@ -321,6 +352,7 @@ def expand_kernel(
     h_split_stride: int,
     h_token_stride: int,
     max_rank: int,
+    NUM_EXPERTS: tl.constexpr,
     SPLITS: tl.constexpr,
     OUT_ALIGNMENT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
@@ -341,9 +373,12 @@ def expand_kernel(
     y_start = tl.multiple_of(tl.load(block_ptr + 3), OUT_ALIGNMENT)
     if row < 0:
         return
-    entry_ptr = table_ptr + row.to(tl.int64) * table_stride + index * 3
-    b_ptr = flat_ptr + tl.multiple_of(tl.load(entry_ptr + 1), OUT_ALIGNMENT)
+    entry_ptr = table_ptr + (row // NUM_EXPERTS).to(tl.int64) * table_stride + index * 3
+    b_offset = tl.load(entry_ptr + 1)
     rank = tl.load(entry_ptr + 2).to(tl.int32)
+    if NUM_EXPERTS > 1:
+        b_offset += (row % NUM_EXPERTS).to(tl.int64) * rank * out_features
+    b_ptr = flat_ptr + tl.multiple_of(b_offset, OUT_ALIGNMENT)
     tokens = start + tl.arange(0, BLOCK_TOKENS)
     in_tile = tokens < end
     mine = in_tile & (tl.load(token_rows_ptr + tokens, mask=in_tile, other=-1) == row)

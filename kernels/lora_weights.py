@@ -20,14 +20,7 @@ class CopyBudget(Protocol):
         """Register a copy of a removed adapter's matrices, which is zeroed soon."""
 
 
-class DeviceWeights(Protocol):
-    """The weights as kernels on a device read them: see AdapterWeights."""
-
-    flat: Tensor
-    table: Tensor
-
-
-class AdapterWeights(DeviceWeights, Protocol):
+class AdapterWeights(Protocol):
     """Every resident adapter's matrices. A table row is one adapter.
 
     For each slice of the base the table holds (a_offset, b_offset, rank): absolute element offsets

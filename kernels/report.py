@@ -26,7 +26,9 @@ from triton.compiler import ASTSource
 
 from . import (
     attention_triton,
+    expert_pairs_triton,
     gated_activation_triton,
+    grouped_linear_triton,
     kv_write_triton,
     lora_triton,
     lora_vectors_triton,
@@ -40,7 +42,7 @@ from .int4_quantized import GROUP
 from .kv_pages import KvPages, make_pages
 from .rms_norm import NormForm
 
-ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
+ARCHITECTURES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
 MIN_FP8_ARCHITECTURE = 89
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 QUERY_DTYPES = {**DTYPES, "fp16": torch.float16}
@@ -52,6 +54,7 @@ SLICE_OUTS = (4096, 1024, 1024)
 WNA16_ROWS = (1, 32, 512)
 """One for each tile that `wna16_triton` chooses."""
 WARP_THREADS = 32
+NUM_EXPERTS = 8
 KV_BLOCK, KV_HEADS, HEADS, HEAD_DIM = 16, 8, 32, 128
 CONTEXT = 8192
 MAX_REGISTERS = 255
@@ -62,9 +65,9 @@ MAX_SHARED_BYTES = 64 << 10
 MAX_ATTEND_BYTES = 76 << 10
 MAX_PROMPT_BYTES = 144 << 10
 """The shared memory for a prompt chunk, of which one block fits."""
-MAX_WNA16_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10}
+MAX_WNA16_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10, "sm_100": 113 << 10}
 """The shared memory for quantized products: a block fits even the small multiprocessors that run
-sm_80's code, and two fit an H100's."""
+sm_80's code, and two fit those of an H100 and a B200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,9 @@ def _max_shared_bytes(usage: KernelUsage) -> int:
 
 def all_cases(arch: str) -> Iterator[KernelCase]:
     """Every kernel that serving launches on this architecture."""
-    return chain(lora_cases(), attention_cases(arch), wna16_cases(), fused_layer_cases())
+    return chain(
+        lora_cases(), attention_cases(arch), wna16_cases(), fused_layer_cases(), expert_cases()
+    )
 
 
 def lora_cases() -> Iterator[KernelCase]:
@@ -122,20 +127,21 @@ def lora_cases() -> Iterator[KernelCase]:
     tables = {"table_ptr": "*i64", "tiles_ptr": "*i32", "token_rows_ptr": "*i32", "h_ptr": "*fp32"}
     for dtype_name, dtype in DTYPES.items():
         data = f"*{dtype_name}"
-        for max_rank in RANKS:
-            variant = f"[{dtype_name},rank{max_rank}]"
+        for max_rank, num_experts in product(RANKS, (1, NUM_EXPERTS)):
+            variant = f"[{dtype_name},rank{max_rank},experts{num_experts}]"
             splits = lora_triton.num_splits(IN_FEATURES)
+            slice_outs = SLICE_OUTS if num_experts == 1 else SLICE_OUTS[:1]
             yield KernelCase(
                 f"lora_shrink{variant}",
                 lora_triton.shrink_kernel,
-                lora_triton.shrink_constants(dtype, IN_FEATURES, max_rank),
+                lora_triton.shrink_constants(dtype, IN_FEATURES, max_rank, num_experts),
                 lora_triton.SHRINK_OPTIONS,
                 {**tables, "x_ptr": data, "flat_ptr": data},
             )
             yield KernelCase(
                 f"lora_expand{variant}",
                 lora_triton.expand_kernel,
-                lora_triton.expand_constants(dtype, SLICE_OUTS, splits, max_rank),
+                lora_triton.expand_constants(dtype, slice_outs, splits, max_rank, num_experts),
                 lora_triton.EXPAND_OPTIONS,
                 {**tables, "y_ptr": data, "flat_ptr": data, "blocks_ptr": "*i32"},
             )
@@ -213,6 +219,35 @@ def fused_layer_cases() -> Iterator[KernelCase]:
                 gated_activation_triton.GATED_OPTIONS,
                 dict.fromkeys(("out_ptr", "gate_ptr", "up_ptr"), data),
             )
+
+
+def expert_cases() -> Iterator[KernelCase]:
+    """Sorting an MoE layer's pairs, and their base matmul in both orders of storage."""
+    tiles = {"base_tiles_ptr": "*i32", "lora_tiles_ptr": "*i32"}
+    pointers = {
+        **dict.fromkeys(("order_ptr", "tokens_ptr", "experts_ptr", "top_k_index_ptr"), "*i64"),
+        **dict.fromkeys(("expert_rows_ptr", "token_rows_ptr"), "*i32"),
+        **tiles,
+    }
+    adapted = ("expert_rows_ptr", "token_rows_ptr", "lora_tiles_ptr")
+    for name, absent in (("adapters", ()), ("base", adapted)):
+        yield KernelCase(
+            f"sort_pairs[{name}]",
+            expert_pairs_triton.sort_kernel,
+            {**expert_pairs_triton.SORT_CONSTANTS, **dict.fromkeys(absent)},
+            expert_pairs_triton.SORT_OPTIONS,
+            {name: kind for name, kind in pointers.items() if name not in absent},
+        )
+    for (dtype_name, dtype), is_transposed in product(QUERY_DTYPES.items(), (False, True)):
+        data = dict.fromkeys(("y_ptr", "x_ptr", "weight_ptr", "bias_ptr"), f"*{dtype_name}")
+        order = "in × out" if is_transposed else "out × in"
+        yield KernelCase(
+            f"grouped[{dtype_name},{order}]",
+            grouped_linear_triton.grouped_kernel,
+            grouped_linear_triton.grouped_constants(dtype, is_transposed=is_transposed),
+            grouped_linear_triton.GROUPED_OPTIONS,
+            {**data, "tiles_ptr": "*i32"},
+        )
 
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:

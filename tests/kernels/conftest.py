@@ -68,6 +68,16 @@ def interpreted_kv_write(interpreted_reductions: None) -> ModuleType:
 
 
 @pytest.fixture
+def interpreted_expert_pairs(interpreted_reductions: None) -> ModuleType:
+    return interpreted("expert_pairs_triton")
+
+
+@pytest.fixture
+def interpreted_grouped_linear(nearest_bf16: None) -> ModuleType:
+    return interpreted("grouped_linear_triton")
+
+
+@pytest.fixture
 def interpreted_rms_norm(interpreted_reductions: None) -> ModuleType:
     return interpreted("rms_norm_triton")
 

@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
-from loraplex.kernels.expert_pairs import sort_pairs
+from loraplex.kernels.expert_pairs import ExpertPairs, sort_pairs
 from loraplex.kernels.lora_batch import (
     TILE_TOKENS,
     AdapterRun,
     LoraBatch,
     LoraBatchBuilder,
+    LoraTiles,
     Segment,
 )
 from loraplex.kernels.lora_experts import (
     add_expert_segments,
     add_experts,
     add_experts_reference,
-    plan_expert_work,
+    expert_tiles,
 )
 from support.lora_weights import PoisonedWeights, assert_lora_close
 
@@ -61,13 +62,32 @@ class Step:
             runs, num_decodes=num_tokens // 2
         )
         assert batch is not None
-        self.batch: LoraBatch = batch
+        # As on CUDA, where tiles of tokens are planned too.
+        tiles = LoraTiles(torch.empty(0, 3, dtype=torch.int32), max(RANKS))
+        self.batch: LoraBatch = replace(batch, tiles=tiles)
+        self.cpu_batch = batch
         chosen = [rng.sample(range(NUM_EXPERTS), TOP_K) for _ in range(num_tokens)]
         self.pairs = sort_pairs(
             torch.tensor(chosen), NUM_EXPERTS, batch.token_rows, num_rows=len(RANKS)
         )
         self.x = torch.randn(num_tokens, IN_FEATURES)[self.pairs.tokens].to(dtype)
         self.y = torch.randn(num_tokens * TOP_K, OUT_FEATURES).to(dtype)
+
+    def add_tiles(self, module: ModuleType, pairs: ExpertPairs) -> Tensor:
+        """What `lora_triton` makes of y, by the kernels of this copy of the module."""
+        assert pairs.expert_rows is not None
+        y = self.y.clone()
+        module.add_tiles(
+            self.x,
+            y,
+            self.weights,
+            pairs.expert_rows,
+            expert_tiles(pairs, self.batch),
+            first_slice=SLICE_INDEX,
+            slice_outs=(OUT_FEATURES,),
+            num_experts=NUM_EXPERTS,
+        )
+        return y
 
     def expected(self) -> Tensor:
         """Pair by pair, from the matrices themselves."""
@@ -112,7 +132,7 @@ def test_every_pair_gets_the_delta_of_its_own_adapter_in_its_own_expert(
 ) -> None:
     step = Step(num_tokens, dtype=DTYPES[dtype])
     y = step.y.clone()
-    add_experts(step.x, y, step.weights, SLICE_INDEX, step.pairs, step.batch)
+    add_experts(step.x, y, step.weights, SLICE_INDEX, step.pairs, step.cpu_batch)
     assert_lora_close(y, step.expected())
 
 
@@ -128,20 +148,7 @@ def test_tiles_of_experts_serve_the_same_through_the_dense_kernels(
     interpreted_lora: ModuleType, num_tokens: int
 ) -> None:
     step = Step(num_tokens)
-    experts, work = plan_expert_work(
-        step.weights,
-        SLICE_INDEX,
-        step.pairs,
-        step.batch,
-        in_features=IN_FEATURES,
-        out_features=OUT_FEATURES,
-        max_rank=max(RANKS),
-    )
-    y = step.y.clone()
-    interpreted_lora.add_tiles(
-        step.x, y, experts, experts.pair_rows, work, first_slice=0, slice_outs=(OUT_FEATURES,)
-    )
-    assert_lora_close(y, step.expected())
+    assert_lora_close(step.add_tiles(interpreted_lora, step.pairs), step.expected())
 
 
 def test_tiles_reach_an_adapter_s_pairs_behind_those_of_the_base_in_every_expert() -> None:
@@ -149,37 +156,23 @@ def test_tiles_reach_an_adapter_s_pairs_behind_those_of_the_base_in_every_expert
     pairs = sort_pairs(
         torch.arange(NUM_EXPERTS).expand(2, -1), NUM_EXPERTS, torch.tensor([-1, 0]), num_rows=1
     )
-    _, work = plan_expert_work(
-        step.weights,
-        SLICE_INDEX,
-        pairs,
-        replace(step.batch, decode_adapters=(), segments=(Segment(1, 2, 0),)),
-        in_features=IN_FEATURES,
-        out_features=OUT_FEATURES,
-        max_rank=max(RANKS),
-    )
+    batch = replace(step.batch, decode_adapters=(), segments=(Segment(1, 2, 0),))
+    work = expert_tiles(pairs, batch)
     tiles = [(start, end) for start, end, row in work.tiles.tolist() if row >= 0]
     assert tiles == [(place, place + 1) for place in range(1, 2 * NUM_EXPERTS, 2)]
 
 
 def test_tiles_cover_each_pair_once_and_never_mix_adapters_or_experts() -> None:
     step = Step(200)
-    experts, work = plan_expert_work(
-        step.weights,
-        SLICE_INDEX,
-        step.pairs,
-        step.batch,
-        in_features=IN_FEATURES,
-        out_features=OUT_FEATURES,
-        max_rank=max(RANKS),
-    )
+    work, expert_rows = expert_tiles(step.pairs, step.batch), step.pairs.expert_rows
+    assert expert_rows is not None
     served: list[int] = []
     for start, end, row in work.tiles.tolist():
         if row >= 0:
             assert 0 < end - start <= TILE_TOKENS
-            assert experts.pair_rows[start:end].tolist() == [row] * (end - start)
+            assert expert_rows[start:end].tolist() == [row] * (end - start)
             served += range(start, end)
-    assert served == (experts.pair_rows >= 0).nonzero().flatten().tolist()
+    assert served == (expert_rows >= 0).nonzero().flatten().tolist()
 
 
 def test_what_overflows_in_one_adapter_leaves_all_other_pairs_bit_equal() -> None:
@@ -206,4 +199,4 @@ def test_what_overflows_in_one_adapter_leaves_all_other_pairs_bit_equal() -> Non
 def test_what_does_not_fit_is_refused(x: Tensor, y: Tensor, reason: str) -> None:
     step = Step(2)
     with pytest.raises(ValueError, match=reason):
-        add_experts(x, y, step.weights, SLICE_INDEX, step.pairs, step.batch)
+        add_experts(x, y, step.weights, SLICE_INDEX, step.pairs, step.cpu_batch)

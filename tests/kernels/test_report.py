@@ -18,6 +18,7 @@ PACKAGE_PARENT = Path(report_module.__file__).parents[2]
 KERNELS = {
     *("lora_shrink", "lora_expand", "lora_vectors", "attend", "attend_combine", "kv_write"),
     *("coded", "dequantize", "sum_splits", "rms_norm", "rotary", "gated"),
+    *("sort_pairs", "grouped"),
 }
 COMPILE_SOME = """
 import json
@@ -53,7 +54,7 @@ def test_a_kernel_of_each_kind_compiles_and_stays_within_its_limits() -> None:
     assert [excess(usage) for usage in usages] == [None] * len(KERNELS)
     for usage in usages:
         assert usage.registers > 0
-        if usage.kernel.startswith(("lora_shrink", "lora_expand")):
+        if usage.kernel.startswith(("lora_shrink", "lora_expand", "grouped")):
             assert usage.shared > 0, "its products go through shared memory"
 
 
