@@ -85,6 +85,8 @@ class LoraNeeds(NamedTuple):
     """The highest rank of its adapters, 0 without adapters."""
     has_vectors: bool
     """Whether one of them has vectors; see `lora_vectors`."""
+    has_experts: bool = False
+    """Whether one of them changes experts; see `lora_experts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,15 @@ class LoraBatch:
     """The stream for work that does not need the base's result; None: it runs after the base."""
     launches_vectors: bool = False
     """One launch per projection applies the vectors of all tokens' adapters."""
+    launches_experts: bool = False
+    """The step is captured, and adapters of its replays may change experts."""
     auxiliary: tuple[Segment, ...] = ()
     """The tokens whose adapters have auxiliary tensors for some slice, besides those that are
     applied by one launch."""
 
     @property
     def adapter_rows(self) -> frozenset[int]:
-        """The table rows that any token runs under."""
+        """The table rows that any token runs under; of a captured step none is known."""
         decoding = {adapter.row for adapter in self.decode_adapters}
         return frozenset(decoding.union(segment.row for segment in self.segments))
 
@@ -203,16 +207,26 @@ class LoraBatchBuilder:
         max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
         return LoraTiles(self._to_device(tiles).view(-1, 3), max_rank)
 
-    def needs(self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int]) -> LoraNeeds | None:
+    def needs(
+        self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int], experts: Sequence[int] = ()
+    ) -> LoraNeeds | None:
         """What kernels alone must serve for these runs; None if they cannot: an adapter replaces a
-        matrix of the base or rows of it, or changes one of the slices `elsewhere`."""
+        matrix of the base or rows of it, or changes one of the slices `elsewhere`.
+
+        `experts`: the slices of experts. Their rank is that of each expert, so it needs no more
+        room than the same rank of a linear layer.
+        """
         if any(self.rows_touching(index, runs) for index in elsewhere):
             return None
         rows = self._rows_with_auxiliary(runs)
         if not rows.isdisjoint(self._weights.replacing_rows):
             return None
         adapters = {run for run in runs if run.row != BASE_ROW}
-        return LoraNeeds(max(map(self._max_rank, adapters), default=0), has_vectors=bool(rows))
+        return LoraNeeds(
+            max(map(self._max_rank, adapters), default=0),
+            has_vectors=bool(rows),
+            has_experts=any(self.rows_touching(index, runs) for index in experts),
+        )
 
     def _max_rank(self, run: AdapterRun) -> int:
         generation, rank = self._ranks.get(run.row, (-1, 0))

@@ -2,10 +2,11 @@
 
 A step of few tokens runs the same kernels for any sequences and adapters; only the contents of the
 tensors that the kernels read differ. It is captured once for each number of rows in a ladder of
-sizes, without LoRA and with LoRA for each class of ranks, the latter without and with vectors, and
-then replayed; smaller steps are padded. Each row attends separately, so draft tokens and prompts
-with few remaining tokens are handled like decodes: the keys and values of all rows are written
-before any is read. Steps that no graph supports run eagerly, with the same results.
+sizes, without LoRA and with LoRA for each class of ranks, the latter also with vectors and with
+LoRA on experts, and then replayed; smaller steps are padded. Each row attends separately, so draft
+tokens and prompts with few remaining tokens are handled like decodes: the keys and values of all
+rows are written before any is read. Steps that no graph supports run eagerly, with the same
+results.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ RANK_CLASSES = (0, 16, 64, 512, MAX_RANK)
 """Graphs by the highest rank that they have room for; 0: without LoRA. A tile of the kernels is as
 wide as its class up to 64 ranks, and walks higher ones."""
 CLASSES_AT_START = 2
-"""The number of classes captured before the first request, without vectors; the others are captured
-when a step needs them."""
+"""The number of classes captured before the first request, without vectors and LoRA on experts; the
+others are captured when a step needs them."""
 GRAPH_LAYER_BYTES = 256 << 10
 """Device bytes of a graph per layer of the model, in addition to its tensors."""
 MAX_ROWS = 256
@@ -66,6 +67,8 @@ class Shape(NamedTuple):
     """One of RANK_CLASSES."""
     has_vectors: bool = False
     """Only with LoRA: vectors of adapters are applied too; see `kernels/lora_vectors.py`."""
+    has_experts: bool = False
+    """Only with LoRA: adapters change experts too; see `kernels/lora_experts.py`."""
 
 
 class DecodeOutput(NamedTuple):
@@ -213,7 +216,9 @@ class DecodeGraphs:
         size, rank_class = bisect_left(self._sizes, num_rows), bisect_left(RANK_CLASSES, rank)
         if size == len(self._sizes):
             return None
-        return Shape(self._sizes[size], RANK_CLASSES[rank_class], needs.has_vectors)
+        return Shape(
+            self._sizes[size], RANK_CLASSES[rank_class], needs.has_vectors, needs.has_experts
+        )
 
     def _first_shapes(self) -> Iterator[Shape]:
         classes = RANK_CLASSES[:CLASSES_AT_START] if self._arena.capacity else RANK_CLASSES[:1]
@@ -231,7 +236,7 @@ class DecodeGraphs:
                 self._replays[shape] = self._capture(lambda: self._compute(shape))
             except Exception:  # a shape without a graph is computed eagerly
                 self._base.forget_step()
-                logger.exception("no graph for %d rows, rank %d, vectors: %s", *shape)
+                logger.exception("no graph for %d rows, rank %d, vectors: %s, experts: %s", *shape)
                 self._replays[shape] = None
         return self._replays[shape]
 
@@ -240,7 +245,7 @@ class DecodeGraphs:
         lora = self._lora(shape)
         # Each row has logits, so the output head's adapters are those of the rows.
         adapters = StepAdapters(lora, head=lora)
-        forward = PagedForward(self._cache, inputs.attention(num_rows), lora)
+        forward = PagedForward(self._cache, inputs.attention(num_rows), lora, is_captured=True)
         with (
             head_inputs(self._base.model) as seen,
             last_hidden_states(self._base.model) as states,
@@ -263,7 +268,7 @@ class DecodeGraphs:
 
     def _lora(self, shape: Shape) -> LoraBatch | None:
         """Sized by the capacity of the rows, not by their contents during capture."""
-        num_rows, rank, has_vectors = shape
+        num_rows, rank, has_vectors, has_experts = shape
         if not rank:
             return None
         return LoraBatch(
@@ -274,6 +279,7 @@ class DecodeGraphs:
             tiles=LoraTiles(self._inputs.tiles(num_rows), rank),
             side_stream=self._side_stream,
             launches_vectors=has_vectors,
+            launches_experts=has_experts,
         )
 
 
@@ -312,6 +318,8 @@ def open_decode_graphs(
 ) -> DecodeGraphs | None:
     """None where decode steps run kernel by kernel."""
     if not serves_graphs(config, base):
+        if _may_capture(config, base):
+            logger.warning("no decode graphs: the model waits for %s", ", ".join(base.host_reads))
         return None
     layout = decode_layout(config, cache.groups, max_model_len)
     sizes = row_sizes(config.max_num_seqs, layout.max_rows)
@@ -319,9 +327,14 @@ def open_decode_graphs(
 
 
 def serves_graphs(config: EngineConfig, base: BaseModel) -> bool:
-    """Whether decode steps of this base run as graphs: on CUDA, unless disabled or the base has
-    experts, whose steps wait for the device."""
-    return _is_captured(base.device) and not config.enforce_eager and not base.moe_layers
+    """Whether decode steps of this base run as graphs: on CUDA, unless disabled or the model's own
+    code reads tensors on the host."""
+    return _may_capture(config, base) and not base.host_reads
+
+
+def _may_capture(config: EngineConfig, base: BaseModel) -> bool:
+    """Whether graphs are enabled on this device."""
+    return _is_captured(base.device) and not config.enforce_eager
 
 
 def _is_captured(device: torch.device) -> bool:

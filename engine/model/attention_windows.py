@@ -36,6 +36,7 @@ class LayerProbe:
     def __init__(self, max_model_len: int = 0) -> None:
         """`max_model_len`: the longest sequence whose masks matter; 0 if no mask is built."""
         self.lora: LoraBatch | None = None
+        self.is_captured = False
         self.calls: list[int] = []
         self.shapes: dict[int, LayerKvShape] = {}
         self.window: int | None = None

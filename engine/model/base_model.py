@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from .admission import (
 from .embedding_and_head import ModelEnds, adapt_ends
 from .experts import MoeLayer, replace_experts
 from .fused_layers import FusedLayers, fuse_layers, fuses_layers
+from .host_reads import find_host_reads
 from .linear import FusedProjection, ProjectionSlice
 from .threshold_test import check_thresholds
 
@@ -103,6 +105,11 @@ class BaseModel:
         """The packed linear layers."""
         decoder = [fused.linear for fused in self.projections]
         return decoder if self.packed_head is None else [*decoder, self.packed_head]
+
+    @cached_property
+    def host_reads(self) -> tuple[str, ...]:
+        """The operations of a step that wait for the device; runs a few tokens to find them."""
+        return tuple(find_host_reads(self.model))
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
         """Call back whenever a step reaches its next layer: the largest steps take many seconds."""

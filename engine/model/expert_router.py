@@ -62,12 +62,13 @@ class RouterProjection:
         """The router's own forward, its scores with the deltas of the step's adapters."""
         step = current_forward.get()
         lora = step.lora if step else None
-        if lora is None or not self._is_touched(lora):
+        if step is None or lora is None or not (step.is_captured or self._is_touched(lora)):
             return self._forward(*args, **kwargs)
         with _LinearCalls(lambda x, _weight, scores: self._add(x, scores, lora)):
             return self._forward(*args, **kwargs)
 
     def _is_touched(self, lora: LoraBatch) -> bool:
+        """Whether any adapter of a step that is not captured changes the router."""
         if self._arena is None:
             return False
         tables = self._arena.row_tables

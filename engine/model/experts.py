@@ -20,7 +20,7 @@ from ...kernels.grouped_linear import grouped_linear
 from ...kernels.lora_batch import LoraBatch
 from ...kernels.lora_experts import add_experts
 from .expert_router import RouterProjection, find_routers
-from .forward import current_forward
+from .forward import ForwardContext, current_forward
 
 if TYPE_CHECKING:
     from ...adapters.arena import Arena
@@ -51,6 +51,11 @@ class ExpertsProjection:
         assert isinstance(weight, Tensor)
         return weight
 
+    @property
+    def num_rows(self) -> int:
+        """The length of the adapters' table; a graph is captured again if it changes."""
+        return 0 if self._arena is None else self._arena.table.shape[0]
+
     def attach(self, arena: Arena, slice_range: range) -> None:
         """From now on, pairs of the step's adapters get their LoRA delta from this arena."""
         self._arena = arena
@@ -63,18 +68,20 @@ class ExpertsProjection:
         """Nothing to do: no tensor outlives a layer."""
 
     def is_touched(self, lora: LoraBatch) -> bool:
-        """Whether any adapter of the step changes these experts."""
+        """Whether any adapter of the step changes these experts; of a captured step, whether one
+        may."""
         if self._arena is None:
             return False
+        if lora.launches_experts:
+            return True
         tables = self._arena.row_tables
         return any(tables[row][self._slice_index][2] for row in lora.adapter_rows)
 
     def apply(self, x: Tensor, pairs: ExpertPairs, lora: LoraBatch | None) -> Tensor:
         """`x [num_pairs, in]` through each pair's own expert, its bias and its adapter."""
-        y = grouped_linear(x, self.weight, pairs, is_transposed=self._experts.is_transposed)
-        if self._experts.has_bias:
-            bias: Tensor = getattr(self._experts, f"{self._parameter}_bias")
-            y += bias[pairs.experts]
+        experts = self._experts
+        bias = getattr(experts, f"{self._parameter}_bias") if experts.has_bias else None
+        y = grouped_linear(x, self.weight, pairs, bias=bias, is_transposed=experts.is_transposed)
         if lora is not None and self._arena is not None:
             add_experts(x, y, self._arena, self._slice_index, pairs, lora)
         return y
@@ -96,9 +103,15 @@ class ServedExperts:
 
         hidden_states: `[num_tokens, hidden]`. top_k_index, top_k_weights: `[num_tokens, top_k]`.
         """
-        module = self._module
-        lora = self._touching_lora()
-        pairs = self._sort(top_k_index, lora)
+        module, step = self._module, current_forward.get()
+        lora = self._touching_lora(step)
+        pairs = sort_pairs(
+            top_k_index,
+            self.up.projection.slices[0].num_experts,
+            lora.token_rows if lora else None,
+            self.up.num_rows,
+            is_captured=step is not None and step.is_captured,
+        )
         y = self.up.apply(hidden_states[pairs.tokens], pairs, lora)
         y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
         y = self.down.apply(y, pairs, lora)
@@ -109,20 +122,12 @@ class ServedExperts:
         summed = by_choice.view(*top_k_index.shape, -1).sum(dim=1)
         return summed.to(hidden_states.dtype)
 
-    def _touching_lora(self) -> LoraBatch | None:
+    def _touching_lora(self, step: ForwardContext | None) -> LoraBatch | None:
         """The step's adapters; None if none of them changes this layer's experts."""
-        step = current_forward.get()
         lora = step.lora if step else None
         if lora and (self.up.is_touched(lora) or self.down.is_touched(lora)):
             return lora
         return None
-
-    def _sort(self, top_k_index: Tensor, lora: LoraBatch | None) -> ExpertPairs:
-        num_experts = self.up.projection.slices[0].num_experts
-        if lora is None:
-            return sort_pairs(top_k_index, num_experts)
-        num_rows = 1 + max(lora.adapter_rows)
-        return sort_pairs(top_k_index, num_experts, lora.token_rows, num_rows)
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,16 @@ class StepAdaptersBuilder:
         self._embedding = next(
             (i for i, part in enumerate(layout.slices) if part.kind is SliceKind.EMBEDDING), None
         )
+        self._experts = [
+            i for i, part in enumerate(layout.slices) if part.kind is SliceKind.EXPERTS
+        ]
         self._head = None if head_name is None else layout.slice_index[head_name]
 
     def needs(self, runs: Sequence[AdapterRun]) -> LoraNeeds | None:
         """What kernels alone must serve for these runs; None if they cannot: an adapter changes the
         input embedding, or replaces the output head's matrix or rows of it."""
         elsewhere = [] if self._embedding is None else [self._embedding]
-        return self._batches.needs(runs, elsewhere=elsewhere)
+        return self._batches.needs(runs, elsewhere=elsewhere, experts=self._experts)
 
     def build(
         self,
@@ -101,6 +104,12 @@ class ForwardContext(Protocol):
         """None: the whole step is base rows, and no LoRA code runs."""
         ...
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the step becomes a graph: nothing may wait for the device, or depend on anything
+        in host memory but shapes."""
+        ...
+
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
@@ -117,6 +126,7 @@ class PagedForward:
     """One batch per KV group."""
     lora: LoraBatch | None = None
     """None for a step of base rows only."""
+    is_captured: bool = False
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions

@@ -24,12 +24,15 @@ from loraplex.engine.execution import decode_graphs, runner
 from loraplex.engine.execution.decode_graphs import RANK_CLASSES, Shape, max_rows, row_sizes
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
+from loraplex.engine.model.base_model import BaseModel
 from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
+from support.families import SERVED, save_family
 from support.models import ALL_LINEAR_TARGETS, make_adapter
 from support.peft_features import make_adapter as make_feature_adapter
 from support.peft_features import save_base
 from support.speculation import ScriptedProposer, scripted
+from support.tuned import make_tuned
 
 RANKS = (1, 4, 24, 3)
 PROMPTS = [[7 * row + column for column in range(3 + 5 * row)] for row in range(6)]
@@ -60,16 +63,19 @@ def add_tiles(
     *,
     first_slice: int,
     slice_outs: tuple[int, ...],
+    num_experts: int = 1,
 ) -> None:
     """As the kernels of `lora_triton`, tile by tile."""
     for start, end, row in work.tiles.tolist():
         if row < 0:
             continue
         mine = [token for token in range(start, end) if token_rows[token] == row]
+        adapter, expert = divmod(row, num_experts)
         column = 0
         for index, out in enumerate(slice_outs):
-            a, b, rank = weights.table[row, first_slice + index].tolist()
+            a, b, rank = weights.table[adapter, first_slice + index].tolist()
             assert rank <= work.max_rank
+            a, b = a + expert * rank * x.shape[1], b + expert * rank * out
             down = weights.flat[a : a + rank * x.shape[1]].view(rank, x.shape[1])
             up = weights.flat[b : b + rank * out].view(rank, out)
             y[mine, column : column + out] += x[mine] @ down.T @ up
@@ -205,6 +211,51 @@ def test_adapters_with_vectors_are_served_by_replays_beside_plain_ones(
     num_captured = engines.recorder.num_captured
     engines.serve(*others, plain)
     assert num_captured == engines.recorder.num_captured > at_start, "each of them once"
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys did not match:RuntimeWarning")
+@pytest.mark.parametrize("family", ["qwen2_moe-window", "gpt_oss-sinks-window"])
+def test_a_base_with_experts_is_served_by_replays_with_adapters_of_any_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    base = save_family(tmp_path / "base", *SERVED[family])
+    engines = Engines(base, tmp_path, monkeypatch, arena_bytes=16 << 20)
+    assert engines.replayed.core.parts.base.moe_layers
+    parts: list[dict[str, Any]] = [
+        {"target_modules": ["q_proj"]},
+        {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+        {"target_parameters": ["gate.weight", "router.weight"]},
+        {"target_parameters": ["experts.down_proj"], "target_modules": ["o_proj"], "r": 20},
+    ]
+    folders = [tmp_path / f"{seed}" for seed in range(len(parts))]
+    for seed, (folder, lora) in enumerate(zip(folders, parts, strict=True)):
+        model = AutoModelForCausalLM.from_pretrained(base)
+        make_tuned(model, seed=seed, scale=0.5, **lora).save_pretrained(folder)
+    plain, experts, router, both = map(engines.add_adapter, folders)
+    at_start = engines.recorder.num_captured
+    alone = [engines.serve(key)[0][0] for key in (None, plain, router)]
+    assert engines.recorder.num_captured == at_start, "no experts' LoRA for those"
+    assert alone[1] != alone[0] != alone[2]
+    for adapters in ([None, plain, router], [experts, None, plain], [both, router, experts, None]):
+        replayed, eager = engines.serve(*adapters)
+        assert replayed == eager
+    assert replayed[0] != engines.serve(None)[0][0], "an adapter of experts has an effect"
+    assert engines.recorder.num_captured > at_start
+    assert engines.num_eager == 0
+
+
+def test_a_model_that_reads_values_on_the_host_has_no_graphs(
+    tiny_base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(BaseModel, "host_reads", ("aten.nonzero.default",))
+    engines = Engines(tiny_base, tmp_path, monkeypatch)
+    replayed, eager = engines.serve(None, None)
+    assert replayed == eager
+    assert engines.recorder.num_captured == engines.num_replayed == 0
+    assert "the model waits for aten.nonzero.default" in caplog.text
 
 
 def only_biases(folder: Path, path: Path) -> Path:

@@ -41,6 +41,7 @@ class Step:
 
     def __init__(self, lora: LoraBatch | None) -> None:
         self.lora = lora
+        self.is_captured = False
 
     def attend(self, *_args: Any) -> Tensor:
         raise NotImplementedError

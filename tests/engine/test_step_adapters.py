@@ -10,24 +10,26 @@ from loraplex.engine.model.forward import StepAdapters, StepAdaptersBuilder
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatchBuilder, LoraNeeds, Segment
 from support.lora_weights import PoisonedWeights
 
-EMBEDDING, LAYER, HEAD = range(3)
+EMBEDDING, LAYER, EXPERTS, HEAD = range(4)
 LAYOUT = BaseLayout(
     "base",
     (
         Projection((Slice("wte", 40, 16, SliceKind.EMBEDDING),)),
         Projection((Slice("layer", 16, 16),)),
+        Projection((Slice("experts", 16, 16, SliceKind.EXPERTS, 5),)),
         Projection((Slice("head", 16, 40),)),
     ),
 )
-IN_LAYER, IN_HEAD, IN_EMBEDDING = 0, 1, 2
+IN_LAYER, IN_HEAD, IN_EMBEDDING, IN_EXPERTS = range(4)
 
 
 @pytest.fixture
 def builder() -> StepAdaptersBuilder:
-    weights = PoisonedWeights(LAYOUT, num_rows=3, dtype=torch.bfloat16)
+    weights = PoisonedWeights(LAYOUT, num_rows=4, dtype=torch.bfloat16)
     weights.put(IN_LAYER, {LAYER: 2})
     weights.put(IN_HEAD, {HEAD: 2})
     weights.put(IN_EMBEDDING, {EMBEDDING: 2})
+    weights.put(IN_EXPERTS, {LAYER: 1, EXPERTS: 3})
     return StepAdaptersBuilder(LoraBatchBuilder(weights, torch.device("cpu")), LAYOUT, "head")
 
 
@@ -68,7 +70,8 @@ def test_kernels_alone_serve_a_step_unless_an_adapter_changes_the_input_embeddin
     def needs(*rows: int) -> LoraNeeds | None:
         return builder.needs([AdapterRun(1, row) for row in rows])
 
-    assert needs(-1, -1) == (0, False)
-    assert needs(-1, IN_LAYER) == (2, False)
-    assert needs(IN_LAYER, IN_HEAD) == (2, False)
+    assert needs(-1, -1) == (0, False, False)
+    assert needs(-1, IN_LAYER) == (2, False, False)
+    assert needs(IN_LAYER, IN_HEAD) == (2, False, False)
+    assert needs(IN_LAYER, IN_EXPERTS) == (3, False, True), "the rank is that of each expert"
     assert needs(IN_EMBEDDING, IN_LAYER) is None

@@ -161,20 +161,22 @@ def test_on_cuda_one_launch_applies_vectors_and_segments_the_rest(
         assert (batch.launches_vectors, batch.auxiliary) == (launches, segments)
 
 
-def test_needs_are_the_highest_rank_and_whether_there_are_vectors(
+def test_needs_are_the_highest_rank_and_whether_there_are_vectors_or_adapted_experts(
     weights: PoisonedWeights, builder: LoraBatchBuilder
 ) -> None:
     high, low, base = AdapterRun(2, 2), AdapterRun(1, 7), AdapterRun(3)
-    assert builder.needs([base], elsewhere=[0]) == (0, False)
-    assert builder.needs([low, base], elsewhere=[0]) == (1, False)
-    assert builder.needs([low, high, low], elsewhere=[]) == (5, False)
+    assert builder.needs([base], elsewhere=[0]) == (0, False, False)
+    assert builder.needs([low, base], elsewhere=[0]) == (1, False, False)
+    assert builder.needs([low, high, low], elsewhere=[]) == (5, False, False)
     assert builder.needs([low, high], elsewhere=[0]) is None, "one changes slice 0"
     weights.row_auxiliary[7] = {1: "something"}
-    assert builder.needs([low, high], elsewhere=[]) == (5, True)
-    assert builder.needs([high, base], elsewhere=[]) == (5, False)
+    assert builder.needs([low, high], elsewhere=[]) == (5, True, False)
+    assert builder.needs([low, high], elsewhere=[], experts=[0]) == (5, True, True)
+    assert builder.needs([low, base], elsewhere=[], experts=[0]) == (1, True, False)
+    assert builder.needs([high, base], elsewhere=[]) == (5, False, False)
     weights.replacing_rows.add(7)
     assert builder.needs([low, high], elsewhere=[]) is None
-    assert builder.needs([high, base], elsewhere=[]) == (5, False)
+    assert builder.needs([high, base], elsewhere=[]) == (5, False, False)
 
 
 def test_the_rows_of_a_step_are_those_of_all_its_adapters(builder: LoraBatchBuilder) -> None:
