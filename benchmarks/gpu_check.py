@@ -8,7 +8,8 @@ equal. Where they diverge, the top two logits must be nearly equal (then the pos
 a near-tie). Each supported PEFT feature must equal PEFT on the CPU. Attention must equal the
 reference on the CPU, fused norms, rotary embeddings and activations must equal the plain ops, and
 a quantized base must match its dequantized weights. Adapters' vectors must change a result as
-plain PyTorch does. A row's LoRA result must be bit-identical whatever shares its step. Engines with
+plain PyTorch does, and the kernels of MoE layers must compute what each expert's matrices say. A
+row's LoRA and its experts must give the same bits whatever shares its step. Engines with
 proposers must answer like the one without, and each acceptance rule must sample the model's
 distribution. It measures the kernels, quantized layers, other requests' inter-token latency while a
 large adapter is loaded, and an 8 B base with random weights: its decode steps in bf16, int8 and
@@ -35,6 +36,7 @@ import torch
 from benchmarks.attention_check import check_attention, time_attention
 from benchmarks.bench_lora import time_kernels
 from benchmarks.drawn_base import LARGE_SHAPE
+from benchmarks.expert_check import check_experts, time_experts
 from benchmarks.fused_layers_check import check_fused_layers, time_fused_layers
 from benchmarks.gpu_bars import bars
 from benchmarks.idle_check import check_idle
@@ -48,6 +50,7 @@ from loraplex.adapters.formats import SERVED
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import Quantization
 from support.engine import LocalEngine
+from support.families import EXPERTS, save_family
 from support.feature_proofs import open_feature_proofs
 from support.greedy import parts_at_near_tie
 from support.models import make_adapter, make_tiny_llama
@@ -70,6 +73,17 @@ LLAMA_SHAPE: dict[str, Any] = {
     "num_key_value_heads": 4,
     "initializer_range": 0.05,
 }
+EXPERTS_SHAPE: dict[str, Any] = {
+    **{**EXPERTS, "num_experts": 8, "moe_intermediate_size": 192},
+    **{"vocab_size": 256, "hidden_size": 256, "shared_expert_intermediate_size": 192},
+    **{"num_hidden_layers": 4, "initializer_range": 0.05, "max_position_embeddings": 2048},
+}
+EXPERTS_TARGETS: tuple[dict[str, list[str]], ...] = (
+    {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "target_modules": []},
+    {"target_parameters": ["gate.weight"], "target_modules": ["o_proj"]},
+    {"target_modules": ["q_proj", "v_proj"]},
+)
+"""Of one adapter after another."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +147,47 @@ def check_serving(directory: Path, *, device: str, num_requests: int) -> dict[st
         )
         for index, rank in enumerate(RANKS)
     ]
+    return compare_serving(
+        base, folders, directory, device=device, num_requests=num_requests, arena_bytes=24 << 20
+    )
+
+
+def check_serving_experts(directory: Path, *, device: str, num_requests: int) -> dict[str, Any]:
+    """Like `check_serving`, of a Qwen2-MoE with adapters of its experts, routers and linear
+    layers."""
+    base = save_family(directory / "base", "qwen2_moe", EXPERTS_SHAPE)
+    folders = [
+        make_adapter(
+            base,
+            directory / f"adapter-{index}",
+            seed=index,
+            scale=0.05,
+            r=rank,
+            **EXPERTS_TARGETS[index % len(EXPERTS_TARGETS)],
+        )
+        for index, rank in enumerate(RANKS)
+    ]
+    return compare_serving(
+        base, folders, directory, device=device, num_requests=num_requests, arena_bytes=10 << 20
+    )
+
+
+def compare_serving(
+    base: Path,
+    folders: Sequence[Path],
+    directory: Path,
+    *,
+    device: str,
+    num_requests: int,
+    arena_bytes: int,
+) -> dict[str, Any]:
+    """The tokens of random requests on the CPU and on `device`, and what served them.
+
+    `arena_bytes`: not enough for all adapters.
+    """
     cases = make_cases(num_requests)
-    reference = make_engine(base, directory, "cpu")
-    tested = make_engine(base, directory, device)
+    reference = make_engine(base, directory, "cpu", arena_bytes)
+    tested = make_engine(base, directory, device, arena_bytes)
     keys = [reference.add_adapter(folder) for folder in folders]
     for folder in folders:
         tested.add_adapter(folder)
@@ -255,15 +307,15 @@ def adapter_of(case: Case, keys: Sequence[AdapterKey]) -> AdapterKey | None:
     return None if case.adapter is None else keys[case.adapter]
 
 
-def make_engine(base: Path, directory: Path, device: str) -> LocalEngine:
-    """fp32, an arena for about a third of the adapters, chunked prefill."""
+def make_engine(base: Path, directory: Path, device: str, arena_bytes: int) -> LocalEngine:
+    """fp32, chunked prefill."""
     return LocalEngine(
         base,
         directory,
         device=device,
         dtype="float32",
         kv_cache_bytes=256 << 20,
-        arena_bytes=24 << 20,
+        arena_bytes=arena_bytes,
         host_cache_bytes=48 << 20,
         max_num_seqs=32,
         max_num_batched_tokens=384,
@@ -291,16 +343,21 @@ PARTS: Mapping[str, Part] = {
     "serving": lambda folder, told: check_serving(
         folder, device=told.device, num_requests=told.requests
     ),
+    "serving_experts": lambda folder, told: check_serving_experts(
+        folder, device=told.device, num_requests=told.requests
+    ),
     "speculation": lambda folder, told: check_speculation(folder, device=told.device),
     "quantization": lambda folder, told: check_quantization(folder, device=told.device),
     "attention": lambda _, told: check_attention(told.device),
     "fused_layers": lambda _, told: check_fused_layers(told.device),
     "lora_rows": lambda _, told: check_rows(told.device),
     "lora_vectors": lambda _, told: check_vectors(told.device),
+    "experts": lambda _, told: check_experts(told.device),
     "features": lambda _, told: check_features(told.device),
     "kernels": lambda _, told: time_kernels(told.device),
     "attention_times": lambda _, told: time_attention(told.device),
     "fused_times": lambda _, told: time_fused_layers(told.device),
+    "expert_times": lambda _, told: time_experts(told.device),
     "linear_times": lambda *_: time_quantization(),
     "adapter_load": lambda _, told: time_adapter_load(told.device),
     "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
@@ -312,12 +369,12 @@ PARTS: Mapping[str, Part] = {
 }
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
-    *("lora_vectors", "features"),
+    *("lora_vectors", "serving_experts", "experts", "features"),
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
-    *("attention", "fused_layers", "lora_rows", "lora_vectors"),
-    *("attention_times", "fused_times", "linear_times"),
+    *("attention", "fused_layers", "lora_rows", "lora_vectors", "serving_experts", "experts"),
+    *("attention_times", "fused_times", "expert_times", "linear_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4"),
     *("idle", "prompts", "speculation_times"),
 )

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,13 +18,14 @@ from benchmarks.idle_check import SAMPLING, check_waits
 from benchmarks.speculation_check import LEAST_P_VALUE, least_p_value
 from torch import Tensor
 
-from benchmarks import fused_layers_check, lora_check
+from benchmarks import expert_check, fused_layers_check, lora_check
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import Acceptance
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
 from loraplex.kernels.lora_vectors import apply_vectors
 from loraplex.kernels.lora_weights import AdapterWeights
+from support.plain_tiles import multiply_tiles, plain_expert_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,13 @@ def test_the_check_pages_adapters_and_finds_equal_tokens(
         assert proposer["draft_tokens"] > 0
 
 
+def test_a_base_with_experts_is_compared_with_its_own_adapters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_gpu_check("--device", "cpu", "--requests", "16", "--parts", "serving_experts") == 0
+    assert json.loads(capsys.readouterr().out)["serving_experts"]["adapter_evictions"] > 0
+
+
 def test_fused_layers_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = BaseShape(hidden_size=96, intermediate_size=100, num_heads=6, num_kv_heads=2)
     monkeypatch.setattr(fused_layers_check, "SHAPES", (shape,))
@@ -63,6 +72,29 @@ def test_fused_layers_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert not found["ok"]
     assert len(found["differing"]) == 3 * 3
     assert all(name.startswith("rotary") for name in found["differing"])
+
+
+def test_experts_that_differ_or_change_other_tokens_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = expert_check.ExpertsShape(3, 2, 16, 24, has_bias=True)
+    monkeypatch.setattr(expert_check, "SHAPES", (shape,))
+    monkeypatch.setattr(expert_check, "DTYPES", (torch.float32,))
+    kernels = plain_expert_kernels()
+    shorter = SimpleNamespace(
+        multiply_tiles=lambda x, *others, **options: (
+            multiply_tiles(x, *others, **options) * (1 + 1e-3 * len(x))
+        )
+    )
+    found = expert_check.check_experts("cpu", kernels._replace(linear=shorter))
+    assert not found["ok"]
+    assert len(found["differing"]) == len(expert_check.NUM_TOKENS)
+    alone, *others = found["tokens_changed_by_others"].values()
+    assert not alone
+    assert all(others)
+    without_lora = SimpleNamespace(add_tiles=lambda *_, **__: None)
+    found = expert_check.check_experts("cpu", kernels._replace(lora=without_lora))
+    assert found["differing"]
 
 
 def test_vectors_that_differ_or_change_other_rows_are_named(

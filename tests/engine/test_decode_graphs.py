@@ -25,12 +25,12 @@ from loraplex.engine.execution.decode_graphs import RANK_CLASSES, Shape, max_row
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel
-from loraplex.kernels.lora_batch import LoraTiles
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
 from support.models import ALL_LINEAR_TARGETS, make_adapter
 from support.peft_features import make_adapter as make_feature_adapter
 from support.peft_features import save_base
+from support.plain_tiles import add_tiles
 from support.speculation import ScriptedProposer, scripted
 from support.tuned import make_tuned
 
@@ -52,34 +52,6 @@ class Recorder:
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         return compute
-
-
-def add_tiles(
-    x: Tensor,
-    y: Tensor,
-    weights: Any,
-    token_rows: Tensor,
-    work: LoraTiles,
-    *,
-    first_slice: int,
-    slice_outs: tuple[int, ...],
-    num_experts: int = 1,
-) -> None:
-    """As the kernels of `lora_triton`, tile by tile."""
-    for start, end, row in work.tiles.tolist():
-        if row < 0:
-            continue
-        mine = [token for token in range(start, end) if token_rows[token] == row]
-        adapter, expert = divmod(row, num_experts)
-        column = 0
-        for index, out in enumerate(slice_outs):
-            a, b, rank = weights.table[adapter, first_slice + index].tolist()
-            assert rank <= work.max_rank
-            a, b = a + expert * rank * x.shape[1], b + expert * rank * out
-            down = weights.flat[a : a + rank * x.shape[1]].view(rank, x.shape[1])
-            up = weights.flat[b : b + rank * out].view(rank, out)
-            y[mine, column : column + out] += x[mine] @ down.T @ up
-            column += out
 
 
 class Engines:
@@ -213,25 +185,17 @@ def test_adapters_with_vectors_are_served_by_replays_beside_plain_ones(
     assert num_captured == engines.recorder.num_captured > at_start, "each of them once"
 
 
-@pytest.mark.filterwarnings("ignore:The following rank_pattern keys did not match:RuntimeWarning")
-@pytest.mark.parametrize("family", ["qwen2_moe-window", "gpt_oss-sinks-window"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2_moe-window", pytest.param("gpt_oss-sinks-window", marks=pytest.mark.slow)],
+)
 def test_a_base_with_experts_is_served_by_replays_with_adapters_of_any_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     base = save_family(tmp_path / "base", *SERVED[family])
     engines = Engines(base, tmp_path, monkeypatch, arena_bytes=16 << 20)
     assert engines.replayed.core.parts.base.moe_layers
-    parts: list[dict[str, Any]] = [
-        {"target_modules": ["q_proj"]},
-        {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
-        {"target_parameters": ["gate.weight", "router.weight"]},
-        {"target_parameters": ["experts.down_proj"], "target_modules": ["o_proj"], "r": 20},
-    ]
-    folders = [tmp_path / f"{seed}" for seed in range(len(parts))]
-    for seed, (folder, lora) in enumerate(zip(folders, parts, strict=True)):
-        model = AutoModelForCausalLM.from_pretrained(base)
-        make_tuned(model, seed=seed, scale=0.5, **lora).save_pretrained(folder)
-    plain, experts, router, both = map(engines.add_adapter, folders)
+    plain, experts, router, both = map(engines.add_adapter, save_moe_adapters(base, tmp_path))
     at_start = engines.recorder.num_captured
     alone = [engines.serve(key)[0][0] for key in (None, plain, router)]
     assert engines.recorder.num_captured == at_start, "no experts' LoRA for those"
@@ -242,6 +206,21 @@ def test_a_base_with_experts_is_served_by_replays_with_adapters_of_any_part(
     assert replayed[0] != engines.serve(None)[0][0], "an adapter of experts has an effect"
     assert engines.recorder.num_captured > at_start
     assert engines.num_eager == 0
+
+
+def save_moe_adapters(base: Path, folder: Path) -> list[Path]:
+    """Adapters of a linear layer, of the experts, of the router, and of two of these."""
+    parts: list[dict[str, Any]] = [
+        {"target_modules": ["q_proj"]},
+        {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+        {"target_parameters": ["gate.weight", "router.weight"]},
+        {"target_parameters": ["experts.down_proj"], "target_modules": ["o_proj"], "r": 20},
+    ]
+    paths = [folder / f"{seed}" for seed in range(len(parts))]
+    for seed, (path, lora) in enumerate(zip(paths, parts, strict=True)):
+        model = AutoModelForCausalLM.from_pretrained(base)
+        make_tuned(model, seed=seed, scale=0.5, **lora).save_pretrained(path)
+    return paths
 
 
 def test_a_model_that_reads_values_on_the_host_has_no_graphs(
@@ -569,3 +548,22 @@ def test_captured_steps_give_what_eager_steps_give(tiny_base: Path, tmp_path: Pa
         assert replayed == eager
     assert engines[0].core.stats().num_graph_steps > 0
     assert engines[1].core.stats().num_graph_steps == 0
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("family", ["qwen2_moe-window", "gpt_oss-sinks-window"])
+def test_captured_steps_with_experts_give_what_eager_steps_give(
+    tmp_path: Path, family: str
+) -> None:
+    base = save_family(tmp_path / "base", *SERVED[family])
+    engines = [
+        LocalEngine(base, tmp_path, device="cuda", dtype="float32", enforce_eager=is_eager)
+        for is_eager in (False, True)
+    ]
+    folders = save_moe_adapters(base, tmp_path)
+    keys, _ = ([engine.add_adapter(folder) for folder in folders] for engine in engines)
+    for adapters in ([None] * 3, [keys[0], None], [*keys, None], [keys[1]] * 6):
+        replayed, eager = (_serve(engine, adapters) for engine in engines)
+        assert replayed == eager
+    assert engines[0].core.stats().num_graph_steps > 0

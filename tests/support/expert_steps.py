@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +20,13 @@ SLICE_INDEX = 1
 
 
 class ExpertKernels(NamedTuple):
-    """The modules with the kernels, as they are compiled or interpreted."""
+    """The modules with the kernels, compiled or interpreted, or what stands for them."""
 
-    pairs: ModuleType
+    pairs: Any
     """`expert_pairs_triton`"""
-    linear: ModuleType
+    linear: Any
     """`grouped_linear_triton`"""
-    lora: ModuleType
+    lora: Any
     """`lora_triton`"""
 
 
@@ -70,7 +69,7 @@ class ExpertStep:
         self.bias = bias if has_bias else None
         self.x = torch.randn(len(rows), in_features).to(device, dtype)
 
-    def sort(self, module: ModuleType, tokens: slice = slice(None)) -> ExpertPairs:
+    def sort(self, module: Any, tokens: slice = slice(None)) -> ExpertPairs:
         """The pairs of these tokens, by `expert_pairs_triton`."""
         pairs: ExpertPairs = module.sort_pairs(
             self.top_k_index[tokens], self.num_experts, self.token_rows[tokens], len(RANKS)
