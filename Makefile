@@ -229,7 +229,7 @@ kernels-report: $(INSTALLED) ## compile the Triton kernels for sm_80, sm_90 and 
 	@$(BIN)/python -m loraplex.kernels.report
 
 gpu-check: ## serve a mixed batch on CUDA, compare with the CPU, time the kernels (no install needed)
-	PYTHONPATH=.src:tests $(or $(GPU_PYTHON),python3) -m benchmarks.gpu_check
+	PYTHONPATH=.src:tests $(or $(GPU_PYTHON),python3) -m benchmarks.gpu_check $(ARGS)
 
 # Without torch and what it brings: they differ between the CPU and CUDA.
 LOCK := deploy/requirements.lock
