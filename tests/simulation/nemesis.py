@@ -42,7 +42,7 @@ class Nemesis:
             (0.005, self._burst),
             (0.003, self._flood),
             (0.006, self._ask_too_much),
-            (0.003, self._restart),
+            (0.001, self._restart),
             (0.06, self._prefetch),
             (0.006, self._pin),
         )
@@ -180,7 +180,6 @@ class Nemesis:
 
     def _restart(self) -> None:
         self._world.restart()
-        self._count("restarts")
 
     def _faults(self) -> Faults:
         self._push_again()
@@ -198,7 +197,7 @@ class Nemesis:
         nan_drafts = rng.random() < 0.02 * hostility
         spreads = rng.random() < 0.5
         crash: frozenset[str] = frozenset()
-        if rng.random() < 0.005 * hostility:
+        if rng.random() < 0.004 * hostility:
             crash = self._some_ids()
         return Faults(nan, raises, poison, nan_drafts, crash, spreads)
 

@@ -222,6 +222,7 @@ class World:
     def restart(self) -> None:
         """The process dies: its state is lost, and who had not started is submitted again once."""
         self._collect_coverage()
+        self.coverage["restarts"] += 1
         orders = list(self.ledger.live.values())
         for order in orders:
             order.allowed.add("engine_restarted")
