@@ -369,7 +369,8 @@ class Scheduler:
     def _charge(self, request: Request, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """Charge the request's tenant and, while others of the tenant wait, its queue."""
         service = self.counters.charge(request.tenant_id, input_tokens, output_tokens)
-        self._waiting.charge(request, service)
+        if request.tenant_id in self._waiting.tenants:
+            self._waiting.charge(request, service)
 
     def _end_expired(self, step: Step, now: float) -> None:
         for request_id in self._deadlines.expired(now):
