@@ -46,7 +46,7 @@ def random_prompt(rng: random.Random, low: int = 1, high: int = 60) -> list[int]
     return [rng.randrange(256) for _ in range(rng.randint(low, high))]
 
 
-@pytest.mark.parametrize(("swap_bytes", "is_async"), [(0, True), (1 << 20, False)])
+@pytest.mark.parametrize(("swap_bytes", "is_async"), [(0, False), (1 << 20, False), (0, True)])
 def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
     tiny_base: Path,
     adapter_folders: list[Path],

@@ -26,10 +26,12 @@ PROMPT = list(range(20, 40))
 EXPRESSION = 'start: sum\nsum: term ("+" term){0,3}\nterm: /[1-9][0-9]{0,2}/ | "(" sum ")"'
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def engine(
+    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[LocalEngine]:
     folder = tmp_path_factory.mktemp("engine")
-    engine = LocalEngine(tiny_base, folder, max_model_len=512, async_scheduling=True)
+    engine = LocalEngine(tiny_base, folder, max_model_len=512, async_scheduling=request.param)
     yield engine
     engine.close()
 
