@@ -177,7 +177,7 @@ class Load:
     def process(self, batch: ScheduledBatch) -> int:
         """Bookkeeping; returns the number of requests that ended, to be replaced."""
         ended = []
-        self.scheduler.launch(batch.sequences)
+        self.scheduler.note_launch(batch.sequences)
         for sequence in batch.sequences:
             request = sequence.request
             if sequence.samples:
@@ -187,7 +187,7 @@ class Load:
                 ended.append(request)
         for request in ended:
             self.scheduler.finish(request)
-        self.scheduler.land(batch.sequences)
+        self.scheduler.note_read(batch.sequences)
         self.scheduler.observe(batch, 0.03)
         return len(ended)
 

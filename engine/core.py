@@ -113,7 +113,7 @@ class EngineCore:
         """One iteration: take up what is ready, schedule, run, process."""
         self._manager.poll()
         self._messages += self._requests.poll()
-        self._executor.make_plannable()
+        self._executor.read_if_needed()
         batch, started, failed = self._scheduler.schedule()
         if started:
             self._requests.start(started)

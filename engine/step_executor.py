@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .execution.execution import Execution
-from .execution.pipeline import Pipeline, may_fly
+from .execution.pipeline import Pipeline, may_stay_in_flight
 from .execution.prompt_reading import read_prompt
 from .execution.runner import StepOutput
 from .heartbeat import Heartbeat
@@ -64,10 +64,10 @@ class StepExecutor:
     def has_step_in_flight(self) -> bool:
         return self._pipeline is not None and not self._pipeline.is_empty
 
-    def make_plannable(self) -> None:
-        """See `Pipeline.make_plannable`."""
+    def read_if_needed(self) -> None:
+        """See `Pipeline.read_if_needed`."""
         if self._pipeline:
-            self._pipeline.make_plannable()
+            self._pipeline.read_if_needed()
 
     def finish(self) -> None:
         """Read and process the step in flight, if there is one."""
@@ -84,7 +84,7 @@ class StepExecutor:
         prepared = self._clock()
         sequences = self._execution.current(batch.sequences)
         if self._pipeline:
-            if sequences and may_fly(sequences):
+            if sequences and may_stay_in_flight(sequences):
                 self._launched.append(
                     _Launched(batch, self._work(sequences), len(sequences), start, prepared - start)
                 )

@@ -192,7 +192,7 @@ class Execution(Generic[OutputT]):
         """Launch a step; `before`: the one in flight, if it was not read. Raises what the runner
         raises."""
         output = self._runner.run(sequences, before.sampled if before else None)
-        self._scheduler.launch(sequences)
+        self._scheduler.note_launch(sequences)
         return LaunchedStep(sequences, output)
 
     def draw(self, step: LaunchedStep[OutputT]) -> bool:
@@ -245,7 +245,7 @@ class Execution(Generic[OutputT]):
             self._take(drawing, step.sampled, output)
         elif drawing:
             self._draw(drawing, output)
-        self._scheduler.land(step.sequences)
+        self._scheduler.note_read(step.sequences)
         for sequence in failed:
             # The values written for a draft token enter the sums of earlier rows with a weight of
             # zero.

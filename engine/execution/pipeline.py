@@ -7,12 +7,12 @@ input. Only then does the host read them, and process them while the device comp
     host   | schedule 1, launch 1, draw 1 | schedule 2, launch 2 | read 1, draw 2 | schedule 3 ...
     device                | step 1 ............................ | step 2 ......................
 
-One step at most is in flight while another is scheduled, and two between a launch and the read that
-follows it. A request that ends in the first of two is computed once more in the second: nobody
-takes that result. Its blocks are free at once, because the device executes everything in order;
-its adapter's lease ends when the second step is read, because adapters are copied outside that
-order. What is drawn in a step depends on known tokens only, since it begins after the step before
-was read: so grammars, penalties and log-probabilities need no exception.
+At most one step is in flight while another is scheduled. Two are in flight between a launch and the
+read that follows it. If a request ends in the first of the two, the second computes it once more,
+and that result is dropped. Its blocks are free at once, because the device executes everything in
+order. Its adapter's lease ends when the second step is read, because adapters are copied outside
+that order. A step is drawn after the one before it was read, so all tokens before its own are
+known: grammars, penalties and log-probabilities need no exception.
 
 Steps that verify draft tokens, read prompts or run suspects apart begin after the one before was
 read, and are read before the next is scheduled.
@@ -56,8 +56,8 @@ class Pipeline(Generic[OutputT]):
         """No step is in flight."""
         return self._step is None
 
-    def make_plannable(self) -> None:
-        """Before a step is scheduled: read the one in flight, if scheduling needs its tokens."""
+    def read_if_needed(self) -> None:
+        """Read the step in flight if the next one cannot be scheduled before that."""
         if self._step is not None and not self._scheduler.can_plan_ahead:
             self.finish()
 
@@ -68,7 +68,7 @@ class Pipeline(Generic[OutputT]):
             self._finish(step)
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> None:
-        """Launch these sequences, which `may_fly`, and read the step before them.
+        """Launch these sequences, which `may_stay_in_flight`, and read the step before them.
 
         If the launch fails, the step runs and is read once more, apart if need be.
         """
@@ -98,7 +98,7 @@ class Pipeline(Generic[OutputT]):
         self._on_read(False)
 
 
-def may_fly(sequences: Sequence[ScheduledSequence]) -> bool:
+def may_stay_in_flight(sequences: Sequence[ScheduledSequence]) -> bool:
     """Whether a step of these may be in flight while the next one is scheduled."""
     return not any(
         sequence.num_draft_tokens or sequence.request.unread or sequence.request.num_lone_steps

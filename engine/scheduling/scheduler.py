@@ -313,7 +313,7 @@ class Scheduler:
         self._is_held_up = step.is_held_up
         return Schedule(step.batch(self._kv.operations.take), step.started, step.failed)
 
-    def launch(self, sequences: Iterable[ScheduledSequence]) -> None:
+    def note_launch(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Take note that a step with these sequences is in flight: the next one goes on from them.
 
         Its tokens are pending until `append`, and its blocks unpublished until `advance`.
@@ -326,7 +326,7 @@ class Scheduler:
             if samples and end + 1 < request.max_num_tokens:
                 request.num_pending_tokens = end + 1 - len(request.token_ids)
 
-    def land(self, sequences: Iterable[ScheduledSequence]) -> None:
+    def note_read(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Take note that the output of the step with these sequences was read, the first of those
         in flight."""
         self._num_steps_in_flight -= 1

@@ -248,7 +248,7 @@ def test_numbers_that_are_not_finite_end_their_request_and_no_other(
     assert len(engine.answers[poison].token_ids) < 5
 
 
-def test_drafts_are_planned_when_nothing_is_in_flight_and_steps_without_them_fly(
+def test_drafts_are_planned_when_nothing_is_in_flight_and_other_steps_overlap(
     tiny_base: Path, tmp_path: Path
 ) -> None:
     expected = open_engine(tiny_base, tmp_path, async_scheduling=False).generate(PROMPT)

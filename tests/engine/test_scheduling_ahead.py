@@ -22,7 +22,7 @@ def launch(bench: SchedulerBench) -> ScheduledBatch:
     """A step that is in flight from now on."""
     batch = schedule(bench)
     assert batch is not None
-    bench.scheduler.launch(batch.sequences)
+    bench.scheduler.note_launch(batch.sequences)
     return batch
 
 

@@ -12,7 +12,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import AdapterManager
 from loraplex.engine.errors import AdapterDeleted, EngineError
 from loraplex.engine.execution.execution import Execution
-from loraplex.engine.execution.pipeline import Pipeline, may_fly
+from loraplex.engine.execution.pipeline import Pipeline, may_stay_in_flight
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import (
@@ -188,7 +188,7 @@ class SimulatedEngine:
         self.evicted = self.drains.poll()
         self.draft_tokens.begin_step()
         self.has_read = False
-        self.pipeline.make_plannable()
+        self.pipeline.read_if_needed()
         self.schedule = self.scheduler.schedule()
         for request, error in self.schedule.failed:
             self._announce_end(request, error.code)
@@ -214,7 +214,7 @@ class SimulatedEngine:
         self.device.launch_operations(batch.operations)
         self.forward.faults = faults
         sequences = self.execution.current(batch.sequences)
-        if sequences and self._scenario.is_async and may_fly(sequences):
+        if sequences and self._scenario.is_async and may_stay_in_flight(sequences):
             self.counts["steps_in_flight"] += 1
             self.pipeline.run(sequences)
             return

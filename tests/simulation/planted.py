@@ -282,7 +282,7 @@ def suspects_nobody_of_the_step_before(run: Any, self: Pipeline[Any], sequences:
         run(self, sequences)
 
 
-@_plant(Scheduler, "launch")
+@_plant(Scheduler, "note_launch")
 def publishes_a_step_in_flight(launch: Any, self: Scheduler, sequences: Any) -> None:
     """What is launched will be computed."""
     launch(self, sequences)

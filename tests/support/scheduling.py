@@ -167,7 +167,7 @@ class SchedulerBench:
         self.failed |= {request.request_id: error for request, error in failed}
         self.now += self.step_seconds
         if batch:
-            self.scheduler.launch(batch.sequences)
+            self.scheduler.note_launch(batch.sequences)
             self.process(batch)
         self.kv.check_integrity(request.kv for request in self.scheduler.requests())
         return batch
@@ -184,7 +184,7 @@ class SchedulerBench:
             if sequence.draws and len(request.token_ids) == request.max_num_tokens:
                 self.scheduler.finish(request)
                 self.finished[request.request_id] = request.num_generated_tokens
-        self.scheduler.land(batch.sequences)
+        self.scheduler.note_read(batch.sequences)
         if self.step_seconds:
             self.scheduler.observe(batch, self.step_seconds)
 
