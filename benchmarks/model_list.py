@@ -38,7 +38,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "`make base-evidence`. The same checks run each time that a base is loaded, with its own",
         "configuration and weights ([architecture.md](architecture.md)).",
         "",
-        "Fused: the layers that CUDA computes with one kernel each, because the kernel gives the",
+        "Fused: the layers that are computed by one kernel each, because the kernel gives the",
         "same as the type's own code ([decision 44](decisions/0044-fused-layers.md)). All others",
         "are computed by transformers. The last line of the memory plan names what is fused in the",
         "served base.",

@@ -19,7 +19,7 @@ attends to another branch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .attention_cpu import attend_group
 from .kv_pages import GatherBuffer, KvPages
 
 MIN_ROWS = 4
@@ -123,13 +124,26 @@ def paged_attention(
     tokens of their sequence.
     """
     if not q.is_cuda:
-        return attend_gathered(q, keys, values, batch, options)
-    from .attention_triton import attend_group  # Triton is not installed everywhere
+        return _attend_on_cpu(q, keys, values, batch, options)
+    from . import attention_triton  # Triton is not installed everywhere
 
     assert not batch.chunks, "on CUDA a chunk is a group"
     out = q.new_empty(*q.shape[:2], values.dim)
     for group in batch.groups:
-        attend_group(q, out, keys, values, group, options)
+        attention_triton.attend_group(q, out, keys, values, group, options)
+    return out
+
+
+def _attend_on_cpu(
+    q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch, options: AttentionOptions
+) -> Tensor:
+    """Groups by the CPU library where it serves them, the others and all chunks by PyTorch."""
+    out = q.new_empty(*q.shape[:2], values.dim)
+    left = [
+        group for group in batch.groups if not attend_group(q, out, keys, values, group, options)
+    ]
+    if left or batch.chunks:
+        _attend_gathered(q, out, keys, values, replace(batch, groups=tuple(left)), options)
     return out
 
 
@@ -139,6 +153,18 @@ def attend_gathered(
     """Like `paged_attention`, in plain PyTorch on any device; without negative rows or
     positions."""
     out = q.new_empty(*q.shape[:2], values.dim)
+    _attend_gathered(q, out, keys, values, batch, options)
+    return out
+
+
+def _attend_gathered(
+    q: Tensor,
+    out: Tensor,
+    keys: KvPages,
+    values: KvPages,
+    batch: AttentionBatch,
+    options: AttentionOptions,
+) -> None:
     for group in batch.groups:
         block_bytes = keys.block_size * keys.num_heads * keys.dim * q.element_size()
         for part in _parts(group, block_bytes):
@@ -157,7 +183,6 @@ def attend_gathered(
             chunk,
             options,
         )
-    return out
 
 
 def _parts(group: SequenceGroup, block_bytes: int) -> Iterator[SequenceGroup]:

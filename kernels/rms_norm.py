@@ -1,4 +1,4 @@
-"""RMSNorm, on CUDA in one Triton launch.
+"""RMSNorm in one call of a kernel.
 
 `plain_rms_norm` defines the operation. It is what transformers' classes compute, which differ in
 where they round and in what they multiply by.
@@ -10,6 +10,8 @@ from enum import Enum, auto
 
 import torch
 from torch import Tensor
+
+from . import cpu_library
 
 
 class NormForm(Enum):
@@ -29,11 +31,26 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, form: NormForm) -> Te
     weight: `[hidden]` in x's dtype; None: not multiplied. eps is added to the mean square. A row's
     result does not depend on the other rows.
     """
-    if not x.is_cuda:
-        return plain_rms_norm(x, weight, eps, form)
-    from . import rms_norm_triton  # Triton is not installed everywhere
+    if x.is_cuda:
+        from . import rms_norm_triton  # Triton is not installed everywhere
 
-    return rms_norm_triton.rms_norm(x, weight, eps, form)
+        return rms_norm_triton.rms_norm(x, weight, eps, form)
+    function = cpu_library.function("rms_norm", x.dtype)
+    if function is None:
+        return plain_rms_norm(x, weight, eps, form)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    function(
+        x.data_ptr(),
+        None if weight is None else weight.data_ptr(),
+        out.data_ptr(),
+        x.numel() // x.shape[-1],
+        x.shape[-1],
+        eps,
+        form.value,
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def plain_rms_norm(x: Tensor, weight: Tensor | None, eps: float, form: NormForm) -> Tensor:

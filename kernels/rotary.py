@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys, on CUDA in one Triton launch.
+"""Rotary position embedding of queries and keys in calls of a kernel.
 
 `plain_rotary` defines the operation: the half-rotated form of Llama and most families, in which
 element i of a head's first half is rotated with element i of its second half.
@@ -6,8 +6,12 @@ element i of a head's first half is rotated with element i of its second half.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from . import cpu_library
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -15,11 +19,34 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
     Returns new memory. The last axes of all are dense.
     """
-    if not q.is_cuda:
-        return plain_rotary(q, k, cos, sin)
-    from . import rotary_triton  # Triton is not installed everywhere
+    if q.is_cuda:
+        from . import rotary_triton  # Triton is not installed everywhere
 
-    return rotary_triton.rotary(q, k, cos, sin)
+        return rotary_triton.rotary(q, k, cos, sin)
+    function = cpu_library.function("rotary", q.dtype)
+    if function is None:
+        return plain_rotary(q, k, cos, sin)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    return _rotated(function, q, cos, sin), _rotated(function, k, cos, sin)
+
+
+def _rotated(function: Callable[..., None], x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x rotated on the CPU; each token's heads are adjacent in memory, as attention reads them."""
+    _, num_heads, num_tokens, dim = x.shape
+    out = x.new_empty(1, num_tokens, num_heads, dim)
+    function(
+        x.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        num_heads,
+        dim,
+        x.stride(2),
+        x.stride(1),
+        torch.get_num_threads(),
+    )
+    return out.transpose(1, 2)
 
 
 def is_rotatable(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...kernels import cpu_library
 from ...kernels.gated_activation import Activation, gated_activation
 from ...kernels.rms_norm import NormForm, rms_norm
 from .agreement import agree
@@ -65,7 +66,7 @@ def fuses_layers(device: torch.device) -> bool:
     On the CPU these layers take about a hundredth of a step, and fewer calls for them changed
     nothing that could be measured (decision 44).
     """
-    return device.type == "cuda"
+    return device.type == "cuda" or cpu_library.cpu_library().functions is not None
 
 
 def fuse_layers(model: nn.Module) -> FusedLayers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import BaseModel, load_base_model
-from loraplex.engine.model.fused_layers import fuse_layers
+from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.fused_layers import FusedLayers, fuse_layers
+from support.cpu_kernels import remove_cpu_library
 from support.families import LIKE_OTHERS, REFUSED, SERVED, VOCAB_SIZE, save_family
 from support.fused import own_rotary_afterwards
 from support.marks import marked_slow
@@ -33,39 +35,49 @@ OWN_CODE = {
 
 @pytest.mark.parametrize("case", marked_slow(SERVED, slow=LIKE_OTHERS))
 def test_mixed_chunked_paged_logits_equal_the_models_own_dense_forward(
-    case: str, tmp_path: Path
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_family(tmp_path, *SERVED[case])
     dense = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-    base = load_base_model(EngineConfig(str(path), device="cpu"))
+    with monkeypatch.context() as patch:
+        remove_cpu_library(patch)
+        base = load_base_model(EngineConfig(str(path), device="cpu"))
     generator = torch.Generator().manual_seed(1)
     sequences = [
         torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist()
         for length in (41, 1, 17, 26)
     ]
 
-    logits = paged_logits(base, sequences)
+    dense_logits = [dense_forward(dense, tokens) for tokens in sequences]
 
-    for tokens, ours in zip(sequences, logits, strict=True):
-        with torch.inference_mode():
-            theirs = dense(torch.tensor([tokens]), use_cache=False).logits[0]
+    with monkeypatch.context() as patch:
+        remove_cpu_library(patch)
+        logits = paged_logits(base, sequences)
+        assert_alike(logits, dense_logits)
+        assert all(theirs.std() > 0.01 for theirs in dense_logits), "it says something"
+        with own_rotary_afterwards():
+            assert_all_are_fused(case, fuse_layers(base.model))
+            # Kernels replace what plain ops replace here, to the bit.
+            assert all(map(torch.equal, paged_logits(base, sequences), logits))
+            patch.undo()
+            assert_alike(paged_logits(base, sequences), dense_logits)
+
+
+def dense_forward(dense: Any, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = dense(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+def assert_alike(logits: list[Tensor], expected: list[Tensor]) -> None:
+    for ours, theirs in zip(logits, expected, strict=True):
         assert (ours - theirs).abs().max() < TOLERANCE
-        assert theirs.std() > 0.01, "a model that says nothing proves nothing"
-    assert_fused_alike(case, base, sequences, logits)
 
 
-def assert_fused_alike(
-    case: str, base: BaseModel, sequences: list[list[int]], logits: list[Tensor]
-) -> None:
-    """What CUDA replaces with kernels is replaced with the plain ops here."""
-    with own_rotary_afterwards():
-        fused = fuse_layers(base.model)
-        fused_logits = paged_logits(base, sequences)
+def assert_all_are_fused(case: str, fused: FusedLayers) -> None:
     for kind in ("norms", "activations", "rotary"):
         num_fused, num_layers = getattr(fused, kind)
         assert num_fused == (0 if kind in OWN_CODE.get(case, ()) else num_layers)
-    for ours, theirs in zip(fused_logits, logits, strict=True):
-        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -25,6 +25,7 @@ from loraplex.engine.model.agreement import agree
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.fused_layers import FusedLayers, Share
 from loraplex.kernels.rms_norm import NormForm, plain_rms_norm, rms_norm
+from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
 from support.fused import own_rotary_afterwards
@@ -58,8 +59,13 @@ def dense_logits(path: Path, tokens: list[int]) -> Tensor:
     return logits
 
 
-def test_bases_on_the_cpu_keep_their_own_code(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_cpu_library
+def test_bases_on_the_cpu_are_fused_where_its_library_is(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(base_model, "fuses_layers", fused_layers.fuses_layers)
+    assert load(llama).fused == LLAMA
+    remove_cpu_library(monkeypatch)
     assert load(llama).fused is None
     assert fused_layers.fuses_layers(torch.device("cuda"))
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import loraplex.kernels.lora
+from support.cpu_kernels import remove_cpu_library
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def without_cpu_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_cpu_library(monkeypatch)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""RMSNorm against transformers' own classes, and its Triton kernel in Triton's interpreter."""
+"""RMSNorm against transformers' own classes: the plain op, the Triton kernel, the CPU's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from loraplex.kernels.rms_norm import NormForm, plain_rms_norm, rms_norm
+from support.cpu_kernels import needs_cpu_library
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array with ndim:DeprecationWarning"  # Triton 3.6's interpreter
@@ -57,8 +58,8 @@ def test_each_form_is_that_of_a_class_of_transformers(form: NormForm, dtype: tor
     module = CLASSES[form](96, eps=EPS).to(dtype)
     module.weight.data.copy_(weight)
     expected = module(x).detach()
-    for function in (plain_rms_norm, rms_norm):
-        assert torch.equal(function(x, weight, EPS, form), expected)
+    assert torch.equal(plain_rms_norm(x, weight, EPS, form), expected)
+    assert_rounds_alike(rms_norm(x, weight, EPS, form), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -95,3 +96,36 @@ def test_the_kernel_normalizes_without_a_weight(interpreted_rms_norm: ModuleType
     x = draw(torch.float32, 4, 48)
     ours = interpreted_rms_norm.rms_norm(x, None, EPS, NormForm.ROUNDED_LAST)
     assert_rounds_alike(ours, plain_rms_norm(x, None, EPS, NormForm.ROUNDED_LAST))
+
+
+@needs_cpu_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_library_computes_rows_of_any_size_on_any_number_of_threads(dtype: torch.dtype) -> None:
+    for hidden in (1, 5, 16, 100, 2048):
+        x, weight = draw(dtype, 40, hidden), weighted(dtype, hidden)
+        for form in FORMS:
+            ours = rms_norm(x, weight, EPS, form)
+            assert_rounds_alike(ours, plain_rms_norm(x, weight, EPS, form))
+            torch.set_num_threads(2)
+            assert torch.equal(rms_norm(x, weight, EPS, form), ours)
+            assert torch.equal(rms_norm(x[3:4], weight, EPS, form), ours[3:4])
+            torch.set_num_threads(1)
+
+
+@needs_cpu_library
+def test_the_library_reads_heads_in_a_slice_of_a_projection() -> None:
+    heads = torch.randn(1, 5, 6 * 16)[..., 32:].view(1, 5, 4, 16)
+    weight = weighted(torch.float32, 16)
+    for x in (heads, heads.transpose(1, 2), heads[0, :, 1]):
+        ours = rms_norm(x, weight, EPS, NormForm.ROUNDED_FIRST)
+        assert_rounds_alike(ours, plain_rms_norm(x, weight, EPS, NormForm.ROUNDED_FIRST))
+
+
+@needs_cpu_library
+def test_a_row_that_is_not_finite_changes_no_other() -> None:
+    x, weight = draw(torch.float32, 4, 64), weighted(torch.float32, 64)
+    expected = rms_norm(x, weight, EPS, NormForm.ROUNDED_FIRST)
+    x[1, 7] = torch.nan
+    ours = rms_norm(x, weight, EPS, NormForm.ROUNDED_FIRST)
+    assert ours[1].isnan().all()
+    assert torch.equal(ours[[0, 2, 3]], expected[[0, 2, 3]])

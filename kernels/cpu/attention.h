@@ -1,0 +1,151 @@
+// Attention of a few query rows per sequence over a paged cache; kernels/attention.py defines it.
+//
+// The query heads that share a key/value head read it together. The softmax is computed block by block, as in FlashAttention (Dao et al.
+// 2022), so a row's result depends on its own sequence alone.
+#pragma once
+
+#include "products.h"
+#include "threads.h"
+
+// The queries that read a block together: their state fits into a core's caches.
+constexpr long MAX_QUERIES = 128;
+constexpr float INFINITE = __builtin_inff();
+
+struct AttentionGroup {
+    const long *rows;             // [num_sequences, max_rows]: of the flat batch
+    const long *positions;        // [num_sequences, max_rows]
+    const long *block_tables;     // [num_sequences, max_blocks]
+    const long *block_positions;  // [num_sequences, max_blocks], or null: nothing is skipped
+    long num_sequences, max_rows, max_blocks, num_threads;
+};
+
+// block_size, dim and value_dim are multiples of 16.
+struct AttentionLayer {
+    const float *sinks;  // [num_heads], or null
+    long num_heads, num_kv_heads, dim, value_dim, block_size;
+    long token_stride, head_stride;   // of the queries
+    long window, num_sink_positions;  // window 0: a query sees all positions
+    float scale, softcap;             // softcap 0: none
+};
+
+// A query's softmax over the blocks so far.
+struct Softmax {
+    float largest, total;
+};
+
+// Turns the scores of a block, which begins at this position, into weights. Returns the factor of
+// what was summed before.
+inline float weigh(const AttentionLayer &layer, float *scores, Softmax &softmax, long begin, long position) {
+    const long size = layer.block_size;
+    if (layer.softcap)
+        for (long j = 0; j < size; j++) scores[j] = layer.softcap * __builtin_tanhf(scores[j] / layer.softcap);
+    float largest = softmax.largest;
+    for (long j = 0; j < size; j++) {
+        const long key = begin + j;
+        const bool is_near = !layer.window || key > position - layer.window || key < layer.num_sink_positions;
+        scores[j] = key <= position && is_near ? scores[j] : -INFINITE;
+        largest = scores[j] <= largest ? largest : scores[j];  // NaN becomes the largest
+    }
+    if (largest == -INFINITE) {  // it sees nothing yet
+        memset(scores, 0, size * sizeof(float));
+        return 1.0f;
+    }
+    Vector total = {};
+    for (long j = 0; j < size; j += WIDTH) {
+        const Vector weights = exp(load(scores + j) - largest);
+        store(scores + j, weights);
+        total += weights;
+    }
+    const float kept = exp(filled(softmax.largest - largest))[0];
+    softmax = {largest, softmax.total * kept + sum(total)};
+    return kept;
+}
+
+// Some rows of one sequence, and some of its key/value heads.
+struct Part {
+    long sequence, first_row, num_rows, first_kv_head, num_kv_heads;
+};
+
+template <typename T>
+void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const T *keys, const T *values,
+                 T *out, const Part &part) {
+    const long num_shared = layer.num_heads / layer.num_kv_heads, dim = layer.dim, value_dim = layer.value_dim;
+    const long size = layer.block_size, per_head = part.num_rows * num_shared, count = per_head * part.num_kv_heads;
+    const long *rows = group.rows + part.sequence * group.max_rows + part.first_row;
+    const long *positions = group.positions + part.sequence * group.max_rows + part.first_row;
+    // The queries by key/value head, then by row, then by the heads that share it.
+    float queries[count * dim], sums[count * value_dim], scores[per_head * size], kept[per_head];
+    Softmax softmaxes[count];
+    auto row_of = [&](long i) { return i % per_head / num_shared; };
+    auto head_of = [&](long i) { return (part.first_kv_head + i / per_head) * num_shared + i % num_shared; };
+    memset(sums, 0, sizeof sums);
+    for (long i = 0; i < count; i++) {
+        const T *query = q + rows[row_of(i)] * layer.token_stride + head_of(i) * layer.head_stride;
+        for (long d = 0; d < dim; d += WIDTH) store(queries + i * dim + d, load(query + d) * layer.scale);
+        softmaxes[i] = layer.sinks ? Softmax{layer.sinks[head_of(i)], 1.0f} : Softmax{-INFINITE, 0.0f};
+    }
+    long last = positions[0];
+    for (long row = 1; row < part.num_rows; row++) last = positions[row] > last ? positions[row] : last;
+
+    for (long index = 0; index < group.max_blocks; index++) {
+        const long at = part.sequence * group.max_blocks + index;
+        const long begin = group.block_positions ? group.block_positions[at] : index * size;
+        if (begin > last) continue;
+        const long num_keys = last - begin + 1 < size ? last - begin + 1 : size;
+        for (long head = 0; head < part.num_kv_heads; head++) {
+            const long vector = group.block_tables[at] * size * layer.num_kv_heads + part.first_kv_head + head;
+            const T *k = keys + vector * dim, *v = values + vector * value_dim;
+            const long first = head * per_head;
+            each_pair(per_head, [&](long i, auto num_rows) {
+                dot_products<num_rows.value>(queries + (first + i) * dim, dim, k, layer.num_kv_heads * dim, dim,
+                                             scores + i * size, size, size);
+            });
+            for (long i = 0; i < per_head; i++)
+                kept[i] = weigh(layer, scores + i * size, softmaxes[first + i], begin, positions[row_of(i)]);
+            each_pair(per_head, [&](long i, auto num_rows) {
+                add_products<num_rows.value>(sums + (first + i) * value_dim, value_dim, kept + i, scores + i * size,
+                                             size, v, layer.num_kv_heads * value_dim, num_keys, value_dim);
+            });
+        }
+    }
+    for (long i = 0; i < count; i++) {
+        T *result = out + (rows[row_of(i)] * layer.num_heads + head_of(i)) * value_dim;
+        for (long d = 0; d < value_dim; d += WIDTH)
+            store(result + d, load(sums + i * value_dim + d) / softmaxes[i].total);
+    }
+}
+
+// Whole sequences, whose blocks are read from end to end, if they keep all threads busy; otherwise
+// some heads at a time.
+inline long heads_at_a_time(const AttentionGroup &group, const AttentionLayer &layer) {
+    const long num_tasks = 2 * group.num_threads, num_shared = layer.num_heads / layer.num_kv_heads;
+    long heads = layer.num_kv_heads * group.num_sequences / num_tasks;
+    if (heads > layer.num_kv_heads) heads = layer.num_kv_heads;
+    if (heads * num_shared > MAX_QUERIES) heads = MAX_QUERIES / num_shared;
+    return heads > 0 ? heads : 1;
+}
+
+template <typename T>
+void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const T *keys, const T *values, T *out) {
+    const long num_shared = layer.num_heads / layer.num_kv_heads, heads = heads_at_a_time(group, layer);
+    const long num_parts = (layer.num_kv_heads + heads - 1) / heads;
+    const long at_a_time = MAX_QUERIES / (heads * num_shared) > 0 ? MAX_QUERIES / (heads * num_shared) : 1;
+    share(group.num_sequences * num_parts, group.num_threads, [&](long index) {
+        const long sequence = index / num_parts, *rows = group.rows + sequence * group.max_rows;
+        const long head = index % num_parts * heads, left = layer.num_kv_heads - head;
+        long num_rows = 1;  // a padded row repeats the last one
+        while (num_rows < group.max_rows && rows[num_rows] != rows[num_rows - 1]) num_rows++;
+        for (long row = 0; row < num_rows; row += at_a_time) {
+            const long count = num_rows - row < at_a_time ? num_rows - row : at_a_time;
+            attend_part(group, layer, q, keys, values, out, Part{sequence, row, count, head, heads < left ? heads : left});
+        }
+    });
+}
+
+#define ATTEND(T, NAME)                                                                                                \
+    extern "C" void NAME(const AttentionGroup *group, const AttentionLayer *layer, const T *q, const T *keys,           \
+                         const T *values, T *out) {                                                                    \
+        attend(*group, *layer, q, keys, values, out);                                                                  \
+    }
+ATTEND(float, attend_float32)
+ATTEND(bf16, attend_bfloat16)

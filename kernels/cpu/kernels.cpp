@@ -1,0 +1,10 @@
+// The kernels for the CPU, as one library; kernels/cpu_library.py compiles it.
+#include "attention.h"
+#include "gated_activation.h"
+#include "lora.h"
+#include "rms_norm.h"
+#include "rotary.h"
+
+ParallelRegion parallel_region = nullptr;
+
+extern "C" void use_parallel_region(ParallelRegion region) { parallel_region = region; }

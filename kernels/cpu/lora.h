@@ -1,0 +1,120 @@
+// LoRA of a few tokens of many adapters; kernels/lora_reference.py defines it.
+//
+// Matrices are read where they lie in the arena, once for the adjacent tokens of an adapter. First
+// all tokens are multiplied by their A, then by their B, so that even one token keeps every thread
+// busy.
+#pragma once
+
+#include "products.h"
+#include "threads.h"
+
+struct LoraProjection {
+    const long *table;       // [num_rows, num_table_slices, 3]: a_offset, b_offset, rank
+    const long *slice_outs;  // [num_slices]: out_features of the projection's slices
+    long num_table_slices, first_slice, num_slices, in_features;
+};
+
+struct LoraTokens {
+    const int *rows;  // [num_tokens]: each one's table row, -1 for the base model
+    float *hidden;    // [num_tokens, max_ranks]: memory for their products with A
+    long num_tokens, max_ranks, x_stride, y_stride, num_threads;
+};
+
+// Rows of A, and columns of B, that a thread takes at a time.
+constexpr long A_ROWS = 16, B_COLUMNS = 256;
+
+// Adjacent tokens of one adapter.
+struct Run {
+    long first, count;
+    const long *slices;  // of the projection: a_offset, b_offset, rank each
+    long ranks;          // of all slices together; their A matrices are adjacent
+    long a_offset;
+};
+
+inline long find_runs(const LoraProjection &projection, const LoraTokens &tokens, Run *runs) {
+    long num_runs = 0;
+    for (long first = 0, end; first < tokens.num_tokens; first = end) {
+        const long row = tokens.rows[first];
+        for (end = first + 1; end < tokens.num_tokens && tokens.rows[end] == row;) end++;
+        if (row < 0) continue;
+        const long *slices = projection.table + (row * projection.num_table_slices + projection.first_slice) * 3;
+        Run run{first, end - first, slices, 0, 0};
+        for (long s = 0; s < projection.num_slices; s++) {
+            if (!run.ranks) run.a_offset = slices[3 * s];
+            run.ranks += slices[3 * s + 2];
+        }
+        if (run.ranks) runs[num_runs++] = run;
+    }
+    return num_runs;
+}
+
+// hidden = x @ A.T for the rows of A from `begin` on, rounded to an element.
+template <typename T>
+void shrink(const LoraProjection &projection, const LoraTokens &tokens, const Run &run, const T *flat, const T *x, long begin) {
+    const long count = run.ranks - begin < A_ROWS ? run.ranks - begin : A_ROWS;
+    const T *a = flat + run.a_offset + begin * projection.in_features;
+    float *hidden = tokens.hidden + run.first * tokens.max_ranks + begin;
+    each_pair(run.count, [&](long i, auto num_rows) {
+        dot_products<num_rows.value>(x + (run.first + i) * tokens.x_stride, tokens.x_stride, a, projection.in_features,
+                                     projection.in_features, hidden + i * tokens.max_ranks, tokens.max_ranks, count);
+    });
+    for (long i = 0; i < run.count; i++)
+        each_vector(count, [&](long j, auto some) {
+            float *each = hidden + i * tokens.max_ranks + j;
+            some.store(each, rounded(x, some.load(each)));
+        });
+}
+
+// y += hidden @ B for these columns of one slice, whose ranks begin at `rank`.
+template <typename T>
+void expand(const LoraTokens &tokens, const Run &run, const T *b, long b_stride, T *y, long rank, long num_ranks, long count) {
+    const float scales[2] = {1.0f, 1.0f};
+    each_pair(run.count, [&](long i, auto num_rows) {
+        add_products<num_rows.value>(y + (run.first + i) * tokens.y_stride, tokens.y_stride, scales,
+                                     tokens.hidden + (run.first + i) * tokens.max_ranks + rank, tokens.max_ranks, b,
+                                     b_stride, num_ranks, count);
+    });
+}
+
+template <typename T>
+void expand_piece(const LoraProjection &projection, const LoraTokens &tokens, const Run &run, const T *flat, T *y, long piece) {
+    long rank = 0, column = 0;
+    for (long s = 0; s < projection.num_slices; s++) {
+        const long size = projection.slice_outs[s], num_pieces = (size + B_COLUMNS - 1) / B_COLUMNS;
+        const long num_ranks = run.slices[3 * s + 2];
+        if (piece < num_pieces) {
+            const long begin = piece * B_COLUMNS, count = size - begin < B_COLUMNS ? size - begin : B_COLUMNS;
+            if (num_ranks)
+                expand(tokens, run, flat + run.slices[3 * s + 1] + begin, size, y + column + begin, rank, num_ranks, count);
+            return;
+        }
+        piece -= num_pieces, rank += num_ranks, column += size;
+    }
+}
+
+template <typename T>
+void add_lora(const LoraProjection &projection, const LoraTokens &tokens, const T *flat, const T *x, T *y) {
+    Run runs[tokens.num_tokens];
+    const long num_runs = find_runs(projection, tokens, runs);
+    const long num_a_pieces = (tokens.max_ranks + A_ROWS - 1) / A_ROWS;
+    share(num_runs * num_a_pieces, tokens.num_threads, [&](long index) {
+        const Run &run = runs[index / num_a_pieces];
+        const long begin = index % num_a_pieces * A_ROWS;
+        if (begin < run.ranks) shrink(projection, tokens, run, flat, x, begin);
+    });
+    long num_b_pieces = 0;
+    for (long s = 0; s < projection.num_slices; s++) num_b_pieces += (projection.slice_outs[s] + B_COLUMNS - 1) / B_COLUMNS;
+    share(num_runs * num_b_pieces, tokens.num_threads, [&](long index) {
+        expand_piece(projection, tokens, runs[index / num_b_pieces], flat, y, index % num_b_pieces);
+    });
+}
+
+#define ADD_LORA(T, NAME)                                                                                              \
+    extern "C" void NAME(const LoraProjection *projection, const T *flat, const T *x, T *y, const int *rows,            \
+                         float *hidden, long num_tokens, long max_ranks, long x_stride, long y_stride,                 \
+                         long num_threads) {                                                                           \
+        add_lora(*projection, LoraTokens{rows, hidden, num_tokens, max_ranks, x_stride, y_stride, num_threads}, flat,   \
+                 x, y);                                                                                                \
+    }
+ADD_LORA(float, add_lora_float32)
+ADD_LORA(bf16, add_lora_bfloat16)

@@ -1,0 +1,139 @@
+"""The kernels for the CPU: C++ in `cpu/`, compiled on the machine that runs them.
+
+The compiler is the one that Triton's launchers need on CUDA as well. It compiles for the very
+processor, once: the library is kept in the user's cache folder under a digest of its source, of the
+compiler and of the processor. Without a compiler, PyTorch's operations serve, which are slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+SOURCES = Path(__file__).parent / "cpu"
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off"),
+    *("-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"),
+)
+COMPILE_SECONDS = 120.0
+
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES = {
+    "rms_norm": (_P, _P, _P, _N, _N, _F, _N, _N),
+    "rotary": (_P, _P, _P, _P, _N, _N, _N, _N, _N, _N),
+    "gated_activation": (_P, _P, _P, _N, _N, _N, _N, _N, _N),
+    "attend": (_P, _P, _P, _P, _P, _P),
+    "add_lora": (_P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N),
+}
+"""The parameters of the library's functions, in the order of their declarations."""
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class CpuLibrary(NamedTuple):
+    """The compiled kernels, or why there are none."""
+
+    functions: ctypes.CDLL | None
+    detail: str
+
+
+def function(name: str, dtype: torch.dtype) -> Callable[..., None] | None:
+    """A function for elements of this type; None where PyTorch's operations serve."""
+    return _function(name, dtype)
+
+
+@cache
+def _function(name: str, dtype: torch.dtype) -> Callable[..., None] | None:
+    functions = cpu_library().functions
+    if functions is None or dtype not in _DTYPES:
+        return None
+    found = functions[f"{name}_{_DTYPES[dtype]}"]
+    found.argtypes, found.restype = _SIGNATURES[name], None
+    return found
+
+
+@cache
+def cpu_library() -> CpuLibrary:
+    """Load the library, and compile it first where that has not been done."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return CpuLibrary(None, "no C++ compiler")
+    try:
+        path = _compiled(compiler)
+        functions = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        return CpuLibrary(None, f"{compiler}: {_reason(error)}")
+    functions.use_parallel_region(_parallel_region())
+    return CpuLibrary(functions, f"compiled by {compiler}")
+
+
+def _compiled(compiler: str) -> Path:
+    folder = _cache_folder()
+    path = folder / f"cpu-{_digest(compiler)}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            output = Path(made, path.name)
+            command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(output)]
+            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
+            output.replace(path)  # whole, whoever else compiles it at this moment
+    return path
+
+
+def _cache_folder() -> Path:
+    """Raises OSError unless the folder is the user's alone: the library runs in this process."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root, "loraplex")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = folder.stat()
+    if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} can be written by others")
+    return folder
+
+
+def _digest(compiler: str) -> str:
+    """Of all that the compiled code depends on."""
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    version = [compiler, "--version"]
+    digest.update(subprocess.run(version, check=True, capture_output=True, timeout=60).stdout)
+    processor = Path("/proc/cpuinfo")
+    if processor.exists():
+        lines = processor.read_text().splitlines()
+        digest.update("".join(sorted({line for line in lines if _is_feature(line)})).encode())
+    return digest.hexdigest()[:32]
+
+
+def _is_feature(line: str) -> bool:
+    return line.startswith(("flags", "Features", "model name"))
+
+
+def _parallel_region() -> ctypes.c_void_p | None:
+    """The entry to a parallel region of PyTorch's OpenMP; None: the kernels use one thread.
+
+    A preloaded OpenMP library comes first, as it does for PyTorch.
+    """
+    own = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    for library in (None, str(own)):
+        try:
+            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p)
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = error.stderr.decode(errors="replace").splitlines()
+        return next((line for line in lines if "error" in line), f"exit status {error.returncode}")
+    return str(error)

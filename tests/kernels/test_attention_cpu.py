@@ -1,0 +1,117 @@
+"""The CPU library's attention, compared with the plain op, with NaN around what was written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.kernels.attention import AttentionOptions
+from loraplex.kernels.attention_cpu import attend_group
+from support.attention_cases import AttentionCase, Sequences, Sizes
+from support.cpu_kernels import needs_cpu_library
+
+pytestmark = needs_cpu_library
+DECODES = Sequences([(1, 1), (16, 1), (17, 1), (70, 1), (37, 1)])
+VERIFIED = Sequences([(64, 1), (90, 3), (9, 5), (45, 8), (23, 2), (7, 7)])
+SCALE = 0.3
+LOGITS = torch.randn(6, generator=torch.Generator().manual_seed(9))
+OPTIONS = {
+    "plain": AttentionOptions(SCALE),
+    "window": AttentionOptions(SCALE, sliding_window=7),
+    "window-sink-positions": AttentionOptions(SCALE, sliding_window=50, num_sink_positions=6),
+    "softcap": AttentionOptions(SCALE, softcap=0.7),
+    "sinks": AttentionOptions(SCALE, sinks=LOGITS),
+    "all": AttentionOptions(SCALE, 20, 3, 2.0, LOGITS),
+}
+SIZES = {
+    "plain": Sizes(6, 2, 16, 16, block_size=16),
+    "one-head-each": Sizes(3, 3, 64, 64, block_size=16),
+    "one-head-for-all": Sizes(5, 1, 80, 48, block_size=16),
+    "wide": Sizes(2, 1, 192, 128, block_size=32),
+    "many-heads": Sizes(160, 2, 16, 32, block_size=64),
+}
+SIX_HEADS = SIZES["plain"]
+
+
+def attend(case: AttentionCase) -> Tensor:
+    batch = case.batch(in_place=False)
+    assert not batch.chunks, "they are PyTorch's"
+    out = torch.empty(*case.q.shape[:2], case.sizes.value_dim, dtype=case.q.dtype)
+    for group in batch.groups:
+        assert attend_group(case.q, out, case.keys, case.values, group, case.options)
+    return out
+
+
+@pytest.mark.parametrize("sequences", [DECODES, VERIFIED], ids=["decodes", "verified"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_equals_the_plain_op(name: str, sequences: Sequences) -> None:
+    case = AttentionCase(sequences, OPTIONS[name], SIX_HEADS)
+    assert (attend(case) - case.expected()).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize("sequences", [DECODES, VERIFIED], ids=["decodes", "verified"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_serves_heads_and_blocks_of_any_number_and_size(sizes: Sizes, sequences: Sequences) -> None:
+    case = AttentionCase(sequences, sizes=sizes)
+    ours = attend(case)
+    assert (ours - case.expected()).abs().max() <= 2e-6
+    torch.set_num_threads(2)
+    assert torch.equal(attend(case), ours)
+
+
+def test_bf16_is_as_exact_as_its_elements() -> None:
+    case = AttentionCase(VERIFIED, sizes=SIX_HEADS, dtype=torch.bfloat16)
+    expected = case.expected()
+    assert (attend(case).float() - expected).abs().max() <= 2.0**-8 * expected.abs().max()
+
+
+def test_a_token_s_bits_do_not_depend_on_those_computed_with_it() -> None:
+    together = AttentionCase(Sequences([(75, 6), (40, 1), (33, 3)]), sizes=SIX_HEADS)
+    expected = attend(together)
+    (group,) = (g for g in together.batch(in_place=False).groups if len(g.rows[0]) > 4)
+    for row in range(6):
+        lone = type(group)(
+            group.rows[:, row : row + 1].contiguous(),
+            group.positions[:, row : row + 1].contiguous(),
+            group.block_tables,
+        )
+        out = torch.zeros_like(expected)
+        assert attend_group(together.q, out, together.keys, together.values, lone, together.options)
+        assert torch.equal(out[row], expected[row])
+
+
+def test_a_sequence_that_is_not_finite_changes_no_other() -> None:
+    case = AttentionCase(DECODES, sizes=SIX_HEADS)
+    expected = attend(case)
+    block = case.chunks[3].tables[0].tolist()[1]
+    case.keys.data[block, 2, 0, 5] = torch.inf
+    case.values.data[block, 3, 1, 5] = torch.nan
+    ours = attend(case)
+    assert not ours[3].isfinite().all()
+    others = [0, 1, 2, 4]
+    assert torch.equal(ours[others], expected[others])
+
+
+def test_large_scores_overflow_in_no_exponential() -> None:
+    case = AttentionCase(DECODES, AttentionOptions(scale=100.0), SIX_HEADS)
+    assert (attend(case) - case.expected()).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        AttentionCase(DECODES, sizes=SIX_HEADS, code_dtype=torch.int8),
+        AttentionCase(DECODES, sizes=SIX_HEADS, dtype=torch.float16),
+        AttentionCase(DECODES, sizes=Sizes(6, 2, 24, 16, block_size=16)),
+        AttentionCase(DECODES, sizes=Sizes(6, 2, 16, 8, block_size=16)),
+        AttentionCase(DECODES, sizes=Sizes(6, 2, 16, 16, block_size=4)),
+        AttentionCase(Sequences([(40, 5)], [[-1, -1, 0, 0]]), sizes=SIX_HEADS),
+    ],
+    ids=["codes", "fp16", "dim", "value dim", "block size", "tree"],
+)
+def test_what_is_not_served_is_left_alone(case: AttentionCase) -> None:
+    out = torch.zeros(*case.q.shape[:2], case.sizes.value_dim, dtype=case.q.dtype)
+    (group, *_) = case.batch(in_place=False).groups
+    assert not attend_group(case.q, out, case.keys, case.values, group, case.options)
+    assert not out.any()
