@@ -71,6 +71,19 @@ def _installation() -> Iterator[Finding]:
         else:
             yield Finding(name, OK, version(name))
     yield Finding("device", OK, _device())
+    if importlib.util.find_spec("torch") is not None:
+        yield _cpu_kernels()
+
+
+def _cpu_kernels() -> Finding:
+    """What computes on the CPU, and compiles it where that has not been done."""
+    from ...kernels.cpu_library import cpu_library  # needs torch
+
+    library = cpu_library()
+    if library.functions is not None:
+        return Finding("CPU kernels", OK, library.detail)
+    slower = f"{library.detail}: the CPU serves with PyTorch's operations, which take longer"
+    return Finding("CPU kernels", WARNING, slower)
 
 
 def _device() -> str:
@@ -144,6 +157,7 @@ def _server() -> Iterator[Finding]:
     if reached.state == FAILED:
         return
     yield _look("key", lambda: _key(url))
+    yield from _fused_layers()
 
 
 def _reach(url: str) -> Finding:
@@ -175,6 +189,19 @@ def _key(url: str) -> Finding:
         me = client.get("/me")
     tenant = me["tenant"]["slug"] if me["tenant"] else "no tenant"
     return Finding("key", OK, f"{me['actor']['kind']} {me['actor']['name']}, {tenant}")
+
+
+def _fused_layers() -> Iterator[Finding]:
+    """Which layers of the served base run fused; nothing without an operator's key."""
+    try:
+        with open_client() as client:
+            servers = client.admin.get("/memory")["servers"]
+    except CommandFailed:  # what is wrong with the key has been said
+        return
+    for each in servers:
+        for line in each["plan"]:
+            if line.startswith("fused: "):
+                yield Finding("fused layers", OK, line.removeprefix("fused: "))
 
 
 def _look(check: str, look: Callable[[], Finding]) -> Finding:

@@ -38,6 +38,7 @@ class PlatformMemoryViews:
         return ServerMemoryView(
             server_id=seen.server_id,
             seen_at=seen.seen_at,
+            plan=content.plan,
             device=self._device(content),
             kv=self._kv(content),
             host=CacheMemoryView(
@@ -153,6 +154,7 @@ class OwnMemoryViews(PlatformMemoryViews):
         return ServerMemoryView(
             server_id=seen.server_id,
             seen_at=seen.seen_at,
+            plan=[],
             device=self._device(content),
             kv=self._kv(content),
             host=CacheMemoryView(None, sum(entry.bytes for entry in host), host),

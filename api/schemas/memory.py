@@ -106,6 +106,8 @@ class ServerMemoryView(AnswerModel):
     server_id: str
     seen_at: datetime
     """Time of the report."""
+    plan: Sequence[str]
+    """How memory was divided at start, and which layers run fused; empty for a tenant."""
     device: DeviceMemoryView
     kv: KvMemoryView
     host: CacheMemoryView

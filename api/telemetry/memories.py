@@ -7,7 +7,7 @@ server stores its map only while another server could read it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +41,8 @@ class ServerMap(msgspec.Struct, frozen=True):
     engine: MemoryMap
     disk: Mapping[str, CachedFile]
     """By file name."""
+    plan: Sequence[str] = ()
+    """The lines of the engine's memory plan."""
 
 
 class SeenMap(NamedTuple):
@@ -85,6 +87,7 @@ class Memories:
             disk_used_bytes=disk.used_bytes,
             engine=mapped,
             disk=await asyncio.to_thread(list_cached_files, self._cache_directory),
+            plan=info.memory_plan,
         )
 
     async def all(self) -> list[SeenMap]:

@@ -125,6 +125,7 @@ def test_a_map_shows_an_operator_everything_and_a_tenant_its_own(
     other = make_caller()
     other.push(adapters[1], "theirs")
     (seen,) = admin.get("/admin/memory").json()["servers"]
+    assert any("adapter arena" in line for line in seen["plan"])
     device = seen["device"]
     assert device["used_bytes"] + device["free_bytes"] == device["arena_bytes"]
     by_tenant = {extent["tenant"]: extent for extent in device["extents"]}
@@ -139,6 +140,7 @@ def test_a_map_shows_an_operator_everything_and_a_tenant_its_own(
     for tier in ("host", "disk"):
         assert any(entry["tenant"] == "console-busy" for entry in seen[tier]["entries"])
     (own,) = busy.http.get("/v1/memory").json()["servers"]
+    assert own["plan"] == []
     shown = {**mine, "offset": None, "eviction_order": None}
     (extent,) = own["device"]["extents"]
     assert {**extent, "idle_seconds": 0} == {**shown, "idle_seconds": 0}

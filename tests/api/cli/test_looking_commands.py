@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from loraplex.api.cli import main
+from loraplex.kernels.cpu_library import cpu_library
+from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
 
@@ -109,8 +111,30 @@ def test_doctor_finds_a_sound_installation_sound(
         "confinement: landlock",
         "confinement: limits",
     } <= confinement
-    assert {states[check] for check in states.keys() - confinement} == {"ok"}
+    assert states["CPU kernels"] == ("ok" if cpu_library().functions else "warning")
+    assert {states[check] for check in states.keys() - confinement - {"CPU kernels"}} == {"ok"}
     assert {"python", "torch", "data folder", "database", "store", "server", "key"} <= set(states)
+
+
+@needs_cpu_library
+def test_doctor_tells_an_operator_which_layers_of_the_base_run_fused(
+    run: Run, server: ServerUnderTest
+) -> None:
+    operator = server.make_operator("engineer")
+    _, out, _ = run(server.url, operator, "doctor", "--json")
+    (found,) = (each for each in json.loads(out) if each["check"] == "fused layers")
+    assert "RMS norms" in found["what"]
+    assert found["what"].startswith("5 of 5 "), found
+
+
+def test_doctor_says_what_computes_without_a_compiler(
+    run: Run, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_cpu_library(monkeypatch)
+    _, out, _ = run(caller.url, caller.key, "doctor", "--json")
+    (found,) = (each for each in json.loads(out) if each["check"] == "CPU kernels")
+    assert found["state"] == "warning"
+    assert "PyTorch's operations" in found["what"]
 
 
 def test_doctor_names_what_is_wrong_and_goes_on(run: Run, caller: Caller, tmp_path: Path) -> None:
