@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from .block import ALIGNMENT_ELEMENTS, VECTOR_KINDS, PlacedExtra
-from .copy_budget import CopyBudget
 from .extents import Extent, ExtentAllocator, Placement
 from .host_cache import PIECE_ELEMENTS, HostBlock
 from .identity import AdapterKey
@@ -52,8 +51,6 @@ class _Occupant:
     entries: npt.NDArray[np.int64]
     """`[num_slices, 3]`: one SliceEntry for each slice."""
     auxiliary: RowAuxiliary
-    copies: list[Tensor] = field(default_factory=list)
-    """The kernels' copies of its matrices, to be zeroed with it."""
 
 
 class Arena:
@@ -90,21 +87,15 @@ class Arena:
         device: torch.device,
         *,
         pace: Pace = UNPACED,
-        copy_bytes: int = 1 << 62,
     ) -> None:
-        """`pace`: the share of a core that copying and zeroing may use while steps run.
-
-        `copy_bytes`: the maximum bytes of the kernels' copies of adapter matrices.
-        """
+        """`pace`: the share of a core that copying and zeroing may use while steps run."""
         self._pace = pace
-        self.copy_budget = CopyBudget(copy_bytes)
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
         self.flat = _zeros(self._extents.capacity, dtype, device)
         self.on_remove: Callable[[int], None] | None = None
-        """Called with each removed row. A kernel that holds copies of the row's matrices zeroes
-        them or hands them to `copy_budget`."""
+        """Called with each removed row. Who holds copies of the row's values zeroes them."""
         self._occupants: dict[int, _Occupant] = {}  # by row
         self.row_bytes = {}
         self.published = {}
@@ -253,7 +244,6 @@ class Arena:
         assert occupant.generation == placement.generation
         if self.on_remove:
             self.on_remove(placement.row)
-            occupant.copies = self.copy_budget.take_discarded()
         if self.published.pop(placement.row, None):
             self.row_tables[placement.row] = self._untouched
             self.row_auxiliary[placement.row] = {}
@@ -264,7 +254,7 @@ class Arena:
             self._cuda.follow_current_stream()
 
     def erase(self, placement: Placement) -> None:
-        """Zero a retired extent and the kernels' copies of the adapter.
+        """Zero a retired extent.
 
         Runs in a loader thread while the owner's steps run, in pieces.
         """
@@ -273,10 +263,9 @@ class Arena:
             self._cuda.erase(target)
             return
         work = Paced(self._pace)
-        for values in (target, *(copy.view(-1) for copy in self._occupants[placement.row].copies)):
-            for piece in _pieces(values.numel(), PIECE_ELEMENTS):
-                values[piece].zero_()
-                work.pause()
+        for piece in _pieces(target.numel(), PIECE_ELEMENTS):
+            target[piece].zero_()
+            work.pause()
 
     def free(self, placement: Placement) -> None:
         """Make an erased extent and its row available for reuse."""

@@ -81,7 +81,7 @@ class Case:
     rows: tuple[int, ...]
     """Each token's adapter."""
     way: str
-    """`window`, `segments` (CPU), `triton` (CUDA) or `reference`."""
+    """`library`, `segments` (CPU), `triton` (CUDA) or `reference`."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +201,9 @@ def cases(device: torch.device) -> Iterator[Case]:
     """Every step and way that makes sense on this device."""
     is_cuda = device.type == "cuda"
     ways = {
-        "decode": ("triton",) if is_cuda else ("window", "segments", "reference"),
-        "verify": ("triton",) if is_cuda else ("window", "segments"),
-        "prefill": ("triton",) if is_cuda else ("segments",),
+        "decode": ("triton",) if is_cuda else ("library", "segments", "reference"),
+        "verify": ("triton",) if is_cuda else ("library", "segments"),
+        "prefill": ("triton",) if is_cuda else ("library", "segments"),
     }
     for phase, num_tokens in NUM_TOKENS.items():
         for popularity in POPULARITIES:
@@ -233,8 +233,8 @@ def time_base(model: Model, num_tokens: int) -> float:
 
 def time_case(model: Model, case: Case, base_milliseconds: float) -> Timing:
     num_tokens = len(case.rows)
-    is_segmented = case.phase == "prefill" or case.way == "segments"
-    batch = model.batch(case.rows, num_decodes=0 if is_segmented else num_tokens)
+    is_short = case.way == "library" or (case.way == "triton" and case.phase != "prefill")
+    batch = model.batch(case.rows, num_decodes=num_tokens if is_short else 0)
     inputs, outputs = model.inputs(num_tokens), model.outputs(num_tokens)
     run = model.run_reference if case.way == "reference" else model.run_lora
     milliseconds = _milliseconds(lambda: run(inputs, outputs, batch), model.device)

@@ -48,7 +48,6 @@ def open_adapter_tiers(
         base.dtype,
         base.device,
         pace=pace,
-        copy_bytes=plan.window_bytes,
     )
     base.attach_arena(arena)
     host = HostCache(

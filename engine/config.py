@@ -106,13 +106,6 @@ class EngineConfig:
     """Host memory for adapters."""
     kv_dtype: Annotated[KvDtype, Option()] = KvDtype.AUTO
     """Data type of the KV cache."""
-    # An adapter without room in the window decodes from the arena, which takes longer.
-    lora_window_bytes: Annotated[
-        int | None,
-        Option(name="lora_window_gib", unit=GIB, minimum=0.0),
-        Unset("1/16 of the arena"),
-    ] = None
-    """CPU memory for the compact decode windows of adapters (half dtypes)."""
     # One of them is kept for adapters below 64 MiB.
     num_loader_threads: Annotated[int, Option(minimum=1)] = 2
     """Threads that load and zero adapters."""

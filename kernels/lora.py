@@ -1,41 +1,29 @@
 """The LoRA op of one projection, with the implementation that fits the device and the step.
 
-On the CPU, a segment is multiplied by its adapter's A, and for each slice by its B, which are read
-from the arena. With few rows per segment, as in decoding, the number of calls determines the cost
-beyond reading the matrices. Therefore the views of an adapter's matrices are cached. In fp32, one
-or two rows are multiplied as separate vectors, because MKL distributes even the smallest matrix
-product over its threads. For 16 tokens of 12 rank-8 adapters, one layer of a Llama of 1.1 B, one
-thread on an AMD EPYC, this took 1.3 ms, compared with 1.85 ms for new views and matrix products;
-reading the bytes takes 0.5 ms.
+On the CPU, the library adds the deltas of all sequences with few new tokens in one call. Long
+segments, and all where there is no library, are multiplied by PyTorch: by their adapter's A, and
+for each slice by its B, which are read from the arena.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .lora_batch import LoraBatch, Segment
-from .lora_matrices import entries_of, slice_b, stacked_a
+from .lora_cpu import CpuLora
+from .lora_matrices import Entries, entries_of, slice_b, stacked_a
 from .lora_weights import AdapterWeights
-from .lora_window import LoraWindow
 
 MAX_ROWS_ALONE = 2
-"""Segments of up to this many rows are multiplied row by row. From three rows on, matrix products
-are not slower."""
-MIN_KEPT_ADAPTERS = 64
-"""The number of adapters whose views are cached, or a step's number if that is larger. The views
-take about 3.5 kB per adapter and projection, which would be too much for all adapters of a large
-arena."""
+"""In fp32, segments of up to this many rows are multiplied row by row: MKL distributes even the
+smallest matrix product over its threads, and adds in another order for one row than for two."""
 
 
 class LoraProjection:
-    """Adds the adapters' deltas to one projection's base result.
-
-    On the CPU it owns the window that keeps the decoding adapters' matrices together.
-    """
+    """Adds the adapters' deltas to one projection's base result."""
 
     def __init__(self, first_slice: int, in_features: int, slice_outs: tuple[int, ...]) -> None:
         """first_slice: the index of the projection's first slice in the base's layout.
@@ -45,8 +33,7 @@ class LoraProjection:
         self._first_slice = first_slice
         self._in_features = in_features
         self._slice_outs = slice_outs
-        self._segments = LoraSegments(first_slice, in_features, slice_outs)
-        self._window: LoraWindow | None = None
+        self._cpu = CpuLora(first_slice, in_features, slice_outs)
 
     def begin(self, x: Tensor, weights: AdapterWeights, batch: LoraBatch) -> Tensor:
         """Start the part that does not need the base's result, on the batch's side stream.
@@ -89,33 +76,20 @@ class LoraProjection:
         elif batch.tiles is not None:
             self._add_on_gpu(x, y, weights, batch)
         else:
-            if batch.decode_adapters:
-                self._add_in_window(x, y, weights, batch)
-            if batch.segments:
-                self._segments.add(x, y, weights, batch.segments)
+            self._add_on_cpu(x, y, weights, batch)
 
-    def forget(self, row: int) -> None:
-        """Zero every copy of the weights of this table row's adapter, and drop references to
-        them."""
-        self._segments.forget(row)
-        if self._window is not None:
-            self._window.forget(row)
-
-    def _add_in_window(
-        self, x: Tensor, y: Tensor, weights: AdapterWeights, batch: LoraBatch
-    ) -> None:
-        if self._window is None:
-            self._window = LoraWindow(
-                self._first_slice,
-                self._in_features,
-                self._slice_outs,
-                dtype=weights.flat.dtype,
-                budget=weights.copy_budget,
+    def _add_on_cpu(self, x: Tensor, y: Tensor, weights: AdapterWeights, batch: LoraBatch) -> None:
+        if batch.short_rows is not None:
+            self._cpu.add(x, y, weights, batch.short_rows, batch.max_rank)
+        if batch.segments:
+            add_segments(
+                x,
+                y,
+                weights,
+                batch.segments,
+                first_slice=self._first_slice,
+                slice_outs=self._slice_outs,
             )
-        decodes = slice(batch.num_decodes)
-        self._window.add(
-            x[decodes], y[decodes], weights, batch.token_rows[decodes], batch.decode_adapters
-        )
 
     def _add_on_gpu(self, x: Tensor, y: Tensor, weights: AdapterWeights, batch: LoraBatch) -> None:
         from .lora_triton import add_tiles
@@ -161,110 +135,46 @@ class LoraProjection:
             raise ValueError("the rows of x and y must be dense")
 
 
-@dataclass(frozen=True, slots=True)
-class _SliceMatrices:
-    """An adapter's matrices for one slice that it changes."""
-
-    index: int
-    b_t: Tensor
-    """`[out, rank]`: its B."""
-    h: Tensor
-    """`[rank]`: its part of `_Matrices.h`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Matrices:
-    """Views of one adapter's matrices for the projection, in the arena."""
-
-    row_table: Sequence[Sequence[int]]
-    """The table row when the views were made. A later adapter of the row has another one."""
-    a: Tensor
-    """`[sum of ranks, in]`: of all touched slices."""
-    h: Tensor
-    """`[sum of ranks]`: where a lone row's product with A is put."""
-    ranks: tuple[int, ...]
-    """The ranks of the changed slices."""
-    slices: tuple[_SliceMatrices, ...]
-
-
-class LoraSegments:
-    """Adds the deltas of one projection to segments of adjacent tokens."""
-
-    def __init__(self, first_slice: int, in_features: int, slice_outs: tuple[int, ...]) -> None:
-        """As in `LoraProjection`."""
-        self._first_slice = first_slice
-        self._in_features = in_features
-        self._slice_outs = slice_outs
-        self._matrices: dict[int, _Matrices] = {}  # by row, the oldest first
-
-    def add(
-        self, x: Tensor, y: Tensor, weights: AdapterWeights, segments: Sequence[Segment]
-    ) -> None:
-        """Add the delta to y's rows in these segments.
-
-        x `[num_tokens, in_features]`, y `[num_tokens, sum(slice_outs)]`.
-        """
-        max_kept = max(MIN_KEPT_ADAPTERS, len(segments))
-        columns = y.split_with_sizes(self._slice_outs, dim=1)
-        # In half types vectors are no faster, and fp16 would round a little more.
-        max_alone = MAX_ROWS_ALONE if x.dtype == torch.float32 else 0
-        for segment in segments:
-            matrices = self._matrices.get(segment.row)
-            if matrices is None or matrices.row_table is not weights.row_tables[segment.row]:
-                matrices = self._keep(segment.row, weights, max_kept)
-            if not matrices.slices:
-                continue
-            if segment.end - segment.start > max_alone:
-                _add_together(x, columns, segment, matrices)
-                continue
-            for token in range(segment.start, segment.end):
-                _add_alone(x[token], columns, token, matrices)
-
-    def forget(self, row: int) -> None:
-        """Drop the views of a table row's adapter, which is about to leave."""
-        self._matrices.pop(row, None)
-
-    def _keep(self, row: int, weights: AdapterWeights, max_kept: int) -> _Matrices:
-        """The matrices of the adapter that the row belongs to now, which are cached."""
-        self._matrices.pop(row, None)
-        while len(self._matrices) >= max_kept:
-            del self._matrices[next(iter(self._matrices))]
-        matrices = self._matrices[row] = self._view(row, weights)
-        return matrices
-
-    def _view(self, row: int, weights: AdapterWeights) -> _Matrices:
-        flat = weights.flat
-        entries = entries_of(weights, row, self._first_slice, len(self._slice_outs))
-        touched = [index for index, entry in enumerate(entries) if entry[2]]
-        ranks = tuple(entries[index][2] for index in touched)
-        a = stacked_a(flat, entries, self._in_features)
-        # A tensor born in inference mode could not be written outside of it.
-        with torch.inference_mode(mode=False):
-            h = torch.empty(sum(ranks), dtype=flat.dtype, device=flat.device)
-        slices = []
-        for index, own in zip(touched, h.split(ranks), strict=True):
-            b = slice_b(flat, entries[index], self._slice_outs[index])
-            slices.append(_SliceMatrices(index, b.T, own))
-        return _Matrices(weights.row_tables[row], a, h, ranks, tuple(slices))
-
-
-def _add_alone(x: Tensor, columns: Sequence[Tensor], token: int, matrices: _Matrices) -> None:
-    """Add one row's delta; x `[in]`."""
-    torch.mv(matrices.a, x, out=matrices.h)
-    for part in matrices.slices:
-        columns[part.index][token].addmv_(part.b_t, part.h)
-
-
-def _add_together(
-    x: Tensor, columns: Sequence[Tensor], segment: Segment, matrices: _Matrices
+def add_segments(
+    x: Tensor,
+    y: Tensor,
+    weights: AdapterWeights,
+    segments: Sequence[Segment],
+    *,
+    first_slice: int,
+    slice_outs: tuple[int, ...],
 ) -> None:
-    """Add a segment's delta."""
-    rows = slice(segment.start, segment.end)
-    own = x[rows]
+    """Add the delta of one projection to y's rows in these segments, with PyTorch.
+
+    x `[num_tokens, in_features]`, y `[num_tokens, sum(slice_outs)]`.
+    """
+    # In half types vectors are no faster, and fp16 would round a little more.
+    max_alone = MAX_ROWS_ALONE if x.dtype == torch.float32 else 0
+    for segment in segments:
+        entries = entries_of(weights, segment.row, first_slice, len(slice_outs))
+        if any(entry[2] for entry in entries):
+            rows = slice(segment.start, segment.end)
+            add = _add_alone if segment.end - segment.start <= max_alone else _add_together
+            add(x[rows], y[rows].split_with_sizes(slice_outs, dim=1), weights.flat, entries)
+
+
+def _add_alone(x: Tensor, columns: Sequence[Tensor], flat: Tensor, entries: Entries) -> None:
+    """Add the delta of each row by itself."""
+    a = stacked_a(flat, entries, x.shape[1])
+    for token, row in enumerate(x):
+        parts = torch.mv(a, row).split_with_sizes([entry[2] for entry in entries])
+        for column, entry, h in zip(columns, entries, parts, strict=True):
+            if entry[2]:
+                column[token].addmv_(slice_b(flat, entry, column.shape[1]).T, h)
+
+
+def _add_together(x: Tensor, columns: Sequence[Tensor], flat: Tensor, entries: Entries) -> None:
+    """Add the delta of all rows."""
+    num_rows = x.shape[0]
     # A single row is summed in another order than several. Duplicating it makes a token's rounding
     # depend less on the other rows of its step.
-    num_rows = own.shape[0]
-    h = (own if num_rows > 1 else own.expand(2, -1)) @ matrices.a.T
-    parts = h[:num_rows].split_with_sizes(matrices.ranks, dim=1)
-    for part, own_h in zip(matrices.slices, parts, strict=True):
-        columns[part.index][rows].addmm_(own_h, part.b_t.T)
+    h = (x if num_rows > 1 else x.expand(2, -1)) @ stacked_a(flat, entries, x.shape[1]).T
+    parts = h[:num_rows].split_with_sizes([entry[2] for entry in entries], dim=1)
+    for column, entry, own in zip(columns, entries, parts, strict=True):
+        if entry[2]:
+            column.addmm_(own, slice_b(flat, entry, column.shape[1]))

@@ -2,18 +2,17 @@
 
 Built once per step and shared by every layer and projection. Tokens of decoding sequences come
 first, then those of sequences that verify drafts, then prefills. Within each group, tokens that
-share an adapter are adjacent where possible. On the CPU in half dtypes, the first group uses the
-compact window, and so does the second while it is small; everything else uses segments.
+share an adapter are adjacent where possible. On the CPU, the library serves the sequences with few
+tokens, and the others are served in segments.
 
-In bf16 a step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`,
-is
+A step of five tokens, `[decode of row 2, decode of the base, two of row 7, one of row 2]`, is
 
-    token_rows = [2, -1, 7, 7, 2]    num_decodes = 2
-    decode_adapters = (row 2,)       segments = ([2, 4) row 7, [4, 5) row 2)
+    token_rows = [2, -1, 7, 7, 2]    short_rows = [2, -1, 7, 7, 2]    segments = ()
 
-and `auxiliary` is ([0, 1) row 2, [4, 5) row 2) if row 2's adapter has auxiliary tensors. In fp32
-`num_decodes` is 0 and the segments begin with [0, 1) row 2. On CUDA one launch applies all vectors,
-and `auxiliary` has only the adapters that replace a matrix of the base or rows of it.
+and `auxiliary` is ([0, 1) row 2, [4, 5) row 2) if row 2's adapter has auxiliary tensors. If two
+tokens were many, `short_rows` would be [2, -1, -1, -1, 2] and `segments` ([2, 4) row 7). On CUDA
+one launch applies all vectors, and `auxiliary` has only the adapters that replace a matrix of the
+base or rows of it.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import lora_cpu
 from .lora_weights import AdapterWeights
 
 BASE_ROW = -1
 """The table row of a token that no adapter changes."""
-MAX_VERIFIED_IN_WINDOW = 64
-"""In the window each token meets every adapter, a segment costs some calls. On one core, no AMX,
-two layers of a Llama of 1.1 B, bf16, 16 adapters of rank 16: 32 tokens took 28 ms in the window and
-42 in segments, 80 took 48 and 38."""
+MAX_SHORT_TOKENS = 64
+"""The most tokens of a sequence that the CPU's library serves. 12 layers of 768 elements, rank 16,
+fp32, two cores of an AMD EPYC, 512 tokens: for 8 adapters it took 59 ms, segments 113; for one
+adapter 70 and 40."""
 TILE_TOKENS = 16
 """The size of every tile in every step, the smallest that `tl.dot` supports: other rows of a step
 change no product's shape, and so no bit of a row. See decision 33."""
@@ -54,14 +54,6 @@ class Segment(NamedTuple):
     start: int
     end: int
     row: int
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ActiveAdapter:
-    """An adapter that decodes in this step."""
-
-    row: int
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +87,14 @@ class LoraBatch:
 
     token_rows: Tensor
     """int32 `[num_tokens]` on the device: table row, -1 for the base model."""
-    num_decodes: int
-    """The first `num_decodes` tokens are those of decoding sequences; 0 where those are served like
-    all others."""
-    decode_adapters: tuple[ActiveAdapter, ...]
-    """Each adapter of those tokens once, by row."""
+    short_rows: Tensor | None
+    """Like `token_rows`, with -1 for tokens in a segment. None: the CPU's library serves none."""
     segments: tuple[Segment, ...]
-    """The other tokens that have an adapter."""
+    """The tokens with an adapter that PyTorch serves."""
+    adapter_rows: frozenset[int]
+    """The table rows that any token runs under; of a captured step none is known."""
+    max_rank: int
+    """No adapter of the step has a slice of a higher rank."""
     tiles: LoraTiles | None
     """None on devices without Triton."""
     side_stream: torch.cuda.Stream | None = None
@@ -114,12 +107,6 @@ class LoraBatch:
     """The tokens whose adapters have auxiliary tensors for some slice, besides those that are
     applied by one launch."""
 
-    @property
-    def adapter_rows(self) -> frozenset[int]:
-        """The table rows that any token runs under; of a captured step none is known."""
-        decoding = {adapter.row for adapter in self.decode_adapters}
-        return frozenset(decoding.union(segment.row for segment in self.segments))
-
 
 class LoraBatchBuilder:
     """Builds one LoraBatch per step for one device."""
@@ -128,40 +115,43 @@ class LoraBatchBuilder:
         self._weights = weights
         self._device = device
         self._is_cuda = device.type == "cuda"
-        self._has_window = has_window(weights.flat.dtype, device)
+        self._has_library = lora_cpu.is_served(weights.flat.dtype, device)
         self._ranks: dict[int, tuple[int, int]] = {}  # row: (generation, highest rank)
 
-    def build(
-        self, runs: Sequence[AdapterRun], *, num_decodes: int, num_verified: int = 0
-    ) -> LoraBatch | None:
+    def build(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraBatch | None:
         """The batch of these runs, in the order of their tokens; None if all run the base model.
 
-        The first `num_decodes` tokens belong to decoding sequences and end at the end of a run. So
-        do the next `num_verified` tokens, of sequences that verify drafts: a window serves them
-        like decodes as long as that is faster.
+        The first `num_decodes` tokens belong to decoding sequences and end at the end of a run.
         """
-        if all(run.row == BASE_ROW for run in runs):
+        rows = frozenset(run.row for run in runs) - {BASE_ROW}
+        if not rows:
             return None
-        if self._has_window and num_decodes + num_verified <= MAX_VERIFIED_IN_WINDOW:
-            num_decodes += num_verified
-        if not self._has_window and not self._is_cuda:
-            num_decodes = 0
-        decoding, prefilling = _split(runs, num_decodes)
-        token_rows = list(
-            chain.from_iterable(repeat(row, num_tokens) for num_tokens, row, _ in runs)
-        )
-        adapters = {
-            ActiveAdapter(run.row, run.generation) for run in decoding if run.row != BASE_ROW
-        }
+        short, long = self._divide(runs)
         return LoraBatch(
-            token_rows=self._to_device(token_rows),
-            num_decodes=num_decodes,
-            decode_adapters=tuple(sorted(adapters)),
-            segments=tuple(_segments(prefilling, num_decodes)),
+            token_rows=self._to_device(_token_rows(runs)),
+            short_rows=self._to_device(_token_rows(short)) if short else None,
+            segments=tuple(_segments(long, 0)),
+            adapter_rows=rows,
+            max_rank=self._max_rank_of(runs),
             tiles=self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None,
             launches_vectors=self._is_cuda and bool(self._rows_with_auxiliary(runs)),
             auxiliary=self._auxiliary(runs),
         )
+
+    def _divide(
+        self, runs: Sequence[AdapterRun]
+    ) -> tuple[Sequence[AdapterRun], Sequence[AdapterRun]]:
+        """The runs as the CPU's library sees them, and as segments do: the others are the base's
+        there."""
+        if self._is_cuda:
+            return (), ()
+        if not self._has_library:
+            return (), runs
+        is_short = [run.num_tokens <= MAX_SHORT_TOKENS for run in runs]
+        others = [AdapterRun(run.num_tokens) for run in runs]
+        short = [a if here else b for a, b, here in zip(runs, others, is_short, strict=True)]
+        long = [b if here else a for a, b, here in zip(runs, others, is_short, strict=True)]
+        return short if any(run.row != BASE_ROW for run in short) else (), long
 
     def _auxiliary(self, runs: Sequence[AdapterRun]) -> tuple[Segment, ...]:
         rows = self._rows_with_auxiliary(runs)
@@ -200,12 +190,13 @@ class LoraBatchBuilder:
 
     def make_tiles(self, runs: Sequence[AdapterRun], *, num_decodes: int) -> LoraTiles:
         """The same step as tiles, for the Triton kernels."""
-        decoding, prefilling = _split(runs, num_decodes)
-        segments = list(_segments(prefilling, num_decodes))
-        decode_rows = [run.row for run in decoding for _ in range(run.num_tokens)]
+        ends = [0, *accumulate(run.num_tokens for run in runs)]
+        assert num_decodes in ends, "the decoding tokens end where a run ends"
+        num_runs = ends.index(num_decodes)
+        segments = list(_segments(runs[num_runs:], num_decodes))
+        decode_rows = _token_rows(runs[:num_runs])
         tiles = plan_tiles(decode_rows, segments)
-        max_rank = max((self._max_rank(run) for run in runs if run.row != BASE_ROW), default=0)
-        return LoraTiles(self._to_device(tiles).view(-1, 3), max_rank)
+        return LoraTiles(self._to_device(tiles).view(-1, 3), self._max_rank_of(runs))
 
     def needs(
         self, runs: Sequence[AdapterRun], *, elsewhere: Sequence[int], experts: Sequence[int] = ()
@@ -221,12 +212,15 @@ class LoraBatchBuilder:
         rows = self._rows_with_auxiliary(runs)
         if not rows.isdisjoint(self._weights.replacing_rows):
             return None
-        adapters = {run for run in runs if run.row != BASE_ROW}
         return LoraNeeds(
-            max(map(self._max_rank, adapters), default=0),
+            self._max_rank_of(runs),
             has_vectors=bool(rows),
             has_experts=any(self.rows_touching(index, runs) for index in experts),
         )
+
+    def _max_rank_of(self, runs: Sequence[AdapterRun]) -> int:
+        adapters = {run for run in runs if run.row != BASE_ROW}
+        return max(map(self._max_rank, adapters), default=0)
 
     def _max_rank(self, run: AdapterRun) -> int:
         generation, rank = self._ranks.get(run.row, (-1, 0))
@@ -239,12 +233,6 @@ class LoraBatchBuilder:
         # From page-locked memory, so that the copy waits for no kernel that is still running.
         host = torch.tensor(values, dtype=torch.int32, pin_memory=self._is_cuda)
         return host.to(self._device, non_blocking=True)
-
-
-def has_window(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether decoding tokens meet their adapters in a window: where calling a matmul costs more
-    than its arithmetic, as oneDNN's in half types does. See `lora_window`."""
-    return device.type == "cpu" and dtype != torch.float32
 
 
 def plan_tiles(
@@ -262,12 +250,8 @@ def plan_tiles(
     return tiles
 
 
-def _split(
-    runs: Sequence[AdapterRun], num_decodes: int
-) -> tuple[Sequence[AdapterRun], Sequence[AdapterRun]]:
-    ends = [0, *accumulate(run.num_tokens for run in runs)]
-    assert num_decodes in ends, "the decoding tokens end where a run ends"
-    return runs[: ends.index(num_decodes)], runs[ends.index(num_decodes) :]
+def _token_rows(runs: Sequence[AdapterRun]) -> list[int]:
+    return list(chain.from_iterable(repeat(run.row, run.num_tokens) for run in runs))
 
 
 def _segments(runs: Sequence[AdapterRun], start: int) -> Iterable[Segment]:

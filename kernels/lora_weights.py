@@ -8,18 +8,6 @@ from typing import Protocol
 from torch import Tensor
 
 
-class CopyBudget(Protocol):
-    """Bytes for copies of the adapters' matrices, of all projections together."""
-
-    def take(self, num_bytes: int) -> bool:
-        """Take this many bytes; False, without effect, if fewer are left."""
-
-    def give_back(self, num_bytes: int) -> None: ...
-
-    def discard(self, values: Tensor) -> None:
-        """Register a copy of a removed adapter's matrices, which is zeroed soon."""
-
-
 class AdapterWeights(Protocol):
     """Every resident adapter's matrices. A table row is one adapter.
 
@@ -52,7 +40,3 @@ class AdapterWeights(Protocol):
     def replacing_rows(self) -> Set[int]:
         """The rows whose adapters replace a matrix of the base or rows of it: they hold auxiliary
         tensors that are not `vectors`."""
-
-    @property
-    def copy_budget(self) -> CopyBudget:
-        """The budget for the kernels' copies of the weights."""

@@ -273,9 +273,10 @@ class DecodeGraphs:
             return None
         return LoraBatch(
             token_rows=self._inputs.adapter_rows(num_rows),
-            num_decodes=num_rows,
-            decode_adapters=(),
+            short_rows=None,
             segments=(),
+            adapter_rows=frozenset(),
+            max_rank=rank,
             tiles=LoraTiles(self._inputs.tiles(num_rows), rank),
             side_stream=self._side_stream,
             launches_vectors=has_vectors,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ...kernels.lora_batch import has_window
+from ...kernels.cpu_library import cpu_library
 from ..config import EngineConfig
 from ..kv.cache import KvCache, kv_bytes_per_block
 from ..kv.groups import group_layers, one_group
@@ -61,7 +61,6 @@ def plan_engine(
             for group in groups
         ),
         graph_bytes=_graph_bytes(config, base, groups) if serves_graphs(config, base) else 0,
-        has_windows=has_window(base.dtype, base.device),
     )
     plan = plan_memory(config, measure_memory(base.device), demand, proposers)
     if base.kv_error:
@@ -69,6 +68,8 @@ def plan_engine(
             f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
         )
         plan.lines.append(line)
+    if base.device.type == "cpu":
+        plan.lines.append(f"CPU kernels: {cpu_library().detail}")
     if base.fused:
         plan.lines.append(str(base.fused))
     return plan

@@ -236,18 +236,11 @@ class ModelRunner:
     ) -> StepAdapters:
         counts = [len(chunk.token_ids) for chunk in chunks]
         num_kept = [chunk.num_logits_rows for chunk in chunks]
-        num_verified = sum(
-            len(chunk.token_ids)
-            for chunk in chunks
-            if chunk.num_logits_rows > 1 and not chunk.is_prompt
-        )
-        wanted = _AdapterRows(counts, num_kept, leases, num_verified)
+        wanted = _AdapterRows(counts, num_kept, leases)
         if self._built is None or self._built[0] != wanted:
             runs = _runs(counts, leases)
             kept = runs if num_kept == counts else _runs(num_kept, leases)
-            adapters = self._adapters.build(
-                runs, kept, num_decodes=counts.count(1), num_verified=num_verified
-            )
+            adapters = self._adapters.build(runs, kept, num_decodes=counts.count(1))
             self._built = wanted, adapters
         return self._built[1]
 
@@ -260,7 +253,6 @@ class _AdapterRows(NamedTuple):
     num_kept: Sequence[int]
     """For each sequence the rows whose logits are kept."""
     leases: Sequence[Lease | None]
-    num_verified: int
 
 
 def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> PendingTokens | None:

@@ -20,8 +20,6 @@ class BaseDemand:
     """By KV group."""
     graph_bytes: int = 0
     """Captured decode steps."""
-    has_windows: bool = False
-    """Whether decode windows are made: copies of the adapters that decode together."""
 
     @property
     def kv_block_bytes(self) -> int:

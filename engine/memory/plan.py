@@ -37,9 +37,6 @@ HOST_KV_FRACTION = 0.5
 """The part of the host's memory after all this that KV blocks get, if the operator sets no size."""
 ARENA_UNIT_BYTES = 4 * ALIGNMENT_ELEMENTS
 """The remainder of such a unit could hold no adapter of any dtype, and would count as used."""
-WINDOW_FRACTION = 1 / 16
-"""The part of the arena for the CPU's decode windows: copies of the adapters that decode
-together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +44,6 @@ class MemoryPlan:
     """Sizes of the engine's pools."""
 
     arena_bytes: int
-    window_bytes: int
-    """For copies of the adapters that decode together; 0 where none are made."""
     kv_groups: tuple[KvGroup, ...]
     kv_block_bytes: tuple[int, ...]
     """Of a block of each group."""
@@ -88,7 +83,6 @@ def plan_memory(
         lines.append(_HOST_LINE)
     return MemoryPlan(
         arena_bytes=pools.arena,
-        window_bytes=pools.windows,
         kv_groups=tuple(
             replace(demand.group, num_blocks=count + 1)
             for demand, count in zip(base.kv, num_blocks, strict=True)
@@ -111,7 +105,6 @@ class _Pools:
     usable: int
     """Bytes of all the following."""
     arena: int
-    windows: int
     kv: int
     num_draft_blocks: int
     draft_kv: int
@@ -122,7 +115,7 @@ class _Pools:
 
     @property
     def do_fit(self) -> bool:
-        return self.arena + self.windows + self.all_kv <= self.usable
+        return self.arena + self.all_kv <= self.usable
 
 
 def _divide(
@@ -134,16 +127,13 @@ def _divide(
     host_bytes = config.host_cache_bytes + config.swap_bytes if memory.is_host else 0
     usable = available - reserve - base.activation_bytes - base.graph_bytes - host_bytes
     arena = _arena_bytes(config, usable, is_host=memory.is_host)
-    windows = _window_bytes(config, arena) if base.has_windows else 0
-    left = usable - arena - windows
-    kv = _kv_bytes(config, base, proposers, left, is_host=memory.is_host)
+    kv = _kv_bytes(config, base, proposers, usable - arena, is_host=memory.is_host)
     num_draft_blocks = kv // base.kv_block_bytes if proposers.kv_block_bytes else 0
     return _Pools(
         available=available,
         reserve=reserve,
         usable=usable,
         arena=arena,
-        windows=windows,
         kv=kv,
         num_draft_blocks=num_draft_blocks,
         draft_kv=num_draft_blocks * proposers.kv_block_bytes,
@@ -167,12 +157,6 @@ def _arena_bytes(config: EngineConfig, usable: int, *, is_host: bool) -> int:
     if is_host:
         share = min(share, MAX_HOST_ARENA_BYTES)
     return share // ARENA_UNIT_BYTES * ARENA_UNIT_BYTES
-
-
-def _window_bytes(config: EngineConfig, arena: int) -> int:
-    if config.lora_window_bytes is not None:
-        return config.lora_window_bytes
-    return int(arena * WINDOW_FRACTION)
 
 
 def _kv_bytes(
@@ -227,8 +211,7 @@ def _lines(
     weights, activations = _mib(base.weight_bytes), _mib(base.activation_bytes)
     yield f"available besides the weights {_mib(pools.available)}, weights {weights}"
     yield f"reserve {_mib(pools.reserve)}, activations of a full step {activations}"
-    windows = f", decode windows {_mib(pools.windows)}" if pools.windows else ""
-    yield f"adapter arena {_mib(pools.arena)}{windows}"
+    yield f"adapter arena {_mib(pools.arena)}"
     if memory.is_host:
         yield f"host cache {_mib(config.host_cache_bytes)}"
     if proposers.model_bytes:

@@ -51,9 +51,7 @@ class RouterProjection:
         )
 
     def forget_adapter(self, row: int) -> None:
-        """Zero copies of a row's weights outside of the arena."""
-        if self._lora:
-            self._lora.forget(row)
+        """Nothing to do: it has no copies of adapters' weights."""
 
     def forget_step(self) -> None:
         """Nothing to do: no tensor outlives the layer."""

@@ -78,13 +78,10 @@ class StepAdaptersBuilder:
         kept: Sequence[AdapterRun],
         *,
         num_decodes: int,
-        num_verified: int = 0,
     ) -> StepAdapters:
-        """`runs` in the order of their tokens: those of `num_decodes` tokens decode, those of the
-        next `num_verified` verify draft tokens; `kept` in the order of the rows whose logits are
-        kept.
-        """
-        lora = self._batches.build(runs, num_decodes=num_decodes, num_verified=num_verified)
+        """`runs` in the order of their tokens: those of `num_decodes` tokens decode; `kept` in the
+        order of the rows whose logits are kept."""
+        lora = self._batches.build(runs, num_decodes=num_decodes)
         head = None
         if self._head is not None and self._batches.rows_touching(self._head, kept):
             # Few rows of many adapters, as when decoding.

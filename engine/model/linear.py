@@ -54,7 +54,6 @@ class LinearAdapters:
 
     def forget(self, row: int) -> None:
         """Zero and drop cached data of a table row's adapter."""
-        self._lora.forget(row)
         self._auxiliary.forget(row)
 
     def _apply_vectors(self, y: Tensor, batch: LoraBatch) -> None:
@@ -96,8 +95,10 @@ class FusedProjection:
 
     def slice(self, index: int, x: Tensor) -> Tensor:
         """The output of one slice for `x [..., in_features]`."""
+        if len(self._splits) == 1:
+            return self._compute(x)
         if self._input is not x or self._slices[index] is None:
-            self._slices = list(self._compute(x).split(self._splits, dim=-1))
+            self._slices = list(self._compute(x).split_with_sizes(self._splits, dim=-1))
             self._input = x
         out = self._slices[index]
         assert out is not None
@@ -120,10 +121,10 @@ class FusedProjection:
         step = current_forward.get()
         lora = step.lora if step else None
         if lora is None or self._adapters is None:
-            y: Tensor = self.linear(rows)
+            y: Tensor = self.linear.forward(rows)
         else:
             lora_hidden = self._adapters.begin(rows, lora) if lora.side_stream else None
-            y = self.linear(rows)
+            y = self.linear.forward(rows)
             self._adapters.add(rows, y, lora, lora_hidden)
         return y.view(*x.shape[:-1], y.shape[-1])
 

@@ -266,19 +266,6 @@ def test_there_may_be_no_room_to_move_to(tmp_path: Path) -> None:
     assert arena.used_bytes == 4 * placement.extent.size
 
 
-def test_copies_that_kernels_held_are_zeroed_with_the_adapter(tmp_path: Path) -> None:
-    arena = make_arena()
-    placement = load(arena, write_block(tmp_path / "a", make_key("a")))
-    other = load(arena, write_block(tmp_path / "b", make_key("b")))
-    copies = torch.ones(5, 7)
-    arena.on_remove = lambda _row: arena.copy_budget.discard(copies[1:3])
-    arena.retire(placement)
-    assert copies.all()
-    arena.erase(placement)
-    assert copies.sum(1).tolist() == [7, 0, 0, 7, 7]
-    assert arena.published.get(other.row) is not None
-
-
 def test_counts_bytes_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
     stored = write_block(tmp_path / "block", make_key("a"))
     size = stored.plan.num_elements

@@ -35,7 +35,6 @@ def plan_for(
     memory: DeviceMemory = DEVICE,
     *groups: KvGroup,
     bytes_per_block: Sequence[int] | None = None,
-    has_windows: bool = False,
     proposers: ProposerDemand = ProposerDemand(),
 ) -> MemoryPlan:
     """For a base with 100 MiB of weights and of activations, up to 1600 tokens long."""
@@ -44,7 +43,7 @@ def plan_for(
         KvDemand(config, group, size, max_model_len=1600)
         for group, size in zip(groups, bytes_per_block or [MIB] * len(groups), strict=True)
     )
-    base = BaseDemand(100 * MIB, 100 * MIB, kv, has_windows=has_windows)
+    base = BaseDemand(100 * MIB, 100 * MIB, kv)
     return plan_memory(config, memory, base, proposers)
 
 
@@ -56,24 +55,12 @@ def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
     assert any("600 blocks" in line for line in plan.lines)
 
 
-def test_on_the_host_the_host_cache_and_the_decode_windows_are_counted() -> None:
-    config = EngineConfig("m", host_cache_bytes=200 * MIB)
-    plan = plan_for(config, HOST, has_windows=True)
+def test_on_the_host_the_host_cache_is_counted() -> None:
+    plan = plan_for(EngineConfig("m", host_cache_bytes=200 * MIB), HOST)
     assert plan.arena_bytes == 150 * MIB  # a quarter of 800 - 200
-    assert plan.window_bytes == 150 * MIB // 16
-    assert plan.num_kv_blocks == (600 - 150 - 10) // 2
-    config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
-    plan = plan_for(config, HOST, has_windows=True)
-    assert (plan.window_bytes, plan.num_kv_blocks) == (50 * MIB, 200)
+    assert plan.num_kv_blocks == (600 - 150) // 2
     with pytest.raises(InsufficientMemory):
-        plan_for(EngineConfig("m", host_cache_bytes=900 * MIB), HOST, has_windows=True)
-
-
-def test_where_no_windows_are_made_nothing_is_set_aside_for_them() -> None:
-    config = EngineConfig("m", host_cache_bytes=200 * MIB, lora_window_bytes=50 * MIB)
-    plan = plan_for(config, HOST)
-    assert (plan.window_bytes, plan.num_kv_blocks) == (0, 225)
-    assert not any("window" in line for line in plan.lines)
+        plan_for(EngineConfig("m", host_cache_bytes=900 * MIB), HOST)
 
 
 def test_on_the_host_the_default_leaves_memory_to_other_programs_and_says_so() -> None:

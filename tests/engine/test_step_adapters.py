@@ -56,7 +56,7 @@ def test_the_head_sees_one_row_of_each_sequence(builder: StepAdaptersBuilder) ->
     assert step.lora.token_rows.tolist() == [IN_LAYER, *[IN_HEAD] * 4, *[IN_EMBEDDING] * 4]
     assert step.head is not None
     assert step.head.token_rows.tolist() == [-1, IN_HEAD, -1]
-    assert step.head.num_decodes == 3
+    assert step.head.adapter_rows == {IN_HEAD}
 
 
 def test_the_embedding_sees_every_token(builder: StepAdaptersBuilder) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from loraplex.kernels.lora import LoraProjection
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
 from loraplex.kernels.lora_reference import add_lora_reference
+from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.lora_weights import (
     POPULARITIES,
     PoisonedWeights,
@@ -24,8 +25,14 @@ RANKS = ({2: 4, 3: 4}, {2: 16}, {3: 7}, {0: 8, 2: 1, 3: 2})
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def weights(request: pytest.FixtureRequest) -> PoisonedWeights:
-    """In bf16 decodes go through the window, in fp32 through segments."""
     return make_weights(request.param)
+
+
+@pytest.fixture(params=[True, False], ids=["library", "segments"], autouse=True)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences are the CPU library's, or PyTorch serves all in segments."""
+    if not request.param:
+        remove_cpu_library(monkeypatch)
 
 
 def make_weights(dtype: torch.dtype) -> PoisonedWeights:
@@ -73,7 +80,7 @@ def test_a_mixed_step_equals_the_reference(
     weights: PoisonedWeights, projection: LoraProjection, popularity: str, num_decodes: int
 ) -> None:
     decode_rows = draw_rows(popularity, num_decodes, len(RANKS))
-    batch = make_batch(weights, decode_rows, [(3, -1), (5, 0), (2, 0), (17, 2), (1, 3)])
+    batch = make_batch(weights, decode_rows, [(3, -1), (5, 0), (2, 0), (17, 2), (1, 3), (90, 1)])
     x, y = draw(weights, len(batch.token_rows))
     result = y.clone()
     projection.add(x, result, weights, batch)
@@ -105,22 +112,39 @@ def test_overflow_of_one_adapter_leaves_all_other_rows_bit_identical(
     assert not poisoned[own].isfinite().all()
 
 
-def test_a_forgotten_row_is_read_from_the_arena_again(
+def test_matrices_are_read_in_every_step(
     weights: PoisonedWeights, projection: LoraProjection
 ) -> None:
     batch = make_batch(weights, [1, 0], [])
     x, y = draw(weights, 2)
     projection.add(x, y.clone(), weights, batch)
     weights.matrices(1, 2)[1].zero_()
-    projection.forget(1)
     result = y.clone()
     projection.add(x, result, weights, batch)
     assert_lora_close(result, reference(weights, x, y, batch))
     assert torch.equal(result[0], y[0])
 
 
-def test_forgetting_before_any_step_does_nothing(projection: LoraProjection) -> None:
-    projection.forget(0)
+@needs_cpu_library
+def test_a_row_s_bits_do_not_depend_on_the_others_nor_on_threads(weights: PoisonedWeights) -> None:
+    projection = LoraProjection(FIRST_SLICE, IN_FEATURES, OUTS)
+    prefills = [(5, 0), (2, -1), (3, 3)]
+    batch = make_batch(weights, [0, 2, 3], prefills)
+    if batch.short_rows is None:
+        pytest.skip("MKL's products depend on the number of rows")
+    x, y = draw(weights, len(batch.token_rows))
+    together = y.clone()
+    projection.add(x, together, weights, batch)
+    for token, row in enumerate(batch.token_rows.tolist()):
+        if row >= 0:
+            alone = y[token : token + 1].clone()
+            lone = make_batch(weights, [row], [])
+            projection.add(x[token : token + 1], alone, weights, lone)
+            assert torch.equal(alone[0], together[token])
+    torch.set_num_threads(2)
+    again = y.clone()
+    projection.add(x, again, weights, batch)
+    assert torch.equal(again, together)
 
 
 def test_writes_into_a_column_view_with_a_longer_row(

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from loraplex.kernels.lora_batch import (
-    MAX_VERIFIED_IN_WINDOW,
+    MAX_SHORT_TOKENS,
     TILE_TOKENS,
-    ActiveAdapter,
     AdapterRun,
     LoraBatchBuilder,
     Segment,
     plan_tiles,
 )
+from support.cpu_kernels import needs_cpu_library
 from support.lora_weights import POPULARITIES, PoisonedWeights, draw_rows, make_layout
 
 
@@ -33,74 +33,65 @@ def builder(weights: PoisonedWeights) -> LoraBatchBuilder:
     return LoraBatchBuilder(weights, torch.device("cpu"))
 
 
-def test_describes_decodes_by_adapter_and_prefills_by_segment(builder: LoraBatchBuilder) -> None:
-    runs = [AdapterRun(1, 2, 9), AdapterRun(1), AdapterRun(2, 7, 4), AdapterRun(1, 2, 9)]
+@needs_cpu_library
+def test_the_library_serves_short_sequences_and_segments_the_others(
+    builder: LoraBatchBuilder,
+) -> None:
+    many = MAX_SHORT_TOKENS + 1
+    runs = [AdapterRun(1, 2, 9), AdapterRun(1), AdapterRun(many, 7, 4), AdapterRun(2, 2, 9)]
     batch = builder.build(runs, num_decodes=2)
     assert batch is not None
-    assert batch.token_rows.tolist() == [2, -1, 7, 7, 2]
-    assert batch.token_rows.dtype == torch.int32
-    assert batch.decode_adapters == (ActiveAdapter(2, 9),)
-    assert batch.segments == (Segment(2, 4, 7), Segment(4, 5, 2))
+    assert batch.token_rows.tolist() == [2, -1, *[7] * many, 2, 2]
+    assert batch.short_rows is not None
+    assert batch.short_rows.tolist() == [2, -1, *[-1] * many, 2, 2]
+    assert batch.token_rows.dtype == batch.short_rows.dtype == torch.int32
+    assert batch.segments == (Segment(2, 2 + many, 7),)
+    assert batch.adapter_rows == {2, 7}
+    assert batch.max_rank == 5
 
 
-def test_in_fp32_decodes_are_segments_too() -> None:
-    builder = LoraBatchBuilder(make_weights(torch.float32), torch.device("cpu"))
-    runs = [AdapterRun(1), AdapterRun(1, 2, 9), AdapterRun(1, 2, 9), AdapterRun(3, 7, 4)]
-    batch = builder.build(runs, num_decodes=3, num_verified=3)
+@needs_cpu_library
+def test_long_sequences_alone_leave_the_library_nothing(builder: LoraBatchBuilder) -> None:
+    runs = [AdapterRun(1), AdapterRun(MAX_SHORT_TOKENS + 1, 7)]
+    batch = builder.build(runs, num_decodes=1)
     assert batch is not None
-    assert batch.num_decodes == 0
-    assert batch.decode_adapters == ()
+    assert batch.short_rows is None
+    assert batch.segments == (Segment(1, MAX_SHORT_TOKENS + 2, 7),)
+
+
+@pytest.mark.usefixtures("without_cpu_library")
+def test_without_a_library_all_are_segments(weights: PoisonedWeights) -> None:
+    builder = LoraBatchBuilder(weights, torch.device("cpu"))
+    runs = [AdapterRun(1), AdapterRun(1, 2, 9), AdapterRun(1, 2, 9), AdapterRun(3, 7, 4)]
+    batch = builder.build(runs, num_decodes=3)
+    assert batch is not None
+    assert batch.short_rows is None
     assert batch.segments == (Segment(1, 3, 2), Segment(3, 6, 7))
+
+
+@needs_cpu_library
+def test_the_library_serves_no_fp16() -> None:
+    builder = LoraBatchBuilder(make_weights(torch.float16), torch.device("cpu"))
+    batch = builder.build([AdapterRun(1, 2)], num_decodes=1)
+    assert batch is not None
+    assert batch.short_rows is None
+    assert batch.segments == (Segment(0, 1, 2),)
 
 
 def test_a_step_of_base_tokens_has_no_batch(builder: LoraBatchBuilder) -> None:
     assert builder.build([AdapterRun(1), AdapterRun(30)], num_decodes=1) is None
 
 
-def test_names_each_decoding_adapter_once_whatever_the_order(builder: LoraBatchBuilder) -> None:
-    runs = [AdapterRun(1, row, 1) for row in (7, 2, 7, 2, 2)]
-    batch = builder.build(runs, num_decodes=5)
-    again = builder.build(runs[::-1], num_decodes=5)
-    assert batch is not None
-    assert again is not None
-    assert batch.decode_adapters == (ActiveAdapter(2, 1), ActiveAdapter(7, 1))
-    assert again.decode_adapters == batch.decode_adapters
-    assert batch.segments == ()
-
-
-def test_adjacent_prefills_of_one_adapter_are_one_segment(builder: LoraBatchBuilder) -> None:
-    runs = [AdapterRun(4), AdapterRun(3, 2, 1), AdapterRun(5, 2, 1), AdapterRun(2, 7, 1)]
+def test_adjacent_prompts_of_one_adapter_are_one_segment(builder: LoraBatchBuilder) -> None:
+    runs = [AdapterRun(4), AdapterRun(80, 2, 1), AdapterRun(70, 2, 1), AdapterRun(90, 7, 1)]
     batch = builder.build(runs, num_decodes=0)
     assert batch is not None
-    assert batch.segments == (Segment(4, 12, 2), Segment(12, 14, 7))
-
-
-def test_a_sequence_may_decode_several_tokens(builder: LoraBatchBuilder) -> None:
-    batch = builder.build([AdapterRun(4, 2, 1), AdapterRun(2, 7, 1)], num_decodes=4)
-    assert batch is not None
-    assert batch.decode_adapters == (ActiveAdapter(2, 1),)
-    assert batch.segments == (Segment(4, 6, 7),)
+    assert batch.segments == (Segment(4, 154, 2), Segment(154, 244, 7))
 
 
 def test_decoding_tokens_must_end_with_a_sequence(builder: LoraBatchBuilder) -> None:
     with pytest.raises(AssertionError, match="end where a run ends"):
-        builder.build([AdapterRun(4, 2, 1)], num_decodes=3)
-
-
-@pytest.mark.parametrize(
-    ("num_verified", "in_window"),
-    [(MAX_VERIFIED_IN_WINDOW - 1, True), (MAX_VERIFIED_IN_WINDOW, False)],
-)
-def test_verified_tokens_are_served_as_decodes_while_they_are_few(
-    builder: LoraBatchBuilder, num_verified: int, in_window: bool
-) -> None:
-    runs = [AdapterRun(1, 2), AdapterRun(num_verified, 7), AdapterRun(5, 7)]
-    batch = builder.build(runs, num_decodes=1, num_verified=num_verified)
-    assert batch is not None
-    end = 1 + num_verified
-    assert batch.num_decodes == (end if in_window else 1)
-    assert {adapter.row for adapter in batch.decode_adapters} == ({2, 7} if in_window else {2})
-    assert batch.segments == (Segment(end if in_window else 1, end + 5, 7),)
+        builder.make_tiles([AdapterRun(4, 2, 1)], num_decodes=3)
 
 
 def test_max_rank_follows_the_adapters_of_the_step_and_their_generations(
@@ -179,12 +170,6 @@ def test_needs_are_the_highest_rank_and_whether_there_are_vectors_or_adapted_exp
     assert builder.needs([high, base], elsewhere=[]) == (5, False, False)
 
 
-def test_the_rows_of_a_step_are_those_of_all_its_adapters(builder: LoraBatchBuilder) -> None:
-    batch = builder.build([AdapterRun(1, 2), AdapterRun(1), AdapterRun(4, 7)], num_decodes=2)
-    assert batch is not None
-    assert batch.adapter_rows == {2, 7}
-
-
 def test_a_slice_sees_only_the_adapters_that_touch_it(
     weights: PoisonedWeights, builder: LoraBatchBuilder
 ) -> None:
@@ -203,5 +188,5 @@ def test_a_slice_sees_only_the_adapters_that_touch_it(
     batch = builder.build_touching(0, runs, num_decodes=5)
     assert batch is not None
     assert batch.token_rows.tolist() == [-1, touching, extended, -1, touching]
-    assert [adapter.row for adapter in batch.decode_adapters] == [touching, extended]
+    assert batch.adapter_rows == {touching, extended}
     assert builder.build_touching(0, runs[:1], num_decodes=1) is None

@@ -18,7 +18,6 @@ from loraplex.kernels.lora_batch import (
     LoraBatch,
     LoraBatchBuilder,
     LoraTiles,
-    Segment,
 )
 from loraplex.kernels.lora_experts import (
     add_expert_segments,
@@ -156,7 +155,7 @@ def test_tiles_reach_an_adapter_s_pairs_behind_those_of_the_base_in_every_expert
     pairs = sort_pairs(
         torch.arange(NUM_EXPERTS).expand(2, -1), NUM_EXPERTS, torch.tensor([-1, 0]), num_rows=1
     )
-    batch = replace(step.batch, decode_adapters=(), segments=(Segment(1, 2, 0),))
+    batch = replace(step.batch, adapter_rows=frozenset({0}))
     work = expert_tiles(pairs, batch)
     tiles = [(start, end) for start, end, row in work.tiles.tolist() if row >= 0]
     assert tiles == [(place, place + 1) for place in range(1, 2 * NUM_EXPERTS, 2)]

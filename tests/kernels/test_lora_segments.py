@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from loraplex.kernels.lora import MIN_KEPT_ADAPTERS, LoraSegments
+from loraplex.kernels.lora import add_segments
 from loraplex.kernels.lora_batch import Segment
 from loraplex.kernels.lora_reference import add_lora_reference
 from support.lora_weights import PoisonedWeights, assert_lora_close, make_layout
@@ -35,10 +36,6 @@ def make_weights(dtype: torch.dtype = torch.float32) -> PoisonedWeights:
     return weights
 
 
-def make_segments() -> LoraSegments:
-    return LoraSegments(FIRST_SLICE, IN_FEATURES, OUTS)
-
-
 def draw(num_tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, IN_FEATURES, generator=generator)
@@ -47,7 +44,6 @@ def draw(num_tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, T
 
 
 def run(
-    segments: LoraSegments,
     weights: PoisonedWeights,
     x: Tensor,
     y: Tensor,
@@ -59,7 +55,7 @@ def run(
         if row >= 0:
             parts.append(Segment(start, start + length, row))
         start += length
-    segments.add(x, result, weights, parts)
+    add_segments(x, result, weights, parts, first_slice=FIRST_SLICE, slice_outs=OUTS)
     return result
 
 
@@ -79,7 +75,7 @@ def test_segments_equal_the_reference(dtype: torch.dtype, lengths: tuple[int, ..
     weights = make_weights(dtype)
     runs = [(-1, 3), *enumerate(lengths)]
     x, y = draw(3 + sum(lengths), dtype)
-    result = run(make_segments(), weights, x, y, runs)
+    result = run(weights, x, y, runs)
     assert_lora_close(result, reference(weights, x, y, runs))
     assert torch.equal(result[:3], y[:3])
 
@@ -88,63 +84,21 @@ def test_segments_equal_the_reference(dtype: torch.dtype, lengths: tuple[int, ..
 def test_segments_equal_the_reference_while_adapters_leave_and_others_take_over_their_rows(
     dtype: torch.dtype,
 ) -> None:
-    """Whether the kernel is told that a row's adapter leaves, or finds another one there."""
     rng = random.Random(0)
-    weights, segments = make_weights(dtype), make_segments()
+    weights = make_weights(dtype)
     resident = set(range(len(RANKS)))
     for _ in range(200):
         row = rng.randrange(8)
         if row in resident and rng.random() < 0.7:
             resident.remove(row)
             weights.remove(row)
-            if rng.random() < 0.5:
-                segments.forget(row)
         if row not in resident:
             weights.put(row, rng.choice(RANKS))
             resident.add(row)
         runs = [(rng.choice([*sorted(resident), -1]), rng.randint(1, 4)) for _ in range(5)]
         x, y = draw(sum(length for _, length in runs), dtype)
-        result = run(segments, weights, x, y, runs)
+        result = run(weights, x, y, runs)
         assert_lora_close(result, reference(weights, x, y, runs))
-
-
-def test_an_adapter_is_found_once_and_read_in_every_step() -> None:
-    weights, segments = make_weights(), make_segments()
-    x, y = draw(4)
-    runs = [(3, 1), (4, 3)]
-    run(segments, weights, x, y, runs)
-    held = dict(segments._matrices)
-    weights.matrices(3, 2)[1].mul_(3)
-    assert_lora_close(run(segments, weights, x, y, runs), reference(weights, x, y, runs))
-    assert all(segments._matrices[row] is matrices for row, matrices in held.items())
-
-
-def test_nothing_points_to_a_forgotten_adapter() -> None:
-    weights, segments = make_weights(), make_segments()
-    x, y = draw(2)
-    run(segments, weights, x, y, [(3, 1), (4, 1)])
-    segments.forget(3)
-    assert set(segments._matrices) == {4}
-
-
-def test_views_are_kept_of_as_many_adapters_as_a_step_has_and_of_few_others() -> None:
-    num_rows = MIN_KEPT_ADAPTERS + 20
-    weights = PoisonedWeights(LAYOUT, num_rows=num_rows, capacity=1 << 17)
-    for row in range(num_rows):
-        weights.put(row, {1 + row % 3: 1})
-    segments, (x, y) = make_segments(), draw(num_rows)
-    for rows in (range(20), range(num_rows), range(num_rows), range(num_rows - 1, 0, -1)):
-        runs = [(row, 1) for row in rows]
-        own = slice(len(runs))
-        result = run(segments, weights, x[own], y[own], runs)
-        assert_lora_close(result, reference(weights, x[own], y[own], runs))
-        assert len(segments._matrices) >= len(runs)
-    held = list(segments._matrices.values())
-    run(segments, weights, x[:1], y[:1], [(0, 1)])
-    assert all(any(m is h for h in held) for m in segments._matrices.values())
-    weights.put(5, {1: 2})
-    run(segments, weights, x[:1], y[:1], [(5, 1)])
-    assert len(segments._matrices) == MIN_KEPT_ADAPTERS
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
@@ -155,14 +109,15 @@ def test_a_decoding_token_gets_the_same_bits_whoever_shares_its_step(num_tokens:
     for row in range(2):
         weights.put(row, {0: 8, 1: 8})
     x, y = torch.randn(20, in_features), torch.randn(20, sum(outs))
-
-    def compute(x: Tensor, y: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
-        return run(LoraSegments(0, in_features, outs), weights, x, y, runs)
-
-    crowd = compute(x, y, [(0, 5), (1, num_tokens), (0, 15 - num_tokens)])
+    bounds = pairwise((0, 5, 5 + num_tokens, 20))
+    segments = [Segment(start, end, index % 2) for index, (start, end) in enumerate(bounds)]
+    crowd = y.clone()
+    add_segments(x, crowd, weights, segments, first_slice=0, slice_outs=outs)
     for token in range(5, 5 + num_tokens):
-        own = slice(token, token + 1)
-        assert torch.equal(crowd[own], compute(x[own], y[own], [(1, 1)]))
+        own, alone = slice(token, token + 1), y[token : token + 1].clone()
+        lone = [Segment(0, 1, 1)]
+        add_segments(x[own], alone, weights, lone, first_slice=0, slice_outs=outs)
+        assert torch.equal(crowd[own], alone)
 
 
 @DTYPES
@@ -171,22 +126,13 @@ def test_a_decoding_token_gets_the_same_bits_whoever_shares_its_step(num_tokens:
 def test_overflow_stays_in_the_tokens_it_comes_from(
     dtype: torch.dtype, length: int, poison: float
 ) -> None:
-    weights, segments = make_weights(dtype), make_segments()
+    weights = make_weights(dtype)
     runs = [(3, length), (4, length), (3, length), (-1, 1)]
     x, y = draw(3 * length + 1, dtype)
-    clean = run(segments, weights, x, y, runs)
+    clean = run(weights, x, y, runs)
     x[0] = poison
-    spoilt = run(segments, weights, x, y, runs)
+    spoilt = run(weights, x, y, runs)
     assert not spoilt[0].isfinite().all()
     assert torch.equal(spoilt[1:], clean[1:])
     x, y = draw(3 * length + 1, dtype)
-    assert torch.equal(run(segments, weights, x, y, runs), clean), "nothing is left of it"
-
-
-def test_what_was_made_in_inference_mode_serves_outside_of_it() -> None:
-    weights, segments = make_weights(), make_segments()
-    x, y = draw(3)
-    runs = [(4, 1), (3, 2)]
-    with torch.inference_mode():
-        run(segments, weights, x, y, runs)
-    assert_lora_close(run(segments, weights, x, y, runs), reference(weights, x, y, runs))
+    assert torch.equal(run(weights, x, y, runs), clean), "nothing is left of it"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.block import BlockPlan
-from loraplex.adapters.copy_budget import CopyBudget
 from loraplex.adapters.layout import BaseLayout, Projection, Slice
 
 GAP_ELEMENTS = 64
@@ -44,7 +43,6 @@ class PoisonedWeights:
         self.table = torch.zeros(num_rows, len(layout.slices), 3, dtype=torch.int64, device=device)
         self.vectors = torch.full_like(self.table, -1)
         self.generations = [0] * num_rows
-        self.copy_budget = CopyBudget(1 << 40)
         self._row_tables: list[list[list[int]]] = self.table.tolist()
         self.row_auxiliary: list[dict[int, object]] = [{} for _ in range(num_rows)]
         self.replacing_rows: set[int] = set()

@@ -1,8 +1,8 @@
 """The memory of the engine's adapters, relative to the sum of their actual sizes.
 
-It counts the arena, the tables of its rows, the decode windows after every adapter has decoded,
-and the loader threads' buffers. The adapters include all kinds that waste memory in systems with
-slots of one size. Nothing is loaded from disk, because the bytes do not depend on the values.
+It counts the arena, the tables of its rows and the loader threads' buffers. The adapters include
+all kinds that waste memory in systems with slots of one size. Nothing is loaded from disk, because
+the bytes do not depend on the values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from loraplex.adapters.host_cache import PIECE_ELEMENTS
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.memory.plan import WINDOW_FRACTION
-from loraplex.kernels.lora_batch import ActiveAdapter
-from loraplex.kernels.lora_window import LoraWindow
 
 NUM_LAYERS = 32
 NUM_EXPERTS = 8
@@ -36,12 +33,11 @@ class ReservedBytes(NamedTuple):
     """Elements of all adapters' tensors, in the serving type."""
     arena: int
     table: int
-    windows: int
     staging: int
 
     @property
     def ratio(self) -> float:
-        return (self.arena + self.table + self.windows + self.staging) / self.true
+        return (self.arena + self.table + self.staging) / self.true
 
 
 def make_mixed_layout() -> BaseLayout:
@@ -100,30 +96,21 @@ def true_elements(plan: BlockPlan) -> int:
 
 
 def measure_reserved_bytes(dtype: torch.dtype = torch.bfloat16) -> ReservedBytes:
-    """Fill an arena with one adapter of each sort, and let all of them decode."""
+    """Fill an arena with one adapter of each sort."""
     layout = make_mixed_layout()
     plans = list(mixed_plans(layout))
     capacity_bytes = sum(plan.num_elements for plan in plans) * dtype.itemsize
-    arena = Arena(
-        layout,
-        capacity_bytes,
-        dtype,
-        torch.device("cpu"),
-        copy_bytes=int(capacity_bytes * WINDOW_FRACTION),
-    )
-    active = []
+    arena = Arena(layout, capacity_bytes, dtype, torch.device("cpu"))
     for index, plan in enumerate(plans):
         key = AdapterKey("tenant", f"sha256:{index}")
         placement = arena.place(key, plan.num_elements, plan.table, plan.placed_auxiliary)
         assert placement is not None, "the arena is as large as all of them"
         arena.publish(placement)
-        active.append(ActiveAdapter(placement.row, placement.generation))
     num_threads = EngineConfig("model").num_loader_threads
     return ReservedBytes(
         true=sum(map(true_elements, plans)) * dtype.itemsize,
         arena=arena.used_bytes,
         table=arena.table.nbytes + arena.vectors.nbytes,
-        windows=sum(window.num_bytes for window in _windows_after_decoding(arena, layout, active)),
         staging=num_threads * PIECE_ELEMENTS * (torch.float32.itemsize + torch.float32.itemsize),
     )
 
@@ -131,26 +118,3 @@ def measure_reserved_bytes(dtype: torch.dtype = torch.bfloat16) -> ReservedBytes
 def reserved_over_true() -> float:
     """Reserved bytes over true bytes: 1 is what there is to reach."""
     return measure_reserved_bytes().ratio
-
-
-def _windows_after_decoding(
-    arena: Arena, layout: BaseLayout, active: list[ActiveAdapter]
-) -> Iterator[LoraWindow]:
-    """The window of every projection, behind a step in which each adapter decodes one token."""
-    rows = torch.tensor([adapter.row for adapter in active], dtype=torch.int32)
-    for projection, indices in layout.projection_ranges():
-        if any(part.kind is not SliceKind.LINEAR for part in projection.slices):
-            continue  # experts and embeddings are computed from the arena
-        outs = tuple(part.out_features for part in projection.slices)
-        window = LoraWindow(
-            indices.start,
-            projection.in_features,
-            outs,
-            dtype=arena.flat.dtype,
-            budget=arena.copy_budget,
-        )
-        x = torch.zeros(len(active), projection.in_features, dtype=arena.flat.dtype)
-        y = torch.zeros(len(active), sum(outs), dtype=arena.flat.dtype)
-        for _ in range(2):  # a newcomer joins in its second step
-            window.add(x, y, arena, rows, tuple(active))
-        yield window
