@@ -3,8 +3,9 @@
     make trace-step          ARGS="--json -": one JSON object on standard output; or a file
 
 Requests of the base and of adapters of two tenants decode together on a tiny base. Traced is one
-`EngineCore.step` once all of them decode; the bar is for it. `EngineCore.handle` on the last
-request's message is traced apart: what it calls besides is listed after the step. A function of
+`EngineCore.step` once all of them decode; the bar is for it. The model's layers are transformers'
+own, as on a machine without a compiler. What the CPU's library adds to such a step is listed after
+it, and so is what `EngineCore.handle` on the last request's message calls besides. A function of
 `loraplex` counts once, by its file and qualified name; comprehensions and generator expressions do
 not count.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import pytest
 from benchmarks.timed_engine import SMOKE_SHAPE, make_model
 
 from loraplex.adapters.identity import AdapterKey
@@ -28,7 +30,9 @@ from loraplex.api.bench.models import make_adapter
 from loraplex.engine import core
 from loraplex.engine.messages import GenerationRequest, Submit
 from loraplex.engine.sampling_params import SamplingParams
+from support.cpu_kernels import remove_cpu_library
 from support.engine import LocalEngine
+from support.fused import own_rotary_afterwards
 
 MAX_FUNCTIONS, MAX_FILES = 128, 25
 RANKS = {"acme": (4, 8), "bolt": (8, 16)}
@@ -79,6 +83,7 @@ class Trace:
 
 def trace_step(home: Path) -> tuple[Trace, Trace]:
     """Trace one decode step of requests under all adapters and under none, and one message."""
+    home.mkdir()
     clock = count(step=CLOCK_SECONDS).__next__
     base = make_model(home, SMOKE_SHAPE)
     engine = LocalEngine(base, home, dtype="float32", clock=clock)
@@ -121,25 +126,38 @@ def _message(number: int, adapter: AdapterKey | None) -> Submit:
     return Submit(GenerationRequest(f"traced-{number}", tenant_id, prompt, sampling, adapter))
 
 
-def report(step: Trace, submission: Trace) -> dict[str, Any]:
+def trace_all(home: Path) -> tuple[Trace, Trace, Trace]:
+    """The step and the message without the CPU's library, and the step with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        remove_cpu_library(patch)
+        step, submission = trace_step(home / "plain")
+    with own_rotary_afterwards():
+        return step, submission, trace_step(home / "library")[0]
+
+
+def report(step: Trace, submission: Trace, library: Trace) -> dict[str, Any]:
     functions, files = step.num_functions, len(step.by_file)
     return {
         "functions": functions,
         "files": files,
         "is_within_bar": functions <= MAX_FUNCTIONS and files <= MAX_FILES,
         "by_file": step.by_file,
+        "library": library.without(step).by_file,
         "submission": submission.without(step).by_file,
     }
 
 
-def as_text(step: Trace, submission: Trace) -> str:
-    verdict = "holds" if report(step, submission)["is_within_bar"] else "is missed"
+def as_text(step: Trace, submission: Trace, library: Trace) -> str:
+    verdict = "holds" if report(step, submission, library)["is_within_bar"] else "is missed"
     counts = f"{step.num_functions} functions in {len(step.by_file)} files"
-    rest = submission.without(step)
+    rest, added = submission.without(step), library.without(step)
     return "\n".join(
         [
             f"One decode step: {counts}; the bar of {MAX_FUNCTIONS} in {MAX_FILES} {verdict}",
             *_listed(step),
+            "",
+            f"With the CPU's library: {added.num_functions} in {len(added.by_file)} files",
+            *_listed(added),
             "",
             f"Besides, the message of a new request: {rest.num_functions} functions",
             *_listed(rest),
@@ -159,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write JSON to this file; - prints it alone")
     target: Path | None = parser.parse_args(arguments).json
     with tempfile.TemporaryDirectory() as home:
-        traces = trace_step(Path(home))
+        traces = trace_all(Path(home))
     is_alone = target == Path("-")
     print(json.dumps(report(*traces)) if is_alone else as_text(*traces))
     if target and not is_alone:

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import cpu_library
 from .attention_cpu import attend_group
 from .kv_pages import GatherBuffer, KvPages
 
@@ -123,25 +124,18 @@ def paged_attention(
     The step's own keys and values must have been written. Queries see themselves and the preceding
     tokens of their sequence.
     """
-    if not q.is_cuda:
-        return _attend_on_cpu(q, keys, values, batch, options)
-    from . import attention_triton  # Triton is not installed everywhere
-
-    assert not batch.chunks, "on CUDA a chunk is a group"
     out = q.new_empty(*q.shape[:2], values.dim)
+    if q.is_cuda:
+        from . import attention_triton  # Triton is not installed everywhere
+
+        assert not batch.chunks, "on CUDA a chunk is a group"
+        for group in batch.groups:
+            attention_triton.attend_group(q, out, keys, values, group, options)
+        return out
+    left, attend = [], cpu_library.function("attend", q.dtype)
     for group in batch.groups:
-        attention_triton.attend_group(q, out, keys, values, group, options)
-    return out
-
-
-def _attend_on_cpu(
-    q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch, options: AttentionOptions
-) -> Tensor:
-    """Groups by the CPU library where it serves them, the others and all chunks by PyTorch."""
-    out = q.new_empty(*q.shape[:2], values.dim)
-    left = [
-        group for group in batch.groups if not attend_group(q, out, keys, values, group, options)
-    ]
+        if attend is None or not attend_group(attend, q, out, keys, values, group, options):
+            left.append(group)
     if left or batch.chunks:
         _attend_gathered(q, out, keys, values, replace(batch, groups=tuple(left)), options)
     return out

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from . import cpu_library
 from .kv_pages import KvPages
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class _Layer(ctypes.Structure):
 
 
 def attend_group(
+    attend: Callable[..., None],
     q: Tensor,
     out: Tensor,
     keys: KvPages,
@@ -49,13 +50,13 @@ def attend_group(
     group: SequenceGroup,
     options: AttentionOptions,
 ) -> bool:
-    """Write the group's rows of `out [num_tokens, num_heads, value_dim]`.
+    """Write the group's rows of `out [num_tokens, num_heads, value_dim]` with `attend`, the
+    library's function for q's dtype.
 
-    Returns False, without effect, for what the library does not serve: quantized pages, trees,
-    other dtypes and sizes.
+    Returns False, without effect, for what the library does not serve: quantized pages, trees and
+    other sizes.
     """
-    function = cpu_library.function("attend", q.dtype)
-    if function is None or group.ancestors is not None or not _are_served(q, keys, values):
+    if group.ancestors is not None or not _are_served(q, keys, values):
         return False
     sinks = None if options.sinks is None else options.sinks.float().contiguous()
     layer = _layer(
@@ -73,7 +74,7 @@ def attend_group(
         None if begins is None else begins.data_ptr(),
         *(*group.rows.shape, group.block_tables.shape[1], torch.get_num_threads()),
     )
-    function(
+    attend(
         *(ctypes.addressof(task), ctypes.addressof(layer), q.data_ptr()),
         *(keys.data.data_ptr(), values.data.data_ptr(), out.data_ptr()),
     )

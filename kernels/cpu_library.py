@@ -47,13 +47,9 @@ class CpuLibrary(NamedTuple):
     detail: str
 
 
+@cache
 def function(name: str, dtype: torch.dtype) -> Callable[..., None] | None:
     """A function for elements of this type; None where PyTorch's operations serve."""
-    return _function(name, dtype)
-
-
-@cache
-def _function(name: str, dtype: torch.dtype) -> Callable[..., None] | None:
     functions = cpu_library().functions
     if functions is None or dtype not in _DTYPES:
         return None

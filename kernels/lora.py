@@ -14,9 +14,10 @@ from torch import Tensor
 
 from .lora_batch import LoraBatch, Segment
 from .lora_cpu import CpuLora
-from .lora_matrices import Entries, entries_of, slice_b, stacked_a
 from .lora_weights import AdapterWeights
 
+Entries = Sequence[Sequence[int]]
+"""(a_offset, b_offset, rank) of each slice of a projection."""
 MAX_ROWS_ALONE = 2
 """In fp32, segments of up to this many rows are multiplied row by row: MKL distributes even the
 smallest matrix product over its threads, and adds in another order for one row than for two."""
@@ -151,7 +152,7 @@ def add_segments(
     # In half types vectors are no faster, and fp16 would round a little more.
     max_alone = MAX_ROWS_ALONE if x.dtype == torch.float32 else 0
     for segment in segments:
-        entries = entries_of(weights, segment.row, first_slice, len(slice_outs))
+        entries = weights.row_tables[segment.row][first_slice : first_slice + len(slice_outs)]
         if any(entry[2] for entry in entries):
             rows = slice(segment.start, segment.end)
             add = _add_alone if segment.end - segment.start <= max_alone else _add_together
@@ -160,12 +161,12 @@ def add_segments(
 
 def _add_alone(x: Tensor, columns: Sequence[Tensor], flat: Tensor, entries: Entries) -> None:
     """Add the delta of each row by itself."""
-    a = stacked_a(flat, entries, x.shape[1])
+    a = _stacked_a(flat, entries, x.shape[1])
     for token, row in enumerate(x):
         parts = torch.mv(a, row).split_with_sizes([entry[2] for entry in entries])
         for column, entry, h in zip(columns, entries, parts, strict=True):
             if entry[2]:
-                column[token].addmv_(slice_b(flat, entry, column.shape[1]).T, h)
+                column[token].addmv_(_slice_b(flat, entry, column.shape[1]).T, h)
 
 
 def _add_together(x: Tensor, columns: Sequence[Tensor], flat: Tensor, entries: Entries) -> None:
@@ -173,8 +174,21 @@ def _add_together(x: Tensor, columns: Sequence[Tensor], flat: Tensor, entries: E
     num_rows = x.shape[0]
     # A single row is summed in another order than several. Duplicating it makes a token's rounding
     # depend less on the other rows of its step.
-    h = (x if num_rows > 1 else x.expand(2, -1)) @ stacked_a(flat, entries, x.shape[1]).T
+    h = (x if num_rows > 1 else x.expand(2, -1)) @ _stacked_a(flat, entries, x.shape[1]).T
     parts = h[:num_rows].split_with_sizes([entry[2] for entry in entries], dim=1)
     for column, entry, own in zip(columns, entries, parts, strict=True):
         if entry[2]:
-            column.addmm_(own, slice_b(flat, entry, column.shape[1]))
+            column.addmm_(own, _slice_b(flat, entry, column.shape[1]))
+
+
+def _stacked_a(flat: Tensor, entries: Entries, in_features: int) -> Tensor:
+    """The A matrices of the touched slices, one under another: `[sum of ranks, in_features]`."""
+    num_rows = sum([entry[2] for entry in entries])
+    start = next((entry[0] for entry in entries if entry[2]), 0)
+    return flat.as_strided((num_rows, in_features), (in_features, 1), start)
+
+
+def _slice_b(flat: Tensor, entry: Sequence[int], out_features: int) -> Tensor:
+    """One slice's B, `[rank, out_features]`."""
+    _, start, rank = entry
+    return flat.as_strided((rank, out_features), (out_features, 1), start)
