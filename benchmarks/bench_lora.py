@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +120,14 @@ class Model:
         ]
         self.linears = [self._linear(*projection) for projection in self.projections]
 
-    def batch(self, rows: Sequence[int], *, num_decodes: int) -> LoraBatch:
-        """A step of one token per row entry."""
+    def batch(self, rows: Sequence[int], *, num_decodes: int, in_segments: bool) -> LoraBatch:
+        """A step of one token per row entry; `in_segments`: none of it is the CPU library's."""
         runs = [AdapterRun(1, row, self.generations[row]) for row in rows]
         batch = self.builder.build(runs, num_decodes=num_decodes)
         assert batch is not None
+        if in_segments:  # every adapter changes the first slice
+            segments = self.builder.segments_touching(0, runs)
+            return replace(batch, short_rows=None, segments=segments)
         return batch
 
     def run_base(self, inputs: dict[int, Tensor]) -> None:
@@ -233,8 +236,9 @@ def time_base(model: Model, num_tokens: int) -> float:
 
 def time_case(model: Model, case: Case, base_milliseconds: float) -> Timing:
     num_tokens = len(case.rows)
-    is_short = case.way == "library" or (case.way == "triton" and case.phase != "prefill")
-    batch = model.batch(case.rows, num_decodes=num_tokens if is_short else 0)
+    num_decodes = 0 if case.phase == "prefill" else num_tokens
+    is_segmented = case.way == "segments"
+    batch = model.batch(case.rows, num_decodes=num_decodes, in_segments=is_segmented)
     inputs, outputs = model.inputs(num_tokens), model.outputs(num_tokens)
     run = model.run_reference if case.way == "reference" else model.run_lora
     milliseconds = _milliseconds(lambda: run(inputs, outputs, batch), model.device)

@@ -127,13 +127,14 @@ class LoraBatchBuilder:
         if not rows:
             return None
         short, long = self._divide(runs)
+        tiles = self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None
         return LoraBatch(
             token_rows=self._to_device(_token_rows(runs)),
             short_rows=self._to_device(_token_rows(short)) if short else None,
             segments=tuple(_segments(long, 0)),
             adapter_rows=rows,
-            max_rank=self._max_rank_of(runs),
-            tiles=self.make_tiles(runs, num_decodes=num_decodes) if self._is_cuda else None,
+            max_rank=tiles.max_rank if tiles else self._max_rank_of(runs),
+            tiles=tiles,
             launches_vectors=self._is_cuda and bool(self._rows_with_auxiliary(runs)),
             auxiliary=self._auxiliary(runs),
         )

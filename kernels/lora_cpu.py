@@ -51,7 +51,7 @@ class CpuLora:
                 *(table.shape[1], self._first_slice, len(self._slice_outs), self._in_features),
             )
         num_tokens, max_ranks = x.shape[0], max_rank * len(self._slice_outs)
-        hidden = torch.empty(num_tokens, max_ranks)
+        hidden = torch.empty(num_tokens, max_ranks, dtype=torch.float32)
         function(
             *(ctypes.addressof(self._described), weights.flat.data_ptr()),
             *(x.data_ptr(), y.data_ptr(), token_rows.data_ptr(), hidden.data_ptr()),

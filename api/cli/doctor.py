@@ -72,7 +72,7 @@ def _installation() -> Iterator[Finding]:
             yield Finding(name, OK, version(name))
     yield Finding("device", OK, _device())
     if importlib.util.find_spec("torch") is not None:
-        yield _cpu_kernels()
+        yield _look("CPU kernels", _cpu_kernels)
 
 
 def _cpu_kernels() -> Finding:
@@ -196,10 +196,10 @@ def _fused_layers() -> Iterator[Finding]:
     try:
         with open_client() as client:
             servers = client.admin.get("/memory")["servers"]
-    except CommandFailed:  # what is wrong with the key has been said
+    except (CommandFailed, ValueError):  # the findings above say what is wrong
         return
     for each in servers:
-        for line in each["plan"]:
+        for line in each.get("plan", ()):  # an older server tells none
             if line.startswith("fused: "):
                 yield Finding("fused layers", OK, line.removeprefix("fused: "))
 

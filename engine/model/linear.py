@@ -121,10 +121,10 @@ class FusedProjection:
         step = current_forward.get()
         lora = step.lora if step else None
         if lora is None or self._adapters is None:
-            y: Tensor = self.linear.forward(rows)
+            y: Tensor = self.linear(rows)
         else:
             lora_hidden = self._adapters.begin(rows, lora) if lora.side_stream else None
-            y = self.linear.forward(rows)
+            y = self.linear(rows)
             self._adapters.add(rows, y, lora, lora_hidden)
         return y.view(*x.shape[:-1], y.shape[-1])
 
