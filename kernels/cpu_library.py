@@ -33,6 +33,7 @@ _SIGNATURES = {
     "rms_norm": (_P, _P, _P, _N, _N, _F, _N, _N),
     "rotary": (_P, _P, _P, _P, _N, _N, _N, _N, _N, _N),
     "gated_activation": (_P, _P, _P, _N, _N, _N, _N, _N, _N),
+    "linear": (_P, _P, _P, _P, _N, _N, _N, _N),
     "attend": (_P, _P, _P, _P, _P, _P),
     "add_lora": (_P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N),
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 from .int4_linear import Int4Linear
 from .int8_linear import Int8Linear
 from .linear import DenseLinear, Linear, PackedLinear
+from .linear_cpu import PanelLinear, serves_linear
 
 Bits = Literal[4, 8]
 """Bits of a quantized weight."""
@@ -31,6 +32,9 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, bits: Bits | None
 
 
 def _pack_exactly(weight: Tensor, bias: Tensor | None) -> Linear:
+    has_fast_bfloat16 = weight.dtype is torch.bfloat16 and _has_onednn(weight.dtype)
+    if serves_linear(weight) and not has_fast_bfloat16:
+        return PanelLinear(weight, bias)
     if weight.device.type == "cpu" and _has_onednn(weight.dtype):
         return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)

@@ -27,7 +27,7 @@ def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
         shared_bytes=sum(weight.nbytes for weight in shared)
         + sum(linear.weight_bytes for linear in base.linears),
         shared_parameters=sum(linear.in_features * linear.out_features for linear in linears),
-        head_parameters=_head(base.model).numel(),
+        head_parameters=_num_head_parameters(base.model),
         kv_reads=kv_reads,
         expert_bytes=sum(weight.nbytes for weight in experts),
         expert_parameters=sum(weight.numel() for weight in experts),
@@ -38,7 +38,7 @@ def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
 def _weights_read_whole(model: PreTrainedModel) -> Iterator[Tensor]:
     """All weights except tables of which a step reads a few rows; a tied table is the output head
     too."""
-    head = _head(model)
+    head = model.get_output_embeddings().weight
     tables = {
         id(module.weight)
         for module in model.modules()
@@ -49,10 +49,9 @@ def _weights_read_whole(model: PreTrainedModel) -> Iterator[Tensor]:
             yield parameter
 
 
-def _head(model: PreTrainedModel) -> Tensor:
-    weight = model.get_output_embeddings().weight
-    assert isinstance(weight, Tensor)
-    return weight
+def _num_head_parameters(model: PreTrainedModel) -> int:
+    head = model.get_output_embeddings()
+    return int(head.in_features) * int(head.out_features)
 
 
 def _num_experts(config: Any) -> int:

@@ -83,9 +83,9 @@ class BaseModel:
     @property
     def embedding_size(self) -> int:
         """The size of the last layer's hidden states, the input of the output head."""
-        weight = self.model.get_output_embeddings().weight
-        assert isinstance(weight, Tensor)
-        return weight.shape[-1]
+        size = self.model.get_output_embeddings().in_features
+        assert isinstance(size, int)
+        return size
 
     @property
     def head_name(self) -> str | None:
@@ -153,8 +153,11 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     is_quantized = engine.quantization is not Quantization.NONE
+    is_packed_smaller = is_quantized or (
+        device.type == "cpu" and dtype is torch.float32 and config.dtype is torch.bfloat16
+    )
     model = load_weights(
-        model_dir, config, dtype, device, left_stored=decoder_linears if is_quantized else None
+        model_dir, config, dtype, device, left_stored=decoder_linears if is_packed_smaller else None
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
@@ -291,6 +294,8 @@ def _replace_group(
         )
     )
     weight = torch.cat([_as_rows(module, weight_values(module)) for _, module in group])
+    if quantization is Quantization.NONE:
+        weight = weight.to(_weight(group[0][1]).dtype)
     linear = pack_linear(weight, _bias(group), bits=quantization.bits)
     fused = FusedProjection(projection, linear)
     for index, (name, _) in enumerate(group):
@@ -305,13 +310,17 @@ def _as_rows(module: nn.Module, weight: Tensor) -> Tensor:
 
 
 def _in_features(module: nn.Module) -> int:
-    assert isinstance(module.weight, Tensor)
-    return int(_as_rows(module, module.weight).shape[1])
+    return int(_as_rows(module, _weight(module)).shape[1])
 
 
 def _out_features(module: nn.Module) -> int:
+    return int(_as_rows(module, _weight(module)).shape[0])
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """In the serving dtype; without values if they are left in their file."""
     assert isinstance(module.weight, Tensor)
-    return int(_as_rows(module, module.weight).shape[0])
+    return module.weight
 
 
 def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:

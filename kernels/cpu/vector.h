@@ -113,7 +113,7 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
 #endif
 }
 
-inline Vector filled(float x) { return Vector{} + x; }
+inline Vector filled(float x) { return x - Vector{}; }
 
 inline float sum(Vector x) {
     float elements[WIDTH];

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from loraplex.kernels.int4_linear import Int4Linear
 from loraplex.kernels.int8_linear import Int8Linear
 from loraplex.kernels.linear import DenseLinear, Linear, PackedLinear
+from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.linear_packing import Bits, pack_linear
+from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.quantized import rounded_weight
 
 SIZES = pytest.mark.parametrize(
@@ -41,21 +43,24 @@ def test_packs_codes_when_asked_and_keeps_the_values_otherwise() -> None:
     torch.testing.assert_close(pack_linear(weight)(x), x @ weight.T)
 
 
+@needs_cpu_library
+def test_packs_fp32_for_the_library_and_bf16_for_onednn_where_the_processor_multiplies_it() -> None:
+    weight, x = torch.randn(8, 16), torch.randn(3, 16)
+    assert type(pack_linear(weight)) is PanelLinear
+    packed = pack_linear(weight.bfloat16())
+    is_supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert type(packed) is (PackedLinear if is_supported else PanelLinear)
+    assert packed(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(packed(x.bfloat16()).float(), x @ weight.T, rtol=5e-2, atol=1e-1)
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
-def test_fp32_rows_computed_together_equal_those_computed_alone() -> None:
+def test_packs_fp32_for_onednn_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_cpu_library(monkeypatch)
     packed, x = pack_linear(torch.randn(96, 256)), torch.randn(9, 256)
     assert type(packed) is PackedLinear
     alone = torch.cat([packed(row) for row in x.split(1)])
     torch.testing.assert_close(packed(x), alone, rtol=1e-6, atol=1e-5)
-
-
-def test_packs_bf16_for_onednn_only_where_the_processor_multiplies_it() -> None:
-    weight, x = torch.randn(8, 16), torch.randn(3, 16)
-    packed = pack_linear(weight.bfloat16())
-    is_supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert type(packed) is (PackedLinear if is_supported else DenseLinear)
-    assert packed(x.bfloat16()).dtype == torch.bfloat16
-    torch.testing.assert_close(packed(x.bfloat16()).float(), x @ weight.T, rtol=5e-2, atol=1e-1)
 
 
 @pytest.mark.parametrize(("bits", "bound"), [(None, 1e-5), (8, 1e-5), (4, 2**-8)])
