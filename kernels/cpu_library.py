@@ -35,6 +35,8 @@ _SIGNATURES = {
     "gated_activation": (_P, _P, _P, _N, _N, _N, _N, _N, _N),
     "linear": (_P, _P, _P, _P, _N, _N, _N, _N),
     "attend": (_P, _P, _P, _P, _P, _P),
+    "gumbel_noise": (_P, _P, _N, _P, _N, _N, _N),
+    "penalize": (_P, _P, _N, _P, _P, _N, _F, _F, _F),
     "add_lora": (_P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N),
 }
 """The parameters of the library's functions, in the order of their declarations."""

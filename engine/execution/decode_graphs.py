@@ -35,6 +35,7 @@ from ..model.output_head import head_inputs
 from ..transfers import to_device
 from .decode_inputs import DecodeInputs, DecodeLayout
 from .pooling import last_hidden_states
+from .sampler import finite_rows
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +260,7 @@ class DecodeGraphs:
                 inputs.row_numbers(num_rows),
                 out=self._logits[:num_rows],
             )
-        torch.all(logits.isfinite(), -1, out=self._are_finite[:num_rows])
+        finite_rows(logits, out=self._are_finite[:num_rows])
         if self._token_states is None:
             self._token_states = states[0].new_zeros(len(self._logits), states[0].shape[-1])
         self._token_states[:num_rows].copy_(states[0])

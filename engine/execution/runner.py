@@ -23,6 +23,7 @@ from ..transfers import HostCopy, to_device
 from .decode_graphs import DecodeGraphs
 from .execution import Sampled
 from .pooling import last_hidden_states
+from .sampler import finite_rows
 
 MAX_PROMPT_READS = 1 << 18
 """Positions that the rows of prompts read in a replayed step, each row separately: that many take
@@ -42,11 +43,6 @@ class StepOutput(NamedTuple):
     token_states: Tensor | None = None
     """`[num_tokens, hidden_size]` for all rows, kept or not: the output of the last layer; None in
     an eager step unless an embedding is requested."""
-
-    @classmethod
-    def of(cls, logits: Tensor, hidden_states: Tensor | None = None) -> StepOutput:
-        """The output with these logits."""
-        return cls(logits, HostCopy(logits.isfinite().all(-1)), hidden_states)
 
     @property
     def finite(self) -> list[bool]:
@@ -229,7 +225,7 @@ class ModelRunner:
         except BaseException:
             self._base.forget_step()
             raise
-        return StepOutput.of(logits, seen[0][0] if seen else None)
+        return StepOutput(logits, HostCopy(finite_rows(logits)), seen[0][0] if seen else None)
 
     def _step_adapters(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels import cpu_library
 from ..messages import TokenLogprob, TokenLogprobs
 from ..request import Request
 from ..sampling_params import SamplingParams
@@ -102,7 +103,8 @@ def perturbed(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         drawn_rows = [rows[index] for index in drawn]
         noise = gumbel_noise(*_counters(drawn_rows, logits.device), logits.shape[-1])
         if len(drawn) == len(rows):
-            return noise.add_(_log_weights(adjusted, drawn_rows))
+            out = None if adjusted is logits else adjusted
+            return noise.add_(_log_weights(adjusted, drawn_rows, out=out))
         adjusted = adjusted.clone() if adjusted is logits else adjusted
         chosen = to_device(drawn, logits.device)
         noise.add_(_log_weights(adjusted[chosen], drawn_rows))
@@ -164,6 +166,12 @@ class LogprobsCopy:
         ]
 
 
+def finite_rows(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """bool `[num_rows]`: whether all of a row's logits are numbers."""
+    # Inf and NaN times zero are NaN. `isfinite` takes nine times as long on the CPU.
+    return torch.eq((logits * 0.0).sum(-1), 0.0, out=out)
+
+
 def ranks_of(logits: Tensor, tokens: Sequence[int]) -> list[int]:
     """The number of each row's tokens that are more likely than this one, plus 1."""
     chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
@@ -190,6 +198,19 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
     """Penalties in place: repetition over prompt and output, the other two over the output."""
+    function = cpu_library.function("penalize", logits.dtype)
+    if function is not None and not logits.is_cuda:
+        function(
+            *(logits.data_ptr(), counted.token_ids.ctypes.data, len(counted.token_ids)),
+            *(counted.output_ids.ctypes.data, counted.num_in_output.ctypes.data),
+            *(len(counted.output_ids), params.repetition_penalty),
+            *(params.presence_penalty, params.frequency_penalty),
+        )
+    else:
+        _penalize_by_torch(logits, params, counted)
+
+
+def _penalize_by_torch(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
     penalty = params.repetition_penalty
     if penalty != 1.0:
         tokens = to_device(counted.token_ids, logits.device)
@@ -207,12 +228,15 @@ def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
         logits.scatter_(0, tokens, penalized)
 
 
-def _log_weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Scale by temperature, cut to top-k, top-p and min-p: log-probabilities but for a constant."""
+def _log_weights(
+    logits: Tensor, rows: Sequence[SamplingRow], *, out: Tensor | None = None
+) -> Tensor:
+    """Scale by temperature, cut to top-k, top-p and min-p: log-probabilities but for a constant; in
+    `out`, if given, which may be the logits, unless a limit needs new memory."""
     params = [row.params for row in rows]
     temperatures = [max(p.temperature, MIN_TEMPERATURE) for p in params]
     # The most likely token is at 0, so it does not overflow at any temperature.
-    scaled = logits - logits.amax(-1, keepdim=True)
+    scaled = torch.sub(logits, logits.amax(-1, keepdim=True), out=out)
     scaled /= to_device(temperatures, logits.device, logits.dtype)[:, None]
     for keep, limits in (
         (_keep_top_k, {i: p.top_k for i, p in enumerate(params) if 0 < p.top_k < logits.shape[-1]}),
@@ -295,6 +319,12 @@ def gumbel_noise(
 ) -> Tensor:
     """Standard Gumbel noise fp32 `[num_rows, vocab_size]`, a function of (seed, position, token)
     and of its purpose."""
+    function = cpu_library.function("gumbel_noise", torch.float32)
+    if function is not None and not seeds.is_cuda:
+        drawn = torch.empty(len(seeds), vocab_size)
+        places = seeds.data_ptr(), positions.data_ptr(), stream, drawn.data_ptr()
+        function(*places, len(seeds), vocab_size, torch.get_num_threads())
+        return drawn
     tokens = torch.arange(1, vocab_size + 1, device=seeds.device)
     # fp32 holds these numbers exactly: odd multiples of 2**-24 between 0 and 1.
     noise = _bits(seeds, positions, stream, tokens).float()

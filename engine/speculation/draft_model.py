@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..config import EngineConfig
 from ..draft import NO_DRAFT, Draft
+from ..execution.sampler import finite_rows
 from ..kv.cache import KvCache
 from ..kv.groups import one_group
 from ..model.base_model import BaseModel
@@ -184,7 +185,7 @@ class DraftModelProposer:
 
         One whose logits are not finite is given up: its cache holds what must not be used.
         """
-        finite = logits.isfinite().all(-1).tolist()
+        finite = finite_rows(logits).tolist()
         for entry, is_finite in zip(drafting, finite, strict=True):
             if not is_finite:
                 self.forget(entry.request.request_id)

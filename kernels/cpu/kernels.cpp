@@ -5,6 +5,7 @@
 #include "lora.h"
 #include "rms_norm.h"
 #include "rotary.h"
+#include "sampling.h"
 
 ParallelRegion parallel_region = nullptr;
 

@@ -16,6 +16,7 @@ from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import DeleteAdapter, FinishReason, Pooling
 from support.engine import Answer, LocalEngine
 from support.models import make_adapter
+from support.step_output import output_of
 
 PROMPT = list(range(20))
 DRAWN: dict[str, Any] = {"temperature": 0.9, "seed": 5}
@@ -232,7 +233,7 @@ def test_numbers_that_are_not_finite_end_their_request_and_no_other(
         for row, sequence in enumerate(sequences):
             if is_poisonous and 7 in sequence.request.submitted.sampling.logit_bias:
                 logits[row] = torch.nan
-        return StepOutput.of(logits)
+        return output_of(logits)
 
     monkeypatch.setattr(engine.core.parts.runner, "run", spoil)
     good = [engine.submit(PROMPT) for _ in range(2)]

@@ -9,13 +9,13 @@ from torch import Tensor
 from loraplex.engine.draft import Draft
 from loraplex.engine.execution.execution import Drawn
 from loraplex.engine.execution.grammars import Grammars
-from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest, TokensGenerated
 from loraplex.engine.next_tokens import NextTokens
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.acceptors import CoupledAcceptor
+from support.step_output import output_of
 
 VOCAB_SIZE = 8
 
@@ -38,7 +38,7 @@ def rows_preferring(*tokens: int) -> Tensor:
 
 def draw(requests: list[Request], logits: Tensor) -> list[TokensGenerated]:
     tokens = NextTokens(CoupledAcceptor(), Grammars(None))
-    drawn = tokens.draw(requests, StepOutput.of(logits), range(len(logits))).read()
+    drawn = tokens.draw(requests, output_of(logits), range(len(logits))).read()
     events = []
     for result in drawn:
         assert isinstance(result, Drawn)

@@ -23,6 +23,7 @@ from loraplex.engine.execution import sampler
 from loraplex.engine.execution.sampler import (
     SamplingRow,
     Stream,
+    finite_rows,
     gumbel_noise,
     logprobs_of,
     perturbed,
@@ -36,9 +37,19 @@ from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.token_counts import TokenCounts
+from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 
 VOCAB_SIZE = 40
 LOGITS = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
+
+
+@pytest.fixture(params=[pytest.param("library", marks=needs_cpu_library), "torch"])
+def _either_arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        remove_cpu_library(monkeypatch)
+
+
+either_arithmetic = pytest.mark.usefixtures("_either_arithmetic")
 
 
 def make_row(
@@ -126,6 +137,7 @@ def test_each_row_keeps_its_own_limits() -> None:
     assert together == [sample(LOGITS[None], [row])[0] for row in rows]
 
 
+@either_arithmetic
 def test_repetition_penalty_equals_that_of_transformers() -> None:
     prompt, output = (3, 4, 4), (7,)
     processor = RepetitionPenaltyLogitsProcessor(1.8)
@@ -133,6 +145,7 @@ def test_repetition_penalty_equals_that_of_transformers() -> None:
     assert_draws_from(expected, prompt=prompt, output=output, repetition_penalty=1.8)
 
 
+@either_arithmetic
 def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     adjusted = LOGITS.clone()
     adjusted[7] -= 0.5 + 2 * 0.25
@@ -153,6 +166,7 @@ def test_logit_bias_is_added() -> None:
     assert_draws_from(adjusted.softmax(-1), logit_bias={3: 4.0, 5: -100.0})
 
 
+@either_arithmetic
 def test_penalties_and_biases_add_up_and_a_bias_is_not_penalized() -> None:
     row = make_row(
         output=(7,),
@@ -170,6 +184,7 @@ def test_penalties_and_biases_add_up_and_a_bias_is_not_penalized() -> None:
     torch.testing.assert_close(probabilities, adjusted.softmax(-1))
 
 
+@either_arithmetic
 @pytest.mark.parametrize(
     ("params", "by_definition"),
     [
@@ -309,6 +324,7 @@ def test_the_logits_are_left_as_they_were() -> None:
     assert torch.equal(logits, before)
 
 
+@either_arithmetic
 def test_noise_is_that_of_splitmix64_in_plain_integers() -> None:
     seeds, positions = [0, 5, -(1 << 63), (1 << 63) - 1], [0, 1, 31_999, (1 << 40)]
     noise = gumbel_noise(torch.tensor(seeds), torch.tensor(positions), 100, Stream.DRAFT)
@@ -329,14 +345,61 @@ def split_mix(number: int) -> int:
     return number ^ (number >> 31)
 
 
-def test_the_extreme_numbers_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    extremes = torch.tensor([[0, (1 << 23) - 1]])
-    monkeypatch.setattr(sampler, "_bits", lambda *args: extremes)
-    lowest, highest = gumbel_noise(torch.tensor([0]), torch.tensor([0]), 2)[0].tolist()
+@either_arithmetic
+def test_the_extreme_numbers_give_finite_noise() -> None:
+    seeds = torch.tensor([seed_that_draws(0, token=3), seed_that_draws((1 << 23) - 1, token=3)])
+    noise = gumbel_noise(seeds, torch.tensor([0, 0]), 3)
+    lowest, highest = noise[:, 2].tolist()
     assert lowest == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)
     assert highest == pytest.approx(24 * math.log(2), rel=1e-6)
 
 
+def seed_that_draws(bits: int, token: int) -> int:
+    """The seed with which the token-th number at position 0 has these bits."""
+    key = (unsplit_mix(bits << 41) - token * 0x9E3779B97F4A7C15) % (1 << 64)
+    seed = unsplit_mix(unsplit_mix(key) ^ split_mix(1))
+    return seed - (seed >> 63 << 64)
+
+
+def unsplit_mix(number: int) -> int:
+    """The number whose `split_mix` this is."""
+    number ^= number >> 31 ^ number >> 62
+    number = number * pow(0x94D049BB133111EB, -1, 1 << 64) % (1 << 64)
+    number ^= number >> 27 ^ number >> 54
+    number = number * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) % (1 << 64)
+    return number ^ (number >> 30) ^ (number >> 60)
+
+
+@needs_cpu_library
+def test_the_library_draws_the_same_noise_for_any_vocabulary_on_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds, positions = torch.tensor([3, -9]), torch.tensor([0, 77])
+    ours = gumbel_noise(seeds, positions, 9_001)
+    for vocab_size in (1, 7, 255, 257, 4_097):
+        assert torch.equal(gumbel_noise(seeds, positions, vocab_size), ours[:, :vocab_size])
+    for num_threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda number=num_threads: number)
+        assert torch.equal(gumbel_noise(seeds, positions, 9_001), ours)
+    remove_cpu_library(monkeypatch)
+    plain = gumbel_noise(seeds, positions, 9_001)
+    torch.testing.assert_close(ours, plain, rtol=3e-7, atol=3e-7)
+
+
+@needs_cpu_library
+def test_the_library_penalizes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    params: dict[str, Any] = {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.11,
+    }
+    row = make_row(prompt=(*range(30),), output=(3, 3, 35, 3, 36), temperature=0.0, **params)
+    ours = perturbed(LOGITS[None], [row])
+    remove_cpu_library(monkeypatch)
+    assert torch.equal(ours, perturbed(LOGITS[None], [row]))
+
+
+@either_arithmetic
 def test_noise_is_gumbel_and_independent_between_counters() -> None:
     seeds = torch.tensor([0, 1, -1, 2**62, 12345])
     noise = gumbel_noise(seeds, torch.zeros(5, dtype=torch.int64), 50_000)
@@ -364,6 +427,17 @@ def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
 def test_as_many_logprobs_as_there_are_tokens_are_told_at_most() -> None:
     (entry,) = logprobs_of(torch.zeros(1, 3), [1], 20)
     assert len(entry.top) == 3
+
+
+def test_a_row_is_finite_if_every_logit_is_a_number() -> None:
+    logits = torch.randn(6, VOCAB_SIZE)
+    logits[1, 3], logits[2, 0], logits[3, -1] = float("nan"), float("inf"), -float("inf")
+    logits[4] = torch.finfo(torch.float32).max
+    logits[5] = -torch.finfo(torch.float32).max
+    assert finite_rows(logits).tolist() == [True, False, False, False, True, True]
+    out = torch.zeros(6, dtype=torch.bool)
+    assert finite_rows(logits, out=out) is out
+    assert torch.equal(out, logits.isfinite().all(-1))
 
 
 def test_a_token_s_rank_counts_those_that_are_likelier() -> None:

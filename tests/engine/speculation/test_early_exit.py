@@ -35,6 +35,7 @@ from loraplex.engine.speculation.proposers import OPENERS
 from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, VOCAB_SIZE, save_family
 from support.paged import paged_logits
+from support.step_output import output_of
 
 PROMPTS = [[7, 1, 12, 90], [3, 3, 5] * 6, [200, 41], list(range(40, 71)), [9] * 12, [66, 5, 4]]
 
@@ -244,7 +245,7 @@ def make_nan(
         block, offset = divmod(chunk.start, cache.block_size)
         for pages in (cache.keys[0], cache.values[0]):
             pages.tensors[0][chunk.tables[0][block], offset] = torch.nan
-    return StepOutput.of(logits, output.hidden_states)
+    return output_of(logits, output.hidden_states)
 
 
 @pytest.mark.parametrize("spoil", [make_nan, raise_error])
@@ -276,7 +277,7 @@ class BreakingRunner:
     ) -> StepOutput:
         self.num_calls += 1
         value = torch.nan if self.num_calls > 1 else 0.0
-        return StepOutput.of(torch.full((len(chunks), 4), value))
+        return output_of(torch.full((len(chunks), 4), value))
 
     def clear(self, request: Request, start: int, end: int) -> None:
         self.cleared.append(range(start, end))
