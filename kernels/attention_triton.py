@@ -290,89 +290,110 @@ def attend_kernel(
     # units of each row's largest product so far.
     HAS_UNITS: tl.constexpr = value_scales_ptr is not None and dtype == tl.float16
     unit = tl.full((BLOCK_QUERIES,), LEAST_UNIT, dtype=tl.float32)
-    # Start at zero: a loop whose start depends on a loaded value is pipelined badly by Triton, and
-    # spills.
-    for step in range(0, last_tile - first_tile):
-        key_tile = first_tile + step
-        start = first + (key_tile - num_sink_tiles) * BLOCK_KEYS
-        limit = end
-        if SINK_POSITIONS > 0:
-            start = tl.where(key_tile < num_sink_tiles, key_tile * BLOCK_KEYS, start)
-            limit = tl.where(key_tile < num_sink_tiles, num_sink_keys, end)
-        keys = start + tl.arange(0, BLOCK_KEYS)
-        is_key = keys < limit
-        blocks = keys // BLOCK_SIZE
-        key_positions = keys
-        if block_positions_ptr is not None:
-            begins = tl.load(begins_ptr + blocks, mask=is_key, other=0).to(tl.int32)
-            key_positions = begins + keys % BLOCK_SIZE
-        if ancestors_ptr is not None:
-            # From the first new token on, a key's index identifies the new token, not its position.
-            new = key_positions - first_new
-            is_new = is_key & (new >= 0) & (new < num_rows)
-            new_positions = tl.load(
-                positions_ptr + sequence * num_rows + new, mask=is_new, other=0
-            ).to(tl.int32)
-            key_positions = tl.where(is_new, new_positions, key_positions)
-        visible = (key_positions[None, :] <= positions[:, None]) & is_key[None, :]
-        if WINDOW is not None:
-            near = key_positions[None, :] > positions[:, None] - WINDOW
-            visible &= near | (key_positions < SINK_POSITIONS)[None, :]
-        if ancestors_ptr is not None:
-            follows = tl.load(
-                ancestors_ptr + places[:, None] * num_rows + new[None, :],
-                mask=inside[:, None] & is_new[None, :],
-                other=0,
-            )
-            visible &= (follows != 0) | (~is_new)[None, :]
-            is_read = tl.max(visible.to(tl.int32), axis=0) > 0
-        else:
-            is_read = is_key & (key_positions <= last)
+    # A prompt's first tiles hold keys that all of its queries see: they need no masks. Decoding is
+    # limited by reading keys, and quantized prompts would spill.
+    HAS_FULL_TILES: tl.constexpr = (
+        weights_ptr is None
+        and key_scales_ptr is None
+        and WINDOW is None
+        and block_positions_ptr is None
+        and ancestors_ptr is None
+    )
+    num_full_tiles = 0
+    if HAS_FULL_TILES:
+        seen_by_all = tl.min(tl.where(inside, positions, last)) + 1
+        num_full_tiles = tl.minimum(seen_by_all // BLOCK_KEYS, last_tile) - first_tile
+        num_full_tiles = tl.maximum(num_full_tiles, 0)
+    for is_masked in tl.static_range(0 if HAS_FULL_TILES else 1, 2):
+        tile_before = first_tile + num_full_tiles if is_masked else first_tile
+        num_steps = last_tile - tile_before if is_masked else num_full_tiles
+        # Start at zero: a loop whose start depends on a loaded value is pipelined badly by Triton,
+        # and spills.
+        for step in range(0, num_steps):
+            key_tile = tile_before + step
+            start = first + (key_tile - num_sink_tiles) * BLOCK_KEYS
+            limit = end
+            if SINK_POSITIONS > 0:
+                start = tl.where(key_tile < num_sink_tiles, key_tile * BLOCK_KEYS, start)
+                limit = tl.where(key_tile < num_sink_tiles, num_sink_keys, end)
+            keys = start + tl.arange(0, BLOCK_KEYS)
+            blocks = keys // BLOCK_SIZE
+            is_read = tl.full((BLOCK_KEYS,), True, dtype=tl.int1)
+            if is_masked:
+                is_key = keys < limit
+                key_positions = keys
+                if block_positions_ptr is not None:
+                    begins = tl.load(begins_ptr + blocks, mask=is_key, other=0).to(tl.int32)
+                    key_positions = begins + keys % BLOCK_SIZE
+                if ancestors_ptr is not None:
+                    # From the first new token on, a key's index identifies the new token, not its
+                    # position.
+                    new = key_positions - first_new
+                    is_new = is_key & (new >= 0) & (new < num_rows)
+                    new_positions = tl.load(
+                        positions_ptr + sequence * num_rows + new, mask=is_new, other=0
+                    ).to(tl.int32)
+                    key_positions = tl.where(is_new, new_positions, key_positions)
+                visible = (key_positions[None, :] <= positions[:, None]) & is_key[None, :]
+                if WINDOW is not None:
+                    near = key_positions[None, :] > positions[:, None] - WINDOW
+                    visible &= near | (key_positions < SINK_POSITIONS)[None, :]
+                if ancestors_ptr is not None:
+                    follows = tl.load(
+                        ancestors_ptr + places[:, None] * num_rows + new[None, :],
+                        mask=inside[:, None] & is_new[None, :],
+                        other=0,
+                    )
+                    visible &= (follows != 0) | (~is_new)[None, :]
+                    is_read = tl.max(visible.to(tl.int32), axis=0) > 0
+                else:
+                    is_read = is_key & (key_positions <= last)
+            page = tl.load(tables_ptr + blocks, mask=is_read, other=0)
+            slots = (page * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+            k = tl.load(
+                keys_ptr + slots[None, :] * DIM + dims[:, None],
+                mask=is_read[None, :] & (dims < DIM)[:, None],
+                other=0.0,
+            ).to(q.dtype)
+            scores = tl.dot(q, k, input_precision="ieee")
+            # Exponentials are powers of two: scores in units of log 2, unless they are capped
+            # first.
+            scores *= SCALE if SOFTCAP is not None else SCALE * LOG2_E
+            if key_scales_ptr is not None:
+                scales = tl.load(key_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
+                scores *= scales[None, :]
+            if SOFTCAP is not None:
+                # tanh, of the absolute value: nothing overflows.
+                shrunk = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / SOFTCAP))
+                capped = (1.0 - shrunk) / (1.0 + shrunk) * SOFTCAP
+                scores = tl.where(scores < 0, -capped, capped) * LOG2_E
+            if is_masked:
+                scores = tl.where(visible, scores, float("-inf"))
 
-        page = tl.load(tables_ptr + blocks, mask=is_read, other=0)
-        slots = (page * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-        k = tl.load(
-            keys_ptr + slots[None, :] * DIM + dims[:, None],
-            mask=is_read[None, :] & (dims < DIM)[:, None],
-            other=0.0,
-        ).to(q.dtype)
-        scores = tl.dot(q, k, input_precision="ieee")
-        # Exponentials are powers of two: scores in units of log 2, unless they are capped first.
-        scores *= SCALE if SOFTCAP is not None else SCALE * LOG2_E
-        if key_scales_ptr is not None:
-            scales = tl.load(key_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
-            scores *= scales[None, :]
-        if SOFTCAP is not None:
-            # tanh, of the absolute value: nothing overflows.
-            shrunk = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / SOFTCAP))
-            capped = (1.0 - shrunk) / (1.0 + shrunk) * SOFTCAP
-            scores = tl.where(scores < 0, -capped, capped) * LOG2_E
-        scores = tl.where(visible, scores, float("-inf"))
-
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - shift[:, None])
-        fading = tl.exp2(largest - shift)
-        total = total * fading + tl.sum(weights, axis=1)
-        largest = new_largest
-        if value_scales_ptr is not None:
-            scales = tl.load(value_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
-            weights *= scales[None, :]
-        if HAS_UNITS:
-            old_unit = unit * fading
-            unit = tl.maximum(tl.maximum(old_unit, LEAST_UNIT), tl.max(weights, axis=1))
-            weights *= (1.0 / unit)[:, None]
-            fading = old_unit / unit
-        acc *= fading[:, None]
-        v = tl.load(
-            values_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :],
-            mask=is_read[:, None] & (value_dims < VALUE_DIM)[None, :],
-            other=0.0,
-        ).to(q.dtype)
-        weights = weights.to(dtype)
-        if UPCAST:
-            weights = weights.to(tl.float32)
-        acc = tl.dot(weights, v, acc, input_precision="ieee")
+            new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+            shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+            weights = tl.exp2(scores - shift[:, None])
+            fading = tl.exp2(largest - shift)
+            total = total * fading + tl.sum(weights, axis=1)
+            largest = new_largest
+            if value_scales_ptr is not None:
+                scales = tl.load(value_scales_ptr + slots, mask=is_read, other=0.0).to(tl.float32)
+                weights *= scales[None, :]
+            if HAS_UNITS:
+                old_unit = unit * fading
+                unit = tl.maximum(tl.maximum(old_unit, LEAST_UNIT), tl.max(weights, axis=1))
+                weights *= (1.0 / unit)[:, None]
+                fading = old_unit / unit
+            acc *= fading[:, None]
+            v = tl.load(
+                values_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :],
+                mask=is_read[:, None] & (value_dims < VALUE_DIM)[None, :],
+                other=0.0,
+            ).to(q.dtype)
+            weights = weights.to(dtype)
+            if UPCAST:
+                weights = weights.to(tl.float32)
+            acc = tl.dot(weights, v, acc, input_precision="ieee")
 
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 MIXED = Sequences([(1, 1), (17, 1), (64, 1), (90, 3), (9, 9), (45, 20), (23, 23)])
 DECODES = Sequences([(1, 1), (4, 1), (5, 1), (70, 1), (37, 1)])
+CHUNKS = Sequences([(100, 40), (64, 32), (65, 32), (33, 33), (150, 20)])
+"""Prompt chunks after whole tiles of keys that all of their tokens see."""
 TREE = Sequences([(40, 7), (12, 5), (30, 1), (9, 4)], [[-1, -1, 0, 0, 2], [-1, 0, 0]])
 SCALE = 0.3
 LOGITS = torch.randn(6, generator=torch.Generator().manual_seed(9))
@@ -57,6 +59,12 @@ def assert_close(actual: Tensor, expected: Tensor, bound: float = 2e-6) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_equals_the_plain_op(interpreted_attention: ModuleType, name: str) -> None:
     case = AttentionCase(MIXED, OPTIONS[name])
+    assert_close(attend(interpreted_attention, case), case.expected())
+
+
+@pytest.mark.parametrize("name", ["plain", "softcap", "sinks"])
+def test_chunks_equal_the_plain_op(interpreted_attention: ModuleType, name: str) -> None:
+    case = AttentionCase(CHUNKS, OPTIONS[name])
     assert_close(attend(interpreted_attention, case), case.expected())
 
 
