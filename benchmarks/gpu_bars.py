@@ -19,6 +19,8 @@ MAX_OVER_FLOOR = 1.30
 """Of a prompt chunk over its products alone."""
 MAX_ADAPTER_RATIO = 1.10
 """Of a prompt chunk with an adapter over one of the base."""
+MAX_OVER_DENSE = 1.15
+"""Of a prompt's attention over PyTorch's dense one."""
 MAX_IDLE = 0.03
 """Of a decode step in which the device waits for the host."""
 
@@ -68,6 +70,10 @@ def _bars(result: Mapping[str, Any]) -> Iterator[Bar]:
             yield Bar("prompt chunk over its products", row["over floor"], MAX_OVER_FLOOR)
         elif row["adapters"] == "one adapter":
             yield Bar("prompt chunk with an adapter", row["ratio"], MAX_ADAPTER_RATIO)
+    for row in result.get("attention_times", {}).get("prefill", ()):
+        if row["dense_microseconds"] is not None:
+            point = f"prompt attention over PyTorch's, {row['new_tokens']} tokens"
+            yield Bar(point, row["microseconds"] / row["dense_microseconds"], MAX_OVER_DENSE)
     for row in result.get("idle", {}).get("rows", ()):
         if row["async"]:
             yield Bar(f"idle device, {row['sequences']} sequences", row["idle"], MAX_IDLE)
