@@ -29,6 +29,7 @@ from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
+from .speculation.early_exit import num_exit_layers
 from .speculation.medusa import MedusaProposer, heads_bytes, open_medusas
 from .speculation.speculation import Speculation, open_speculation
 
@@ -63,7 +64,13 @@ def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monoto
         torch.set_num_threads(config.num_threads)
     loaded = _load(config)
     base = loaded.base
-    plan = plan_engine(config, base, loaded.draft, head_bytes=heads_bytes(loaded.medusas))
+    plan = plan_engine(
+        config,
+        base,
+        loaded.draft,
+        head_bytes=heads_bytes(loaded.medusas),
+        num_exit_layers=num_exit_layers(config),
+    )
     grammars = open_grammars(
         locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
     )
@@ -154,7 +161,14 @@ def _open_speculation(
     costs: StepCosts,
     clock: Callable[[], float],
 ) -> Speculation:
-    drafting = open_draft_model(config, loaded.draft, plan.num_draft_blocks)
+    drafting = open_draft_model(
+        config,
+        loaded.draft,
+        num_blocks=plan.num_draft_blocks,
+        max_model_len=plan.max_model_len,
+    )
+    if drafting:
+        plan.lines.extend(drafting.capture())
     return open_speculation(
         config,
         base=loaded.base,

@@ -15,6 +15,8 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from ...adapters.arena import Arena
 from ...adapters.peft_config import MAX_RANK
-from ...kernels.lora_batch import LoraBatch, LoraNeeds, LoraTiles
+from ...kernels.lora_batch import BASE_ROW, LoraBatch, LoraNeeds, LoraTiles
 from ..config import EngineConfig
 from ..kv.cache import KvCache
 from ..kv.layout import KvGroup
@@ -30,7 +32,7 @@ from ..memory.device_memory import available_bytes
 from ..memory.kv_budget import MIB
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, run_model
-from ..model.inputs import Integers, PendingTokens, SequenceChunk
+from ..model.inputs import Integers, PendingTokens, SequenceChunk, logits_rows
 from ..model.output_head import head_inputs
 from ..transfers import to_device
 from .decode_inputs import DecodeInputs, DecodeLayout
@@ -52,6 +54,12 @@ MAX_ROWS = 256
 longer limited by reading the weights and takes longer than its launch."""
 LARGE_STEP = 32
 """Rows from one size to the next above those of decodes alone: so few more cost very little."""
+MAX_PROMPT_READS = 1 << 18
+"""Positions that the rows of prompts read in a replayed step, each row separately: that many take
+12 ms at most in an 8 B model on an H100, less than launching the step kernel by kernel; the kernels
+for prompts read them once for many rows."""
+NO_NEEDS = LoraNeeds(0, has_vectors=False)
+"""Of a step without adapters."""
 WORKSPACE_BYTES = 192 << 20
 """Bytes of the matmul library for the streams on which graphs are captured, and of the kernels
 loaded for them: with half of it, planned 118 and 195 MiB were actually 212 and 242."""
@@ -113,9 +121,10 @@ def row_sizes(max_num_seqs: int, most: int) -> list[int]:
     return [*sizes, max_num_seqs, *large, *([most] if most > max_num_seqs else [])]
 
 
-def num_graphs_at_start(config: EngineConfig) -> int:
+def num_graphs_at_start(config: EngineConfig, *, has_adapters: bool) -> int:
     """Captured before the first request."""
-    return CLASSES_AT_START * len(row_sizes(config.max_num_seqs, max_rows(config)))
+    num_classes = CLASSES_AT_START if has_adapters else 1
+    return num_classes * len(row_sizes(config.max_num_seqs, max_rows(config)))
 
 
 def decode_layout(
@@ -132,14 +141,14 @@ class DecodeGraphs:
         self,
         base: BaseModel,
         cache: KvCache,
-        arena: Arena,
+        arena: Arena | None,
         layout: DecodeLayout,
         capture: Capture,
         *,
         sizes: Sequence[int],
     ) -> None:
-        """`cache`: one with spare blocks. `sizes`: the numbers of rows, ascending to those of
-        `layout`."""
+        """`cache`: one with spare blocks. `arena`: None for a draft model, which has no adapters.
+        `sizes`: the numbers of rows, ascending to those of `layout`."""
         self._base = base
         self._cache = cache
         self._arena = arena
@@ -155,13 +164,32 @@ class DecodeGraphs:
         self._hidden_states: Tensor | None = None
         self._replays: dict[Shape, Callable[[], None] | None] = {}
         """None: this shape could not be captured."""
-        self._table = arena.table
+        self._table = None if arena is None else arena.table
         """The table that graphs with LoRA read: a longer one invalidates them. So does one of the
         vectors, which the arena replaces together with it."""
 
     @property
     def max_rows(self) -> int:
         return self._sizes[-1]
+
+    def within(self, context: Callable[[], AbstractContextManager[None]]) -> DecodeGraphs:
+        """Graphs of the model as it is inside `context`, over the same inputs and outputs: an
+        output of either is valid until the next step of either.
+
+        Call it before anything is captured.
+        """
+        graphs = copy(self)
+        graphs._replays = {}
+
+        def capture(compute: Callable[[], None]) -> Callable[[], None]:
+            def compute_inside() -> None:
+                with context():
+                    compute()
+
+            return self._capture(compute_inside)
+
+        graphs._capture = capture
+        return graphs
 
     def capture(self, *, keeps_hidden_states: bool) -> str:
         """Capture the graphs that the first requests need, the largest first: the others fit in its
@@ -183,27 +211,50 @@ class DecodeGraphs:
         seconds = time.monotonic() - begun_at
         return f"{num_captured} decode graphs captured in {seconds:.1f} s: {taken:.1f} MiB"
 
+    def serves(self, chunks: Sequence[SequenceChunk]) -> bool:
+        """Whether a graph has rows for all tokens of these chunks, and that is no slower than the
+        kernels for prompts."""
+        num_rows = sum(len(chunk.token_ids) for chunk in chunks)
+        if num_rows > self.max_rows:
+            return False
+        if num_rows == len(chunks):
+            return True
+        if any(chunk.tree is not None for chunk in chunks):
+            return False
+        return sum(map(_num_prompt_reads, chunks)) <= MAX_PROMPT_READS
+
     def run(
         self,
         chunks: Sequence[SequenceChunk],
-        adapter_rows: Sequence[int],
-        needs: LoraNeeds,
+        adapter_rows: Sequence[int] = (),
+        needs: LoraNeeds = NO_NEEDS,
         pending: PendingTokens | None = None,
     ) -> DecodeOutput | None:
-        """Compute chunks of one token each, under the adapters of these table rows, which need no
-        more than `needs`; None if no graph serves that, and nothing has been done.
+        """Compute chunks that it `serves`, each under the adapter of its table row, which need no
+        more than `needs`; None if no graph does, and nothing has been done.
 
-        `pending`: the tokens that stand for others in the first chunks.
+        `adapter_rows`: none without adapters. `pending`: the tokens that stand for others in the
+        first chunks. The output is that of the chunks' logits rows.
         """
-        shape = self._shape(len(chunks), needs)
+        adapter_rows = adapter_rows or [BASE_ROW] * len(chunks)
+        counts = [len(chunk.token_ids) for chunk in chunks]
+        num_rows, tokens, rows = sum(counts), chunks, adapter_rows
+        if num_rows > len(chunks):
+            tokens = [token for chunk in chunks for token in chunk.tokens()]
+            rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+        shape = self._shape(num_rows, needs)
         if shape is None or (shape in self._replays and self._replays[shape] is None):
             return None
-        self._inputs.fill(chunks, adapter_rows, num_rows=shape.num_rows, pending=pending)
+        self._inputs.fill(tokens, rows, num_rows=shape.num_rows, pending=pending)
         replay = self._replay_of(shape)
         if replay is None:
             return None
         replay()
-        rows, hidden, states = slice(len(chunks)), self._hidden_states, self._token_states
+        output = self._output(num_rows)
+        return output if num_rows == len(chunks) else output.rows(logits_rows(chunks))
+
+    def _output(self, num_rows: int) -> DecodeOutput:
+        rows, hidden, states = slice(num_rows), self._hidden_states, self._token_states
         return DecodeOutput(
             self._logits[rows],
             None if hidden is None else hidden[rows],
@@ -222,14 +273,15 @@ class DecodeGraphs:
         )
 
     def _first_shapes(self) -> Iterator[Shape]:
-        classes = RANK_CLASSES[:CLASSES_AT_START] if self._arena.capacity else RANK_CLASSES[:1]
+        has_adapters = self._arena is not None and self._arena.capacity > 0
+        classes = RANK_CLASSES[: CLASSES_AT_START if has_adapters else 1]
         for size in reversed(self._sizes):
             for rank in reversed(classes):
                 yield Shape(size, rank)
 
     def _replay_of(self, shape: Shape) -> Callable[[], None] | None:
         """The replay of a shape whose inputs are filled: capturing computes them first."""
-        if self._table is not self._arena.table:
+        if self._arena is not None and self._table is not self._arena.table:
             self._table = self._arena.table
             self._replays = {key: replay for key, replay in self._replays.items() if not key.rank}
         if shape not in self._replays:
@@ -316,16 +368,27 @@ class CudaCapture:
 
 
 def open_decode_graphs(
-    config: EngineConfig, base: BaseModel, cache: KvCache, arena: Arena, *, max_model_len: int
+    config: EngineConfig,
+    model: BaseModel,
+    cache: KvCache,
+    arena: Arena | None = None,
+    *,
+    max_model_len: int,
 ) -> DecodeGraphs | None:
-    """None where decode steps run kernel by kernel."""
-    if not serves_graphs(config, base):
-        if _may_capture(config, base):
-            logger.warning("no decode graphs: the model waits for %s", ", ".join(base.host_reads))
+    """Of the base, or of a draft model, which has no arena. None where decode steps run kernel by
+    kernel."""
+    if not serves_graphs(config, model):
+        if _may_capture(config, model):
+            logger.warning("no decode graphs: the model waits for %s", ", ".join(model.host_reads))
         return None
     layout = decode_layout(config, cache.groups, max_model_len)
     sizes = row_sizes(config.max_num_seqs, layout.max_rows)
-    return DecodeGraphs(base, cache, arena, layout, CudaCapture(base.device), sizes=sizes)
+    return DecodeGraphs(model, cache, arena, layout, CudaCapture(model.device), sizes=sizes)
+
+
+def _num_prompt_reads(chunk: SequenceChunk) -> int:
+    num_tokens = len(chunk.token_ids)
+    return num_tokens * (chunk.start + num_tokens) if num_tokens > 1 and chunk.is_prompt else 0
 
 
 def serves_graphs(config: EngineConfig, base: BaseModel) -> bool:

@@ -34,12 +34,17 @@ PROFILE_CONTEXT = 8192
 
 
 def plan_engine(
-    config: EngineConfig, base: BaseModel, draft: BaseModel | None = None, *, head_bytes: int = 0
+    config: EngineConfig,
+    base: BaseModel,
+    draft: BaseModel | None = None,
+    *,
+    head_bytes: int = 0,
+    num_exit_layers: int = 0,
 ) -> MemoryPlan:
     """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
-    of loaded Medusa heads.
+    of loaded Medusa heads. `num_exit_layers`: those of early exit.
     """
     groups = group_layers(
         base.kv_shapes,
@@ -48,10 +53,12 @@ def plan_engine(
         attention_sinks=config.attention_sinks,
     )
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
+    graph_bytes = _graph_bytes(config, base, groups, has_adapters=True, num_more=num_exit_layers)
     proposers = ProposerDemand(head_bytes=head_bytes)
     if draft:
         draft_activation_bytes, kv_block_bytes = _profile_draft(config, draft)
         activation_bytes = max(activation_bytes, draft_activation_bytes)
+        graph_bytes += _graph_bytes(config, draft, one_group(len(draft.kv_shapes), 2))
         proposers = ProposerDemand(draft.weight_bytes, kv_block_bytes, head_bytes)
     demand = BaseDemand(
         weight_bytes=base.weight_bytes,
@@ -60,7 +67,7 @@ def plan_engine(
             KvDemand(config, group, _kv_block_bytes(config, base, group), base.max_model_len)
             for group in groups
         ),
-        graph_bytes=_graph_bytes(config, base, groups) if serves_graphs(config, base) else 0,
+        graph_bytes=graph_bytes,
     )
     plan = plan_memory(config, measure_memory(base.device), demand, proposers)
     if base.kv_error:
@@ -96,18 +103,30 @@ def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup
     _run_at(context, [num_tokens], num_rows, config, base, groups)
 
 
-def _graph_bytes(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> int:
-    """The activations and fixed memory of the largest captured step, and the size of the graphs.
+def _graph_bytes(
+    config: EngineConfig,
+    base: BaseModel,
+    groups: Sequence[KvGroup],
+    *,
+    has_adapters: bool = False,
+    num_more: int = 0,
+) -> int:
+    """The activations and fixed memory of the largest captured step, and the size of the graphs; 0
+    without graphs.
 
-    Graphs share their activations with each other, but not with eager steps.
+    The graphs of a model share their activations with each other, but not with eager steps.
+    `num_more`: layers that are captured once more.
     """
+    if not serves_graphs(config, base):
+        return 0
     context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), max_rows(config)
     activations = peak_bytes(
         base.device, lambda: _run_at(context, [1] * num_rows, num_rows, config, base, groups)
     )
     layout = decode_layout(config, groups, base.max_model_len)
     logits = 4 * num_rows * base.vocab_size
-    graphs = num_graphs_at_start(config) * len(base.kv_shapes) * GRAPH_LAYER_BYTES
+    num_graphs = num_graphs_at_start(config, has_adapters=has_adapters)
+    graphs = num_graphs * (len(base.kv_shapes) + num_more) * GRAPH_LAYER_BYTES
     return activations + layout.num_bytes + logits + graphs + WORKSPACE_BYTES
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -15,20 +15,15 @@ from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder, LoraNe
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
-from ..model.inputs import PendingTokens, SequenceChunk, logits_rows, make_inputs
+from ..model.inputs import PendingTokens, SequenceChunk, make_inputs
 from ..model.output_head import head_inputs
 from ..request import Request
 from ..scheduling.batch import ScheduledBatch, ScheduledSequence
 from ..transfers import HostCopy, to_device
-from .decode_graphs import DecodeGraphs
+from .decode_graphs import NO_NEEDS, DecodeGraphs
 from .execution import Sampled
 from .pooling import last_hidden_states
 from .sampler import finite_rows
-
-MAX_PROMPT_READS = 1 << 18
-"""Positions that the rows of prompts read in a replayed step, each row separately: that many take
-12 ms at most in an 8 B model on an H100, less than launching the step kernel by kernel; the kernels
-for prompts read them once for many rows."""
 
 
 class StepOutput(NamedTuple):
@@ -64,6 +59,7 @@ class ModelRunner:
         """The number of decode-only steps that no graph served, if graphs are enabled."""
         self._base = base
         self._graphs = graphs
+        self._graphs_within: dict[str, DecodeGraphs] = {}
         self._cache = cache
         self._arena = arena
         self._adapters = StepAdaptersBuilder(
@@ -71,13 +67,25 @@ class ModelRunner:
         )
         # While the same sequences decode, a step has the adapters of the one before: a lease fixes
         # its adapter's place on the device.
-        self._needed: tuple[Sequence[Lease | None], LoraNeeds | None] = ((), LoraNeeds(0, False))
+        self._needed: tuple[Sequence[Lease | None], LoraNeeds | None] = ((), NO_NEEDS)
         self._built: tuple[_AdapterRows, StepAdapters] | None = None
 
     @property
     def max_graph_rows(self) -> int | None:
         """The most rows that a captured graph computes; None where there are no graphs."""
         return self._graphs.max_rows if self._graphs else None
+
+    def graphs_within(
+        self, name: str, context: Callable[[], AbstractContextManager[None]]
+    ) -> DecodeGraphs | None:
+        """Graphs of the model as it is inside `context`, for `replay`; None where there are none.
+
+        `name`: for the operator.
+        """
+        if self._graphs is None:
+            return None
+        graphs = self._graphs_within[name] = self._graphs.within(context)
+        return graphs
 
     def capture(self) -> list[str]:
         """Capture the graphs; once, after `keeps_hidden_states` is set and before the first step.
@@ -86,7 +94,10 @@ class ModelRunner:
         """
         if self._graphs is None:
             return []
-        return [self._graphs.capture(keeps_hidden_states=self.keeps_hidden_states)]
+        lines = [self._graphs.capture(keeps_hidden_states=self.keeps_hidden_states)]
+        for name, graphs in self._graphs_within.items():
+            lines.append(f"{name}: {graphs.capture(keeps_hidden_states=False)}")
+        return lines
 
     def is_current(self, sequence: ScheduledSequence) -> bool:
         """Whether the sequence's adapter still matches its lease, in row and generation."""
@@ -136,7 +147,7 @@ class ModelRunner:
         pending = None if sampled is None else _pending(sequences, sampled)
         pools = any(sequence.request.submitted.pooling for sequence in sequences)
         if self._graphs:
-            output = self._replay(self._graphs, chunks, leases, pending)
+            output = self.replay(self._graphs, chunks, leases, pending)
             if output is not None:
                 self.num_graph_steps += 1
                 return output
@@ -147,33 +158,23 @@ class ModelRunner:
             output = self.run_chunks(chunks, leases, pending)
         return output._replace(token_states=seen[0])
 
-    def _replay(
+    def replay(
         self,
         graphs: DecodeGraphs,
         chunks: Sequence[SequenceChunk],
         leases: Sequence[Lease | None],
-        pending: PendingTokens | None,
+        pending: PendingTokens | None = None,
     ) -> StepOutput | None:
-        """The output of chunks of few tokens, if a graph serves them."""
-        counts = [len(chunk.token_ids) for chunk in chunks]
-        num_rows, tokens, rows = sum(counts), chunks, _rows(leases)
-        if num_rows > graphs.max_rows:
+        """The output of chunks of few tokens, each with the adapter of its lease; None if no graph
+        serves them. `pending`: the tokens that stand for others in the first chunks."""
+        if not graphs.serves(chunks):
             return None
-        if num_rows > len(chunks):
-            if any(chunk.tree is not None for chunk in chunks):
-                return None
-            if sum(map(_num_prompt_reads, chunks)) > MAX_PROMPT_READS:
-                return None
-            tokens = [token for chunk in chunks for token in chunk.tokens()]
-            rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
         needs = self._needs(leases)
         if needs is None:
             return None
-        output = graphs.run(tokens, rows, needs, pending)
+        output = graphs.run(chunks, _rows(leases), needs, pending)
         if output is None:
             return None
-        if num_rows > len(chunks):
-            output = output.rows(logits_rows(chunks))
         are_finite = HostCopy(output.are_finite)
         return StepOutput(output.logits, are_finite, output.hidden_states, output.token_states)
 
@@ -278,11 +279,6 @@ def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
         return SequenceChunk(token_ids, start, tables, num_kept, is_prompt=True)
     draft = request.draft
     return SequenceChunk([*token_ids, *draft.token_ids], start, tables, num_kept, draft.parents)
-
-
-def _num_prompt_reads(chunk: SequenceChunk) -> int:
-    num_tokens = len(chunk.token_ids)
-    return num_tokens * (chunk.start + num_tokens) if num_tokens > 1 and chunk.is_prompt else 0
 
 
 def _runs(counts: Sequence[int], leases: Sequence[Lease | None]) -> list[AdapterRun]:

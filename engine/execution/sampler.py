@@ -199,7 +199,7 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:
     """Penalties in place: repetition over prompt and output, the other two over the output."""
     function = cpu_library.function("penalize", logits.dtype)
-    if function is not None and not logits.is_cuda:
+    if function is not None and not logits.is_cuda and logits.is_contiguous():
         function(
             *(logits.data_ptr(), counted.token_ids.ctypes.data, len(counted.token_ids)),
             *(counted.output_ids.ctypes.data, counted.num_in_output.ctypes.data),

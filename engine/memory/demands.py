@@ -19,7 +19,7 @@ class BaseDemand:
     kv: tuple[KvDemand, ...]
     """By KV group."""
     graph_bytes: int = 0
-    """Captured decode steps."""
+    """Captured decode steps, those of a draft model included."""
 
     @property
     def kv_block_bytes(self) -> int:

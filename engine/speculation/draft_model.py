@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..config import EngineConfig
 from ..draft import NO_DRAFT, Draft
+from ..execution.decode_graphs import DecodeGraphs, open_decode_graphs, serves_graphs
 from ..execution.sampler import finite_rows
 from ..kv.cache import KvCache
 from ..kv.groups import one_group
@@ -99,26 +100,28 @@ class DraftModelProposer:
         self,
         model: BaseModel,
         *,
-        num_blocks: int,
-        block_size: int,
+        pages: KvCache,
+        graphs: DecodeGraphs | None = None,
         drawing: DraftDrawing,
         ends: Callable[[Request, int], bool],
         prefix_secret: bytes | None = None,
     ) -> None:
-        """`num_blocks`: of its cache. `ends`: whether a token ends a request's output; nothing is
+        """`pages`: of the model's own cache, a single group. `graphs`: over these pages; None where
+        its steps run kernel by kernel. `ends`: whether a token ends a request's output; nothing is
         drafted behind it. `prefix_secret`: see `DraftCache`."""
-        (group,) = one_group(len(model.kv_shapes), num_blocks + 1)
-        self.cache = DraftCache(group, block_size, prefix_secret=prefix_secret)
+        (group,) = pages.groups
+        self.cache = DraftCache(group, pages.block_size, prefix_secret=prefix_secret)
         self._model = model
+        self._pages = pages
+        self._graphs = graphs
         self._drawing = drawing
         self._ends = ends
-        self._pages = KvCache(
-            [group],
-            model.kv_shapes,
-            block_size=block_size,
-            kv_format=model.kv_format,
-            device=model.device,
-        )
+
+    def capture(self) -> list[str]:
+        """Capture its graphs, before the first step; returns a summary for the operator."""
+        if self._graphs is None:
+            return []
+        return [f"draft model: {self._graphs.capture(keeps_hidden_states=False)}"]
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         try:
@@ -200,7 +203,11 @@ class DraftModelProposer:
         return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
 
     def _run(self, chunks: Sequence[SequenceChunk]) -> Tensor:
-        """fp32 logits of the logits rows."""
+        """fp32 logits of the logits rows, valid until the next call."""
+        if self._graphs and self._graphs.serves(chunks):
+            output = self._graphs.run(chunks)
+            if output is not None:
+                return output.logits
         inputs = make_inputs(
             chunks,
             groups=self._pages.groups,
@@ -217,15 +224,25 @@ class DraftModelProposer:
 
 
 def open_draft_model(
-    config: EngineConfig, draft: BaseModel | None, num_blocks: int
+    config: EngineConfig, draft: BaseModel | None, *, num_blocks: int, max_model_len: int
 ) -> DraftModelProposer | None:
-    """`draft`, if there is one, with `num_blocks` blocks of cache."""
+    """`draft`, if there is one, with `num_blocks` blocks of cache, for requests of up to
+    `max_model_len` tokens."""
     if draft is None:
         return None
+    pages = KvCache(
+        one_group(len(draft.kv_shapes), num_blocks + 1),
+        draft.kv_shapes,
+        block_size=config.kv_block_size,
+        kv_format=draft.kv_format,
+        device=draft.device,
+        has_spare_blocks=serves_graphs(config, draft),
+    )
+    longest = min(max_model_len, draft.max_model_len)
     return DraftModelProposer(
         draft,
-        num_blocks=num_blocks,
-        block_size=config.kv_block_size,
+        pages=pages,
+        graphs=open_decode_graphs(config, draft, pages, max_model_len=longest),
         drawing=make_drawing(config.acceptance),
         ends=lambda request, token: token in request.end_token_ids,
         prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,

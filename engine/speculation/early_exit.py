@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...adapters.leases import Lease
 from ..config import EngineConfig
 from ..draft import Draft
 from ..errors import InvalidParameter, UnsupportedModel
-from ..execution.runner import ModelRunner
+from ..execution.runner import ModelRunner, StepOutput
 from ..model.attention_windows import LayerProbe
 from ..model.base_model import BaseModel
 from ..model.forward import run_model
@@ -83,6 +84,7 @@ class EarlyExitProposer:
     def __init__(self, layers: FirstLayers, runner: ModelRunner, drawing: DraftDrawing) -> None:
         self._layers = layers
         self._runner = runner
+        self._graphs = runner.graphs_within("early exit", layers.only)
         self._drawing = drawing
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
@@ -104,10 +106,9 @@ class EarlyExitProposer:
 
     def _grow(self, chains: Sequence[GrowingChain]) -> None:
         """Give each of them one token more; a result that is not finite ends it."""
-        with self._layers.only():
-            output = self._runner.run_chunks(
-                list(map(_last_token, chains)), [chain.request.lease for chain in chains]
-            )
+        output = self._run(
+            list(map(_last_token, chains)), [chain.request.lease for chain in chains]
+        )
         finite = output.finite
         for chain, is_finite in zip(chains, finite, strict=True):
             if not is_finite:
@@ -116,6 +117,14 @@ class EarlyExitProposer:
         sound = [index for index, is_finite in enumerate(finite) if is_finite]
         if sound:
             draw_next([chains[index] for index in sound], output.logits[sound], self._drawing)
+
+    def _run(self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> StepOutput:
+        if self._graphs:
+            output = self._runner.replay(self._graphs, chunks, leases)
+            if output is not None:
+                return output
+        with self._layers.only():
+            return self._runner.run_chunks(chunks, leases)
 
     def _clear(self, chain: GrowingChain) -> None:
         """Leave nothing of the drafted positions, should no verification write them again."""
@@ -129,6 +138,13 @@ def _last_token(chain: GrowingChain) -> SequenceChunk:
     last = (chain.token_ids or known)[-1]
     start = len(known) + len(chain.token_ids) - 1
     return SequenceChunk([last], start=start, tables=chain.request.kv.tables)
+
+
+def num_exit_layers(config: EngineConfig) -> int:
+    """The layers of the configuration's early exit, 0 without one."""
+    entries = (entry.partition(":") for entry in config.speculation)
+    counts = [argument for name, _, argument in entries if name == EarlyExitProposer.name]
+    return sum(int(argument) for argument in counts if argument.isdecimal())
 
 
 def open_early_exit(

@@ -20,13 +20,14 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.execution import decode_graphs, runner
+from loraplex.engine.execution import decode_graphs
 from loraplex.engine.execution.decode_graphs import RANK_CLASSES, Shape, max_rows, row_sizes
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.speculation import draft_model
 from support.engine import LocalEngine
-from support.families import SERVED, save_family
+from support.families import FOUR_LAYERS, SERVED, save_family
 from support.models import ALL_LINEAR_TARGETS, make_adapter
 from support.peft_features import make_adapter as make_feature_adapter
 from support.peft_features import save_base
@@ -264,6 +265,56 @@ def test_drafts_are_verified_and_short_prompts_computed_by_replays(
     assert stats.num_graph_steps == stats.num_steps
 
 
+def test_a_draft_model_runs_in_graphs_of_its_own(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculation = (f"draft:{tiny_base}",)
+    engines = Engines(tiny_base, tmp_path, monkeypatch, speculation=speculation)
+    key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    (line,) = [line for line in engines.replayed.core.parts.plan.lines if "draft model:" in line]
+    sizes = row_sizes(6, 256)
+    assert line.startswith(f"draft model: {len(sizes)} decode graphs captured in ")
+    num_captured = engines.recorder.num_captured
+    assert num_captured == (decode_graphs.CLASSES_AT_START + 1) * len(sizes)
+    expected = _serve(engines.eager, [None, key, None], max_tokens=30)
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise AssertionError("the draft model runs eagerly")
+
+    monkeypatch.setattr(draft_model, "make_inputs", refuse)
+    asked = SpeculationParams(num_tokens=4)
+    answers = _serve(engines.replayed, [None, key, None], max_tokens=30, speculation=asked)
+    assert answers == expected
+    totals = engines.replayed.core.stats().speculation_totals[0]
+    assert totals.num_draft_tokens > totals.num_accepted_tokens > 0
+    assert engines.recorder.num_captured == num_captured
+
+
+def test_early_exit_runs_in_graphs_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = save_family(tmp_path / "base", "llama", FOUR_LAYERS)
+    speculation = ("early_exit:3",)
+    engines = Engines(base, tmp_path, monkeypatch, speculation=speculation)
+    key = engines.add_adapter(make_adapter(base, tmp_path / "adapter", seed=1))
+    lines = engines.replayed.core.parts.plan.lines
+    assert any(line.startswith("early exit: ") for line in lines)
+    num_captured = engines.recorder.num_captured
+    assert num_captured == 2 * decode_graphs.CLASSES_AT_START * len(row_sizes(6, 256))
+    expected = _serve(engines.eager, [None, key, None], max_tokens=30)
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise AssertionError("the first layers run eagerly")
+
+    monkeypatch.setattr(engines.replayed.core.parts.runner, "run_chunks", refuse)
+    asked = SpeculationParams(num_tokens=4)
+    answers = _serve(engines.replayed, [None, key, None], max_tokens=30, speculation=asked)
+    assert answers == expected
+    totals = engines.replayed.core.stats().speculation_totals[0]
+    assert totals.num_draft_tokens > totals.num_accepted_tokens > 0
+    assert engines.recorder.num_captured == num_captured
+
+
 @pytest.mark.parametrize("max_num_batched_tokens", [1024, 20], ids=["all", "within the budget"])
 def test_a_full_batch_s_drafts_are_verified_by_replays(
     tiny_base: Path,
@@ -291,11 +342,11 @@ def test_a_full_batch_s_drafts_are_verified_by_replays(
     assert stats.num_eager_decodes == 0
 
 
-@pytest.mark.parametrize("max_prompt_reads", [runner.MAX_PROMPT_READS, 18 * 18 - 1])
+@pytest.mark.parametrize("max_prompt_reads", [decode_graphs.MAX_PROMPT_READS, 18 * 18 - 1])
 def test_prompts_are_computed_by_replays_unless_their_rows_read_too_much(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_prompt_reads: int
 ) -> None:
-    monkeypatch.setattr(runner, "MAX_PROMPT_READS", max_prompt_reads)
+    monkeypatch.setattr(decode_graphs, "MAX_PROMPT_READS", max_prompt_reads)
     engines = Engines(tiny_base, tmp_path, monkeypatch, max_num_seqs=2)
     key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
     replayed, eager = engines.serve(None, key, None, key)

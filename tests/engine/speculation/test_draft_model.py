@@ -18,6 +18,8 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import Acceptance, EngineConfig
 from loraplex.engine.errors import EngineError, InvalidParameter, UnsupportedModel
 from loraplex.engine.execution.sampler import SamplingRow, row_after
+from loraplex.engine.kv.cache import KvCache
+from loraplex.engine.kv.groups import one_group
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import Abort, GenerationRequest, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel, load_base_model
@@ -68,9 +70,16 @@ class Recorder:
 
 
 def make_proposer(model: BaseModel, **changes: Any) -> DraftModelProposer:
+    num_blocks, block_size = changes.pop("num_blocks", 200), changes.pop("block_size", BLOCK_SIZE)
+    pages = KvCache(
+        one_group(len(model.kv_shapes), num_blocks + 1),
+        model.kv_shapes,
+        block_size=block_size,
+        kv_format=model.kv_format,
+        device=model.device,
+    )
     settings: dict[str, Any] = {
-        "num_blocks": 200,
-        "block_size": BLOCK_SIZE,
+        "pages": pages,
         "drawing": CoupledDrawing(),
         "ends": lambda request, token: False,
         "prefix_secret": b"secret",

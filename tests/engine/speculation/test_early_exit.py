@@ -272,6 +272,9 @@ class BreakingRunner:
         self.num_calls = 0
         self.cleared: list[range] = []
 
+    def graphs_within(self, *_: object) -> None:
+        """It has none."""
+
     def run_chunks(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
     ) -> StepOutput:
