@@ -54,10 +54,9 @@ class PackedLinear(Linear):
     """The weight in the layout of oneDNN's own matmul, so that no call has to reorder it.
 
     CPU only. In bf16 on a CPU with AMX, it is 1.0 to 1.6 times as fast as DenseLinear up to 64
-    rows. In fp32 on an AMD EPYC, where DenseLinear is MKL's matmul, it is 1.3 to 6 times as fast,
-    most from 2 to 16 rows: five rows cost a tenth to a third more than one, with MKL at least twice
-    as much, which would cancel the gain of speculation. With 512 inputs, rows computed together
-    equal those computed alone to the bit.
+    rows. It serves fp32 only where there is no compiler for `linear_cpu.PanelLinear`: on an AMD
+    EPYC, where DenseLinear is MKL's matmul, it is 1.3 to 6 times as fast as that, most from 2 to 16
+    rows. With 512 inputs, rows computed together equal those computed alone to the bit.
     """
 
     weight: Tensor

@@ -25,6 +25,7 @@ from benchmarks import (
     bench_api,
     bench_api_pairs,
     bench_cpu_attention,
+    bench_cpu_linear,
     bench_kv_dtype,
     bench_loading,
     bench_lora,
@@ -37,6 +38,7 @@ from benchmarks import (
 from loraplex.api.local.installation import TenantAccess
 from loraplex.engine.process.client import EngineClient
 from support import fake_vllm
+from support.cpu_kernels import needs_cpu_library
 from support.fake_client import FAKE_ENGINE
 from support.server import ServerUnderTest, serving
 
@@ -204,6 +206,16 @@ def test_attention_on_the_cpu_is_timed_for_decoding_and_for_prompts(
     rows = json.loads(report.read_text())
     assert [(row["sequences"], row["new tokens"]) for row in rows] == [(2, 1), (1, 20)]
     assert all(is_figure(row["ms"]) for row in rows)
+
+
+@needs_cpu_library
+def test_linear_layers_on_the_cpu_are_timed_in_every_form(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ["--shape", "31m", "--rows", "1", "3", "--repeats", "1"]
+    bench_cpu_linear.main([*sizes, "--json", str(report)])
+    rows = json.loads(report.read_text())
+    assert [row["rows"] for row in rows] == [1, 3]
+    assert all(is_figure(row[name]) for row in rows for name in bench_cpu_linear.FORMS)
 
 
 def make_fake_vllm(folder: Path) -> list[str]:

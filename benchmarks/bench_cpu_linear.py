@@ -1,0 +1,92 @@
+"""What the base's linear layers cost a step on the CPU, by their form and the number of rows.
+
+    make bench-cpu-linear         ARGS="--shape 120m --rows 1 16 --json FILE"
+
+All linear layers of a random Llama, the output head included, multiply one after another, with as
+many threads as PyTorch takes: more weights than any cache holds. The forms take turns. The figure
+is the least time of several repeats, in milliseconds. Weights are exact in bf16, but for those of
+`fp32`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from benchmarks.bench_mixed_step import SHAPES
+from torch import Tensor
+
+from loraplex.api.bench.models import BaseShape
+from loraplex.kernels.int4_linear import Int4Linear
+from loraplex.kernels.int8_linear import Int8Linear
+from loraplex.kernels.linear import Linear, PackedLinear
+from loraplex.kernels.linear_cpu import PanelLinear
+
+MODELS = {"120m": BaseShape(), **SHAPES}
+FORMS: dict[str, Callable[[Tensor], Linear]] = {
+    "oneDNN": PackedLinear,
+    "fp32": lambda weight: PanelLinear(weight + 2.0**-20),
+    "bf16": PanelLinear,
+    "int8": Int8Linear,
+    "int4": Int4Linear,
+}
+"""oneDNN in fp32; the CPU library in fp32, with weights in fp32 and in bf16; quantized weights."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=MODELS, default="120m")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    sizes = layer_sizes(MODELS[options.shape])
+    forms = {name: make_layers(FORMS[name], sizes) for name in options.forms}
+    rows = [measure(forms, num_rows, options.repeats) for num_rows in options.rows]
+    print(f"ms of all linear layers, {options.shape}, {torch.get_num_threads()} threads")
+    print("  rows" + "".join(f"{name:>10}" for name in forms))
+    for row in rows:
+        print(f"  {row['rows']:4}" + "".join(f"{row[name]:10.1f}" for name in forms))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def layer_sizes(shape: BaseShape) -> list[tuple[int, int]]:
+    """Outputs and inputs of each fused projection, and of the head."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    kv_size = hidden // shape.num_heads * shape.num_kv_heads
+    layer = [(hidden + 2 * kv_size, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)]
+    return [*layer * shape.num_layers, (shape.vocab_size, hidden)]
+
+
+def make_layers(form: Callable[[Tensor], Linear], sizes: Sequence[tuple[int, int]]) -> list[Linear]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        form(torch.randn(size, generator=generator).mul_(size[1] ** -0.5).bfloat16().float())
+        for size in sizes
+    ]
+
+
+def measure(
+    forms: dict[str, list[Linear]], num_rows: int, num_repeats: int
+) -> dict[str, int | float]:
+    """Milliseconds by form."""
+    (layers, *_) = forms.values()
+    inputs = {layer.in_features: torch.randn(num_rows, layer.in_features) for layer in layers}
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(num_repeats + 1):
+        for name, layers in forms.items():
+            began = time.perf_counter()
+            for layer in layers:
+                layer(inputs[layer.in_features])
+            times[name].append((time.perf_counter() - began) * 1e3)
+    return {"rows": num_rows, **{name: min(taken[1:]) for name, taken in times.items()}}
+
+
+if __name__ == "__main__":
+    main()
