@@ -53,7 +53,9 @@ def plan_engine(
         attention_sinks=config.attention_sinks,
     )
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
-    graph_bytes = _graph_bytes(config, base, groups, has_adapters=True, num_more=num_exit_layers)
+    graph_bytes = _graph_bytes(
+        config, base, groups, has_adapters=True, num_exit_layers=num_exit_layers
+    )
     proposers = ProposerDemand(head_bytes=head_bytes)
     if draft:
         draft_activation_bytes, kv_block_bytes = _profile_draft(config, draft)
@@ -109,13 +111,13 @@ def _graph_bytes(
     groups: Sequence[KvGroup],
     *,
     has_adapters: bool = False,
-    num_more: int = 0,
+    num_exit_layers: int = 0,
 ) -> int:
     """The activations and fixed memory of the largest captured step, and the size of the graphs; 0
     without graphs.
 
     The graphs of a model share their activations with each other, but not with eager steps.
-    `num_more`: layers that are captured once more.
+    `num_exit_layers`: those of early exit, which are captured once more.
     """
     if not serves_graphs(config, base):
         return 0
@@ -126,7 +128,7 @@ def _graph_bytes(
     layout = decode_layout(config, groups, base.max_model_len)
     logits = 4 * num_rows * base.vocab_size
     num_graphs = num_graphs_at_start(config, has_adapters=has_adapters)
-    graphs = num_graphs * (len(base.kv_shapes) + num_more) * GRAPH_LAYER_BYTES
+    graphs = num_graphs * (len(base.kv_shapes) + num_exit_layers) * GRAPH_LAYER_BYTES
     return activations + layout.num_bytes + logits + graphs + WORKSPACE_BYTES
 
 

@@ -87,6 +87,7 @@ class _Piece(NamedTuple):
             start=sequence.num_computed,
             tables=sequence.tables,
             num_logits_rows=int(self.is_last),
+            is_prompt=self.num_tokens > LEAST_SHARE,
         )
 
 

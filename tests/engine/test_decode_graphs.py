@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from loraplex.engine.execution.decode_graphs import RANK_CLASSES, Shape, max_row
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.model.inputs import make_inputs
 from loraplex.engine.speculation import draft_model
 from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, save_family
@@ -278,16 +280,21 @@ def test_a_draft_model_runs_in_graphs_of_its_own(
     assert num_captured == (decode_graphs.CLASSES_AT_START + 1) * len(sizes)
     expected = _serve(engines.eager, [None, key, None], max_tokens=30)
 
-    def refuse(*_args: object, **_options: object) -> None:
-        raise AssertionError("the draft model runs eagerly")
-
-    monkeypatch.setattr(draft_model, "make_inputs", refuse)
+    eager = Mock(wraps=make_inputs)
+    monkeypatch.setattr(draft_model, "make_inputs", eager)
     asked = SpeculationParams(num_tokens=4)
     answers = _serve(engines.replayed, [None, key, None], max_tokens=30, speculation=asked)
     assert answers == expected
+    eager.assert_not_called()
     totals = engines.replayed.core.stats().speculation_totals[0]
     assert totals.num_draft_tokens > totals.num_accepted_tokens > 0
     assert engines.recorder.num_captured == num_captured
+    # Prompts that read too much row by row are computed by the kernels for prompts.
+    monkeypatch.setattr(decode_graphs, "MAX_PROMPT_READS", 0)
+    requests = [None, key, None, None, key]
+    replayed = _serve(engines.replayed, requests, max_tokens=30, speculation=asked)
+    assert replayed == _serve(engines.eager, requests, max_tokens=30)
+    eager.assert_called()
 
 
 def test_early_exit_runs_in_graphs_of_its_own(
