@@ -19,6 +19,7 @@ from loraplex.engine.model import base_model
 from loraplex.engine.model.base_model import decoder_linears, load_base_model, replace_linears
 from loraplex.kernels.linear import Linear
 from loraplex.kernels.linear_packing import pack_linear
+from support.cpu_kernels import needs_cpu_library
 from support.families import SERVED, save_family
 
 CPU = torch.device("cpu")
@@ -64,6 +65,25 @@ def test_codes_are_those_of_the_weights_in_the_serving_dtype(
         expected = pack_linear(torch.cat(parts).detach(), bits=form.bits)
         x = torch.randn(5, fused.linear.in_features)
         assert torch.equal(fused.linear(x), expected(x))
+
+
+@needs_cpu_library
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_bf16_base_keeps_its_weights_in_bf16_when_it_is_served_in_fp32(
+    case: str, tmp_path: Path
+) -> None:
+    path = save_family(tmp_path, *SERVED[case])
+    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)
+    dense = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    base = load_base_model(EngineConfig(str(path), dtype="float32", device="cpu"))
+    assert base.dtype == torch.float32
+    for fused in base.projections:
+        assert fused.linear.weight.dtype == torch.bfloat16
+        modules = [dense.get_submodule(part.name) for part in fused.projection.slices]
+        weight = torch.cat([m.weight.T if isinstance(m, Conv1D) else m.weight for m in modules])
+        x = torch.randn(5, fused.linear.in_features)
+        torch.testing.assert_close(fused.linear.products(x), x @ weight.T, rtol=1e-5, atol=1e-5)
+    assert base.self_test_error < 1e-5
 
 
 @pytest.mark.parametrize("case", FAMILIES)
