@@ -32,7 +32,7 @@ from loraplex.engine.messages import GenerationRequest, Submit
 from loraplex.engine.sampling_params import SamplingParams
 from support.cpu_kernels import remove_cpu_library
 from support.engine import LocalEngine
-from support.fused import own_rotary_afterwards
+from support.fused import own_rotary_afterwards, restore_rotary
 
 MAX_FUNCTIONS, MAX_FILES = 128, 25
 RANKS = {"acme": (4, 8), "bolt": (8, 16)}
@@ -128,6 +128,7 @@ def _message(number: int, adapter: AdapterKey | None) -> Submit:
 
 def trace_all(home: Path) -> tuple[Trace, Trace, Trace]:
     """The step and the message without the CPU's library, and the step with it."""
+    restore_rotary()  # what ran before in this process may have left the library's
     with pytest.MonkeyPatch.context() as patch:
         remove_cpu_library(patch)
         step, submission = trace_step(home / "plain")

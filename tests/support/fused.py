@@ -15,8 +15,13 @@ def own_rotary_afterwards() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("transformers.models."):
-                served = vars(module).get(ROTARY_NAME)
-                if isinstance(served, ServedRotary):
-                    setattr(module, ROTARY_NAME, served.own)
+        restore_rotary()
+
+
+def restore_rotary() -> None:
+    """Give every family its own rotary embedding back."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.models."):
+            served = vars(module).get(ROTARY_NAME)
+            if isinstance(served, ServedRotary):
+                setattr(module, ROTARY_NAME, served.own)
