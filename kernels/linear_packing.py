@@ -17,13 +17,19 @@ Bits = Literal[4, 8]
 """Bits of a quantized weight."""
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None, *, bits: Bits | None = None) -> Linear:
+def pack_linear(
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    bits: Bits | None = None,
+    dtype: torch.dtype | None = None,
+) -> Linear:
     """The fastest form that keeps the weight's values; with `bits`, one that keeps that many.
 
-    weight: `[out, in]`; bias: `[out]`.
+    weight: `[out, in]`; bias: `[out]`. `dtype`: in which it is multiplied, if not in the weight's.
     """
     if bits is None:
-        return _pack_exactly(weight, bias)
+        return _pack_exactly(weight, bias, dtype or weight.dtype)
     if weight.device.type == "cpu":
         return Int8Linear(weight, bias) if bits == 8 else Int4Linear(weight, bias)
     from .wna16_linear import WNA16Linear  # needs Triton, which a CPU build of PyTorch lacks
@@ -31,11 +37,12 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, bits: Bits | None
     return WNA16Linear(weight, bias, bits=bits)
 
 
-def _pack_exactly(weight: Tensor, bias: Tensor | None) -> Linear:
-    has_fast_bfloat16 = weight.dtype is torch.bfloat16 and _has_onednn(weight.dtype)
+def _pack_exactly(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+    has_fast_bfloat16 = dtype is torch.bfloat16 and _has_onednn(dtype)
     if serves_linear(weight) and not has_fast_bfloat16:
         return PanelLinear(weight, bias)
-    if weight.device.type == "cpu" and _has_onednn(weight.dtype):
+    weight = weight.to(dtype)
+    if weight.device.type == "cpu" and _has_onednn(dtype):
         return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)
 

@@ -170,10 +170,11 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     if kv_format.code_dtype is not None:
         kv_error = paged_error(model, kv_shapes, cases, kv_format)
     ends = adapt_ends(model)
-    projections = replace_linears(model, quantization=engine.quantization)
     digests = end_digests(model, model_dir)
-    # PyTorch's own matmul of 16 rows takes three times as long on the CPU.
+    # PyTorch's own matmul of 16 rows takes three times as long on the CPU. The decoder's layers may
+    # still be in their files: there is room for two copies of the head.
     packed_head = ends.head.pack(model) if ends.head and device.type == "cpu" else None
+    projections = replace_linears(model, quantization=engine.quantization)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
     error = 0.0 if is_quantized else check_parity(model, kv_shapes, cases)
@@ -294,9 +295,8 @@ def _replace_group(
         )
     )
     weight = torch.cat([_as_rows(module, weight_values(module)) for _, module in group])
-    if quantization is Quantization.NONE:
-        weight = weight.to(_weight(group[0][1]).dtype)
-    linear = pack_linear(weight, _bias(group), bits=quantization.bits)
+    dtype = _weight(group[0][1]).dtype
+    linear = pack_linear(weight, _bias(group), bits=quantization.bits, dtype=dtype)
     fused = FusedProjection(projection, linear)
     for index, (name, _) in enumerate(group):
         parent, _, leaf = name.rpartition(".")
