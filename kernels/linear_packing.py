@@ -39,9 +39,10 @@ def pack_linear(
 
 def _pack_exactly(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Linear:
     has_fast_bfloat16 = dtype is torch.bfloat16 and _has_onednn(dtype)
+    if has_fast_bfloat16 or not serves_linear(weight):
+        weight = weight.to(dtype)
     if serves_linear(weight) and not has_fast_bfloat16:
         return PanelLinear(weight, bias)
-    weight = weight.to(dtype)
     if weight.device.type == "cpu" and _has_onednn(dtype):
         return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)

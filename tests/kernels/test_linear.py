@@ -54,6 +54,14 @@ def test_packs_fp32_for_the_library_and_bf16_for_onednn_where_the_processor_mult
     torch.testing.assert_close(packed(x.bfloat16()).float(), x @ weight.T, rtol=5e-2, atol=1e-1)
 
 
+@needs_cpu_library
+def test_a_weight_stored_in_fp16_is_widened_for_the_library() -> None:
+    weight, x = torch.randn(8, 16).half(), torch.randn(3, 16)
+    packed = pack_linear(weight, dtype=torch.float32)
+    assert type(packed) is PanelLinear
+    torch.testing.assert_close(packed(x), x @ weight.float().T)
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 def test_packs_fp32_for_onednn_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     remove_cpu_library(monkeypatch)
