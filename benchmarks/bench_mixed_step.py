@@ -137,7 +137,7 @@ def compare(
 def modes_of(plan: Plan, device: str) -> list[str]:
     if device != "cuda":
         return ["eager"]
-    return ["graphs"] if plan.quantization.bits else ["graphs", "eager"]
+    return ["graphs"] if plan.quantization is not Quantization.NONE else ["graphs", "eager"]
 
 
 def open_engine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from .errors import InvalidParameter
 from .option import Option, Unset, options_of
@@ -13,19 +13,21 @@ GIB = 1 << 30
 
 
 class Quantization(StrEnum):
-    """How the base model's linear layers are stored and multiplied."""
+    """How the base's linear layers are quantized while they are loaded (`kernels/quantize.py`)."""
 
     NONE = "none"
+    """They stay as the checkpoint has them."""
     INT8 = "int8"
-    """Weights int8 with a scale per output channel. Activations int8 with a scale per token on the
-    CPU (W8A8), as they are on CUDA (W8A16)."""
+    """Weights int8 with a scale per output channel. Activations int8 with a scale per token on a
+    CPU that multiplies bytes faster (W8A8), as they are elsewhere (W8A16)."""
     INT4 = "int4"
     """Weights int4 with a scale per output channel and 128 inputs, activations of 16 or 32 bits."""
-
-    @property
-    def bits(self) -> Literal[4, 8] | None:
-        """Bits per weight; None if it stays in the serving dtype."""
-        return {Quantization.NONE: None, Quantization.INT8: 8, Quantization.INT4: 4}[self]
+    FP8 = "fp8"
+    """Weights e4m3 with a scale per output channel."""
+    NF4 = "nf4"
+    """Weights NF4, as QLoRA quantizes them, with a scale per output channel and 64 inputs."""
+    MXFP4 = "mxfp4"
+    """Weights e2m1 with a power of two per output channel and 32 inputs."""
 
 
 class KvDtype(StrEnum):
@@ -66,7 +68,7 @@ class EngineConfig:
     model: Annotated[str, Option()]
     """A model directory or Hugging Face model ID."""
     quantization: Annotated[Quantization, Option(name="quantize")] = Quantization.NONE
-    """Quantization of the linear layers; int4 uses groups of 128 inputs."""
+    """Quantization of the linear layers while they are loaded."""
     dtype: Annotated[str, Option()] = "auto"
     """auto, float32, bfloat16 or float16. auto is the checkpoint's dtype if the device computes it
     fast, else float32."""

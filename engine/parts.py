@@ -24,7 +24,7 @@ from .memory.device_peak import measure_peak
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
-from .model.base_model import BaseModel, load_base_model
+from .model.base_model import BaseModel, load_base_model, weight_format
 from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
@@ -132,7 +132,10 @@ def _load(config: EngineConfig) -> _Loaded:
 
 def _open_utilization(config: EngineConfig, base: BaseModel) -> Utilization:
     peak = measure_peak(
-        base.device, base.dtype, bits=config.quantization.bits, threads=torch.get_num_threads()
+        base.device,
+        base.dtype,
+        weight_format=weight_format(config.quantization),
+        threads=torch.get_num_threads(),
     )
     return Utilization(peak)
 

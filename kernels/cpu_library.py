@@ -34,6 +34,7 @@ _SIGNATURES = {
     "rotary": (_P, _P, _P, _P, _N, _N, _N, _N, _N, _N),
     "gated_activation": (_P, _P, _P, _N, _N, _N, _N, _N, _N),
     "linear": (_P, _P, _P, _P, _N, _N, _N, _N),
+    "quantized_linear": (*(_P, _P, _P, _N, _P, _N, _P, _P, _P), *(_N,) * 5),
     "attend": (_P, _P, _P, _P, _P, _P),
     "gumbel_noise": (_P, _P, _N, _P, _N, _N, _N),
     "penalize": (_P, _P, _N, _P, _P, _N, _F, _F, _F),
@@ -51,12 +52,13 @@ class CpuLibrary(NamedTuple):
 
 
 @cache
-def function(name: str, dtype: torch.dtype) -> Callable[..., None] | None:
-    """A function for elements of this type; None where PyTorch's operations serve."""
+def function(name: str, kind: torch.dtype | str) -> Callable[..., None] | None:
+    """A function for elements of this kind; None where PyTorch's operations serve."""
     functions = cpu_library().functions
-    if functions is None or dtype not in _DTYPES:
+    suffix = _DTYPES.get(kind) if isinstance(kind, torch.dtype) else kind
+    if functions is None or suffix is None:
         return None
-    found = functions[f"{name}_{_DTYPES[dtype]}"]
+    found = functions[f"{name}_{suffix}"]
     found.argtypes, found.restype = _SIGNATURES[name], None
     return found
 

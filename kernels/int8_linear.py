@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .linear import Linear, row_norms
+from .quantized_weight import CodeType, QuantizedWeight
 
 INT8_MAX = 127
 _PIECE_ROWS = 256
@@ -34,17 +35,19 @@ class Int8Linear(Linear):
     weight_scale: Tensor
     zero_points: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        quantized, scale = quantize_weight(weight)
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+        quantized, scale = weight.codes, weight.scale.float()
         norms = row_norms(quantized) * scale.flatten()
-        super().__init__(weight, None if bias is None else bias.float(), norms)
+        super().__init__(*weight.shape, None if bias is None else bias.float(), norms)
         self._arithmetic = int8_arithmetic()
         if self._arithmetic is not Int8Arithmetic.PLAIN:
             quantized = torch.ops.onednn.qlinear_prepack(quantized, None)
         self.register_buffer("weight", quantized)
         self.register_buffer("weight_scale", scale.flatten())
         self.register_buffer("zero_points", torch.zeros(self.out_features, dtype=torch.int64))
-        self.weight_bytes = weight.numel() + self.weight_scale.nbytes + self.zero_points.nbytes
+        self.weight_bytes = (
+            weight.codes.numel() + self.weight_scale.nbytes + self.zero_points.nbytes
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         result = self._multiply(*quantize_rows(x.reshape(-1, self.in_features)))
@@ -66,6 +69,18 @@ class Int8Linear(Linear):
         return _multiply_int8(self._arithmetic, quantized, *factors).mul_(scale)
 
 
+def serves_int8(weight: QuantizedWeight) -> bool:
+    """Whether `Int8Linear` serves this weight: int8 with a scale per output alone, on the CPU."""
+    return (
+        weight.codes.device.type == "cpu"
+        and weight.code_type is CodeType.INT8
+        and weight.group >= weight.shape[1]
+        and weight.zero is None
+        and weight.order is None
+        and int(weight.codes.min()) >= -INT8_MAX
+    )
+
+
 class Int8Arithmetic(Enum):
     """A way to multiply int8 matrices; on the processor depends which are exact, which is fast."""
 
@@ -79,6 +94,11 @@ class Int8Arithmetic(Enum):
     fit, 127 × 127 × 2 does. So the codes are split into their upper seven bits and the last one."""
     PLAIN = auto()
     """No oneDNN: PyTorch's own integer matmul."""
+
+
+def has_fast_int8() -> bool:
+    """Whether the processor multiplies bytes faster than floats."""
+    return int8_arithmetic() in (Int8Arithmetic.RAISED, Int8Arithmetic.WHOLE)
 
 
 @cache

@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .int4_linear import Int4Linear
-from .int8_linear import Int8Linear
+from .int8_linear import Int8Linear, has_fast_int8, serves_int8
 from .linear import DenseLinear, Linear, PackedLinear
 from .linear_cpu import PanelLinear, serves_linear
-
-Bits = Literal[4, 8]
-"""Bits of a quantized weight."""
+from .quantize import WeightFormat, quantize
+from .quantized_linear import DequantizedLinear
+from .quantized_linear_cpu import QuantizedPanelLinear, serves_quantized
+from .quantized_weight import QuantizedWeight
 
 
 def pack_linear(
-    weight: Tensor,
+    weight: Tensor | QuantizedWeight,
     bias: Tensor | None = None,
     *,
-    bits: Bits | None = None,
+    weight_format: WeightFormat | None = None,
     dtype: torch.dtype | None = None,
 ) -> Linear:
-    """The fastest form that keeps the weight's values; with `bits`, one that keeps that many.
+    """The fastest form that keeps the weight's values.
 
-    weight: `[out, in]`; bias: `[out]`. `dtype`: in which it is multiplied, if not in the weight's.
+    weight: `[out, in]`; bias: `[out]`. `weight_format`: how a weight that is not quantized yet is
+    quantized first. `dtype`: in which it is multiplied, if not in the weight's.
     """
-    if bits is None:
-        return _pack_exactly(weight, bias, dtype or weight.dtype)
-    if weight.device.type == "cpu":
-        return Int8Linear(weight, bias) if bits == 8 else Int4Linear(weight, bias)
-    from .wna16_linear import WNA16Linear  # needs Triton, which a CPU build of PyTorch lacks
+    if isinstance(weight, QuantizedWeight):
+        return _pack_quantized(weight, bias)
+    if weight_format is not None:
+        return _pack_quantized(quantize(weight, weight_format), bias)
+    return _pack_exactly(weight, bias, dtype or weight.dtype)
 
-    return WNA16Linear(weight, bias, bits=bits)
+
+def _pack_quantized(weight: QuantizedWeight, bias: Tensor | None) -> Linear:
+    if weight.codes.is_cuda:
+        from .wna16_linear import WNA16Linear  # needs Triton, which a CPU build of PyTorch lacks
+
+        return WNA16Linear(weight, bias)
+    is_for_onednn = serves_int8(weight)
+    if is_for_onednn and has_fast_int8():
+        return Int8Linear(weight, bias)
+    if serves_quantized(weight):
+        return QuantizedPanelLinear(weight, bias)
+    return Int8Linear(weight, bias) if is_for_onednn else DequantizedLinear(weight, bias)
 
 
 def _pack_exactly(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Linear:

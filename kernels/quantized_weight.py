@@ -91,7 +91,7 @@ class QuantizedWeight:
         return self.codes.float()
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """`[out, in]`, computed in fp32 and rounded once to dtype. Inputs are in their own order."""
+        """`[out, in]`, inputs in their own order; computed in fp32 and rounded once to dtype."""
         weight = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
         columns = slice(None) if self.order is None else self.order
         for start in range(0, len(weight), _PIECE_ROWS):

@@ -29,7 +29,7 @@ class WNA16Linear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, bits: int) -> None:
         quantized, scale, norms = _int8(weight) if bits == 8 else _int4(weight)
-        super().__init__(weight, bias, norms)
+        super().__init__(*weight.shape, bias, norms)
         self.register_buffer("quantized", quantized)
         self.register_buffer("scale", scale)
         self.weight_bytes = quantized.nbytes + scale.nbytes

@@ -19,6 +19,7 @@ from ...adapters.layout import BaseLayout, Projection, Slice
 from ...adapters.malloc import return_freed_memory
 from ...kernels.linear import Linear
 from ...kernels.linear_packing import pack_linear
+from ...kernels.quantize import WeightFormat
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
@@ -238,6 +239,11 @@ def choose_dtype(name: str, *, checkpoint: torch.dtype | None, device: torch.dev
     return torch.bfloat16 if fast else torch.float32
 
 
+def weight_format(quantization: Quantization) -> WeightFormat | None:
+    """None: weights stay as the checkpoint has them."""
+    return None if quantization is Quantization.NONE else WeightFormat(quantization.value)
+
+
 def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Every linear layer but the output head, by its path."""
     head = model.get_output_embeddings()
@@ -296,7 +302,9 @@ def _replace_group(
     )
     weight = torch.cat([_as_rows(module, weight_values(module)) for _, module in group])
     dtype = _weight(group[0][1]).dtype
-    linear = pack_linear(weight, _bias(group), bits=quantization.bits, dtype=dtype)
+    linear = pack_linear(
+        weight, _bias(group), weight_format=weight_format(quantization), dtype=dtype
+    )
     fused = FusedProjection(projection, linear)
     for index, (name, _) in enumerate(group):
         parent, _, leaf = name.rpartition(".")

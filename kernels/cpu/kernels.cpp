@@ -3,6 +3,7 @@
 #include "gated_activation.h"
 #include "linear.h"
 #include "lora.h"
+#include "quantized_linear.h"
 #include "rms_norm.h"
 #include "rotary.h"
 #include "sampling.h"

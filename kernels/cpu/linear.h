@@ -91,23 +91,33 @@ void multiply_panel(const float *x, const T *panel, float *totals, long num_rows
 }
 
 // y [num_rows, out] = x [num_rows, in] @ weight.T + bias [out]; the bias may be null.
-// weight [ceil(out / PANEL), in, PANEL].
-template <typename T>
-void linear(const float *x, const T *weight, const float *bias, float *y, long num_rows, long in_features,
-            long out_features, long num_threads) {
+// multiply(x, panel, totals, num_rows) adds the products of some rows and a panel, by its number.
+template <typename Multiply>
+void each_panel(const float *x, const float *bias, float *y, long num_rows, long in_features, long out_features,
+                long num_threads, const Multiply &multiply) {
     const long num_panels = (out_features + PANEL - 1) / PANEL, num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     share(num_blocks * num_panels, num_threads, [&](long index) {
-        const long row = index / num_panels * BLOCK_ROWS, column = index % num_panels * PANEL;
+        const long row = index / num_panels * BLOCK_ROWS, panel = index % num_panels, column = panel * PANEL;
         const long rows = row + BLOCK_ROWS < num_rows ? BLOCK_ROWS : num_rows - row;
         const long columns = column + PANEL < out_features ? PANEL : out_features - column;
         alignas(64) float totals[BLOCK_ROWS * PANEL];
         float start[PANEL] = {};
         if (bias) memcpy(start, bias + column, columns * sizeof(float));
         for (long i = 0; i < rows; i++) memcpy(totals + i * PANEL, start, sizeof start);
-        multiply_panel(x + row * in_features, weight + column * in_features, totals, rows, in_features);
+        multiply(x + row * in_features, panel, totals, rows);
         for (long i = 0; i < rows; i++)
             memcpy(y + (row + i) * out_features + column, totals + i * PANEL, columns * sizeof(float));
     });
+}
+
+// weight [ceil(out / PANEL), in, PANEL].
+template <typename T>
+void linear(const float *x, const T *weight, const float *bias, float *y, long num_rows, long in_features,
+            long out_features, long num_threads) {
+    each_panel(x, bias, y, num_rows, in_features, out_features, num_threads,
+               [&](const float *rows, long panel, float *totals, long count) {
+                   multiply_panel(rows, weight + panel * PANEL * in_features, totals, count, in_features);
+               });
 }
 
 #define LINEAR(T, NAME)                                                                                                \

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.kernels.linear_packing import Bits
 from loraplex.kernels.lora_batch import LoraBatch, LoraBatchBuilder
+from loraplex.kernels.quantize import WeightFormat
 from support.engine import LocalEngine
 from support.feature_blocks import write_peft_block
 from support.features import TOKENS, Feature, World, dense_logits, make_world
@@ -147,12 +147,12 @@ def test_vectors_applied_by_one_launch_give_the_same(
     assert launches
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("weight_format", WeightFormat)
 def test_features_on_a_quantized_base_equal_peft_on_the_dequantized_one(
-    bits: Bits, tmp_path: Path
+    weight_format: WeightFormat, tmp_path: Path
 ) -> None:
     features = {name: BIASES[name] for name in ("plain", "dora and bias", "both biases")}
-    world = make_world(tmp_path, "qwen2", list(features.values()), bits=bits)
+    world = make_world(tmp_path, "qwen2", list(features.values()), weight_format=weight_format)
     sequences = world.sequences()
     logits = world.serve(sequences)
     for name, model, tokens, ours in zip(

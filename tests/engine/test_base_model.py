@@ -15,6 +15,7 @@ from loraplex.engine.checkpoint.base_identity import compute_base_id, compute_ru
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.model.base_model import load_base_model
+from loraplex.kernels.quantize import WeightFormat
 from support.models import make_tiny_llama
 from support.paged import paged_logits
 from support.quantized import load_rounded
@@ -132,7 +133,7 @@ def test_an_int4_base_is_the_original_with_rounded_weights(tiny_base: Path) -> N
     int4 = load_base_model(config)
     assert int4.layout == exact.layout
     assert int4.weight_bytes < 0.6 * exact.weight_bytes
-    rounded = load_rounded(tiny_base, 4)
+    rounded = load_rounded(tiny_base, WeightFormat.INT4)
     for tokens, ours in zip(SEQUENCES, paged_logits(int4, SEQUENCES), strict=True):
         expected = rounded(torch.tensor([tokens]), use_cache=False).logits[0]
         assert (ours - expected).norm() < 0.02 * expected.norm(), "activations are bf16"

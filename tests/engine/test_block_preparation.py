@@ -18,7 +18,8 @@ from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.engine.model.input_embedding import InputEmbedding
 from loraplex.engine.model.output_head import OutputHead
 from loraplex.kernels.linear import DenseLinear
-from loraplex.kernels.linear_packing import Bits, pack_linear
+from loraplex.kernels.linear_packing import pack_linear
+from loraplex.kernels.quantize import WeightFormat
 from support.quantized import rounded_weight
 
 VOCAB, HIDDEN, WIDE = 60, 24, 40
@@ -51,13 +52,15 @@ class Base:
 
 
 def make_base(
-    *, bits: Bits | None = None, rest: Callable[[float], None] = lambda _seconds: None
+    *,
+    weight_format: WeightFormat | None = None,
+    rest: Callable[[float], None] = lambda _seconds: None,
 ) -> Base:
     torch.manual_seed(0)
     weight, bias = torch.randn(2 * WIDE, HIDDEN), torch.randn(2 * WIDE)
-    linear = pack_linear(weight, bias, bits=bits)
-    if bits:
-        weight = rounded_weight(weight, bits)
+    linear = pack_linear(weight, bias, weight_format=weight_format)
+    if weight_format:
+        weight = rounded_weight(weight, weight_format)
     qk = Fused(Projection((Slice("q", HIDDEN, WIDE), Slice("k", HIDDEN, WIDE))), linear)
     experts = Projection((Slice("experts", HIDDEN, WIDE, SliceKind.EXPERTS, 3),))
     table, head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)
@@ -117,11 +120,11 @@ def magnitude(index: int) -> Extra:
     return Extra(index, ExtraKind.MAGNITUDE, (out_features,))
 
 
-@pytest.mark.parametrize(("bits", "bound"), [(None, 1e-5), (8, 1e-5), (4, 2e-3)])
+@pytest.mark.parametrize("weight_format", [None, *WeightFormat])
 @pytest.mark.parametrize("rank", [1, 16, 17, 33])
-def test_dora_serves_the_factor_of_each_row(rank: int, bits: Bits | None, bound: float) -> None:
-    """int4 products are rounded to bf16 on the CPU."""
-    base = make_base(bits=bits)
+def test_dora_serves_the_factor_of_each_row(rank: int, weight_format: WeightFormat | None) -> None:
+    bound = 1e-5
+    base = make_base(weight_format=weight_format)
     touched = (EMBEDDING, Q, K, HEAD)
     ranks = {index: rank + index for index in touched}
     block = make_block(base, ranks, *map(magnitude, touched))

@@ -19,6 +19,7 @@ from loraplex.engine.model import base_model
 from loraplex.engine.model.base_model import decoder_linears, load_base_model, replace_linears
 from loraplex.kernels.linear import Linear
 from loraplex.kernels.linear_packing import pack_linear
+from loraplex.kernels.quantize import WeightFormat
 from support.cpu_kernels import needs_cpu_library
 from support.families import SERVED, save_family
 
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 FAMILIES = ("llama", "gpt2-conv1d", "gpt_neox", "qwen3_moe", "phi3-fused")
 
 
-@pytest.mark.parametrize("form", [Quantization.INT8, Quantization.INT4])
+@pytest.mark.parametrize("form", [Quantization.INT8, Quantization.INT4, Quantization.NF4])
 @pytest.mark.parametrize("case", FAMILIES)
 def test_codes_are_those_of_the_original_weights(
     case: str, form: Quantization, tmp_path: Path
@@ -42,7 +43,7 @@ def test_codes_are_those_of_the_original_weights(
         expected = pack_linear(
             torch.cat(rows).detach(),
             torch.cat(biases).detach() if biases else None,
-            bits=form.bits,
+            weight_format=WeightFormat(form),
         )
         x = torch.randn(5, fused.linear.in_features)
         assert torch.equal(fused.linear(x), expected(x))
@@ -62,7 +63,7 @@ def test_codes_are_those_of_the_weights_in_the_serving_dtype(
     assert base.projections
     for fused in base.projections:
         parts = [dense.get_submodule(part.name).weight for part in fused.projection.slices]
-        expected = pack_linear(torch.cat(parts).detach(), bits=form.bits)
+        expected = pack_linear(torch.cat(parts).detach(), weight_format=WeightFormat(form))
         x = torch.randn(5, fused.linear.in_features)
         assert torch.equal(fused.linear(x), expected(x))
 

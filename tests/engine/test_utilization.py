@@ -22,7 +22,7 @@ from loraplex.engine.memory.utilization import (
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.scheduling.tenant_labels import OTHER_TENANTS, TenantLabels
 from loraplex.kernels.linear_cpu import PanelLinear
-from loraplex.kernels.linear_packing import Bits
+from loraplex.kernels.quantize import WeightFormat
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
 from support.models import make_adapter, make_tiny_llama, save_byte_tokenizer
@@ -136,9 +136,9 @@ def test_the_cost_of_a_family_leaves_out_only_norms_and_tables(case: str, tmp_pa
     assert 0.97 * base.num_parameters < counted <= base.num_parameters
 
 
-@pytest.mark.parametrize("bits", [None, 8, 4])
-def test_the_peak_is_what_a_copy_and_a_matmul_reach(bits: Bits | None) -> None:
-    peak = measure_peak(torch.device("cpu"), torch.float32, bits=bits, threads=1)
+@pytest.mark.parametrize("weight_format", [None, WeightFormat.INT8, WeightFormat.INT4])
+def test_the_peak_is_what_a_copy_and_a_matmul_reach(weight_format: WeightFormat | None) -> None:
+    peak = measure_peak(torch.device("cpu"), torch.float32, weight_format=weight_format, threads=1)
     assert 1e8 < peak.bytes_per_second < 1e13
     assert 1e8 < peak.flops_per_second < 1e15
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from torch import Tensor
 
 from loraplex.kernels import int8_linear
 from loraplex.kernels.int8_linear import (
@@ -17,6 +18,7 @@ from loraplex.kernels.int8_linear import (
     quantize_rows,
     seconds_of_exact_ways,
 )
+from loraplex.kernels.quantize import WeightFormat, quantize
 
 SIZES = pytest.mark.parametrize(
     ("in_features", "out_features"), [(1, 1), (63, 133), (133, 63), (64, 128)], ids=str
@@ -44,20 +46,20 @@ def test_int8_equals_the_reference(
     bias = torch.randn(out_features) if has_bias else None
     x = torch.randn(num_rows, in_features)
     expected = int8_linear_reference(x, weight, bias)
-    torch.testing.assert_close(Int8Linear(weight, bias)(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed_int8(weight, bias)(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_int8_is_exact_where_pairs_of_products_are_largest(arithmetic: Int8Arithmetic) -> None:
     signs = torch.tensor([1.0, -1.0, 1.0, 1.0]).repeat(32)
     weight = torch.stack([torch.ones(128), signs, -torch.ones(128)])
     x = torch.stack([torch.ones(128), -torch.ones(128), signs])
-    torch.testing.assert_close(Int8Linear(weight)(x), x @ weight.T, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(packed_int8(weight)(x), x @ weight.T, rtol=1e-6, atol=1e-5)
 
 
 def test_int8_is_exact_where_sums_do_not_fit_in_fp32(arithmetic: Int8Arithmetic) -> None:
     weight, x = torch.ones(3, 11_008), torch.ones(2, 11_008)
     weight[1, ::2] = -1
-    torch.testing.assert_close(Int8Linear(weight)(x), x @ weight.T, rtol=1e-6, atol=1e-3)
+    torch.testing.assert_close(packed_int8(weight)(x), x @ weight.T, rtol=1e-6, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +87,11 @@ def test_int8_is_exact_and_runs_in_no_loop_of_plain_code(instructions: str) -> N
 _SLOWDOWN_OF_INT8 = """
 import torch
 from loraplex.kernels.int8_linear import Int8Linear, _least_seconds, int8_linear_reference
+from loraplex.kernels.quantize import WeightFormat, quantize
 
 torch.set_num_threads(1)
 weight, x = torch.randn(512, 512), torch.randn(8, 512)
-packed = Int8Linear(weight)
+packed = Int8Linear(quantize(weight, WeightFormat.INT8))
 torch.testing.assert_close(packed(x), int8_linear_reference(x, weight), rtol=1e-5, atol=1e-4)
 print(_least_seconds(lambda: packed(x)) / _least_seconds(lambda: x @ weight.T))
 """
@@ -97,13 +100,13 @@ print(_least_seconds(lambda: packed(x)) / _least_seconds(lambda: x @ weight.T))
 def test_int8_is_close_to_the_unquantized_product() -> None:
     weight, x = torch.randn(256, 512), torch.randn(16, 512)
     exact = x @ weight.T
-    assert (Int8Linear(weight)(x) - exact).norm() / exact.norm() < 0.02
+    assert (packed_int8(weight)(x) - exact).norm() / exact.norm() < 0.02
 
 
 def test_int8_keeps_dtype_and_leading_dimensions() -> None:
     weight, bias = torch.randn(20, 30), torch.randn(20)
     x = torch.randn(2, 3, 30)
-    packed = Int8Linear(weight.bfloat16(), bias.bfloat16())
+    packed = packed_int8(weight.bfloat16(), bias.bfloat16())
     half, full = packed(x.bfloat16()), packed(x)
     assert half.dtype == torch.bfloat16
     assert full.dtype == torch.float32
@@ -112,21 +115,21 @@ def test_int8_keeps_dtype_and_leading_dimensions() -> None:
 
 
 def test_int8_holds_a_byte_per_weight_and_a_scale_per_output() -> None:
-    assert Int8Linear(torch.randn(20, 300)).weight_bytes == 20 * 300 + 20 * (4 + 8)
+    assert packed_int8(torch.randn(20, 300)).weight_bytes == 20 * 300 + 20 * (4 + 8)
 
 
 def test_int8_gives_the_bias_for_rows_of_zeros(arithmetic: Int8Arithmetic) -> None:
     weight, bias = torch.randn(7, 16), torch.randn(7)
     weight[3] = 0
-    result = Int8Linear(weight, bias)(torch.zeros(2, 16))
+    result = packed_int8(weight, bias)(torch.zeros(2, 16))
     assert torch.equal(result, bias.expand(2, 7))
-    result = Int8Linear(weight, bias)(torch.randn(2, 16))
+    result = packed_int8(weight, bias)(torch.randn(2, 16))
     assert torch.equal(result[:, 3], bias[3].expand(2))
 
 
 @pytest.mark.parametrize("poison", [torch.inf, -torch.inf, torch.nan, 3e38])
 def test_int8_keeps_one_rows_outlier_in_its_row(arithmetic: Int8Arithmetic, poison: float) -> None:
-    packed = Int8Linear(torch.randn(33, 64))
+    packed = packed_int8(torch.randn(33, 64))
     x = torch.randn(5, 64)
     clean = packed(x)
     x[2, 7] = poison
@@ -144,3 +147,7 @@ def test_quantized_rows_are_within_half_a_step_of_the_values() -> None:
     assert scale.shape == (9, 1)
     assert (quantized.float() * scale - rows).abs().le(scale * 0.5001).all()
     assert quantized.abs().amax(dim=1).eq(127).all()
+
+
+def packed_int8(weight: Tensor, bias: Tensor | None = None) -> Int8Linear:
+    return Int8Linear(quantize(weight, WeightFormat.INT8), bias)

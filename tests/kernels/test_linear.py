@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from loraplex.kernels.int4_linear import Int4Linear
-from loraplex.kernels.int8_linear import Int8Linear
+from loraplex.kernels.int8_linear import Int8Linear, has_fast_int8
 from loraplex.kernels.linear import DenseLinear, Linear, PackedLinear
 from loraplex.kernels.linear_cpu import PanelLinear
-from loraplex.kernels.linear_packing import Bits, pack_linear
+from loraplex.kernels.linear_packing import pack_linear
+from loraplex.kernels.quantize import WeightFormat
+from loraplex.kernels.quantized_linear import DequantizedLinear
+from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.quantized import rounded_weight
 
@@ -36,11 +38,26 @@ def test_dense_forms_equal_torch(
     assert (packed.in_features, packed.out_features) == (in_features, out_features)
 
 
+@needs_cpu_library
 def test_packs_codes_when_asked_and_keeps_the_values_otherwise() -> None:
     weight, x = torch.randn(8, 16), torch.randn(3, 16)
-    assert isinstance(pack_linear(weight, bits=8), Int8Linear)
-    assert isinstance(pack_linear(weight, bits=4), Int4Linear)
+    for weight_format in WeightFormat:
+        packed = pack_linear(weight, weight_format=weight_format)
+        is_multiplied_as_bytes = weight_format is WeightFormat.INT8 and has_fast_int8()
+        assert type(packed) is (Int8Linear if is_multiplied_as_bytes else QuantizedPanelLinear)
     torch.testing.assert_close(pack_linear(weight)(x), x @ weight.T)
+
+
+def test_codes_are_served_by_pytorch_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_cpu_library(monkeypatch)
+    weight, bias, x = torch.randn(8, 16), torch.randn(8), torch.randn(3, 16)
+    for weight_format in WeightFormat:
+        packed = pack_linear(weight, bias, weight_format=weight_format)
+        is_int8 = weight_format is WeightFormat.INT8
+        assert type(packed) is (Int8Linear if is_int8 else DequantizedLinear)
+        expected = F.linear(x, rounded_weight(weight, weight_format), bias)
+        bound = 0.02 if is_int8 else 1e-5  # whose activations are quantized too
+        assert (packed(x) - expected).norm() < bound * expected.norm()
 
 
 @needs_cpu_library
@@ -71,18 +88,17 @@ def test_packs_fp32_for_onednn_without_the_library(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(packed(x), alone, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize(("bits", "bound"), [(None, 1e-5), (8, 1e-5), (4, 2**-8)])
+@pytest.mark.parametrize("weight_format", [None, *WeightFormat])
 def test_products_and_row_lengths_are_those_of_the_weight_as_it_is_multiplied(
-    bits: Bits | None, bound: float
+    weight_format: WeightFormat | None,
 ) -> None:
-    """int4 products are rounded to bf16 on the CPU."""
     torch.manual_seed(0)
     weight, bias, x = torch.randn(130, 48), torch.randn(130), torch.randn(5, 48)
-    linear = pack_linear(weight, bias, bits=bits)
-    if bits:
-        weight = rounded_weight(weight, bits)
+    linear = pack_linear(weight, bias, weight_format=weight_format)
+    if weight_format:
+        weight = rounded_weight(weight, weight_format)
     expected = x @ weight.T
-    assert (linear.products(x) - expected).abs().max() < bound * expected.abs().max()
+    assert (linear.products(x) - expected).abs().max() < 1e-5 * expected.abs().max()
     torch.testing.assert_close(linear.row_norms, weight.norm(dim=1), rtol=1e-5, atol=1e-5)
 
 

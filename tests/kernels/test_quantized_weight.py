@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight, stack_rows
 from support.quantized_weights import CASES, make_weight, plain_values
 

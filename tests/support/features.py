@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -22,9 +21,9 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.block_preparation import BlockPreparation
-from loraplex.kernels.int8_linear import int8_linear_reference
-from loraplex.kernels.linear_packing import Bits
+from loraplex.kernels.int8_linear import has_fast_int8, int8_linear_reference
 from loraplex.kernels.lora_batch import LoraBatchBuilder
+from loraplex.kernels.quantize import WeightFormat
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.feature_blocks import write_peft_block
 from support.paged import paged_logits
@@ -100,20 +99,22 @@ def make_world(
     family: str,
     features: Sequence[Feature],
     *,
-    bits: Bits | None = None,
+    weight_format: WeightFormat | None = None,
     dtype: str = "float32",
 ) -> World:
-    """bits: the base is quantized, and PEFT's own base multiplies as it does, in plain PyTorch."""
+    """weight_format: the base is quantized, and PEFT's own base multiplies as it does, in plain
+    PyTorch."""
     model = save_family(tmp_path / "base", *SERVED[family])
     change_weights(model, _draw_bias)
-    if bits:
-        change_weights(model, partial(_round_to_codes, bits=bits))
-    load = partial(load_quantized, bits=bits) if bits else load_plain
+    load = load_plain
+    if weight_format:
+        change_weights(model, partial(_round_to_codes, weight_format=weight_format))
+        load = partial(load_quantized, weight_format=weight_format)
     tuned = [
         tune(model, tmp_path / str(index), feature, seed=index, load=load)
         for index, feature in enumerate(features)
     ]
-    quantization = next(form for form in Quantization if form.bits == bits)
+    quantization = Quantization(weight_format or "none")
     config = EngineConfig(str(model), device="cpu", quantization=quantization, dtype=dtype)
     base = load_base_model(config)
     world = World(base, load(model), tuned, *make_memory(base), rows=[], path=tmp_path)
@@ -146,10 +147,10 @@ def _draw_bias(name: str, parameter: Tensor) -> None:
         parameter += torch.randn(parameter.shape, generator=generator) * 0.3
 
 
-def _round_to_codes(name: str, parameter: Tensor, *, bits: Bits) -> None:
+def _round_to_codes(name: str, parameter: Tensor, *, weight_format: WeightFormat) -> None:
     """Leave of the decoder's matrices what codes can hold: quantizing changes nothing more."""
     if name.endswith("_proj.weight"):
-        parameter.copy_(rounded_weight(parameter, bits))
+        parameter.copy_(rounded_weight(parameter, weight_format))
 
 
 def load_plain(model: Path) -> PreTrainedModel:
@@ -159,21 +160,16 @@ def load_plain(model: Path) -> PreTrainedModel:
     return loaded.eval()
 
 
-def load_quantized(model: Path, *, bits: Bits) -> PreTrainedModel:
+def load_quantized(model: Path, *, weight_format: WeightFormat) -> PreTrainedModel:
     """The model, its decoder's linear layers in the arithmetic of a quantized base on the CPU."""
     loaded = load_plain(model)
-    multiply = int8_linear_reference if bits == 8 else _multiply_in_bf16
+    if weight_format is not WeightFormat.INT8 or not has_fast_int8():
+        return loaded  # activations are not quantized
     for name, module in loaded.named_modules():
         if isinstance(module, nn.Linear) and name.endswith("_proj"):
             weights = {"weight": module.weight, "bias": module.bias}
-            module.__dict__["forward"] = partial(multiply, **weights)
+            module.__dict__["forward"] = partial(int8_linear_reference, **weights)
     return loaded
-
-
-def _multiply_in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Of a weight that int4 codes hold already: activations and products are rounded."""
-    product = F.linear(x.bfloat16().float(), weight).bfloat16().to(x.dtype)
-    return product if bias is None else product + bias
 
 
 def tune(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from torch import Tensor
+
+from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 
 RANGES = {
     CodeType.INT8: (-128, 128),

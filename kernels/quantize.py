@@ -1,0 +1,122 @@
+"""Quantizes weights while a base is loaded: the formats of `--quantize`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .int4_quantized import GROUP, quantize_groups
+from .int8_linear import quantize_weight
+from .quantized_weight import CodeType, QuantizedWeight
+
+_PIECE_ROWS = 256
+"""Rows that become codes at a time: in fp32 they take four to eight times the codes' bytes."""
+NF4_GROUP, MXFP4_GROUP = 64, 32
+MAX_FP8, MAX_MXFP4 = 448.0, 6.0
+
+
+class WeightFormat(StrEnum):
+    """A way to quantize a weight without calibration."""
+
+    INT8 = "int8"
+    """A scale per output."""
+    INT4 = "int4"
+    """A scale per output and 128 inputs."""
+    FP8 = "fp8"
+    """e4m3 numbers, a scale per output."""
+    NF4 = "nf4"
+    """Quantiles of the normal distribution (QLoRA, Dettmers et al. 2023, appendix E), a scale per
+    output and 64 inputs."""
+    MXFP4 = "mxfp4"
+    """e2m1 numbers, a power of two per output and 32 inputs (OCP Microscaling Formats 1.0)."""
+
+
+NF4_TABLE = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+E2M1_TABLE = tuple(
+    sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+)
+"""The numbers of a sign, two bits of exponent and one of fraction, by their bits."""
+
+
+def quantize(weight: Tensor, weight_format: WeightFormat) -> QuantizedWeight:
+    """`weight [out, in]` of any float type, on its device."""
+    match weight_format:
+        case WeightFormat.INT8:
+            codes, scale = quantize_weight(weight)
+            return QuantizedWeight(CodeType.INT8, codes, scale, group=weight.shape[1])
+        case WeightFormat.INT4:
+            codes, scale = quantize_groups(weight)
+            codes = codes.flatten(1)[:, : weight.shape[1]]
+            return QuantizedWeight(CodeType.INT4, codes, scale, GROUP)
+        case WeightFormat.FP8:
+            return _by_pieces(weight, _to_fp8, CodeType.FP8, weight.shape[1])
+        case WeightFormat.NF4:
+            return _by_pieces(weight, _to_nf4, CodeType.TABLE4, NF4_GROUP, NF4_TABLE)
+        case WeightFormat.MXFP4:
+            return _by_pieces(weight, _to_mxfp4, CodeType.TABLE4, MXFP4_GROUP, E2M1_TABLE)
+
+
+def _by_pieces(
+    weight: Tensor,
+    convert: Callable[[Tensor], tuple[Tensor, Tensor]],
+    code_type: CodeType,
+    group: int,
+    table: Sequence[float] | None = None,
+) -> QuantizedWeight:
+    """convert: fp32 `[n, groups, group]` to codes of this shape and scales `[n, groups]`."""
+    in_features = weight.shape[1]
+    codes, scales = [], []
+    for rows in weight.split(_PIECE_ROWS):
+        groups = F.pad(rows.float(), (0, -in_features % group)).unflatten(1, (-1, group))
+        piece, scale = convert(groups)
+        codes.append(piece.flatten(1)[:, :in_features])
+        scales.append(scale)
+    return QuantizedWeight(
+        code_type,
+        torch.cat(codes),
+        torch.cat(scales),
+        group,
+        table=None if table is None else torch.tensor(table, device=weight.device),
+    )
+
+
+def _to_fp8(groups: Tensor) -> tuple[Tensor, Tensor]:
+    scale = _above_zero(groups.abs().amax(dim=-1) / MAX_FP8)
+    numbers = (groups / scale[..., None]).clamp(-MAX_FP8, MAX_FP8)
+    return numbers.to(torch.float8_e4m3fn).view(torch.int8), scale
+
+
+def _to_nf4(groups: Tensor) -> tuple[Tensor, Tensor]:
+    scale = _above_zero(groups.abs().amax(dim=-1)).bfloat16()
+    table = torch.tensor(NF4_TABLE, device=groups.device)
+    return _nearest(groups / scale.float()[..., None], table), scale
+
+
+def _to_mxfp4(groups: Tensor) -> tuple[Tensor, Tensor]:
+    exponent = _above_zero(groups.abs().amax(dim=-1)).log2().floor() - 2
+    scale = exponent.clamp(-126, 127).exp2()
+    numbers = groups / scale[..., None]
+    sizes = torch.tensor(E2M1_TABLE[:8], device=groups.device)
+    return _nearest(numbers.abs(), sizes) + 8 * (numbers < 0).to(torch.int8), scale.bfloat16()
+
+
+def _nearest(numbers: Tensor, table: Tensor) -> Tensor:
+    """int8 places of the nearest entries of an ascending table; of two, the one with an even place,
+    which for e2m1 is the one whose last bit is 0."""
+    middles = (table[1:] + table[:-1]) / 2
+    low, high = (torch.bucketize(numbers, middles, right=right) for right in (False, True))
+    return torch.where(low % 2 == 0, low, high).to(torch.int8)
+
+
+def _above_zero(scale: Tensor) -> Tensor:
+    """A group of zeros gets the scale 1."""
+    return torch.where(scale > 0, scale, 1.0)
