@@ -77,7 +77,6 @@ def serves_int8(weight: QuantizedWeight) -> bool:
         and weight.group >= weight.shape[1]
         and weight.zero is None
         and weight.order is None
-        and int(weight.codes.min()) >= -INT8_MAX
     )
 
 

@@ -17,16 +17,22 @@ _JSON_FILES = (
     "added_tokens.json",
 )
 """Read when the base is loaded, if they exist."""
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
-"""Keys of transformers, compressed-tensors and MLX."""
-_QUANTIZATION_FILES = {
-    "quantize_config.json": "GPTQ",
-    "quant_config.json": "AWQ",
-    "hf_quant_config.json": "ModelOpt",
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+"""Keys of transformers and compressed-tensors."""
+_QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""The separate files in which GPTQ, AWQ and ModelOpt describe their quantization."""
+_FOREIGN_QUANTIZATION_FILES = {
     "quantization_config.json": "quantization",
     "smash_config.json": "Pruna",
 }
-"""Quantization tools by the separate file in which they describe their quantization."""
+"""Tools whose formats are not served, by their files."""
+SERVED_METHODS = frozenset(
+    {
+        *("gptq", "awq", "compressed-tensors", "bitsandbytes"),
+        *("fp8", "fbgemm_fp8", "modelopt", "mxfp4"),
+    }
+)
+"""The formats that are served, as configurations name them."""
 _PART_KEYS = frozenset(
     {
         *("text_config", "llm_config", "language_config", "thinker_config", "talker_config"),
@@ -70,9 +76,12 @@ def check_config(config: Mapping[str, Any], folder: Path) -> None:
 
     Raises a subclass of UnsupportedModel.
     """
-    for key in _QUANTIZATION_KEYS:
-        if config.get(key):
-            raise quantized(folder, f"its config.json has a {key}")
+    if config.get("quantization"):
+        raise quantized(folder, "its config.json has MLX's quantization")
+    settings = quantization_settings(config, folder)
+    method = settings.get("quant_method")
+    if method is not None and method not in SERVED_METHODS:
+        raise quantized(folder, f"its quantization method is {method}")
     if parts := sorted(key for key in _PART_KEYS & config.keys() if config[key]):
         raise CompositeBase(
             f"{folder} is a composite model ({config.get('model_type')}, with "
@@ -91,7 +100,7 @@ def check_companions(folder: Path) -> None:
 
     Raises QuantizedBase for a quantization tool's file, DamagedBase for invalid JSON.
     """
-    for name, tool in _QUANTIZATION_FILES.items():
+    for name, tool in _FOREIGN_QUANTIZATION_FILES.items():
         if (folder / name).exists():
             raise quantized(folder, f"it has the {tool} file {name}")
     for name in _JSON_FILES:
@@ -102,11 +111,27 @@ def check_companions(folder: Path) -> None:
             _check_end_tokens(folder / name)
 
 
+def quantization_settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """How the base's weights are quantized, from its configuration or the quantization tool's own
+    file; empty without either. Raises DamagedBase."""
+    for key in _QUANTIZATION_KEYS:
+        if settings := config.get(key):
+            if not isinstance(settings, dict):
+                raise DamagedBase(f"{folder / CONFIG_FILE}: {key} is not an object")
+            return settings
+    for name in _QUANTIZATION_FILES:
+        if (folder / name).is_file():
+            settings = read_json(folder / name)
+            inner = settings.get("quantization")
+            return inner if isinstance(inner, dict) else settings
+    return {}
+
+
 def quantized(folder: Path, reason: str) -> QuantizedBase:
-    """The error for a base whose weights are not the original ones."""
+    """The error for a base whose quantization is not served."""
     return QuantizedBase(
-        f"{folder} is already quantized ({reason}): give the original checkpoint; "
-        "--quantize int8 or int4 quantizes it when it is loaded"
+        f"{folder} is quantized in a way that is not served ({reason}): give the original "
+        "checkpoint; --quantize quantizes it when it is loaded"
     )
 
 

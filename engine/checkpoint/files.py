@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import BaseNotFound, ForeignBase, UnsupportedModel
 from .base_config import CONFIG_FILE, check_companions, check_config, read_config_file
+from .packed_weights import find_packed_weights
 from .stored_tensors import check_stored_tensors, foreign_weights, read_stored_tensors
 
 DRAFT = "draft"
@@ -65,7 +66,9 @@ def check_base(folder: Path) -> None:
     Raises a subclass of UnsupportedModel with the reason.
     """
     check_base_config(folder)
-    check_stored_tensors(read_stored_tensors(folder), read_config_file(folder), folder)
+    config = read_config_file(folder)
+    packed = find_packed_weights(read_stored_tensors(folder), config, folder)
+    check_stored_tensors(packed.tensors, config, folder)
 
 
 def check_base_config(folder: Path) -> None:

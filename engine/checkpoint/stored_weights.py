@@ -1,9 +1,9 @@
 """Weights that stay in a base's files until they are used: those that are served in another form.
 
-Quantizing the base needs every linear weight once, in the serving dtype, and the checks at load
-need them a few times before that. All of them together would be several times the size of the
-served base. So such a layer has no weight of its own: each use reads it from its file, and the
-memory is free again after the use.
+Quantizing the base, and packing weights that the files hold quantized, needs every linear weight
+once. The checks at load need them a few times before that, in the serving dtype. All of them
+together would be several times the size of the served base. So such a layer has no weight of its
+own: each use reads it from its file, and the memory is free again after the use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from ...kernels.quantized_weight import QuantizedWeight
+from ..quantization.unpack import unpack
+from .base_config import read_config_file
+from .packed_weights import PackedWeight, find_packed_weights
 from .stored_tensors import read_stored_tensors
+
+Values = Tensor | QuantizedWeight
 
 
 class StoredWeight(NamedTuple):
@@ -26,16 +32,30 @@ class StoredWeight(NamedTuple):
     name: str
     shape: tuple[int, ...]
 
-    def placeholder(self, dtype: torch.dtype) -> Placeholder:
-        """A tensor of this shape without values."""
-        empty = torch.empty(self.shape, dtype=dtype, device="meta")
-        return empty.as_subclass(Placeholder)
-
     def read(self) -> Tensor:
         """The values as stored, mapped from the file: their pages go with the tensor."""
         with safe_open(self.path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(self.name)
         return tensor
+
+
+class StoredPackedWeight(NamedTuple):
+    """A quantized weight in several tensors of a base's files."""
+
+    packed: PackedWeight
+    parts: Mapping[str, StoredWeight]
+    """By their roles."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.packed.shape
+
+    def read(self) -> Values:
+        """The weight; a dense tensor if no form of codes has its values. Raises DamagedBase."""
+        return unpack(self.packed, {role: part.read() for role, part in self.parts.items()})
+
+
+AnyStoredWeight = StoredWeight | StoredPackedWeight
 
 
 class Placeholder(Tensor):
@@ -46,12 +66,41 @@ class Placeholder(Tensor):
         return self if dtype in (None, self.dtype) else super().to(dtype=dtype)
 
 
-def stored_weights(folder: Path) -> dict[str, StoredWeight]:
-    """All tensors of the base's files by name. Raises ForeignBase, DamagedBase."""
-    return {
+def placeholder(weight: AnyStoredWeight, dtype: torch.dtype) -> Placeholder:
+    """A tensor of this weight's shape without values."""
+    empty = torch.empty(weight.shape, dtype=dtype, device="meta")
+    return empty.as_subclass(Placeholder)
+
+
+def stored_weights(folder: Path) -> dict[str, AnyStoredWeight]:
+    """All weights of the base's files by the model's names. Raises a subclass of UnsupportedModel.
+
+    The tensors of a quantized weight are one weight.
+    """
+    tensors = read_stored_tensors(folder)
+    stored = {
         name: StoredWeight(folder / tensor.file, name, tensor.shape)
-        for name, tensor in read_stored_tensors(folder).items()
+        for name, tensor in tensors.items()
     }
+    packed = find_packed_weights(tensors, read_config_file(folder), folder)
+    found: dict[str, AnyStoredWeight] = {name: stored[name] for name in packed.rest}
+    for name, weight in packed.weights.items():
+        parts = {role: stored[part] for role, part in weight.parts.items()}
+        found[name] = StoredPackedWeight(weight, parts)
+    return found
+
+
+def find_packed_format(folder: Path) -> str | None:
+    """The format of the base's quantized weights; None if it has none. Raises as above."""
+    tensors = read_stored_tensors(folder)
+    return find_packed_weights(tensors, read_config_file(folder), folder).format
+
+
+def dense(values: Values, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A weight's values on the device, dequantized there."""
+    if isinstance(values, QuantizedWeight):
+        return values.to(device).dequantize(dtype)
+    return values.to(device=device, dtype=dtype)
 
 
 def unconverted(
@@ -68,7 +117,7 @@ def unconverted(
 
 
 def leave_stored(
-    module: nn.Module, stored: StoredWeight, *, dtype: torch.dtype, device: torch.device
+    module: nn.Module, stored: AnyStoredWeight, *, dtype: torch.dtype, device: torch.device
 ) -> None:
     """From now on the module's weight is a tensor on the meta device, and its values are read from
     the file for each forward pass, and by `weight_values`."""
@@ -78,14 +127,16 @@ def leave_stored(
     module.weight = empty
 
     def fill(module: nn.Module, _args: Any) -> None:
-        values = stored.read().to(device=device, dtype=dtype)
+        values = dense(stored.read(), dtype=dtype, device=device)
         module.weight = nn.Parameter(values, requires_grad=False)
 
     def drop(module: nn.Module, _args: Any, _output: Any) -> None:
         module.weight = empty
 
-    def read() -> Tensor:
+    def read() -> Values:
         values = stored.read()
+        if isinstance(values, QuantizedWeight):
+            return values.to(device)
         is_exact = torch.promote_types(values.dtype, dtype) is dtype
         return values.to(device=device, dtype=values.dtype if is_exact else dtype)
 
@@ -94,10 +145,10 @@ def leave_stored(
     module.__dict__["read_weight"] = read
 
 
-def weight_values(module: nn.Module) -> Tensor:
-    """The module's weight; read from its file if it was left there. Then it is in the file's dtype,
-    if that holds the same values in fewer bytes."""
-    read: Callable[[], Tensor] | None = module.__dict__.get("read_weight")
+def weight_values(module: nn.Module) -> Values:
+    """The module's weight; read from its file if it was left there. Then it is quantized as in the
+    file, or in the file's dtype, if that holds the same values in fewer bytes."""
+    read: Callable[[], Values] | None = module.__dict__.get("read_weight")
     if read is not None:
         return read()
     assert isinstance(module.weight, Tensor)

@@ -32,7 +32,16 @@ from ..errors import (
 from .base_config import check_config, quantized, read_config_file
 from .load_progress import report_progress
 from .stored_tensors import spare_tensors
-from .stored_weights import StoredWeight, leave_stored, stored_weights, unconverted
+from .stored_weights import (
+    AnyStoredWeight,
+    StoredPackedWeight,
+    StoredWeight,
+    dense,
+    leave_stored,
+    placeholder,
+    stored_weights,
+    unconverted,
+)
 
 ModulesOf = Callable[[PreTrainedModel], Mapping[str, nn.Module]]
 """Chooses modules of a model, by their paths."""
@@ -57,6 +66,8 @@ def load_config(model_dir: Path) -> Any:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModel(f"{model_dir}: {model_type} is not a causal language model")
+    # The weights are unpacked here: transformers must load the model as if they were dense.
+    config.__dict__.pop("quantization_config", None)
     if config.get_text_config() is not config:
         raise CompositeBase(
             f"{model_dir}: {model_type} is a composite model: only text models are served"
@@ -118,25 +129,31 @@ class _Loader(NamedTuple):
     config: Any
     dtype: torch.dtype
 
-    def find(self, modules_of: ModulesOf, stored: Mapping[str, StoredWeight]) -> dict[str, str]:
+    def find(self, modules_of: ModulesOf, stored: Mapping[str, AnyStoredWeight]) -> dict[str, str]:
         """The modules whose weights the files hold as they are, each with its stored tensor's name.
         No values are read."""
-        placeholders = {name: weight.placeholder(self.dtype) for name, weight in stored.items()}
+        placeholders = {name: placeholder(weight, self.dtype) for name, weight in stored.items()}
         return unconverted(modules_of(self._fill(placeholders)), placeholders)
 
-    def read(self, stored: Mapping[str, StoredWeight], *, left: Collection[str]) -> PreTrainedModel:
+    def read(
+        self, stored: Mapping[str, AnyStoredWeight], *, left: Collection[str]
+    ) -> PreTrainedModel:
         """The model with the values of all stored tensors but those in `left`."""
         read = {name: weight for name, weight in stored.items() if name not in left}
         with ExitStack() as files, report_progress("reading weights", len(read)) as advance:
+            plain = {n: weight for n, weight in read.items() if isinstance(weight, StoredWeight)}
             opened = {
                 path: files.enter_context(safe_open(path, framework="pt", backend="pread"))
-                for path in {weight.path for weight in read.values()}
+                for path in {weight.path for weight in plain.values()}
             }
             tensors: dict[str, Any] = {
                 name: _LazyTensor(opened[weight.path].get_slice(name), advance)
-                for name, weight in read.items()
+                for name, weight in plain.items()
             }
-            tensors |= {name: stored[name].placeholder(self.dtype) for name in left}
+            for name, weight in read.items():
+                if isinstance(weight, StoredPackedWeight):
+                    tensors[name] = _LazyDense(weight, self.dtype, advance)
+            tensors |= {name: placeholder(stored[name], self.dtype) for name in left}
             return self._fill(tensors)
 
     def _fill(self, tensors: Mapping[str, Any]) -> PreTrainedModel:
@@ -165,6 +182,22 @@ class _LazyTensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         tensor: Tensor = self._part[index]
+        self._advance()
+        return tensor
+
+
+class _LazyDense:
+    """A quantized weight for transformers' loader, which may merge it with others: made dense."""
+
+    def __init__(
+        self, weight: StoredPackedWeight, dtype: torch.dtype, advance: Callable[[], None]
+    ) -> None:
+        self._weight = weight
+        self._dtype = dtype
+        self._advance = advance
+
+    def __getitem__(self, index: Any) -> Tensor:
+        tensor = dense(self._weight.read(), dtype=self._dtype, device=torch.device("cpu"))[index]
         self._advance()
         return tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,20 @@ from transformers.pytorch_utils import Conv1D
 from ...adapters.arena import Arena
 from ...adapters.layout import BaseLayout, Projection, Slice
 from ...adapters.malloc import return_freed_memory
+from ...kernels.int8_linear import Int8Linear
+from ...kernels.joined_linear import JoinedLinear
 from ...kernels.linear import Linear
 from ...kernels.linear_packing import pack_linear
 from ...kernels.quantize import WeightFormat
+from ...kernels.quantized_weight import QuantizedWeight, stack_rows
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
-from ..checkpoint.stored_weights import weight_values
+from ..checkpoint.stored_weights import find_packed_format, weight_values
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import load_config, load_weights
 from ..config import EngineConfig, Quantization
-from ..errors import InvalidParameter, UnsupportedModel
+from ..errors import InvalidParameter, QuantizedBase, UnsupportedModel
 from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
 from .adapted_module import AdaptedModule, ExtendedModule
@@ -72,6 +75,8 @@ class BaseModel:
     dtype: torch.dtype
     device: torch.device
     num_parameters: int
+    quantization: str
+    """The format of its files, or of `--quantize`; none: neither."""
     self_test_error: float
     kv_error: float
     """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
@@ -153,9 +158,16 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     device = choose_device(engine.device)
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
+    stored_format = find_packed_format(model_dir)
     is_quantized = engine.quantization is not Quantization.NONE
-    is_packed_smaller = is_quantized or (
-        device.type == "cpu" and dtype is torch.float32 and config.dtype is torch.bfloat16
+    if is_quantized and stored_format:
+        raise InvalidParameter(
+            "quantization", f"{engine.model} is quantized already: {stored_format}"
+        )
+    is_packed_smaller = (
+        is_quantized
+        or stored_format is not None
+        or (device.type == "cpu" and dtype is torch.float32 and config.dtype is torch.bfloat16)
     )
     model = load_weights(
         model_dir, config, dtype, device, left_stored=decoder_linears if is_packed_smaller else None
@@ -178,7 +190,10 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     projections = replace_linears(model, quantization=engine.quantization)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
-    error = 0.0 if is_quantized else check_parity(model, kv_shapes, cases)
+    keeps_values = not is_quantized and not any(
+        isinstance(fused.linear, Int8Linear) for fused in projections
+    )
+    error = check_parity(model, kv_shapes, cases) if keeps_values else 0.0
     layout = describe_layout(
         model,
         order,
@@ -204,6 +219,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         dtype=dtype,
         device=device,
         num_parameters=num_parameters,
+        quantization=stored_format or engine.quantization,
         self_test_error=error,
         kv_error=kv_error,
     )
@@ -300,16 +316,44 @@ def _replace_group(
             for name, module in group
         )
     )
-    weight = torch.cat([_as_rows(module, weight_values(module)) for _, module in group])
-    dtype = _weight(group[0][1]).dtype
-    linear = pack_linear(
-        weight, _bias(group), weight_format=weight_format(quantization), dtype=dtype
-    )
-    fused = FusedProjection(projection, linear)
+    fused = FusedProjection(projection, _pack_group([module for _, module in group], quantization))
     for index, (name, _) in enumerate(group):
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, ProjectionSlice(fused, index))
     return fused
+
+
+def _pack_group(group: Sequence[nn.Module], quantization: Quantization) -> Linear:
+    """One linear layer of these, which read the same input."""
+    weights = [_rows_of(module) for module in group]
+    pack = partial(
+        pack_linear,
+        weight_format=weight_format(quantization),
+        dtype=_weight(group[0]).dtype,
+    )
+    if (stacked := _stacked(weights)) is not None:
+        return pack(stacked, _bias(group))
+    parts = [(weight, _bias([module])) for weight, module in zip(weights, group, strict=True)]
+    return JoinedLinear([pack(weight, bias) for weight, bias in parts])
+
+
+def _stacked(weights: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight | None:
+    """The weights below one another; None unless they are of one form."""
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    if quantized and plain:
+        return None
+    return stack_rows(quantized) if quantized else torch.cat(plain)
+
+
+def _rows_of(module: nn.Module) -> Tensor | QuantizedWeight:
+    """The module's weight, `[out_features, in_features]`. Raises QuantizedBase."""
+    values = weight_values(module)
+    if isinstance(values, Tensor):
+        return _as_rows(module, values)
+    if isinstance(module, Conv1D):
+        raise QuantizedBase("quantized weights of Conv1D layers (GPT-2) are not served")
+    return values
 
 
 def _as_rows(module: nn.Module, weight: Tensor) -> Tensor:
@@ -331,8 +375,8 @@ def _weight(module: nn.Module) -> Tensor:
     return module.weight
 
 
-def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
-    biases = [module.bias for _, module in group]
+def _bias(group: Sequence[nn.Module]) -> Tensor | None:
+    biases = [module.bias for module in group]
     present = [bias.detach() for bias in biases if isinstance(bias, Tensor)]
     if not present:
         return None
@@ -341,7 +385,7 @@ def _bias(group: list[tuple[str, nn.Module]]) -> Tensor | None:
             bias.detach()
             if isinstance(bias, Tensor)
             else present[0].new_zeros(_out_features(module))
-            for bias, (_, module) in zip(biases, group, strict=True)
+            for bias, module in zip(biases, group, strict=True)
         ]
     )
 

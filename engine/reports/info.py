@@ -31,7 +31,7 @@ def describe_engine(
         max_model_len=plan.max_model_len,
         device=str(base.device),
         dtype=dtype,
-        quantization=config.quantization,
+        quantization=base.quantization,
         num_kv_blocks=plan.num_kv_blocks,
         kv_block_size=config.kv_block_size,
         arena_bytes=plan.arena_bytes,

@@ -28,6 +28,7 @@ from support.families import SERVED, VOCAB_SIZE, save_family
 from support.feature_blocks import write_peft_block
 from support.paged import paged_logits
 from support.quantized import rounded_weight
+from support.quantized_checkpoints import Format, write_checkpoint
 
 MIB = 1 << 20
 TOKENS = [3, 17, 5, 90, 127]
@@ -100,22 +101,25 @@ def make_world(
     features: Sequence[Feature],
     *,
     weight_format: WeightFormat | None = None,
+    form: Format | None = None,
     dtype: str = "float32",
 ) -> World:
     """weight_format: the base is quantized, and PEFT's own base multiplies as it does, in plain
-    PyTorch."""
+    PyTorch. form: the base is served from a checkpoint of this format, and PEFT's own base has the
+    values that its codes stand for."""
     model = save_family(tmp_path / "base", *SERVED[family])
     change_weights(model, _draw_bias)
     load = load_plain
     if weight_format:
         change_weights(model, partial(_round_to_codes, weight_format=weight_format))
         load = partial(load_quantized, weight_format=weight_format)
+    served = write_checkpoint(model, tmp_path / "packed", form) if form else model
     tuned = [
         tune(model, tmp_path / str(index), feature, seed=index, load=load)
         for index, feature in enumerate(features)
     ]
     quantization = Quantization(weight_format or "none")
-    config = EngineConfig(str(model), device="cpu", quantization=quantization, dtype=dtype)
+    config = EngineConfig(str(served), device="cpu", quantization=quantization, dtype=dtype)
     base = load_base_model(config)
     world = World(base, load(model), tuned, *make_memory(base), rows=[], path=tmp_path)
     for index in range(len(tuned)):

@@ -1,0 +1,1 @@
+"""Unpacks the quantized weights of checkpoints."""

@@ -1,0 +1,208 @@
+"""Quantized checkpoints of every format, against the weights that their writers say they hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from loraplex.engine.checkpoint.stored_weights import (
+    StoredPackedWeight,
+    dense,
+    find_packed_format,
+    stored_weights,
+)
+from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.kernels.int8_linear import Int8Linear
+from loraplex.kernels.joined_linear import JoinedLinear
+from support.families import SERVED, save_family
+from support.features import Feature, dense_logits, make_world
+from support.marks import marked_slow
+from support.paged import paged_logits
+from support.quantized_checkpoints import (
+    FORMATS,
+    WEIGHTS,
+    Format,
+    Pack,
+    gpt_oss_experts,
+    gptq,
+    write_checkpoint,
+    write_weights,
+)
+
+CPU = torch.device("cpu")
+SEQUENCES = ([5, 6, 7, 8, 9, 10, 11], [1, 2, 3])
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SAMPLE = {"gptq-ordered", "ct-int4-asymmetric", "nf4-nested", "deepseek-fp8"}
+"""Of each kind of layout one, with everything that it may have."""
+SAMPLED = pytest.mark.parametrize("name", marked_slow(FORMATS, slow=FORMATS.keys() - SAMPLE))
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
+@pytest.mark.parametrize("size", [(64, 96), (16, 64)], ids=str)
+def test_the_values_are_those_that_the_writer_stored(
+    form: Format, size: tuple[int, int], tmp_path: Path
+) -> None:
+    weight = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    path, packed = write_weights(tmp_path, {"layer.weight": weight}, form)
+    read = stored_weights(path)["layer.weight"]
+    assert isinstance(read, StoredPackedWeight)
+    assert read.shape == size
+    values = dense(read.read(), dtype=torch.float32, device=CPU)
+    # bitsandbytes multiplies by 1 / 127, which is rounded.
+    bound = 1e-6 if form.name == "bnb-int8" else 0.0
+    torch.testing.assert_close(values, packed["layer.weight"].values, rtol=bound, atol=0)
+    error = (values - weight).norm() / weight.norm()
+    assert error < (0.6 if form.name == "gptq-2bit" else 0.3), "it is the weight that was quantized"
+
+
+@SAMPLED
+def test_a_checkpoint_gives_the_logits_of_its_values(name: str, tmp_path: Path) -> None:
+    base, plain = load_both(name, "llama", tmp_path)
+    assert base.quantization == find_packed_format(tmp_path / "packed")
+    assert all(not isinstance(fused.linear, JoinedLinear) for fused in base.projections)
+    assert_same_logits(base, plain, quantizes_activations=has_int8(base))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3_moe", "awq"),
+        ("phi3-fused", "ct-int4-asymmetric"),
+        pytest.param("gpt_neox", "gptq-ordered", marks=pytest.mark.slow),
+        pytest.param("mixtral", "gptq", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3-mla", "deepseek-fp8", marks=pytest.mark.slow),
+        pytest.param("gemma3-window", "ct-fp8-block", marks=pytest.mark.slow),
+        pytest.param("opt", "nf4", marks=pytest.mark.slow),
+    ],
+)
+def test_other_families_give_the_logits_of_their_values(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    base, plain = load_both(name, family, tmp_path)
+    assert_same_logits(base, plain, quantizes_activations=has_int8(base))
+
+
+FEATURES: list[Feature] = [
+    {"target_modules": LINEAR},
+    {"target_modules": LINEAR, "use_dora": True, "r": 5},
+    {"target_modules": ["embed_tokens", "lm_head", "up_proj"]},
+    {"target_modules": ["v_proj"], "modules_to_save": ["lm_head"]},
+]
+
+
+@SAMPLED
+def test_adapters_over_a_checkpoint_equal_peft_over_its_values(name: str, tmp_path: Path) -> None:
+    world = make_world(tmp_path, "llama", FEATURES, form=FORMATS[name])
+    sequences = world.sequences()
+    logits = world.serve(sequences)
+    models = [world.plain, *world.tuned, world.plain]
+    bound = 0.05 if has_int8(world.base) else 1e-4
+    for model, tokens, ours in zip(models, sequences, logits, strict=True):
+        expected = dense_logits(model, tokens)
+        assert (ours - expected).abs().max() < bound * expected.abs().max()
+
+
+def test_siblings_of_other_forms_are_multiplied_one_by_one(tmp_path: Path) -> None:
+    def pack(weight: Tensor) -> Any:
+        return gptq(weight, bits=8 if weight.shape[0] == 32 else 4)
+
+    save_family(tmp_path / "dense", *SERVED["qwen2"])
+    form = replace_pack(FORMATS["gptq"], pack)
+    write_checkpoint(tmp_path / "dense", tmp_path / "packed", form, but=("gate_proj",))
+    base = load_base_model(EngineConfig(str(tmp_path / "packed"), device="cpu"))
+    joined = [part for part in base.projections if isinstance(part.linear, JoinedLinear)]
+    assert {part.projection.slices[-1].name.rpartition(".")[2] for part in joined} == {
+        "v_proj",
+        "up_proj",
+    }
+    assert_same_logits(base, load_plain(tmp_path / "dense"))
+
+
+def test_groups_of_different_sizes_keep_their_values(tmp_path: Path) -> None:
+    weight = torch.randn(16, 64)
+    path, written = write_weights(tmp_path, {"layer.weight": weight}, FORMATS["gptq-symmetric"])
+    tensors = load_file(path / WEIGHTS)
+    groups, scales = tensors["layer.g_idx"].long(), tensors["layer.scales"].float()
+    codes = written["layer.weight"].values / scales[groups].T
+    groups[:3] = groups[-1]
+    tensors["layer.g_idx"] = groups.int()
+    save_file(tensors, path / WEIGHTS)
+    scale = scales[groups].T
+    values = stored_weights(path)["layer.weight"].read()
+    assert isinstance(values, Tensor)
+    torch.testing.assert_close(values, codes.round() * scale)
+
+
+def test_stacked_mxfp4_experts_give_the_logits_of_their_values(tmp_path: Path) -> None:
+    """gpt-oss: [experts, out, in / 32, 16] bytes, and an exponent for each 32 inputs."""
+    save_family(tmp_path / "dense", *SERVED["gpt_oss-sinks-window"])
+    gpt_oss_experts(tmp_path / "dense", tmp_path / "packed")
+    base = load_base_model(EngineConfig(str(tmp_path / "packed"), device="cpu"))
+    assert base.quantization == "mxfp4"
+    assert_same_logits(base, load_plain(tmp_path / "dense"))
+
+
+def test_an_int8_checkpoint_is_multiplied_as_bytes_where_the_processor_does_so_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplex.kernels.linear_packing.has_fast_int8", lambda: True)
+    base, plain = load_both("ct-w8a8", "llama", tmp_path)
+    assert has_int8(base)
+    assert_same_logits(base, plain, quantizes_activations=True)
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+    save_family(tmp_path / "dense", *SERVED["llama"])
+    path = write_checkpoint(tmp_path / "dense", tmp_path / "packed", FORMATS["gptq"])
+    config = EngineConfig(str(path), device="cpu", quantization=Quantization.INT8)
+    with pytest.raises(InvalidParameter, match="quantized already: gptq-int4"):
+        load_base_model(config)
+
+
+def test_the_settings_may_be_in_the_tools_own_file(tmp_path: Path) -> None:
+    save_family(tmp_path / "dense", *SERVED["llama"])
+    form = FORMATS["gptq-v2"]
+    path = write_checkpoint(tmp_path / "dense", tmp_path / "packed", form)
+    config = json.loads((path / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "quantize_config.json").write_text(json.dumps(settings))
+    base = load_base_model(EngineConfig(str(path), device="cpu"))
+    assert_same_logits(base, load_plain(tmp_path / "dense"))
+
+
+def load_both(name: str, family: str, tmp_path: Path) -> tuple[BaseModel, Any]:
+    """The base of a quantized checkpoint, and transformers' model of its values."""
+    save_family(tmp_path / "dense", *SERVED[family])
+    path = write_checkpoint(tmp_path / "dense", tmp_path / "packed", FORMATS[name])
+    return load_base_model(EngineConfig(str(path), device="cpu")), load_plain(tmp_path / "dense")
+
+
+def load_plain(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def assert_same_logits(base: BaseModel, plain: Any, *, quantizes_activations: bool = False) -> None:
+    bound = 0.05 if quantizes_activations else 1e-5
+    for tokens, ours in zip(SEQUENCES, paged_logits(base, SEQUENCES), strict=True):
+        expected = dense_logits(plain, tokens)
+        assert (ours - expected).abs().max() < bound * expected.abs().max()
+
+
+def has_int8(base: BaseModel) -> bool:
+    return any(isinstance(fused.linear, Int8Linear) for fused in base.projections)
+
+
+def replace_pack(form: Format, pack: Pack) -> Format:
+    return form._replace(pack=pack)
