@@ -1,0 +1,1 @@
+"""Base models whose files hold quantized weights."""
