@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from loraplex.engine.errors import QuantizedBase
 from loraplex.engine.quantization.ggml_blocks import read_dense, unpack_blocks
 from loraplex.engine.quantization.ggml_kinds import BLOCK_SIZES, KIND_NAMES, QUANTIZED_KINDS
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
-from torch import Tensor
 
 gguf = pytest.importorskip("gguf")
 
