@@ -83,7 +83,7 @@ class GgufTensor(NamedTuple):
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
-                num_read = file.readinto(data.numpy())
+                num_read = file.readinto(data.numpy().data)
         except OSError as exc:
             raise DamagedBase(f"{self.path} cannot be read: {exc.strerror or exc}") from exc
         if num_read != self.num_bytes:

@@ -39,7 +39,6 @@ _LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 class Array(NamedTuple):
     """An array of the metadata."""
 
-    count: int
     values: tuple[Any, ...] | None
     """None: more than are ever needed here."""
 
@@ -168,21 +167,19 @@ class _Reader:
         if item_type == _STRING:
             self._check_count("strings", count, 8)
             if is_short:
-                return Array(count, tuple(self._string() for _ in range(count)))
+                return Array(tuple(self._string() for _ in range(count)))
             for _ in range(count):
                 self._take(self._number("Q"))
-            return Array(count, None)
+            return Array(None)
         if item_type not in _SCALARS:
             raise self._damaged(f"its metadata has an array of the type {item_type}")
         item = struct.Struct("<" + _SCALARS[item_type])
         self._check_count("numbers", count, item.size)
         start = self._take(count * item.size)
         if not is_short:
-            return Array(count, None)
-        return Array(
-            count,
-            tuple(item.unpack_from(self.mapped, start + i * item.size)[0] for i in range(count)),
-        )
+            return Array(None)
+        offsets = range(start, start + count * item.size, item.size)
+        return Array(tuple(item.unpack_from(self.mapped, offset)[0] for offset in offsets))
 
     def _entry(self, name: str) -> HeaderTensor:
         """The offset is still relative to the first tensor."""

@@ -13,39 +13,16 @@ from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 
 gguf = pytest.importorskip("gguf")
 
-SCALES = {
-    **{"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)},
-    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
-    **{"IQ4_NL": (0,), "IQ4_XS": (0,)},
-}
-"""Where each kind's blocks hold fp16 scales and minima."""
-WRITTEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-"""The kinds that the package can write."""
+from support.gguf_files import SCALES, dequantized, random_blocks  # noqa: E402 - it needs gguf
+
 ROWS, COLUMNS = 300, 512
-
-
-def random_blocks(kind: str, *, rows: int = ROWS, seed: int = 0) -> Tensor:
-    """uint8 `[rows, bytes]`: any codes, with finite scales."""
-    generator = torch.Generator().manual_seed(seed)
-    size = QUANTIZED_KINDS[kind]
-    num_blocks = rows * COLUMNS // size.values
-    blocks = torch.randint(
-        0, 256, (num_blocks, size.num_bytes), generator=generator, dtype=torch.uint8
-    )
-    for start in SCALES[kind]:
-        scales = torch.randn(num_blocks, 1, generator=generator).half()
-        blocks[:, start : start + 2] = scales.view(torch.uint8)
-    return blocks.view(rows, -1)
-
-
-def reference(data: Tensor, kind: str) -> Tensor:
-    numbers = gguf.quants.dequantize(data.numpy(), gguf.GGMLQuantizationType[kind])
-    return torch.from_numpy(numbers)
+WRITTEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+"""The quantized kinds that the package can write."""
 
 
 def assert_same(weight: QuantizedWeight, data: Tensor, kind: str) -> None:
     """Equal within 1e-6 of the largest number of the block."""
-    expected = reference(data, kind)
+    expected = dequantized(data, kind)
     shape = (len(expected), -1, QUANTIZED_KINDS[kind].values)
     error = (weight.dequantize() - expected).view(shape).abs().amax(dim=2)
     largest = expected.view(shape).abs().amax(dim=2)
@@ -54,7 +31,7 @@ def assert_same(weight: QuantizedWeight, data: Tensor, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUANTIZED_KINDS)
 def test_any_block_gives_the_numbers_of_its_format(kind: str) -> None:
-    data = random_blocks(kind)
+    data = random_blocks(kind, ROWS, COLUMNS)
     weight = unpack_blocks(data, kind, COLUMNS)
     assert weight.shape == (ROWS, COLUMNS)
     assert weight.scale.dtype is torch.float32
@@ -73,24 +50,24 @@ def test_written_blocks_give_about_the_numbers_they_were_written_from(kind: str)
 
 @pytest.mark.parametrize("kind", QUANTIZED_KINDS)
 def test_a_single_row_and_none(kind: str) -> None:
-    data = random_blocks(kind, rows=1)
+    data = random_blocks(kind, 1, COLUMNS)
     assert_same(unpack_blocks(data, kind, COLUMNS), data, kind)
     assert unpack_blocks(data[:0], kind, COLUMNS).dequantize().shape == (0, COLUMNS)
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"])
 def test_a_block_without_scale_keeps_its_minimum(kind: str) -> None:
-    data = random_blocks(kind)
+    data = random_blocks(kind, ROWS, COLUMNS)
     start = SCALES[kind][0]
     data.view(-1, QUANTIZED_KINDS[kind].num_bytes)[::2, start : start + 2] = 0
     weight = unpack_blocks(data, kind, COLUMNS)
-    assert reference(data, kind).any(dim=1).all()
+    assert dequantized(data, kind).any(dim=1).all()
     assert_same(weight, data, kind)
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"])
 def test_a_scale_far_below_the_minimum(kind: str) -> None:
-    data = random_blocks(kind)
+    data = random_blocks(kind, ROWS, COLUMNS)
     start = SCALES[kind][0]
     data.view(-1, QUANTIZED_KINDS[kind].num_bytes)[:, start : start + 2] = torch.tensor([1, 0])
     assert_same(unpack_blocks(data, kind, COLUMNS), data, kind)
@@ -98,7 +75,7 @@ def test_a_scale_far_below_the_minimum(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUANTIZED_KINDS)
 def test_codes_have_no_more_bits_than_the_format(kind: str) -> None:
-    weight = unpack_blocks(random_blocks(kind), kind, COLUMNS)
+    weight = unpack_blocks(random_blocks(kind, ROWS, COLUMNS), kind, COLUMNS)
     low, high = {
         CodeType.INT4: (-8, 7),
         CodeType.TABLE4: (0, 15),
