@@ -8,8 +8,13 @@ from typing import Any
 from ..errors import DamagedBase, UnsupportedModel
 from .gguf_header import Array, GgufHeader
 
-_UNUSED = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
-"""Settings that change no answer."""
+_UNUSED = frozenset(
+    {
+        *("vocab_size", "tensor_data_layout"),
+        *("rope.scaling.finetuned", "rope.scaling.original_context_length"),
+    }
+)
+"""Settings that change no answer, unless a scaling of the rotary embedding reads them."""
 
 
 class Settings:

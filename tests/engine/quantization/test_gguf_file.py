@@ -290,6 +290,29 @@ def test_the_folder_has_the_tokenizer_and_the_end_tokens(tmp_path: Path) -> None
     assert tokenizer.render_chat([message]) == "<|user|>he<|end|><|assistant|>"
 
 
+def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    pieces = ("\u2581", "h", "e", "l", "o", "he", "ll", "llo", "hello", "\u2581hello")
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+
+    def edit(writer: Any) -> None:
+        for key in [key for key in writer.kv_data[0] if key.startswith("tokenizer.")]:
+            del writer.kv_data[0][key]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-float(index) for index in range(len(tokens))])
+        writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(pieces)])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+
+    unpack_config(edited(tmp_path, edit, vocab_size=len(tokens)), tmp_path / "folder")
+    tokenizer = Tokenizer(tmp_path / "folder")
+    ids = tokenizer.encode("hello ö")
+    found = [tokens[index] for index in ids]
+    assert found == ["<s>", "\u2581hello", "\u2581", "<0xC3>", "<0xB6>"]
+    assert tokenizer.decode(ids) == "hello ö"
+    assert tokenizer.eos_token_ids == {2}
+
+
 def test_an_unquantized_file_has_its_own_dtype(tmp_path: Path) -> None:
     assert read_config(tiny(tmp_path))["dtype"] == "float32"
     half = tiny(tmp_path, kind_of=mixture({}, "F16"))
@@ -304,13 +327,13 @@ def tiny(folder: Path, architecture: str = "llama", **how: Any) -> Path:
     return folder / "tiny.gguf"
 
 
-def edited(folder: Path, edit: Callable[[Any], object]) -> Path:
+def edited(folder: Path, edit: Callable[[Any], object], *, vocab_size: int = len(TOKENS)) -> Path:
     """A file of settings and an embedding only, with more metadata."""
     config = config_of("llama", **SMALL, num_hidden_layers=1)
     writer = gguf.GGUFWriter(folder / "edited.gguf", "llama")
     write_settings(writer, config)
     write_byte_tokenizer(writer)
-    writer.add_tensor("token_embd.weight", torch.zeros(len(TOKENS), 64).numpy())
+    writer.add_tensor("token_embd.weight", torch.zeros(vocab_size, 64).numpy())
     edit(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
