@@ -72,7 +72,8 @@ def long_rope(settings: Settings, original_context: int) -> dict[str, Any]:
         return parameters
     if len(present) == 1:
         raise DamagedBase(f"{settings.header.path} lacks {LONG_FACTORS} or {SHORT_FACTORS}")
-    settings.text("rope.scaling.type", "longrope")
+    if (kind := settings.text("rope.scaling.type", "longrope")) != "longrope":
+        raise settings.unsupported(f"its rope scaling is {kind}, with factors for longrope")
     return parameters | {
         "rope_type": "longrope",
         "long_factor": _factors(settings, LONG_FACTORS),
@@ -90,17 +91,13 @@ def _llama3_scaling(
     factor = max(factors)
     if factor == min(factors) == 1:
         return {}
-    original = settings.header.metadata.get(
-        f"{settings.header.architecture}.rope.scaling.original_context_length", 0
-    )
-    contexts = (original, *_LLAMA3_CONTEXTS) if 2 * len(factors) == head_dim else ()
-    for context in filter(None, contexts):
+    key = "rope.scaling.original_context_length"
+    known = (settings.integer(key),) if settings.has(key) else _LLAMA3_CONTEXTS
+    contexts = known if 2 * len(factors) == head_dim else ()
+    for context in contexts:
         expected = _llama3_factors(theta, head_dim, factor=factor, context=context)
-        if all(
-            math.isclose(found, known, rel_tol=1e-3)
-            for found, known in zip(factors, expected, strict=True)
-        ):
-            settings.integer("rope.scaling.original_context_length", context)
+        pairs = zip(factors, expected, strict=True)
+        if all(math.isclose(found, other, rel_tol=1e-3) for found, other in pairs):
             return {
                 "rope_type": "llama3",
                 "factor": factor,

@@ -349,6 +349,14 @@ def edited(folder: Path, edit: Callable[[Any], object], *, vocab_size: int = len
         (lambda w: w.add_float32("llama.residual_scale", 0.5), UnsupportedModel, "residual_scale"),
         (lambda w: w.add_rope_dimension_count(8), UnsupportedModel, "rope.dimension_count"),
         (lambda w: w.add_string("llama.rope.scaling.type", "ntk"), UnsupportedModel, "ntk"),
+        (
+            lambda w: (
+                w.add_tensor("rope_freqs.weight", torch.rand(8).numpy() + 1),
+                w.add_string("llama.rope.scaling.original_context_length", "8192"),
+            ),
+            DamagedBase,
+            "original_context_length is '8192'",
+        ),
         (lambda w: w.add_uint16("split.count", 3), ForeignBase, "one of 3 parts"),
         (lambda w: w.add_string("general.type", "adapter"), ForeignBase, "GGUF adapter"),
         (lambda w: w.add_uint32("general.alignment", 48), DamagedBase, "alignment is 48"),
