@@ -1,1 +1,1 @@
-"""Unpacks the quantized weights of checkpoints."""
+"""Base models whose files hold quantized weights."""
