@@ -32,5 +32,6 @@ def locate_bases(settings: Settings, engine_config: EngineConfig) -> Bases:
 
 
 def public_name(model: str, model_dir: Path) -> str:
-    """A folder's name, or the hub id as it was given."""
-    return model_dir.name if Path(model).expanduser().is_dir() else model
+    """A folder's or a file's name, or the hub id as it was given."""
+    path = Path(model).expanduser()
+    return path.stem if path.is_file() else model_dir.name if path.is_dir() else model

@@ -6,6 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from ..gguf.header import GGUF_FILE
+
 _VOLATILE_CONFIG_KEYS = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
 """Keys that change when the same model is saved again."""
 _TOKENIZER_FILES = (
@@ -28,7 +30,8 @@ def compute_base_id(model_dir: Path) -> str:
     hasher = hashlib.sha256(b"loraplex base v1")
     _update(hasher, "config.json", json.dumps(kept, sort_keys=True).encode())
     tokenizer = [model_dir / name for name in _TOKENIZER_FILES if (model_dir / name).exists()]
-    for path in [*sorted(model_dir.glob("*.safetensors")), *tokenizer]:
+    weights = [*sorted(model_dir.glob("*.safetensors")), *sorted(model_dir.glob(GGUF_FILE))]
+    for path in [*weights, *tokenizer]:
         with path.open("rb") as file:
             _update(hasher, path.name, hashlib.file_digest(file, "sha256").digest())
     return "sha256:" + hasher.hexdigest()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import BaseNotFound, ForeignBase, UnsupportedModel
+from ..gguf.header import GGUF_FILE
 from .base_config import CONFIG_FILE, check_companions, check_config, read_config_file
 from .packed_weights import find_packed_weights
 from .stored_tensors import check_stored_tensors, foreign_weights, read_stored_tensors
@@ -66,6 +67,8 @@ def check_base(folder: Path) -> None:
     Raises a subclass of UnsupportedModel with the reason.
     """
     check_base_config(folder)
+    if (folder / GGUF_FILE).exists():
+        return  # its header was checked when the folder was made
     config = read_config_file(folder)
     packed = find_packed_weights(read_stored_tensors(folder), config, folder)
     check_stored_tensors(packed.tensors, config, folder)
@@ -83,8 +86,14 @@ def _local_folder(model: str) -> Path | None:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if path.suffix == ".gguf" and path.is_file():
+        from ..gguf.folder import served_folder  # transformers takes a second
+
+        return served_folder(path)
     if path.exists():
-        raise BaseNotFound(f"{model} is a file: give the folder that holds {CONFIG_FILE}")
+        raise BaseNotFound(
+            f"{model} is a file: give the folder that holds {CONFIG_FILE}, or a .gguf file"
+        )
     if model.startswith((".", "~", "/")) or model.count("/") != 1:
         raise BaseNotFound(
             f"{model} is neither a local directory nor a Hugging Face model ID (owner/name)"

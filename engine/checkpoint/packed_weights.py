@@ -2,7 +2,7 @@
 
 A format stores a linear layer's weight as several tensors beside one another. Each such set becomes
 one `PackedWeight` under the name that the model knows, `*.weight`. Imports no torch and reads no
-weights; `engine/quantization` unpacks them.
+weights; `unpacking.py` unpacks them.
 """
 
 from __future__ import annotations

@@ -162,10 +162,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def foreign_weights(folder: Path) -> str:
     """Why a folder without the loader's files is refused."""
     if gguf := _first(folder, ["*.gguf"]):
-        return (
-            f"{folder} has its weights as GGUF ({gguf}), which is not read: give the original "
-            "safetensors checkpoint; --quantize int8 or int4 quantizes it when it is loaded"
-        )
+        return f"{folder} has its weights as GGUF: give the file itself, {folder / gguf}"
     if other := _first(folder, ["*.safetensors"]):
         return (
             f"{folder} has no {WEIGHTS_FILE} and no {INDEX_FILE}, only {other}: "

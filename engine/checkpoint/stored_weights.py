@@ -17,10 +17,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ...kernels.quantized_weight import QuantizedWeight
-from ..quantization.unpack import unpack
+from ..gguf.file import GgufTensor, quantized_kind, tensor_names
+from ..gguf.header import GGUF_FILE
 from .base_config import read_config_file
 from .packed_weights import PackedWeight, find_packed_weights
 from .stored_tensors import read_stored_tensors
+from .unpacking import unpack
 
 Values = Tensor | QuantizedWeight
 
@@ -55,7 +57,7 @@ class StoredPackedWeight(NamedTuple):
         return unpack(self.packed, {role: part.read() for role, part in self.parts.items()})
 
 
-AnyStoredWeight = StoredWeight | StoredPackedWeight
+AnyStoredWeight = StoredWeight | StoredPackedWeight | GgufTensor
 
 
 class Placeholder(Tensor):
@@ -77,12 +79,15 @@ def stored_weights(folder: Path) -> dict[str, AnyStoredWeight]:
 
     The tensors of a quantized weight are one weight.
     """
+    config = read_config_file(folder)
+    if (folder / GGUF_FILE).exists():
+        return dict(tensor_names(folder / GGUF_FILE, config))
     tensors = read_stored_tensors(folder)
     stored = {
         name: StoredWeight(folder / tensor.file, name, tensor.shape)
         for name, tensor in tensors.items()
     }
-    packed = find_packed_weights(tensors, read_config_file(folder), folder)
+    packed = find_packed_weights(tensors, config, folder)
     found: dict[str, AnyStoredWeight] = {name: stored[name] for name in packed.rest}
     for name, weight in packed.weights.items():
         parts = {role: stored[part] for role, part in weight.parts.items()}
@@ -92,6 +97,8 @@ def stored_weights(folder: Path) -> dict[str, AnyStoredWeight]:
 
 def find_packed_format(folder: Path) -> str | None:
     """The format of the base's quantized weights; None if it has none. Raises as above."""
+    if (folder / GGUF_FILE).exists():
+        return quantized_kind(folder / GGUF_FILE)
     tensors = read_stored_tensors(folder)
     return find_packed_weights(tensors, read_config_file(folder), folder).format
 

@@ -29,6 +29,7 @@ from ..errors import (
     WeightsMissing,
     WeightsUnexpected,
 )
+from ..gguf.file import GgufTensor
 from .base_config import check_config, quantized, read_config_file
 from .load_progress import report_progress
 from .stored_tensors import spare_tensors
@@ -151,7 +152,7 @@ class _Loader(NamedTuple):
                 for name, weight in plain.items()
             }
             for name, weight in read.items():
-                if isinstance(weight, StoredPackedWeight):
+                if not isinstance(weight, StoredWeight):
                     tensors[name] = _LazyDense(weight, self.dtype, advance)
             tensors |= {name: placeholder(stored[name], self.dtype) for name in left}
             return self._fill(tensors)
@@ -190,7 +191,10 @@ class _LazyDense:
     """A quantized weight for transformers' loader, which may merge it with others: made dense."""
 
     def __init__(
-        self, weight: StoredPackedWeight, dtype: torch.dtype, advance: Callable[[], None]
+        self,
+        weight: StoredPackedWeight | GgufTensor,
+        dtype: torch.dtype,
+        advance: Callable[[], None],
     ) -> None:
         self._weight = weight
         self._dtype = dtype

@@ -56,9 +56,9 @@ def test_a_hub_models_configuration_is_checked_before_its_weights_are_downloaded
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.safetensors").touch()
     with pytest.raises(UnsupportedModel, match=r"is a file: give the folder"):
-        locate_base(str(tmp_path / "model.gguf"))
+        locate_base(str(tmp_path / "model.safetensors"))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.quantization.ggml_kinds import QUANTIZED_KINDS
+from loraplex.engine.gguf.kinds import QUANTIZED_KINDS
 from support.models import CHAT_TEMPLATE, SPECIAL_TOKENS
 
 SCALES = {

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..errors import DamagedBase, UnsupportedModel
-from .gguf_header import Array, GgufHeader
+from .header import Array, GgufHeader
 
 _UNUSED = frozenset(
     {

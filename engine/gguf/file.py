@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -20,11 +21,11 @@ from ..errors import (
     WeightsMissing,
     WeightsUnexpected,
 )
-from .ggml_blocks import read_dense, unpack_blocks
-from .ggml_kinds import BLOCK_SIZES, QUANTIZED_KINDS
-from .gguf_config import Architecture, architecture_of
-from .gguf_header import GgufHeader, HeaderTensor, read_header
-from .gguf_rope import CONFIG_TENSORS
+from .blocks import read_dense, unpack_blocks
+from .config import Architecture, architecture_of
+from .header import NO_PACKAGE, GgufHeader, HeaderTensor, read_header
+from .kinds import BLOCK_SIZES, QUANTIZED_KINDS
+from .rope import CONFIG_TENSORS
 
 _STACKED_EXPERTS = re.compile(r"^(?P<experts>.+\.experts)\.(?P<leaf>gate_up_proj|down_proj)$")
 _EXPERT_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -61,7 +62,11 @@ class GgufTensor(NamedTuple):
         assert self.is_quantized
         return unpack_blocks(self._rows(), self.kind, self.shape[-1])
 
-    def read(self) -> Tensor:
+    def read(self) -> QuantizedWeight | Tensor:
+        """A quantized matrix as it is, anything else as numbers. Raises as above."""
+        return self.read_quantized() if self.is_quantized else self.read_numbers()
+
+    def read_numbers(self) -> Tensor:
         """The numbers: as stored if they are not quantized, else fp32.
 
         Raises DamagedBase if the file cannot be read.
@@ -128,14 +133,19 @@ def tensor_names(path: Path, config: Mapping[str, Any]) -> dict[str, GgufTensor]
     return found
 
 
+def quantized_kind(path: Path) -> str | None:
+    """The kind of most quantized matrices, such as gguf-q4_k; None if there are none."""
+    tensors = read_header(path).tensors.values()
+    kinds = Counter(tensor.kind for tensor in tensors if tensor.kind in QUANTIZED_KINDS)
+    return f"gguf-{kinds.most_common(1)[0][0].lower()}" if kinds else None
+
+
 def _gguf_names(architecture: str, num_layers: int) -> Mapping[str, str]:
     """The names of modules in the file by those in checkpoints."""
     try:
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
     except ImportError as exc:
-        raise UnsupportedModel(
-            "GGUF files need the package gguf, which is not installed: pip install gguf"
-        ) from exc
+        raise UnsupportedModel(NO_PACKAGE) from exc
     kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
     mapping = get_tensor_name_map(kinds[architecture], num_layers).mapping
     return {name: source for name, (_, source) in mapping.items()}

@@ -5,16 +5,20 @@ The rest of the program then sees the folder of any other base, whose weights ar
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, __version__
 
 from ..errors import TokenizerUnusable, UnsupportedModel
-from .gguf_config import config_of
-from .gguf_header import GgufHeader, read_header
+from .config import config_of, read_config
+from .header import GGUF_FILE, NO_PACKAGE, GgufHeader, read_header
 
 _GPT2_SPLITS = frozenset({"gpt-2", "default", "phi-2", "olmo", "jina-es", "jina-de", "mpt"})
 """Values of `tokenizer.ggml.pre` for GPT-2's way to split a text into words."""
@@ -44,6 +48,34 @@ def unpack_config(path: Path, folder: Path) -> None:
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": ends or None}
     _write_json(folder / "generation_config.json", generation)
     _write_json(folder / "config.json", config)  # last: with it, the folder is complete
+
+
+def served_folder(path: Path) -> Path:
+    """The folder of a base in a GGUF file, in the user's cache, with a link to the file.
+
+    It is made anew for each version of the file. Raises as `unpack_config` does, and
+    UnsupportedModel without the package `gguf`.
+    """
+    read_config(path)  # the file may be damaged since the folder was made
+    if find_spec("gguf") is None:
+        raise UnsupportedModel(NO_PACKAGE)
+    path = path.resolve()
+    state = path.stat()
+    version = f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0{__version__}"
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "loraplex", "gguf")
+    folder = root / hashlib.sha256(version.encode()).hexdigest()[:32]
+    if not folder.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=root) as made:
+            unpacked = Path(made, "folder")
+            unpack_config(path, unpacked)
+            (unpacked / GGUF_FILE).symlink_to(path)
+            try:
+                unpacked.rename(folder)
+            except OSError:
+                if not folder.exists():  # else another process was faster
+                    raise
+    return folder
 
 
 def write_tokenizer(path: Path, folder: Path) -> None:

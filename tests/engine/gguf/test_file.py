@@ -24,9 +24,9 @@ from loraplex.engine.errors import (
     WeightsMissing,
     WeightsUnexpected,
 )
-from loraplex.engine.quantization.gguf_config import read_config
-from loraplex.engine.quantization.gguf_file import GgufTensor, tensor_names
-from loraplex.engine.quantization.gguf_folder import unpack_config
+from loraplex.engine.gguf.config import read_config
+from loraplex.engine.gguf.file import GgufTensor, tensor_names
+from loraplex.engine.gguf.folder import unpack_config
 from loraplex.engine.text.tokenizer import Tokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -209,7 +209,7 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 
 
 def values_of(tensor: GgufTensor) -> Tensor:
-    return tensor.read_quantized().dequantize() if tensor.is_quantized else tensor.read()
+    return tensor.read_quantized().dequantize() if tensor.is_quantized else tensor.read_numbers()
 
 
 def loaded(config: Any, weights: dict[str, Tensor]) -> Any:

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DamagedBase, ForeignBase, QuantizedBase
-from .ggml_kinds import BLOCK_SIZES, KIND_NAMES
+from .kinds import BLOCK_SIZES, KIND_NAMES
 
+GGUF_FILE = "loraplex.gguf"
+"""The link to the file in the folder that its base is served from."""
+NO_PACKAGE = "GGUF files need the package gguf, which is not installed: pip install gguf"
 _MAGIC = b"GGUF"
 _LFS_POINTER = b"version https://git-lfs"
 _VERSIONS = (2, 3)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...kernels.quantized_weight import CodeType, QuantizedWeight
 from ..errors import QuantizedBase
-from .ggml_kinds import QUANTIZED_KINDS
+from .kinds import QUANTIZED_KINDS
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _DENSE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ...kernels.quantize import E2M1_TABLE, MXFP4_GROUP
 from ...kernels.quantized_weight import CodeType, QuantizedWeight
-from ..checkpoint.packed_weights import WORD_BITS, PackedWeight, Packing
 from ..errors import DamagedBase
+from .packed_weights import WORD_BITS, PackedWeight, Packing
 
 Tensors = Mapping[str, Tensor]
 _AWQ_OUTPUTS = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DamagedBase, ForeignBase, UnsupportedModel
-from .gguf_header import Array, GgufHeader, read_header
-from .gguf_rope import long_rope, rope, rope_scaling
-from .gguf_settings import Settings
+from .header import Array, GgufHeader, read_header
+from .rope import long_rope, rope, rope_scaling
+from .settings import Settings
 
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.errors import QuantizedBase
-from loraplex.engine.quantization.ggml_blocks import read_dense, unpack_blocks
-from loraplex.engine.quantization.ggml_kinds import BLOCK_SIZES, KIND_NAMES, QUANTIZED_KINDS
+from loraplex.engine.gguf.blocks import read_dense, unpack_blocks
+from loraplex.engine.gguf.kinds import BLOCK_SIZES, KIND_NAMES, QUANTIZED_KINDS
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 
 gguf = pytest.importorskip("gguf")

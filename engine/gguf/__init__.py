@@ -1,0 +1,1 @@
+"""Base models in GGUF files."""

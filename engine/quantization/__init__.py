@@ -1,1 +1,0 @@
-"""Base models whose files hold quantized weights."""
