@@ -12,6 +12,7 @@ from .int4_linear import Int4Linear
 from .int8_linear import Int8Linear
 from .linear import DenseLinear, Linear, PackedLinear
 from .linear_cpu import PanelLinear, serves_linear
+from .quantize import quantize_int4, quantize_int8
 
 Bits = Literal[4, 8]
 """Bits of a quantized weight."""
@@ -34,7 +35,7 @@ def pack_linear(
         return Int8Linear(weight, bias) if bits == 8 else Int4Linear(weight, bias)
     from .wna16_linear import WNA16Linear  # needs Triton, which a CPU build of PyTorch lacks
 
-    return WNA16Linear(weight, bias, bits=bits)
+    return WNA16Linear(quantize_int8(weight) if bits == 8 else quantize_int4(weight), bias)
 
 
 def _pack_exactly(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Linear:
