@@ -163,7 +163,7 @@ def _time_form(form: Quantization, in_features: int, out_features: int) -> Itera
         inputs = [
             _random(rows, in_features, dtype="bfloat16", device="cuda") for _ in range(NUM_INPUTS)
         ]
-        seconds = _seconds_captured(linears, inputs)
+        seconds = seconds_captured(linears, inputs)
         yield LinearTiming(
             in_features,
             out_features,
@@ -174,7 +174,7 @@ def _time_form(form: Quantization, in_features: int, out_features: int) -> Itera
         )
 
 
-def _seconds_captured(linears: list[Linear], inputs: list[Tensor]) -> float:
+def seconds_captured(linears: list[Linear], inputs: list[Tensor]) -> float:
     """One call's time in a captured graph that calls each layer once."""
     linears[0](inputs[0])  # compiles
     torch.cuda.synchronize()

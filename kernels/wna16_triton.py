@@ -148,7 +148,8 @@ def _group_sums(x: Tensor, weight: WNA16Weight) -> Tensor:
     assert weight.group is not None
     padding = weight.num_units * weight.unit - weight.in_features
     columns = F.pad(x, (0, padding)) if padding else x
-    return columns.unflatten(1, (-1, weight.group)).sum(dim=2, dtype=torch.float32)
+    sums: Tensor = columns.unflatten(1, (-1, weight.group)).sum(dim=2, dtype=torch.float32)
+    return sums
 
 
 def _add_splits(sums: Tensor, bias: Tensor | None, y: Tensor) -> None:
@@ -346,8 +347,8 @@ def _numbers(
     CODES: tl.constexpr,
     dtype: tl.constexpr,
     PLAIN: tl.constexpr,
-) -> tuple[tl.tensor, ...]:
-    """Each part's codes as numbers of x's type."""
+) -> Any:
+    """A tensor for each part: its codes as numbers of x's type."""
     if CODES == "int8":
         return _int8_parts(words, dtype, PLAIN)
     elif CODES == "fp8":
