@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,20 +22,27 @@ from benchmarks.bench_mixed_step import SHAPES
 from torch import Tensor
 
 from loraplex.api.bench.models import BaseShape
-from loraplex.kernels.int4_linear import Int4Linear
 from loraplex.kernels.int8_linear import Int8Linear
 from loraplex.kernels.linear import Linear, PackedLinear
 from loraplex.kernels.linear_cpu import PanelLinear
+from loraplex.kernels.quantize import WeightFormat, quantize
+from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
+
+
+def _quantized(weight: Tensor, *, weight_format: WeightFormat) -> Linear:
+    return QuantizedPanelLinear(quantize(weight, weight_format))
+
 
 MODELS = {"120m": BaseShape(), **SHAPES}
 FORMS: dict[str, Callable[[Tensor], Linear]] = {
     "oneDNN": PackedLinear,
     "fp32": lambda weight: PanelLinear(weight + 2.0**-20),
     "bf16": PanelLinear,
-    "int8": Int8Linear,
-    "int4": Int4Linear,
+    "W8A8": lambda weight: Int8Linear(quantize(weight, WeightFormat.INT8)),
+    **{each: partial(_quantized, weight_format=each) for each in WeightFormat},
 }
-"""oneDNN in fp32; the CPU library in fp32, with weights in fp32 and in bf16; quantized weights."""
+"""oneDNN in fp32; the CPU library in fp32, with weights in fp32, in bf16 and quantized; oneDNN with
+weights and activations in int8."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,7 +7,8 @@ on the device under test, from an arena that holds a third of the adapters. Gree
 equal. Where they diverge, the top two logits must be nearly equal (then the position is counted as
 a near-tie). Each supported PEFT feature must equal PEFT on the CPU. Attention must equal the
 reference on the CPU, fused norms, rotary embeddings and activations must equal the plain ops, and
-a quantized base must match its dequantized weights. Adapters' vectors must change a result as
+a quantized base must match its dequantized weights, as must a product with a quantized weight of
+every form. Adapters' vectors must change a result as
 plain PyTorch does, and the kernels of MoE layers must compute what each expert's matrices say. A
 row's LoRA and its experts must give the same bits whatever shares its step. Engines with
 proposers must answer like the one without, and each acceptance rule must sample the model's
@@ -42,6 +43,7 @@ from benchmarks.gpu_bars import bars
 from benchmarks.idle_check import check_idle
 from benchmarks.lora_check import check_rows, check_vectors
 from benchmarks.quantization_check import check_quantization, time_quantization
+from benchmarks.quantized_forms_check import check_forms, time_forms
 from benchmarks.speculation_check import check_speculation
 from benchmarks.timed_engine import make_model
 
@@ -348,6 +350,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "speculation": lambda folder, told: check_speculation(folder, device=told.device),
     "quantization": lambda folder, told: check_quantization(folder, device=told.device),
+    "quantized_forms": lambda _, told: check_forms(told.device),
     "attention": lambda _, told: check_attention(told.device),
     "fused_layers": lambda _, told: check_fused_layers(told.device),
     "lora_rows": lambda _, told: check_rows(told.device),
@@ -359,6 +362,7 @@ PARTS: Mapping[str, Part] = {
     "fused_times": lambda _, told: time_fused_layers(told.device),
     "expert_times": lambda _, told: time_experts(told.device),
     "linear_times": lambda *_: time_quantization(),
+    "form_times": lambda *_: time_forms(),
     "adapter_load": lambda _, told: time_adapter_load(told.device),
     "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
     "mixed_step_int8": lambda _, told: time_mixed_step(told.device, Quantization.INT8),
@@ -369,12 +373,13 @@ PARTS: Mapping[str, Part] = {
 }
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
-    *("lora_vectors", "serving_experts", "experts", "features"),
+    *("lora_vectors", "serving_experts", "experts", "features", "quantized_forms"),
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
     *("attention", "fused_layers", "lora_rows", "lora_vectors", "serving_experts", "experts"),
-    *("attention_times", "fused_times", "expert_times", "linear_times"),
+    *("quantized_forms", "attention_times", "fused_times", "expert_times"),
+    *("linear_times", "form_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4"),
     *("idle", "prompts", "speculation_times"),
 )

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loraplex.engine.config import EngineConfig, Quantization
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.base_model import load_base_model, weight_format
 from loraplex.kernels.linear import Linear
-from loraplex.kernels.linear_packing import Bits, pack_linear
+from loraplex.kernels.linear_packing import pack_linear
+from loraplex.kernels.quantize import WeightFormat
 from support.models import make_tiny_llama
 from support.paged import paged_logits
 from support.quantized import load_rounded, rounded_weight
@@ -113,8 +114,8 @@ def _product_error(
     """The largest error of a product, relative to the largest product."""
     linear, weight, bias = _linear(form, dtype, in_features, out_features, device)
     x = _random(rows, in_features, dtype=dtype, device=device)
-    assert form.bits
-    exact = F.linear(x.double(), rounded_weight(weight, form.bits).double(), bias.double())
+    values = rounded_weight(weight, WeightFormat(form))
+    exact = F.linear(x.double(), values.double(), bias.double())
     return float((linear(x).double() - exact).abs().max() / exact.abs().max())
 
 
@@ -134,8 +135,7 @@ def _base_error(form: Quantization, directory: Path, device: str) -> float:
     path = make_tiny_llama(directory, **BASE_SHAPE)
     config = EngineConfig(str(path), device=device, dtype="float32", quantization=form)
     served = paged_logits(load_base_model(config), SEQUENCES)
-    assert form.bits
-    model = load_rounded(path, form.bits)
+    model = load_rounded(path, WeightFormat(form))
     errors = []
     for tokens, logits in zip(SEQUENCES, served, strict=True):
         with torch.inference_mode():
@@ -163,7 +163,7 @@ def _time_form(form: Quantization, in_features: int, out_features: int) -> Itera
         inputs = [
             _random(rows, in_features, dtype="bfloat16", device="cuda") for _ in range(NUM_INPUTS)
         ]
-        seconds = _seconds_captured(linears, inputs)
+        seconds = seconds_captured(linears, inputs)
         yield LinearTiming(
             in_features,
             out_features,
@@ -174,7 +174,7 @@ def _time_form(form: Quantization, in_features: int, out_features: int) -> Itera
         )
 
 
-def _seconds_captured(linears: list[Linear], inputs: list[Tensor]) -> float:
+def seconds_captured(linears: list[Linear], inputs: list[Tensor]) -> float:
     """One call's time in a captured graph that calls each layer once."""
     linears[0](inputs[0])  # compiles
     torch.cuda.synchronize()
@@ -206,8 +206,8 @@ def _linear(
     """A layer with random weight and bias, which come with it."""
     weight = _random(out_features, in_features, dtype=dtype, device=device)
     bias = _random(out_features, dtype=dtype, device=device)
-    bits: Bits | None = form.bits
-    return pack_linear(weight, bias if has_bias else None, bits=bits), weight, bias
+    linear = pack_linear(weight, bias if has_bias else None, weight_format=weight_format(form))
+    return linear, weight, bias
 
 
 def _random(*sizes: int, dtype: str, device: str) -> Tensor:

@@ -38,7 +38,7 @@ class Int8Linear(Linear):
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         quantized, scale = weight.codes, weight.scale.float()
         norms = row_norms(quantized) * scale.flatten()
-        super().__init__(*weight.shape, None if bias is None else bias.float(), norms)
+        super().__init__(weight.shape, None if bias is None else bias.float(), norms)
         self._arithmetic = int8_arithmetic()
         if self._arithmetic is not Int8Arithmetic.PLAIN:
             quantized = torch.ops.onednn.qlinear_prepack(quantized, None)

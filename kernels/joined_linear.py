@@ -26,8 +26,7 @@ class JoinedLinear(Linear):
             pairs = zip(biases, zeros, strict=True)
             bias = torch.cat([zero if own is None else own for own, zero in pairs])
         super().__init__(
-            sum(layer.out_features for layer in layers),
-            layers[0].in_features,
+            (sum(layer.out_features for layer in layers), layers[0].in_features),
             bias,
             torch.cat([layer.row_norms for layer in layers]),
         )

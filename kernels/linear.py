@@ -6,6 +6,8 @@ needs them. No row of the input changes the result of another row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,11 +23,10 @@ class Linear(nn.Module):
     row_norms: Tensor
     """fp32 `[out]`: the norm of each row of the weight as it is multiplied."""
 
-    def __init__(
-        self, out_features: int, in_features: int, bias: Tensor | None, row_norms: Tensor
-    ) -> None:
+    def __init__(self, shape: Sequence[int], bias: Tensor | None, row_norms: Tensor) -> None:
+        """shape: `[out, in]` of the weight."""
         super().__init__()
-        self.out_features, self.in_features = out_features, in_features
+        self.out_features, self.in_features = shape
         self.bias: Tensor | None
         self.register_buffer("bias", bias)
         self.register_buffer("row_norms", row_norms)
@@ -41,7 +42,7 @@ class DenseLinear(Linear):
     weight: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(*weight.shape, bias, row_norms(weight))
+        super().__init__(weight.shape, bias, row_norms(weight))
         self.register_buffer("weight", weight)
         self.weight_bytes = weight.nbytes
 
@@ -64,7 +65,7 @@ class PackedLinear(Linear):
     weight: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(*weight.shape, bias, row_norms(weight))
+        super().__init__(weight.shape, bias, row_norms(weight))
         self.register_buffer("weight", torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
         self.weight_bytes = weight.nbytes
 

@@ -26,7 +26,7 @@ class PanelLinear(Linear):
     weight: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(*weight.shape, None if bias is None else bias.float(), row_norms(weight))
+        super().__init__(weight.shape, None if bias is None else bias.float(), row_norms(weight))
         self.register_buffer("weight", _packed(weight))
         self.weight_bytes = self.weight.nbytes
 

@@ -29,17 +29,17 @@ def pack_linear(
     quantized first. `dtype`: in which it is multiplied, if not in the weight's.
     """
     if isinstance(weight, QuantizedWeight):
-        return _pack_quantized(weight, bias)
+        return _pack_quantized(weight, bias, dtype or torch.float32)
     if weight_format is not None:
-        return _pack_quantized(quantize(weight, weight_format), bias)
+        return _pack_quantized(quantize(weight, weight_format), bias, dtype or weight.dtype)
     return _pack_exactly(weight, bias, dtype or weight.dtype)
 
 
-def _pack_quantized(weight: QuantizedWeight, bias: Tensor | None) -> Linear:
+def _pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
     if weight.codes.is_cuda:
-        from .wna16_linear import WNA16Linear  # needs Triton, which a CPU build of PyTorch lacks
+        from .wna16_linear import pack_wna16  # needs Triton, which a CPU build of PyTorch lacks
 
-        return WNA16Linear(weight, bias)
+        return pack_wna16(weight, bias, dtype)
     is_for_onednn = serves_int8(weight)
     if is_for_onednn and has_fast_int8():
         return Int8Linear(weight, bias)

@@ -18,7 +18,7 @@ class DequantizedLinear(Linear):
     """
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
-        super().__init__(*weight.shape, bias, weight.row_norms())
+        super().__init__(weight.shape, bias, weight.row_norms())
         self.weight = weight
         stored = (weight.codes, weight.scale, weight.zero, weight.table, weight.order)
         self.weight_bytes = sum(tensor.nbytes for tensor in stored if tensor is not None)

@@ -32,13 +32,8 @@ class QuantizedPanelLinear(Linear):
     order: Tensor | None
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
-        out_features, in_features = weight.shape
-        super().__init__(
-            out_features,
-            in_features,
-            None if bias is None else bias.float(),
-            weight.row_norms(),
-        )
+        bias = None if bias is None else bias.float()
+        super().__init__(weight.shape, bias, weight.row_norms())
         self.code_type, self.group = weight.code_type, weight.group
         self.register_buffer("codes", _packed_codes(weight))
         self.register_buffer("scale", _in_panels(weight.scale))

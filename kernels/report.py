@@ -38,9 +38,10 @@ from . import (
 )
 from .attention import AttentionOptions
 from .gated_activation import Activation
-from .int4_quantized import GROUP
 from .kv_pages import KvPages, make_pages
+from .quantized_weight import CodeType, QuantizedWeight
 from .rms_norm import NormForm
+from .wna16_weight import WNA16Weight, pack_codes
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
 MIN_FP8_ARCHITECTURE = 89
@@ -161,27 +162,12 @@ def lora_cases() -> Iterator[KernelCase]:
 
 
 def wna16_cases() -> Iterator[KernelCase]:
-    """Products with int8 and int4 codes, the combination of their splits, and dequantization."""
-    groups = IN_FEATURES // GROUP
-    for (dtype_name, dtype), bits, rows in product(DTYPES.items(), (8, 4), WNA16_ROWS):
-        data = f"*{dtype_name}"
-        launch = wna16_triton.choose_launch(rows, SLICE_OUTS[0], groups, dtype)
-        coded = {"quantized_ptr": "*i16", "scale_ptr": "*fp32" if bits == 8 else "*bf16"}
-        yield KernelCase(
-            f"coded[{dtype_name},int{bits},rows{rows}]",
-            wna16_triton.wna16_kernel,
-            wna16_triton.wna16_constants(IN_FEATURES, bits, launch),
-            launch.options,
-            {**coded, "y_ptr": data, "x_ptr": data, "bias_ptr": data},
-        )
-        if rows == WNA16_ROWS[-1]:
-            yield KernelCase(
-                f"dequantize[{dtype_name},int{bits}]",
-                wna16_triton.dequantize_kernel,
-                wna16_triton.dequantize_constants(bits),
-                wna16_triton.DEQUANTIZE_OPTIONS,
-                {**coded, "weight_ptr": data},
-            )
+    """Products with quantized weights, the combination of their splits, and dequantization."""
+    for form in WNA16_FORMS:
+        for dtype_name, rows in product(form.dtypes, form.rows):
+            yield form.product_case(dtype_name, rows)
+        for dtype_name in form.dtypes:
+            yield form.dequantize_case(dtype_name)
     yield KernelCase(
         "sum_splits",
         wna16_triton.sum_kernel,
@@ -189,6 +175,87 @@ def wna16_cases() -> Iterator[KernelCase]:
         wna16_triton.SUM_OPTIONS,
         {"y_ptr": "*bf16", "sums_ptr": "*fp32", "bias_ptr": "*bf16"},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class WNA16Form:
+    """One form of a quantized weight."""
+
+    code_type: CodeType
+    group: int
+    scale: str
+    """The type of a scale."""
+    zero: Literal["i8", "fp32"] | None = None
+    dtypes: tuple[str, ...] = ("bf16",)
+    """Of activations. A kernel for fp32 takes longest to compile and has the fewest registers."""
+    rows: tuple[int, ...] = WNA16_ROWS[-1:]
+    """The largest tile, or more."""
+
+    def product_case(self, dtype_name: str, rows: int) -> KernelCase:
+        launch = wna16_triton.choose_launch(rows, SLICE_OUTS[0], IN_FEATURES, DTYPES[dtype_name])
+        pointers = self._pointers() | {"sums_ptr": "*fp32" if self.zero else None}
+        data = dict.fromkeys(("y_ptr", "x_ptr", "bias_ptr"), f"*{dtype_name}")
+        return KernelCase(
+            f"coded[{dtype_name},{self._name},rows{rows}]",
+            wna16_triton.wna16_kernel,
+            wna16_triton.wna16_constants(self._weight(), launch) | _absent(pointers),
+            launch.options,
+            data | _present(pointers),
+        )
+
+    def dequantize_case(self, dtype_name: str) -> KernelCase:
+        pointers = self._pointers()
+        return KernelCase(
+            f"dequantize[{dtype_name},{self._name}]",
+            wna16_triton.dequantize_kernel,
+            wna16_triton.dequantize_constants(self._weight()) | _absent(pointers),
+            wna16_triton.DEQUANTIZE_OPTIONS,
+            _present(pointers) | {"dense_ptr": f"*{dtype_name}"},
+        )
+
+    @property
+    def _name(self) -> str:
+        return f"{self.code_type},group{self.group},zero {self.zero}".lower()
+
+    def _weight(self) -> WNA16Weight:
+        """A weight of one row: compile-time values do not depend on out_features."""
+        scale = torch.ones(1, IN_FEATURES // self.group)
+        table = torch.zeros(16) if self.code_type is CodeType.TABLE4 else None
+        codes = torch.zeros(1, IN_FEATURES, dtype=torch.int8)
+        zero = scale if self.zero else None
+        return pack_codes(QuantizedWeight(self.code_type, codes, scale, self.group, zero, table))
+
+    def _pointers(self) -> dict[str, str | None]:
+        return {
+            "words_ptr": "*i16",
+            "scale_ptr": f"*{self.scale}",
+            "zero_ptr": f"*{self.zero}" if self.zero else None,
+            "table_ptr": "*fp32" if self.code_type is CodeType.TABLE4 else None,
+        }
+
+
+WNA16_FORMS = (
+    WNA16Form(CodeType.INT8, IN_FEATURES, "fp32", None, tuple(DTYPES), WNA16_ROWS),
+    WNA16Form(CodeType.INT4, 128, "bf16", None, tuple(DTYPES), WNA16_ROWS),
+    WNA16Form(CodeType.INT8, 32, "fp16"),
+    WNA16Form(CodeType.FP8, IN_FEATURES, "fp32"),
+    WNA16Form(CodeType.FP8, 128, "fp32", None, tuple(DTYPES)),
+    WNA16Form(CodeType.INT4, 32, "bf16"),
+    WNA16Form(CodeType.INT4, 64, "bf16"),
+    WNA16Form(CodeType.INT4, 32, "fp32", "fp32", tuple(DTYPES)),
+    WNA16Form(CodeType.INT4, 64, "fp16", "i8"),
+    WNA16Form(CodeType.INT4, 128, "fp16", "i8"),
+    WNA16Form(CodeType.TABLE4, 64, "fp32", None, tuple(DTYPES)),
+)
+"""Of each code type those that checkpoints have; first the two that we quantize to."""
+
+
+def _present(pointers: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: kind for name, kind in pointers.items() if kind is not None}
+
+
+def _absent(pointers: Mapping[str, str | None]) -> dict[str, None]:
+    return dict.fromkeys(name for name, kind in pointers.items() if kind is None)
 
 
 def fused_layer_cases() -> Iterator[KernelCase]:
@@ -338,13 +405,12 @@ class AttendVariant:
         )
         pages, pointers = self.pages(), self._pointers(is_split=shape.num_splits > 1)
         constants = attention_triton.attend_constants(shape, pages, pages, options, num_heads=HEADS)
-        absent = dict.fromkeys(name for name, kind in pointers.items() if kind is None)
         return KernelCase(
             f"attend[{self.form},{self._query_form},rows{self.rows},dim{self.dim},{self.extras}]",
             attention_triton.attend_kernel,
-            {**constants, **absent},
+            {**constants, **_absent(pointers)},
             attention_triton.attend_options(shape, self.dtype),
-            {name: kind for name, kind in pointers.items() if kind is not None},
+            _present(pointers),
         )
 
     def _pointers(self, *, is_split: bool) -> dict[str, str | None]:

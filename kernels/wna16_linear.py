@@ -1,4 +1,4 @@
-"""int8 and int4 weights on CUDA (weight-only), multiplied by activations of 16 or 32 bits."""
+"""Quantized weights on CUDA (weight-only), multiplied by activations of 16 or 32 bits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .int4_quantized import GROUP, group_norms, quantize_groups
-from .int8_linear import quantize_weight
-from .linear import Linear, row_norms
-from .wna16_triton import dequantize_weights, multiply_quantized, pack_quantized
+from .linear import DenseLinear, Linear
+from .quantized_weight import QuantizedWeight
+from .wna16_triton import dequantize_weight, multiply_quantized
+from .wna16_weight import has_served_groups, pack_codes
 
 MAX_WNA16_ROWS = {torch.bfloat16: 512, torch.float16: 512, torch.float32: 32}
 """The maximum rows for which codes are multiplied directly; beyond that, dequantizing the weight
@@ -17,22 +17,22 @@ costs less than PyTorch's matmul saves."""
 
 
 class WNA16Linear(Linear):
-    """W8A16 and W4A16: the same codes as on the CPU, unquantized activations, sums in fp32.
+    """The codes of any quantized weight, unquantized activations, sums in fp32.
 
-    8 bits have a scale per output channel, 4 bits one per channel and group of `GROUP` columns.
-    With many rows the weight is rounded to the activations' dtype. Codes are stored group by group,
-    with the words of a row's group together, so a kernel's tile is contiguous.
+    A table's numbers are rounded to the activations' dtype. With many rows the whole weight is
+    rounded to it.
     """
 
-    quantized: Tensor
-    scale: Tensor
+    order: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, bits: int) -> None:
-        quantized, scale, norms = _int8(weight) if bits == 8 else _int4(weight)
-        super().__init__(*weight.shape, bias, norms)
-        self.register_buffer("quantized", quantized)
-        self.register_buffer("scale", scale)
-        self.weight_bytes = quantized.nbytes + scale.nbytes
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+        """weight: its groups must be served, see `wna16_weight`."""
+        super().__init__(weight.shape, bias, weight.row_norms())
+        self.packed = pack_codes(weight)
+        self.register_buffer("order", weight.order)
+        self.weight_bytes = self.packed.num_bytes
+        if weight.order is not None:
+            self.weight_bytes += weight.order.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).contiguous()
@@ -44,21 +44,15 @@ class WNA16Linear(Linear):
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x [n, in] @ weight.T + bias` in x's type."""
+        if self.order is not None:
+            x = x.index_select(1, self.order)
         if len(x) <= MAX_WNA16_ROWS[x.dtype]:
-            return multiply_quantized(x, self.quantized, self.scale, bias)
-        weight = dequantize_weights(self.quantized, self.scale, self.in_features, x.dtype)
-        return F.linear(x, weight, bias)
+            return multiply_quantized(x, self.packed, bias)
+        return F.linear(x, dequantize_weight(self.packed, x.dtype), bias)
 
 
-def _int8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Words, fp32 scales `[1, out]` and the rows' lengths."""
-    quantized, scale = quantize_weight(weight)
-    norms = row_norms(quantized) * scale.flatten()
-    groups = F.pad(quantized, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
-    return pack_quantized(groups, 8), scale.T.contiguous(), norms
-
-
-def _int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Words, bf16 scales `[groups, out]` and the rows' lengths."""
-    quantized, scale = quantize_groups(weight)
-    return pack_quantized(quantized, 4), scale.T.contiguous(), group_norms(quantized, scale)
+def pack_wna16(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+    """The layer of this weight for activations of dtype: dense if its groups are not served."""
+    if has_served_groups(weight):
+        return WNA16Linear(weight, bias)
+    return DenseLinear(weight.dequantize(dtype), bias)

@@ -1,11 +1,16 @@
-"""Triton matmuls of int8 or int4 weights with activations of 16 or 32 bits.
+"""Triton matmuls of quantized weights with activations of 16 or 32 bits.
 
 The weight is the left operand, `y.T = W @ x.T`: codes go from memory to registers, are converted
-there exactly to x's dtype, and are multiplied; scales are applied to fp32 sums. With few rows,
-reading the codes determines the time, so several programs may split in_features (`splits`). Each
-writes its sum to its own place, and a second kernel adds the sums in order: no atomics, always the
-same result. Rows of x are columns of one product, so no row changes another's result. With many
-rows it is faster to dequantize the weight and leave the product to PyTorch (`dequantize_weights`).
+there exactly to x's dtype (the numbers of a table are rounded to it), and are multiplied. Scales
+are applied to fp32 sums. Zero points, whatever numbers they are, change a group's sum by a product
+with the sum of x over the group. Those products are computed in fp32, apart from the codes: beside
+them they took most registers.
+
+With few rows, reading the codes determines the time, so several programs may split in_features
+(`splits`). Each writes its sum to its own place, and a second kernel adds the sums in order: no
+atomics, always the same result. Rows of x are columns of one product, so no row changes another's
+result. With many rows it is faster to dequantize the weight and leave the product to PyTorch
+(`dequantize_weight`).
 
 Launches depend on shapes only and do not synchronize, so they can be captured.
 """
@@ -17,17 +22,18 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .int4_quantized import GROUP
+from .wna16_weight import WORD_BITS, WNA16Weight
 
-WORD_BITS = 16
-"""Codes are stored in words as wide as the numbers they are converted to, so no byte is moved."""
 MAX_SPLITS = 8
-MIN_SPLIT_GROUPS = 8
-"""Groups that are worth a program."""
+MIN_SPLIT_COLUMNS = 1024
+"""Columns that are worth a program."""
+ZERO_BLOCK = tl.constexpr(16)
+"""Groups whose zero points are multiplied at once: the least columns of a `tl.dot`."""
 SUM_BLOCK = 1024
 SUM_OPTIONS: dict[str, Any] = {"num_warps": 4}
 DEQUANTIZE_BLOCK_OUT = 32
@@ -62,6 +68,23 @@ INT4_TO_BF16 = tl.constexpr("""{
     fma.rn.bf16x2 $3, code, one, offset;
 }""")
 """Two words at once. A code's bits exclusive-or 136 (0x4308) make 136 plus the code."""
+FP8_TO_BF16 = tl.constexpr("""{
+    .reg .b32 moved, sign, number, scale, zero;
+    mov.b32 scale, 0x7B807B80;
+    mov.b32 zero, 0x80008000;
+    shl.b32 moved, $2, 8;
+    and.b32 sign, moved, 0x80008000;
+    shl.b32 moved, $2, 4;
+    lop3.b32 number, moved, 0x07F007F0, sign, 0xEA;
+    fma.rn.bf16x2 $0, number, scale, zero;
+    and.b32 sign, $2, 0x80008000;
+    shr.b32 moved, $2, 4;
+    lop3.b32 number, moved, 0x07F007F0, sign, 0xEA;
+    fma.rn.bf16x2 $1, number, scale, zero;
+}""")
+"""Two words at once. A code's exponent and mantissa in the places of bf16's are the number over
+2^120 (0x7B80), subnormal or not. sm_80 has no conversion from fp8 and no product of bf16, so -0 is
+added."""
 
 
 class Launch(NamedTuple):
@@ -79,27 +102,19 @@ class Launch(NamedTuple):
 
 
 def multiply_quantized(
-    x: Tensor,
-    quantized: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    *,
-    launch: Launch | None = None,
+    x: Tensor, weight: WNA16Weight, bias: Tensor | None, *, launch: Launch | None = None
 ) -> Tensor:
     """`x @ W.T + bias`: `[rows, out]` in x's type.
 
-    x `[rows, in]`, its rows dense.
-    codes: int16 `[groups, out, words]` as `pack_quantized` makes them, zero beyond `in`.
-    scale: fp32 `[1, out]` with int8 codes, bf16 `[groups, out]` with int4.
+    x: `[rows, in]`, its rows dense.
     launch: how to divide the product, instead of the measured way.
     """
     num_rows, in_features = x.shape
-    num_groups, out_features, num_words = quantized.shape
-    bits = WORD_BITS * num_words // GROUP
+    num_units, out_features = weight.num_units, weight.out_features
     y = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return y
-    launch = launch or choose_launch(num_rows, out_features, num_groups, x.dtype)
+    launch = launch or choose_launch(num_rows, out_features, in_features, x.dtype)
     sums = y
     if launch.splits > 1:
         sums = torch.empty(launch.splits, *y.shape, dtype=torch.float32, device=x.device)
@@ -107,22 +122,34 @@ def multiply_quantized(
     wna16_kernel[(row_tiles * triton.cdiv(out_features, launch.block_out), launch.splits)](
         sums,
         x,
-        quantized,
-        scale,
+        weight.words,
+        weight.scale,
+        weight.zero,
+        None if weight.zero is None else _group_sums(x, weight),
+        weight.table,
         bias if sums is y else None,
         num_rows,
         in_features,
         out_features,
-        num_groups,
-        triton.cdiv(num_groups, launch.splits),
+        num_units,
+        triton.cdiv(num_units, launch.splits),
         x.stride(0),
         row_tiles,
-        **wna16_constants(in_features, bits, launch),
+        **wna16_constants(weight, launch),
         **launch.options,
     )
     if sums is not y:
         _add_splits(sums, bias, y)
     return y
+
+
+def _group_sums(x: Tensor, weight: WNA16Weight) -> Tensor:
+    """fp32 `[rows, groups]`: the sums of x over the columns of each group."""
+    assert weight.group is not None
+    padding = weight.num_units * weight.unit - weight.in_features
+    columns = F.pad(x, (0, padding)) if padding else x
+    sums: Tensor = columns.unflatten(1, (-1, weight.group)).sum(dim=2, dtype=torch.float32)
+    return sums
 
 
 def _add_splits(sums: Tensor, bias: Tensor | None, y: Tensor) -> None:
@@ -132,39 +159,27 @@ def _add_splits(sums: Tensor, bias: Tensor | None, y: Tensor) -> None:
     sum_kernel[grid](y, sums, bias, y.numel(), y.shape[1], **constants, **SUM_OPTIONS)
 
 
-def dequantize_weights(
-    quantized: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype
-) -> Tensor:
-    """The weight `[out, in]`, each element rounded once to dtype; arguments as above."""
-    num_groups, out_features, num_words = quantized.shape
-    weight = torch.empty(out_features, in_features, dtype=dtype, device=quantized.device)
+def dequantize_weight(weight: WNA16Weight, dtype: torch.dtype) -> Tensor:
+    """`[out, in]`: each element computed in fp32 and rounded once to dtype."""
+    out_features, in_features = weight.out_features, weight.in_features
+    dense = torch.empty(out_features, in_features, dtype=dtype, device=weight.words.device)
     blocks = triton.cdiv(out_features, DEQUANTIZE_BLOCK_OUT)
-    dequantize_kernel[(num_groups, blocks)](
-        weight,
-        quantized,
-        scale,
+    dequantize_kernel[(weight.num_units, blocks)](
+        dense,
+        weight.words,
+        weight.scale,
+        weight.zero,
+        weight.table,
         in_features,
         out_features,
-        **dequantize_constants(WORD_BITS * num_words // GROUP),
+        **dequantize_constants(weight),
         **DEQUANTIZE_OPTIONS,
     )
-    return weight
-
-
-def pack_quantized(quantized: Tensor, bits: int) -> Tensor:
-    """int16 words `[groups, out, words]` of int8 codes `[out, groups, GROUP]`.
-
-    Word i holds the codes of columns i, i + words, ... of the group, from its lowest bits on.
-    """
-    num_parts = WORD_BITS // bits
-    words = torch.zeros_like(quantized[..., : GROUP // num_parts], dtype=torch.int16)
-    for place, part in enumerate(quantized.chunk(num_parts, dim=-1)):
-        words |= (part.to(torch.int16) & ((1 << bits) - 1)) << (place * bits)
-    return words.transpose(0, 1).contiguous()
+    return dense
 
 
 @cache
-def choose_launch(num_rows: int, out_features: int, num_groups: int, dtype: torch.dtype) -> Launch:
+def choose_launch(num_rows: int, out_features: int, in_features: int, dtype: torch.dtype) -> Launch:
     """By shapes alone: the best of those measured on an H100 with the layers of an 8B model."""
     if dtype.itemsize == 4:  # multiplied without tensor cores
         launch, max_programs = Launch(32, 16, 1, num_warps=4, num_stages=2), 512
@@ -175,19 +190,17 @@ def choose_launch(num_rows: int, out_features: int, num_groups: int, dtype: torc
         launch, max_programs = Launch(128, 64, 1, num_warps=8, num_stages=4), 132
     num_tiles = triton.cdiv(out_features, launch.block_out)
     num_tiles *= triton.cdiv(num_rows, launch.block_rows)
-    limit = min(MAX_SPLITS, max_programs // num_tiles, num_groups // MIN_SPLIT_GROUPS)
+    limit = min(MAX_SPLITS, max_programs // num_tiles, in_features // MIN_SPLIT_COLUMNS)
     return launch._replace(splits=1 << max(limit, 1).bit_length() - 1)
 
 
-def wna16_constants(in_features: int, bits: int, launch: Launch) -> dict[str, Any]:
+def wna16_constants(weight: WNA16Weight, launch: Launch) -> dict[str, Any]:
     """The compile-time values of `wna16_kernel`."""
     return {
-        "BITS": bits,
-        "GROUP": GROUP,
-        "HAS_TAIL": in_features % GROUP != 0,
+        **_form_constants(weight),
+        "HAS_TAIL": weight.in_features % weight.unit != 0,
         "BLOCK_OUT": launch.block_out,
         "BLOCK_ROWS": launch.block_rows,
-        "PLAIN": INTERPRETED,
     }
 
 
@@ -196,74 +209,117 @@ def sum_constants(splits: int) -> dict[str, Any]:
     return {"SPLITS": splits, "BLOCK": SUM_BLOCK}
 
 
-def dequantize_constants(bits: int) -> dict[str, Any]:
+def dequantize_constants(weight: WNA16Weight) -> dict[str, Any]:
     """The compile-time values of `dequantize_kernel`."""
-    return {"BITS": bits, "GROUP": GROUP, "BLOCK_OUT": DEQUANTIZE_BLOCK_OUT, "PLAIN": INTERPRETED}
+    return {**_form_constants(weight), "BLOCK_OUT": DEQUANTIZE_BLOCK_OUT}
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_groups", "per_split", "row_tiles"])
+def _form_constants(weight: WNA16Weight) -> dict[str, Any]:
+    return {
+        "CODES": str(weight.code_type),
+        "PARTS": WORD_BITS // weight.code_type.bits,
+        "NUM_WORDS": weight.words.shape[2],
+        "GROUP": weight.group,
+        "PLAIN": INTERPRETED,
+    }
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_units", "per_split", "row_tiles"])
 def wna16_kernel(
     y_ptr: tl.tensor,  # [num_rows, out], or fp32 [splits, num_rows, out]
     x_ptr: tl.tensor,
-    quantized_ptr: tl.tensor,
+    words_ptr: tl.tensor,
     scale_ptr: tl.tensor,
+    zero_ptr: tl.tensor,  # or None
+    sums_ptr: tl.tensor,  # of x over each group: fp32 [num_rows, groups], or None
+    table_ptr: tl.tensor,  # or None
     bias_ptr: tl.tensor,  # or None
     num_rows: int,
     in_features: int,
     out_features: int,
-    num_groups: int,
+    num_units: int,
     per_split: int,
     x_stride: int,
     row_tiles: int,
-    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    PARTS: tl.constexpr,
+    NUM_WORDS: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_TAIL: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     PLAIN: tl.constexpr,
 ) -> None:
-    """One tile of y.T, over one split's groups."""
+    """One tile of y.T, over one split's units."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     outs = tile // row_tiles * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     rows = tile % row_tiles * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_out = outs < out_features
     in_rows = rows < num_rows
-    NUM_WORDS: tl.constexpr = GROUP * BITS // 16
+    UNIT: tl.constexpr = NUM_WORDS * PARTS
     places = tl.arange(0, NUM_WORDS)
-    group_words = tl.cast(out_features, tl.int64) * NUM_WORDS
-    code_ptrs = quantized_ptr + outs.to(tl.int64)[:, None] * NUM_WORDS + places[None, :]
+    unit_words = tl.cast(out_features, tl.int64) * NUM_WORDS
+    word_ptrs = words_ptr + outs.to(tl.int64)[:, None] * NUM_WORDS + places[None, :]
     x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * x_stride + places[:, None]
     first = split * per_split
-    last = tl.minimum(first + per_split, num_groups)
+    last = tl.minimum(first + per_split, num_units)
     total = tl.full((BLOCK_OUT, BLOCK_ROWS), 0.0, dtype=tl.float32)
-    for group in range(first, last):
-        quantized = tl.load(code_ptrs + group * group_words, mask=in_out[:, None], other=0)
-        start = group * GROUP
+    if zero_ptr is not None:  # a group's sum is scale × (q · x - zero × sum(x))
+        GROUPS: tl.constexpr = UNIT // GROUP
+        for start in range(first * GROUPS, last * GROUPS, ZERO_BLOCK):
+            groups = start + tl.arange(0, ZERO_BLOCK)
+            in_groups = groups < last * GROUPS
+            zero_mask = in_out[:, None] & in_groups[None, :]
+            zero_places = groups[None, :] * out_features + outs[:, None]
+            zero = tl.load(zero_ptr + zero_places, mask=zero_mask, other=0).to(tl.float32)
+            scale = tl.load(scale_ptr + zero_places, mask=zero_mask, other=0.0).to(tl.float32)
+            sum_ptrs = sums_ptr + rows[None, :] * (num_units * GROUPS) + groups[:, None]
+            sums = tl.load(sum_ptrs, mask=in_rows[None, :] & in_groups[:, None], other=0.0)
+            total = tl.dot(-zero * scale, sums, total, input_precision="ieee")
+    for unit in range(first, last):
+        words = tl.load(word_ptrs + unit * unit_words, mask=in_out[:, None], other=0)
+        start = unit * UNIT
         columns = start + places[:, None]
         end = in_features if HAS_TAIL else None
-        if BITS == 8:
-            w0, w1 = _int8_parts(quantized, x_ptr.dtype.element_ty, PLAIN)
-            total = _add(w0, x_ptrs + start, 0, in_rows, columns, end, total)
-            total = _add(w1, x_ptrs + start, NUM_WORDS, in_rows, columns, end, total)
+        weights = _numbers(words, table_ptr, CODES, x_ptr.dtype.element_ty, PLAIN)
+        if GROUP is None:
+            for part in tl.static_range(PARTS):
+                total = _add(
+                    weights[part], x_ptrs + start, part * NUM_WORDS, in_rows, columns, end, total
+                )
         else:
-            w0, w1, w2, w3 = _int4_parts(quantized, x_ptr.dtype.element_ty, PLAIN)
-            product = tl.full((BLOCK_OUT, BLOCK_ROWS), 0.0, dtype=tl.float32)
-            product = _add(w0, x_ptrs + start, 0, in_rows, columns, end, product)
-            product = _add(w1, x_ptrs + start, NUM_WORDS, in_rows, columns, end, product)
-            product = _add(w2, x_ptrs + start, 2 * NUM_WORDS, in_rows, columns, end, product)
-            product = _add(w3, x_ptrs + start, 3 * NUM_WORDS, in_rows, columns, end, product)
-            scale_ptrs = scale_ptr + group * out_features + outs
-            scale = tl.load(scale_ptrs, mask=in_out, other=0.0).to(tl.float32)
-            total += product * scale[:, None]
-    if BITS == 8:
-        total *= tl.load(scale_ptr + outs, mask=in_out, other=0.0)[:, None]
+            for part in tl.static_range(PARTS):
+                group = unit * (UNIT // GROUP) + part * NUM_WORDS // GROUP
+                if part * NUM_WORDS % GROUP == 0:
+                    product = tl.full((BLOCK_OUT, BLOCK_ROWS), 0.0, dtype=tl.float32)
+                product = _add(
+                    weights[part], x_ptrs + start, part * NUM_WORDS, in_rows, columns, end, product
+                )
+                if (part + 1) * NUM_WORDS % GROUP == 0:
+                    scale = _load_outs(scale_ptr, group, outs, out_features)
+                    total += product * scale[:, None]
+    if GROUP is None:
+        total *= _load_outs(scale_ptr, 0, outs, out_features)[:, None]
     if bias_ptr is not None:
-        total += tl.load(bias_ptr + outs, mask=in_out, other=0.0).to(tl.float32)[:, None]
+        total += _load_outs(bias_ptr, 0, outs, out_features)[:, None]
     y_rows = (split.to(tl.int64) * num_rows + rows) * out_features
     y_mask = in_out[:, None] & in_rows[None, :]
     y_ptrs = y_ptr + y_rows[None, :] + outs[:, None]
     tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=y_mask)
+
+
+@triton.jit
+def _load_outs(
+    ptr: tl.tensor,  # [rows, out]
+    row: int,
+    outs: tl.tensor,
+    out_features: int,
+) -> tl.tensor:
+    """The elements of these outs in one row, in fp32."""
+    return tl.load(ptr + row * out_features + outs, mask=outs < out_features, other=0).to(
+        tl.float32
+    )
 
 
 @triton.jit
@@ -273,10 +329,10 @@ def _add(
     first: tl.constexpr,
     in_rows: tl.tensor,
     columns: tl.tensor,  # of x_ptrs
-    end: tl.tensor | None,  # how many columns x has, if they may end in this group
+    end: tl.tensor | None,  # how many columns x has, if they may end in this unit
     total: tl.tensor,
 ) -> tl.tensor:
-    """total + weight @ x.T of one part of a group, whose columns begin `first` after x_ptrs."""
+    """total + weight @ x.T of one part of a unit, whose columns begin `first` after x_ptrs."""
     mask = in_rows[None, :]
     if end is not None:
         mask = mask & (columns + first < end)
@@ -285,46 +341,107 @@ def _add(
 
 
 @triton.jit
+def _numbers(
+    words: tl.tensor,
+    table_ptr: tl.tensor,
+    CODES: tl.constexpr,
+    dtype: tl.constexpr,
+    PLAIN: tl.constexpr,
+) -> Any:
+    """A tensor for each part: its codes as numbers of x's type."""
+    if CODES == "int8":
+        return _int8_parts(words, dtype, PLAIN)
+    elif CODES == "fp8":
+        return _fp8_parts(words, dtype, PLAIN)
+    elif CODES == "int4":
+        return _int4_parts(words, dtype, PLAIN)
+    else:
+        return _table4_parts(words, table_ptr, dtype, PLAIN)
+
+
+@triton.jit
 def _int8_parts(
-    quantized: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
+    words: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """The words' two codes as numbers of x's type."""
     if dtype == tl.bfloat16 and not PLAIN:
         w0, w1 = tl.inline_asm_elementwise(
             INT8_TO_BF16,
             "=r,=r,r",
-            [quantized],
+            [words],
             dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:
         number: tl.constexpr = tl.float32 if PLAIN else dtype
-        w0 = ((quantized << 8) >> 8).to(number)
-        w1 = (quantized >> 8).to(number)
+        w0 = ((words << 8) >> 8).to(number)
+        w1 = (words >> 8).to(number)
     return w0, w1
 
 
 @triton.jit
 def _int4_parts(
-    quantized: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
+    words: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """The words' four codes as numbers of x's type."""
     if dtype == tl.bfloat16 and not PLAIN:
         w0, w1, w2, w3 = tl.inline_asm_elementwise(
             INT4_TO_BF16,
             "=r,=r,=r,=r,r",
-            [quantized],
+            [words],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:
         number: tl.constexpr = tl.float32 if PLAIN else dtype
-        w0 = ((quantized << 12) >> 12).to(number)
-        w1 = ((quantized << 8) >> 12).to(number)
-        w2 = ((quantized << 4) >> 12).to(number)
-        w3 = (quantized >> 12).to(number)
+        w0 = ((words << 12) >> 12).to(number)
+        w1 = ((words << 8) >> 12).to(number)
+        w2 = ((words << 4) >> 12).to(number)
+        w3 = (words >> 12).to(number)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _fp8_parts(
+    words: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The words' two codes as numbers of x's type. A code that is NaN becomes ±480."""
+    if dtype == tl.bfloat16 and not PLAIN:
+        w0, w1 = tl.inline_asm_elementwise(
+            FP8_TO_BF16,
+            "=r,=r,r",
+            [words],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        number: tl.constexpr = tl.float32 if PLAIN else dtype
+        w0 = _fp16_of_fp8(words << 8).to(number)
+        w1 = _fp16_of_fp8(words).to(number)
+    return w0, w1
+
+
+@triton.jit
+def _fp16_of_fp8(words: tl.tensor) -> tl.tensor:
+    """The numbers of the words' upper bytes, exactly."""
+    # In the places of fp16's exponent and mantissa a code's are the number over 256.
+    bits = (words & -0x8000) | ((words >> 1) & 0x3F80)
+    return bits.to(tl.float16, bitcast=True) * 256.0
+
+
+@triton.jit
+def _table4_parts(
+    words: tl.tensor, table_ptr: tl.tensor, dtype: tl.constexpr, PLAIN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The words' four numbers in x's type. The table stays in L1: one line, so no bank conflict."""
+    number: tl.constexpr = tl.float32 if PLAIN else dtype
+    w0 = tl.load(table_ptr + (words & 15)).to(number)
+    w1 = tl.load(table_ptr + ((words >> 4) & 15)).to(number)
+    w2 = tl.load(table_ptr + ((words >> 8) & 15)).to(number)
+    w3 = tl.load(table_ptr + ((words >> 12) & 15)).to(number)
     return w0, w1, w2, w3
 
 
@@ -353,53 +470,39 @@ def sum_kernel(
 
 @triton.jit
 def dequantize_kernel(
-    weight_ptr: tl.tensor,  # [out, in]
-    quantized_ptr: tl.tensor,
+    dense_ptr: tl.tensor,  # [out, in]
+    words_ptr: tl.tensor,
     scale_ptr: tl.tensor,
+    zero_ptr: tl.tensor,  # or None
+    table_ptr: tl.tensor,  # or None
     in_features: int,
     out_features: int,
-    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    PARTS: tl.constexpr,
+    NUM_WORDS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     PLAIN: tl.constexpr,
 ) -> None:
-    """One group's columns in a block of rows."""
-    group = tl.program_id(0)
+    """One unit's columns in a block of rows."""
+    unit = tl.program_id(0)
     outs = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     in_out = outs < out_features
-    NUM_WORDS: tl.constexpr = GROUP * BITS // 16
+    UNIT: tl.constexpr = NUM_WORDS * PARTS
     places = tl.arange(0, NUM_WORDS)
-    code_rows = (group.to(tl.int64) * out_features + outs) * NUM_WORDS
-    quantized = tl.load(quantized_ptr + code_rows[:, None] + places, mask=in_out[:, None], other=0)
-    columns = group * GROUP + places[None, :]
-    weight_ptrs = weight_ptr + outs.to(tl.int64)[:, None] * in_features + columns
-    if BITS == 8:
-        scale = tl.load(scale_ptr + outs, mask=in_out, other=0.0)[:, None]
-        w0, w1 = _int8_parts(quantized, tl.float32, PLAIN)
-        _store(weight_ptrs, 0, w0 * scale, in_out, columns, in_features)
-        _store(weight_ptrs, NUM_WORDS, w1 * scale, in_out, columns, in_features)
-    else:
-        scale_ptrs = scale_ptr + group * out_features + outs
-        scale = tl.load(scale_ptrs, mask=in_out, other=0.0).to(tl.float32)[:, None]
-        w0, w1, w2, w3 = _int4_parts(quantized, tl.float32, PLAIN)
-        _store(weight_ptrs, 0, w0 * scale, in_out, columns, in_features)
-        _store(weight_ptrs, NUM_WORDS, w1 * scale, in_out, columns, in_features)
-        _store(weight_ptrs, 2 * NUM_WORDS, w2 * scale, in_out, columns, in_features)
-        _store(weight_ptrs, 3 * NUM_WORDS, w3 * scale, in_out, columns, in_features)
-
-
-@triton.jit
-def _store(
-    ptrs: tl.tensor,
-    first: tl.constexpr,
-    weight: tl.tensor,
-    in_out: tl.tensor,
-    columns: tl.tensor,  # of ptrs
-    in_features: int,
-) -> None:
-    """One part of a group, whose columns begin `first` after ptrs."""
-    mask = in_out[:, None] & (columns + first < in_features)
-    tl.store(ptrs + first, weight.to(ptrs.dtype.element_ty), mask=mask)
+    word_rows = (unit.to(tl.int64) * out_features + outs) * NUM_WORDS
+    words = tl.load(words_ptr + word_rows[:, None] + places, mask=in_out[:, None], other=0)
+    columns = unit * UNIT + places[None, :]
+    dense_ptrs = dense_ptr + outs.to(tl.int64)[:, None] * in_features + columns
+    weights = _numbers(words, table_ptr, CODES, tl.float32, PLAIN)
+    for part in tl.static_range(PARTS):
+        group = 0 if GROUP is None else unit * (UNIT // GROUP) + part * NUM_WORDS // GROUP
+        weight = weights[part]
+        if zero_ptr is not None:
+            weight -= _load_outs(zero_ptr, group, outs, out_features)[:, None]
+        weight *= _load_outs(scale_ptr, group, outs, out_features)[:, None]
+        mask = in_out[:, None] & (columns + part * NUM_WORDS < in_features)
+        tl.store(dense_ptrs + part * NUM_WORDS, weight.to(dense_ptr.dtype.element_ty), mask=mask)
 
 
 INTERPRETED = not isinstance(wna16_kernel, triton.JITFunction)

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,9 +218,9 @@ class _Finder:
         parts = self._parts(stem, ["weight_packed", "weight_scale"], optional)
         out_features, words = self._matrix(parts["weight_packed"], "I32")
         in_features = words * 8
-        if shape := parts.get("weight_shape"):
-            self._need(shape, (2,), "I64", "I32")
-            declared = self._numbers(shape)
+        if declaration := parts.get("weight_shape"):
+            self._need(declaration, (2,), "I64", "I32")
+            declared = self._numbers(declaration)
             if declared[0] != out_features or not 0 < declared[1] <= words * WORD_BITS:
                 raise self._differs(parts["weight_packed"], f"packed of {declared}")
             in_features = declared[1]
@@ -246,12 +247,13 @@ class _Finder:
         scales = self._stored[parts["scale"]].shape
         self._need(parts["scale"], scales, "U8", *_FLOATS)
         block = self._settings.get("weight_block_size") or self._block_of_groups() or _FP8_BLOCK
-        if not (_is_sizes(block, 2) and self._fits(shape, scales, block)):
+        block = _sizes(block, 2)
+        if block is None or not self._fits(shape, scales, block):
             raise self._differs(parts["scale"], f"scales of {list(shape)}")
         if zeros := parts.get("weight_zero_point"):
             self._need(zeros, scales, "I8")
         codes = "int8" if self._stored[parts["weight"]].dtype == "I8" else "fp8"
-        settings = {"codes": codes, "block": tuple(block)}
+        settings = {"codes": codes, "block": block}
         return self._weight(Packing.SCALED, stem, shape, parts, settings)
 
     def _block_of_groups(self) -> Any:
@@ -264,10 +266,10 @@ class _Finder:
         return None
 
     @staticmethod
-    def _fits(shape: tuple[int, int], scales: tuple[int, ...], block: tuple[int, int]) -> bool:
+    def _fits(shape: tuple[int, int], scales: tuple[int, ...], block: tuple[int, ...]) -> bool:
         """One scale, one for each output, for each output and group, or for each block."""
         out_features, in_features = shape
-        if scales in ((), (1,), (out_features,)):
+        if prod(scales) == 1 or scales == (out_features,):
             return True
         blocks = (-(-out_features // block[0]), -(-in_features // block[1]))
         by_group = len(scales) == 2 and scales[0] == out_features and scales[1] > 0
@@ -281,25 +283,26 @@ class _Finder:
         parts = {"weight": weight, "state": f"{weight}.{_state(kind)}"}
         parts |= self._parts(weight, ["absmax", "quant_map"], ["nested_absmax", "nested_quant_map"])
         state = self._json(parts["state"])
-        shape, block = state.get("shape"), state.get("blocksize")
-        if not _is_sizes(shape, 2) or not _is_sizes([block], 1):
+        shape, blocks = _sizes(state.get("shape"), 2), _sizes([state.get("blocksize")], 1)
+        if shape is None or blocks is None:
             raise DamagedBase(f"{self._folder}: {parts['state']} has no valid shape and blocksize")
-        size = shape[0] * shape[1]
+        (out_features, in_features), (block,) = shape, blocks
+        size = out_features * in_features
         self._need(weight, (-(-size // 2), 1), "U8")
         self._need(parts["quant_map"], (16,), "F32")
         num_blocks = -(-size // block)
         settings: dict[str, Any] = {"codes": kind, "block": block}
         if "nested_absmax" in parts:
-            nested, offset = state.get("nested_blocksize"), state.get("nested_offset")
-            if not _is_sizes([nested], 1) or not isinstance(offset, int | float):
+            nested, offset = _sizes([state.get("nested_blocksize")], 1), state.get("nested_offset")
+            if nested is None or not isinstance(offset, int | float):
                 raise DamagedBase(f"{self._folder}: {parts['state']} has no nested blocksize")
             self._need(parts["absmax"], (num_blocks,), "U8")
-            self._need(parts["nested_absmax"], (-(-num_blocks // nested),), "F32")
+            self._need(parts["nested_absmax"], (-(-num_blocks // nested[0]),), "F32")
             self._need(parts["nested_quant_map"], (256,), "F32")
-            settings |= {"nested_block": nested, "nested_offset": float(offset)}
+            settings |= {"nested_block": nested[0], "nested_offset": float(offset)}
         else:
             self._need(parts["absmax"], (num_blocks,), "F32")
-        return self._weight(Packing.BNB4, stem, (shape[0], shape[1]), parts, settings)
+        return self._weight(Packing.BNB4, stem, (out_features, in_features), parts, settings)
 
     def _bnb8(self, stem: str) -> PackedWeight:
         parts = self._parts(stem, ["weight", "SCB"], [])
@@ -311,8 +314,7 @@ class _Finder:
         parts = {"blocks": f"{stem}_blocks", "scales": f"{stem}_scales"}
         experts, out_features, groups, _ = self._need(parts["blocks"], (None, None, None, 16), "U8")
         self._need(parts["scales"], (experts, out_features, groups), "U8")
-        shape = (experts, groups * 32, out_features)
-        shape = self._sized(stem, shape)
+        shape = self._sized(stem, (experts, groups * 32, out_features))
         return PackedWeight(Packing.MXFP4_EXPERTS, stem, shape, parts, {"codes": "mxfp4"})
 
     def _weight(
@@ -411,9 +413,9 @@ def _state(kind: str) -> str:
     return f"quant_state.bitsandbytes__{kind}"
 
 
-def _is_sizes(value: Any, count: int) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == count
-        and all(type(size) is int and 0 < size <= MAX_SIDE for size in value)
-    )
+def _sizes(value: Any, count: int) -> tuple[int, ...] | None:
+    """So many sizes from JSON; None if it is anything else."""
+    if not isinstance(value, list | tuple) or len(value) != count:
+        return None
+    are_sizes = all(type(size) is int and 0 < size <= MAX_SIDE for size in value)
+    return tuple(value) if are_sizes else None

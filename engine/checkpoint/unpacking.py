@@ -139,7 +139,7 @@ def _scaled(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
 def _by_group(scale: Tensor, shape: tuple[int, ...], block: tuple[int, int]) -> tuple[Tensor, int]:
     """Scales `[out, groups]` and the inputs of a group."""
     out_features, in_features = shape
-    if scale.numel() in (1, out_features):
+    if scale.numel() == 1 or scale.shape in ((out_features,), (out_features, 1)):
         return scale.reshape(-1, 1).expand(out_features, 1).contiguous(), in_features
     if len(scale) == out_features:
         return scale.contiguous(), in_features // scale.shape[1]

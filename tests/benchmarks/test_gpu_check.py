@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,20 +13,24 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.functional as F
 from benchmarks.gpu_bars import bars
 from benchmarks.gpu_check import main
 from benchmarks.idle_check import SAMPLING, check_waits
 from benchmarks.speculation_check import LEAST_P_VALUE, least_p_value
 from torch import Tensor
 
-from benchmarks import expert_check, fused_layers_check, lora_check
+from benchmarks import expert_check, fused_layers_check, lora_check, quantized_forms_check
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import Acceptance
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
+from loraplex.kernels.linear import DenseLinear
 from loraplex.kernels.lora_vectors import apply_vectors
 from loraplex.kernels.lora_weights import AdapterWeights
+from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from support.plain_tiles import multiply_tiles, plain_expert_kernels
+from support.quantized_weights import Case
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +100,32 @@ def test_experts_that_differ_or_change_other_tokens_are_named(
     without_lora = SimpleNamespace(add_tiles=lambda *_, **__: None)
     found = expert_check.check_experts("cpu", kernels._replace(lora=without_lora))
     assert found["differing"]
+
+
+def test_quantized_forms_that_differ_or_change_other_rows_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(CodeType.INT4, 32, torch.float16, torch.int8, True, shape=(9, 77))
+    monkeypatch.setattr(quantized_forms_check, "CHECKED", (case,))
+
+    def pack(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> DenseLinear:
+        return DenseLinear(weight.dequantize(dtype), bias)
+
+    found = quantized_forms_check.check_forms("cpu", pack)
+    assert found == {"ok": True, "cases": 9, "differing": [], "rows_changed_by_others": []}
+    found = quantized_forms_check.check_forms(
+        "cpu", lambda weight, *others: pack(replace(weight, zero=None), *others)
+    )
+    assert not found["ok"]
+    assert len(found["differing"]) == 9
+
+    def pack_centred(*arguments: Any) -> DenseLinear:
+        linear = pack(*arguments)
+        linear.forward = lambda x: F.linear(x - x.mean(dim=0), linear.weight)  # type: ignore[method-assign]
+        return linear
+
+    found = quantized_forms_check.check_forms("cpu", pack_centred)
+    assert len(found["rows_changed_by_others"]) == 6, "those of several rows"
 
 
 def test_vectors_that_differ_or_change_other_rows_are_named(

@@ -64,6 +64,14 @@ def test_the_values_are_those_that_the_writer_stored(
     assert error < (0.6 if form.name == "gptq-2bit" else 0.3), "it is the weight that was quantized"
 
 
+def test_blocks_as_many_as_rows_are_not_taken_for_rows(tmp_path: Path) -> None:
+    weight = torch.randn(64, 1024)
+    path, packed = write_weights(tmp_path, {"layer.weight": weight}, FORMATS["deepseek-fp8"])
+    assert load_file(path / WEIGHTS)["layer.weight_scale_inv"].numel() == len(weight)
+    values = dense(stored_weights(path)["layer.weight"].read(), dtype=torch.float32, device=CPU)
+    assert torch.equal(values, packed["layer.weight"].values)
+
+
 @SAMPLED
 def test_a_checkpoint_gives_the_logits_of_its_values(name: str, tmp_path: Path) -> None:
     base, plain = load_both(name, "llama", tmp_path)

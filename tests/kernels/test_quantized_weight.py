@@ -8,29 +8,29 @@ import pytest
 import torch
 
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight, stack_rows
-from support.quantized_weights import CASES, make_weight, plain_values
+from support.quantized_weights import CASES, Case, make_weight, plain_values
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_dequantizing_equals_the_formula(case):
+def test_dequantizing_equals_the_formula(case: Case) -> None:
     quantized = make_weight(case)
     assert torch.equal(quantized.dequantize(), plain_values(quantized))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_values_are_rounded_once(dtype):
+def test_values_are_rounded_once(dtype: torch.dtype) -> None:
     quantized = make_weight(CASES[0])
     assert torch.equal(quantized.dequantize(dtype), plain_values(quantized).to(dtype))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_row_norms_are_those_of_the_dequantized_weight(case):
+def test_row_norms_are_those_of_the_dequantized_weight(case: Case) -> None:
     quantized = make_weight(case)
     expected = plain_values(quantized).double().norm(dim=1)
     assert torch.allclose(quantized.row_norms().double(), expected, rtol=1e-6)
 
 
-def test_stacked_parts_have_their_rows_below_one_another():
+def test_stacked_parts_have_their_rows_below_one_another() -> None:
     for case in CASES:
         first, second = make_weight(case), make_weight(case, seed=1)
         second = replace(second, order=first.order)
@@ -40,7 +40,7 @@ def test_stacked_parts_have_their_rows_below_one_another():
         assert torch.equal(stacked.dequantize(), expected)
 
 
-def test_parts_of_other_forms_are_not_stacked():
+def test_parts_of_other_forms_are_not_stacked() -> None:
     plain = QuantizedWeight(
         CodeType.INT4, torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2), 32
     )
@@ -59,6 +59,6 @@ def test_parts_of_other_forms_are_not_stacked():
     assert stack_rows([others[4], other_order]) is None
 
 
-def test_a_scale_for_each_group_is_required():
+def test_a_scale_for_each_group_is_required() -> None:
     with pytest.raises(AssertionError, match="each row and group"):
         QuantizedWeight(CodeType.INT8, torch.zeros(4, 65, dtype=torch.int8), torch.ones(4, 2), 32)

@@ -280,7 +280,8 @@ def _words(codes: Tensor, bits: int, *, dim: int) -> Tensor:
     stream = (codes.movedim(dim, -1)[..., None] >> torch.arange(bits) & 1).flatten(-2)
     stream = F.pad(stream, (0, -stream.shape[-1] % 32)).unflatten(-1, (-1, 32))
     words = (stream.long() << torch.arange(32)).sum(dim=-1)
-    return words.to(torch.uint32).view(torch.int32).movedim(-1, dim)
+    signed: Tensor = words.to(torch.uint32).view(torch.int32).movedim(-1, dim)
+    return signed
 
 
 def _awq_words(codes: Tensor) -> Tensor:
@@ -327,7 +328,7 @@ def _bitsandbytes_format(kind: str, *, is_nested: bool = False) -> Format:
     return Format(f"{kind}-nested" if is_nested else kind, "bitsandbytes", pack, settings)
 
 
-_PACKED, _FLOAT = "pack-quantized", {"num_bits": 8, "type": "float"}
+_PACKED, _FLOAT = "pack-quantized", "float-quantized"
 FORMATS = {
     form.name: form
     for form in (
@@ -341,35 +342,55 @@ FORMATS = {
         Format("awq", "description", awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP}),
         _compressed_format("ct-int4", _PACKED, num_bits=4, strategy="group", group_size=GROUP),
         _compressed_format(
-            *("ct-int4-asymmetric", _PACKED),
-            **{"num_bits": 4, "strategy": "group", "group_size": GROUP, "symmetric": False},
+            "ct-int4-asymmetric",
+            _PACKED,
+            num_bits=4,
+            strategy="group",
+            group_size=GROUP,
+            symmetric=False,
         ),
         _compressed_format("ct-int8", _PACKED, num_bits=8, strategy="channel"),
         _compressed_format("ct-w8a8", "int-quantized", num_bits=8, strategy="channel"),
-        _compressed_format("ct-fp8-channel", "float-quantized", **_FLOAT, strategy="channel"),
-        _compressed_format("ct-fp8-tensor", "float-quantized", **_FLOAT, strategy="tensor"),
+        _compressed_format("ct-fp8-channel", _FLOAT, num_bits=8, type="float", strategy="channel"),
+        _compressed_format("ct-fp8-tensor", _FLOAT, num_bits=8, type="float", strategy="tensor"),
         _compressed_format(
-            *("ct-fp8-block", "float-quantized"),
-            **{**_FLOAT, "strategy": "block", "block_structure": [16, 32]},
+            "ct-fp8-block",
+            _FLOAT,
+            num_bits=8,
+            type="float",
+            strategy="block",
+            block_structure=[16, 32],
         ),
         _compressed_format(
-            *("ct-mxfp4", "mxfp4-pack-quantized"),
-            **{"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+            "ct-mxfp4",
+            "mxfp4-pack-quantized",
+            num_bits=4,
+            type="float",
+            strategy="group",
+            group_size=32,
             scale_dtype="torch.uint8",
         ),
         _compressed_format(
-            *("ct-nvfp4", "nvfp4-pack-quantized"),
-            **{"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            "ct-nvfp4",
+            "nvfp4-pack-quantized",
+            num_bits=4,
+            type="float",
+            strategy="tensor_group",
+            group_size=16,
         ),
         _bitsandbytes_format("nf4"),
         _bitsandbytes_format("nf4", is_nested=True),
         _bitsandbytes_format("fp4"),
         Format(
-            *("bnb-int8", "bitsandbytes", bitsandbytes_8bit),
+            "bnb-int8",
+            "bitsandbytes",
+            bitsandbytes_8bit,
             {"quant_method": "bitsandbytes", "load_in_8bit": True},
         ),
         Format(
-            *("deepseek-fp8", "description", deepseek),
+            "deepseek-fp8",
+            "description",
+            deepseek,
             {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"},
         ),
         Format("fbgemm-fp8", "description", fbgemm_fp8, {"quant_method": "fbgemm_fp8"}),
