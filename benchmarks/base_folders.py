@@ -6,9 +6,11 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.engine.checkpoint.files import locate_base
+from loraplex.engine.checkpoint.stored_weights import dense, find_packed_format, stored_weights
+from loraplex.engine.checkpoint.weights import load_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.base_model import load_base_model
@@ -60,11 +62,29 @@ def load_and_compare(path: Path) -> None:
     folder = locate_base(str(path))
     Tokenizer(folder)
     base = load_base_model(EngineConfig(str(folder), device="cpu", dtype="float32"))
-    theirs = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    theirs = (_dequantized(folder) if find_packed_format(folder) else _as_stored(path)).eval()
     with torch.inference_mode():
         expected = theirs(torch.tensor([TOKENS]), use_cache=False).logits[0]
     error = (paged_logits(base, [list(TOKENS)])[0] - expected).abs().max()
     if not error <= TOLERANCE * expected.abs().max():
         raise WronglyServed(f"its logits differ by {error:.1e}")
+
+
+def _as_stored(path: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
+def _dequantized(folder: Path) -> PreTrainedModel:
+    """transformers' model of the values that the codes stand for."""
+    config, cpu = load_config(folder), torch.device("cpu")
+    values = {
+        name: dense(weight.read(), dtype=torch.float32, device=cpu)
+        for name, weight in stored_weights(folder).items()
+    }
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).from_pretrained(
+        None, config=config, state_dict=values, attn_implementation="eager"
+    )
+    return model

@@ -128,7 +128,8 @@ class DamagedBase(UnsupportedModel):
 
 
 class QuantizedBase(UnsupportedModel):
-    """The base model is already quantized: serve the original checkpoint with `--quantize`."""
+    """The base model is quantized in a way that is not served: serve the original checkpoint with
+    `--quantize`."""
 
     code = "base_quantized"
 

@@ -80,7 +80,7 @@ def check_config(config: Mapping[str, Any], folder: Path) -> None:
         raise quantized(folder, "its config.json has MLX's quantization")
     settings = quantization_settings(config, folder)
     method = settings.get("quant_method")
-    if method is not None and method not in SERVED_METHODS:
+    if method is not None and not (isinstance(method, str) and method in SERVED_METHODS):
         raise quantized(folder, f"its quantization method is {method}")
     if parts := sorted(key for key in _PART_KEYS & config.keys() if config[key]):
         raise CompositeBase(

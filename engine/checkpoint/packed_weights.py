@@ -292,7 +292,8 @@ class _Finder:
         self._need(parts["quant_map"], (16,), "F32")
         num_blocks = -(-size // block)
         settings: dict[str, Any] = {"codes": kind, "block": block}
-        if "nested_absmax" in parts:
+        if "nested_absmax" in parts or "nested_quant_map" in parts:
+            parts |= self._parts(weight, ["nested_absmax", "nested_quant_map"], [])
             nested, offset = _sizes([state.get("nested_blocksize")], 1), state.get("nested_offset")
             if nested is None or not isinstance(offset, int | float):
                 raise DamagedBase(f"{self._folder}: {parts['state']} has no nested blocksize")
@@ -369,7 +370,7 @@ class _Finder:
         """Inputs of a group: as configured, if as many groups result, else an equal division."""
         configured = self._setting(("group_size", "q_group_size"), default=0)
         if configured > 0 and -(-in_features // configured) == groups:
-            return configured
+            return min(configured, in_features)
         if groups and in_features % groups == 0:
             return in_features // groups
         raise ShapesDiffer(

@@ -163,7 +163,7 @@ def test_bfloat16_is_served_where_the_checkpoint_is_bfloat16(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "already quantized"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "that no tensor has"),
         ({"model_type": "no_such_model"}, "no_such_model"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention layers"),
     ],

@@ -404,6 +404,25 @@ def _served() -> Iterator[tuple[str, str, Make]]:
     yield "hub-cache-links", "llama", _into_hub_cache
     yield "no-architectures", "llama", _UNNAMED_TASK
     yield "quantization-config-null", "llama", _config(quantization_config=None)
+    yield "packed-int4", "llama", _tensors(_packed)
+    yield (
+        "gptq-file-and-tensors",
+        "llama",
+        _in_turn(_write("quantize_config.json", {"bits": 4}), _tensors(_packed)),
+    )
+    yield (
+        "modelopt-float8",
+        "llama",
+        _in_turn(
+            _write("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}),
+            _cast(torch.float8_e4m3fn, scale="weight_scale"),
+        ),
+    )
+    yield (
+        "float8-with-scales",
+        "llama",
+        _cast(torch.float8_e4m3fn, scale="weight_scale_inv"),
+    )
     yield (
         "rotary-buffers",
         "llama",
@@ -484,23 +503,18 @@ def _quantized() -> Iterator[tuple[str, str, Make, str]]:
         "compressed-tensors-config": _config(compression_config={"format": "pack-quantized"}),
         "mlx-config": _config(quantization={"bits": 4, "group_size": 64}),
         "gptq-file": _write("quantize_config.json", {"bits": 4}),
-        "gptq-file-and-tensors": _in_turn(
-            _write("quantize_config.json", {"bits": 4}), _tensors(_packed)
-        ),
         "awq-file": _write("quant_config.json", {"w_bit": 4}),
         "modelopt-file": _write("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}),
-        "modelopt-float8": _in_turn(
-            _write("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}),
-            _cast(torch.float8_e4m3fn, scale="weight_scale"),
+        "hqq-config": _config(quantization_config={"quant_method": "hqq"}),
+        "gptq-marlin": _in_turn(
+            _config(quantization_config={**_GPTQ, "checkpoint_format": "marlin"}),
+            _tensors(_packed),
         ),
         "bare-int8": _cast(torch.int8),
         "bare-uint8": _cast(torch.uint8),
         "bare-int32": _cast(torch.int32),
         "bare-float8": _cast(torch.float8_e4m3fn),
         "bare-float8-e5m2": _cast(torch.float8_e5m2),
-        "float8-with-scales": _cast(torch.float8_e4m3fn, scale="weight_scale_inv"),
-        "int8-with-scales": _cast(torch.int8, scale="SCB"),
-        "packed-int4": _tensors(_packed),
         "nf4": _tensors(_nf4),
         "scales-alone": _cast(torch.bfloat16, scale="weight_scale"),
         "input-scales-alone": _cast(torch.float32, scale="input_scale"),
@@ -532,6 +546,10 @@ def _damaged() -> Iterator[tuple[str, str | None, Make, str]]:
     yield "oversized-header", "llama", _oversized_header, _DAMAGED
     yield "lfs-pointer", "llama", _write(WEIGHTS, _LFS), _DAMAGED
     yield "a-folder-for-a-file", "llama", _as_directory, _DAMAGED
+    packed = _tensors(_packed)
+    yield "packed-without-scales", "llama", _in_turn(packed, _without("k_proj.scales")), _DAMAGED
+    yield "packed-as-floats", "llama", _in_turn(packed, _all_half(torch.float16)), _DAMAGED
+    yield "int8-with-few-scales", "llama", _cast(torch.int8, scale="SCB"), _SHAPE
     yield "not-finite", "llama", _tensors(_not_finite), _DAMAGED
     shard = "model-00002-of-00002.safetensors"
     for name, change in {
