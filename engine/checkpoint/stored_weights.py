@@ -54,7 +54,13 @@ class StoredPackedWeight(NamedTuple):
 
     def read(self) -> Values:
         """The weight; a dense tensor if no form of codes has its values. Raises DamagedBase."""
-        return unpack(self.packed, {role: part.read() for role, part in self.parts.items()})
+        tensors: dict[str, Tensor] = {}
+        for path in {part.path for part in self.parts.values()}:
+            with safe_open(path, framework="pt") as file:
+                for role, part in self.parts.items():
+                    if part.path == path:
+                        tensors[role] = file.get_tensor(part.name)
+        return unpack(self.packed, tensors)
 
 
 AnyStoredWeight = StoredWeight | StoredPackedWeight | GgufTensor

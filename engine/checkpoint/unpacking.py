@@ -207,8 +207,12 @@ def _floats(scale: Tensor) -> Tensor:
 def _numbers(words: Tensor, bits: int, count: int) -> Tensor:
     """int16 `[n, count]` of `words [n, m]` of 32 bits: numbers of `bits` each, lowest bits first.
 
-    A number of three bits may begin in one word and end in the next one.
+    Numbers whose bits do not divide a byte's may begin in one word and end in the next one.
     """
+    if 8 % bits == 0:
+        octets = words.contiguous().view(torch.uint8)
+        parts = [octets >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+        return torch.stack(parts, dim=-1).flatten(1)[:, :count].to(torch.int16)
     places = torch.arange(count) * bits
     first, shift = places // WORD_BITS, places % WORD_BITS
     next_word = (first + 1).clamp(max=words.shape[1] - 1)
