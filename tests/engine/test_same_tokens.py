@@ -27,6 +27,7 @@ from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
 from support.marks import marked_slow
 from support.models import make_adapter
+from support.quantized_checkpoints import FORMATS, write_checkpoint
 
 NEAR_TIE = 1e-4
 """Logit gap, fp32, that another order of summation may cross."""
@@ -50,8 +51,15 @@ FAMILIES: dict[str, list[str]] = {
     "gpt2-conv1d": ["c_attn", "c_fc"],
 }
 """Which layers of each family the adapters change."""
-SLOW_FAMILIES = FAMILIES.keys() - {
-    "llama",
+QUANTIZED = {
+    "llama gptq-ordered": "gptq-ordered",
+    "qwen3_moe ct-int4-asymmetric": "ct-int4-asymmetric",
+    "deepseek_v2-mla nf4-nested": "nf4-nested",
+    "phi3-fused deepseek-fp8": "deepseek-fp8",
+}
+"""A family and the format of its checkpoint."""
+SLOW_FAMILIES = {*FAMILIES, *QUANTIZED} - {
+    "llama gptq-ordered",
     "gpt_oss-sinks-window",
     "deepseek_v2-mla",
     "gpt2-conv1d",
@@ -84,22 +92,26 @@ class Family:
 
 @pytest.fixture(
     scope="module",
-    params=marked_slow(FAMILIES, slow=SLOW_FAMILIES),
+    params=marked_slow([*FAMILIES, *QUANTIZED], slow=SLOW_FAMILIES),
 )
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Family]:
     root = tmp_path_factory.mktemp("family")
-    model_type, differences = SERVED[request.param]
-    model = save_family(root / "base", model_type, {**differences, **UNTIED})
+    name = request.param.partition(" ")[0]
+    model_type, differences = SERVED[name]
+    model = dense = save_family(root / "base", model_type, {**differences, **UNTIED})
+    if request.param in QUANTIZED:
+        form = FORMATS[QUANTIZED[request.param]]
+        model = write_checkpoint(dense, root / "packed", form)
     adapters = [
         make_adapter(
-            model,
+            dense,
             root / f"rank-{rank}",
             seed=rank,
             r=rank,
-            target_modules=FAMILIES[request.param],
-            fan_in_fan_out=request.param == "gpt2-conv1d",
+            target_modules=FAMILIES[name],
+            fan_in_fan_out=name == "gpt2-conv1d",
         )
         for rank in (3, 8)
     ]
