@@ -18,7 +18,7 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	sampling loading cpu-attention cpu-linear peers
 .PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
-	console-packages screenshots simulate soak bench trace-step base-evidence adapter-evidence \
+	console-packages screenshots simulate soak bench trace-step base-evidence quantization-evidence adapter-evidence \
 	mutation-evidence mutation-survey \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
@@ -205,6 +205,9 @@ soak: $(INSTALLED) ## kill engines, servers and the database under load, let the
 
 base-evidence: $(INSTALLED) ## base folders, damaged and whole, and model types, tried, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.base_evidence $(ARGS)
+
+quantization-evidence: $(INSTALLED) ## quantized checkpoints of every format against their values and PEFT, and damaged ones, as JSON
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quantization_evidence $(ARGS)
 
 full-disk: $(INSTALLED) ## fill a data folder of 60 MB on a tmpfs: the others are served, and so is a restart
 	LORAPLEX_FULL_DISK=1 $(BIN)/python -m pytest tests/api/test_full_disk.py

@@ -33,6 +33,7 @@ _SPARE = re.compile(
 """Scales of activations and of the KV cache, which are served unquantized, and a format's mark."""
 _FLOATS = ("F32", "F16", "BF16")
 _CODES = ("I8", "F8_E4M3")
+_GPTQ_BITS = (2, 3, 4, 8)
 
 
 class Packing(StrEnum):
@@ -176,15 +177,15 @@ class _Finder:
         self, stem: str, parts: Mapping[str, str], rows: int, out_features: int, groups: int
     ) -> PackedWeight:
         bits = self._setting(("bits", "w_bit"), default=4)
+        in_features = rows * WORD_BITS // bits if bits in _GPTQ_BITS else 0
         if "g_idx" in parts:  # a layer may have other bits than the configuration's
             (in_features,) = self._need(parts["g_idx"], (None,), "I32")
-            bits = rows * WORD_BITS // in_features if in_features else bits
-        in_features = rows * WORD_BITS // bits if bits in (2, 3, 4, 8) else 0
+            bits = rows * WORD_BITS // in_features
         checkpoint = str(self._settings.get("checkpoint_format", "gptq")).lower()
-        if bits not in (2, 3, 4, 8) or checkpoint not in ("gptq", "gptq_v2"):
+        if bits not in _GPTQ_BITS or checkpoint not in ("gptq", "gptq_v2"):
             raise self._refused(stem, f"GPTQ with {bits} bits in the layout {checkpoint}")
-        if "g_idx" in parts:
-            self._need(parts["g_idx"], (in_features,), "I32")
+        if rows != -(-in_features * bits // WORD_BITS):
+            raise self._differs(parts["qweight"], f"words of {in_features} inputs")
         if "qzeros" in parts:
             self._need(parts["qzeros"], (groups, -(-out_features * bits // WORD_BITS)), "I32")
         settings = {

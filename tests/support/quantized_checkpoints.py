@@ -45,6 +45,8 @@ class Format(NamedTuple):
     pack: Pack
     settings: Mapping[str, Any]
     """The configuration's `quantization_config`."""
+    multiple: int = 1
+    """Matrices are quantized whose inputs are a multiple of this."""
 
 
 def write_checkpoint(dense: Path, folder: Path, form: Format, *, but: Sequence[str] = ()) -> Path:
@@ -56,7 +58,9 @@ def write_checkpoint(dense: Path, folder: Path, form: Format, *, but: Sequence[s
     matrices = {
         name: tensor
         for name, tensor in tensors.items()
-        if is_quantized(name, tensor) and not any(part in name for part in but)
+        if is_quantized(name, tensor)
+        and tensor.shape[1] % form.multiple == 0
+        and not any(part in name for part in but)
     }
     _, packed = write_weights(folder, matrices, form)
     tensors |= {name: each.values for name, each in packed.items()}
@@ -131,26 +135,27 @@ def is_quantized(name: str, tensor: Tensor) -> bool:
 def gptq(
     weight: Tensor,
     *,
+    group: int = GROUP,
     bits: int = 4,
     version: int = 1,
     is_symmetric: bool = False,
     has_order: bool = False,
 ) -> Packed:
     out_features, in_features = weight.shape
-    num_groups, largest = in_features // GROUP, (1 << bits) - 1
-    groups = torch.arange(in_features) // GROUP
+    num_groups, largest = in_features // group, (1 << bits) - 1
+    groups = torch.arange(in_features) // group
     if has_order:
         groups = groups[torch.randperm(in_features, generator=_generator(in_features))]
     scales, zeros = torch.empty(num_groups, out_features), torch.empty(num_groups, out_features)
-    for group in range(num_groups):
-        columns = weight[:, groups == group]
+    for index in range(num_groups):
+        columns = weight[:, groups == index]
         low, high = columns.amin(dim=1).clamp(max=0), columns.amax(dim=1).clamp(min=0)
         if is_symmetric:
-            scales[group] = 2 * torch.maximum(-low, high) / largest
-            zeros[group] = (largest + 1) // 2
+            scales[index] = 2 * torch.maximum(-low, high) / largest
+            zeros[index] = (largest + 1) // 2
         else:
-            scales[group] = (high - low) / largest
-            zeros[group] = (-low / scales[group]).round()
+            scales[index] = (high - low) / largest
+            zeros[index] = (-low / scales[index]).round()
     scales = scales.half()
     by_input = scales.float()[groups].T
     codes = (weight / by_input + zeros[groups].T).round().clamp(0, largest)
@@ -164,15 +169,13 @@ def gptq(
     return Packed(tensors, (codes - zeros[groups].T) * by_input)
 
 
-def awq(weight: Tensor) -> Packed:
-    plain = gptq(weight)
+def awq(weight: Tensor, *, group: int = GROUP) -> Packed:
+    plain = gptq(weight, group=group)
     values, scales = plain.values, plain.tensors["scales"]
-    by_input = scales.float().repeat_interleave(GROUP, dim=0).T
-    zeros = torch.zeros(scales.shape, dtype=torch.int32)
+    by_input = scales.float().repeat_interleave(group, dim=0).T
     steps = (values / by_input).round().int()
-    for group in range(len(scales)):
-        zeros[group] = -steps[:, group * GROUP : (group + 1) * GROUP].amin(dim=1)
-    codes = (steps + zeros.repeat_interleave(GROUP, dim=0).T).T
+    zeros = -steps.unflatten(1, (-1, group)).amin(dim=2).T
+    codes = (steps + zeros.repeat_interleave(group, dim=0).T).T
     tensors = {"qweight": _awq_words(codes), "qzeros": _awq_words(zeros), "scales": scales}
     return Packed(tensors, values)
 
@@ -263,7 +266,8 @@ def _parameters(weight: Tensor, args: Any) -> dict[str, Tensor]:
         low, high = weight.amin().view(1), weight.amax().view(1)
     elif args.strategy == "block":
         rows, columns = args.block_structure
-        blocks = weight.unfold(0, rows, rows).unfold(1, columns, columns).flatten(2)
+        missing = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows)
+        blocks = F.pad(weight, missing).unfold(0, rows, rows).unfold(1, columns, columns).flatten(2)
         low, high = blocks.amin(dim=2), blocks.amax(dim=2)
     else:
         groups = weight.unflatten(1, (-1, group))
@@ -296,14 +300,16 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _gptq_format(name: str, *, version: int = 1, bits: int = 4, **options: Any) -> Format:
+def _gptq_format(
+    name: str, group: int, *, version: int = 1, bits: int = 4, **options: Any
+) -> Format:
     settings = {
         "quant_method": "gptq",
         "bits": bits,
-        "group_size": GROUP,
+        "group_size": group,
         "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
     }
-    pack = partial(gptq, version=version, bits=bits, **options)
+    pack = partial(gptq, group=group, version=version, bits=bits, **options)
     return Format(name, "description", pack, settings)
 
 
@@ -314,7 +320,8 @@ def _compressed_format(name: str, kind: str, **weights: Any) -> Format:
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
         "ignore": ["lm_head"],
     }
-    return Format(name, "compressed-tensors", partial(compressed, kind=kind, **weights), settings)
+    pack = partial(compressed, kind=kind, **weights)
+    return Format(name, "compressed-tensors", pack, settings, weights.get("group_size") or 1)
 
 
 def _bitsandbytes_format(kind: str, *, is_nested: bool = False) -> Format:
@@ -329,24 +336,31 @@ def _bitsandbytes_format(kind: str, *, is_nested: bool = False) -> Format:
 
 
 _PACKED, _FLOAT = "pack-quantized", "float-quantized"
-FORMATS = {
-    form.name: form
-    for form in (
-        _gptq_format("gptq"),
-        _gptq_format("gptq-v2", version=2),
-        _gptq_format("gptq-symmetric", is_symmetric=True),
-        _gptq_format("gptq-ordered", has_order=True),
-        _gptq_format("gptq-8bit", bits=8),
-        _gptq_format("gptq-3bit", bits=3),
-        _gptq_format("gptq-2bit", bits=2, version=2),
-        Format("awq", "description", awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP}),
-        _compressed_format("ct-int4", _PACKED, num_bits=4, strategy="group", group_size=GROUP),
+
+
+def formats(group: int) -> dict[str, Format]:
+    """Every format by name; those whose groups have a free size have groups of this one."""
+    made = (
+        _gptq_format("gptq", group),
+        _gptq_format("gptq-v2", group, version=2),
+        _gptq_format("gptq-symmetric", group, is_symmetric=True),
+        _gptq_format("gptq-ordered", group, has_order=True),
+        _gptq_format("gptq-8bit", group, bits=8),
+        _gptq_format("gptq-3bit", group, bits=3),
+        _gptq_format("gptq-2bit", group, bits=2, version=2),
+        Format(
+            "awq",
+            "description",
+            partial(awq, group=group),
+            {"quant_method": "awq", "bits": 4, "group_size": group},
+        ),
+        _compressed_format("ct-int4", _PACKED, num_bits=4, strategy="group", group_size=group),
         _compressed_format(
             "ct-int4-asymmetric",
             _PACKED,
             num_bits=4,
             strategy="group",
-            group_size=GROUP,
+            group_size=group,
             symmetric=False,
         ),
         _compressed_format("ct-int8", _PACKED, num_bits=8, strategy="channel"),
@@ -396,5 +410,8 @@ FORMATS = {
         Format("fbgemm-fp8", "description", fbgemm_fp8, {"quant_method": "fbgemm_fp8"}),
         Format("modelopt-fp8", "description", modelopt_fp8, {"quant_method": "modelopt"}),
     )
-}
-"""By name."""
+    return {form.name: form for form in made}
+
+
+FORMATS = formats(GROUP)
+"""For the small models."""
