@@ -34,24 +34,6 @@ def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def dequantize_groups(quantized: Tensor, scale: Tensor, in_features: int) -> Tensor:
-    """The dequantized fp32 weight `[out, in]`."""
-    return (quantized.float() * scale.float().unsqueeze(2)).flatten(1)[:, :in_features]
-
-
-def group_norms(quantized: Tensor, scale: Tensor) -> Tensor:
-    """The norm of each row of the dequantized weight: fp32 `[out]`."""
-    squares = [rows.float().square().sum(dim=2) for rows in quantized.split(_PIECE_ROWS)]
-    return (torch.cat(squares) * scale.float().square()).sum(dim=1).sqrt()
-
-
-def int4_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The reference of a linear layer with int4 codes, with the sums in fp64."""
-    quantized = dequantize_groups(*quantize_groups(weight), weight.shape[1])
-    bias = None if bias is None else bias.double()
-    return F.linear(x.double(), quantized.double(), bias).to(x.dtype)
-
-
 def _grouped(rows: Tensor) -> Tensor:
     """fp32 `[n, groups, GROUP]` of `rows [n, in]`, filled up with zeros."""
     return F.pad(rows.float(), (0, -rows.shape[1] % GROUP)).view(len(rows), -1, GROUP)

@@ -9,13 +9,16 @@ bytes per block. Exits with 1 if a kernel exceeds a limit. TRITON_INTERPRET must
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import chain, product
+from itertools import chain, product, repeat, zip_longest
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +62,8 @@ NUM_EXPERTS = 8
 KV_BLOCK, KV_HEADS, HEADS, HEAD_DIM = 16, 8, 32, 128
 CONTEXT = 8192
 MAX_REGISTERS = 255
+MAX_PROCESSES = 8
+"""Compiling one kernel keeps one core busy."""
 MAX_ATTEND_SPILLS = 16
 """Four registers; of all other kernels nothing spills."""
 MAX_SHARED_BYTES = 64 << 10
@@ -468,8 +473,17 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return fields["REG"], fields["STACK"] + fields["LOCAL"]
 
 
+def compile_share(share: int, num_shares: int) -> list[KernelUsage]:
+    """Every `num_shares`-th case of all architectures, from number `share` on."""
+    cases = [(case, arch) for arch in ARCHITECTURES for case in all_cases(arch)]
+    return [compile_case(case, arch) for case, arch in cases[share::num_shares]]
+
+
 def main() -> int:
-    usages = [compile_case(case, arch) for arch in ARCHITECTURES for case in all_cases(arch)]
+    num_shares = min(os.cpu_count() or 1, MAX_PROCESSES)
+    with ProcessPoolExecutor(num_shares, get_context("spawn")) as pool:
+        shares = list(pool.map(compile_share, range(num_shares), repeat(num_shares)))
+    usages = [usage for usage in chain.from_iterable(zip_longest(*shares)) if usage]
     json.dump([asdict(usage) for usage in usages], sys.stdout, indent=1)
     sys.stdout.write("\n")
     found = [text for text in map(excess, usages) if text]
