@@ -49,7 +49,7 @@ FEATURES: Mapping[str, list[Feature]] = {
 }
 """By family: a dense one and one with experts."""
 LARGE, LARGE_GROUP = (512, 2048), 128
-FOUR_BITS = ("gptq", "awq", "ct-int4", "ct-int4-asymmetric", "nf4", "fp4", "ct-mxfp4", "ct-nvfp4")
+FOUR_BITS = ("gptq", "gptq-ordered", "awq", "ct-int4", "ct-int4-asymmetric")
 MAX_FOUR_BITS = 0.28
 """Of the bytes in bf16, for formats whose scales are of 16 bits for each 128 inputs."""
 

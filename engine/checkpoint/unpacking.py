@@ -197,10 +197,11 @@ def _e2m1(packed: Tensor, scale: Tensor, group: int) -> QuantizedWeight:
 
 
 def _floats(scale: Tensor) -> Tensor:
-    """Scales as numbers: bytes are exponents, raised by 127; the largest one is no number."""
+    """Scales as numbers: bytes are exponents, raised by 127, whose powers bf16 holds; the largest
+    one is no number."""
     if scale.dtype == torch.uint8:
-        exponents = scale.float() - 127
-        return torch.where(scale < 255, exponents.exp2(), torch.nan)
+        powers = (scale.float() - 127).exp2()
+        return torch.where(scale < 255, powers, torch.nan).bfloat16()
     return scale.float() if scale.dtype == torch.float8_e4m3fn else scale
 
 
