@@ -14,8 +14,8 @@ from ..errors import InvalidParameter, UnsupportedModel
 from .decoder_walk import DecoderWalk
 from .recipe import Recipe
 
-_ROUTERS = ("gate", "router", "shared_expert_gate")
-"""Their names in all models: what they choose depends on small differences."""
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+"""Their names in all models. What they choose depends on small differences."""
 _EXPERTS_PATTERN = r"re:.*\.experts(\..*)?$"
 """Experts in one tensor for all, in compressed-tensors' notation."""
 
@@ -80,7 +80,7 @@ def _is_quantizable(name: str, module: nn.Module, path: str) -> bool:
     stored = stored_weight(module)
     return (
         name.startswith(f"{path}.")
-        and name.rpartition(".")[2] not in _ROUTERS
+        and not _ROUTERS.intersection(name.split("."))
         and isinstance(stored, StoredWeight)
         and stored.name.endswith(".weight")
     )

@@ -141,11 +141,11 @@ class _States:
         self.held_out = held_out
         self.originals = originals
         """Of the held-out samples, in the unquantized model."""
-        self._device = device
+        self.device = device
 
     def after(self, layer: Layer, states: list[Tensor]) -> list[Tensor]:
         """What the layer makes of them."""
-        return [layer(state.to(self._device)).cpu() for state in states]
+        return [layer(state.to(self.device)).cpu() for state in states]
 
 
 class _Layers:
@@ -185,9 +185,8 @@ class _Layers:
     def _restore(self, index: int, own: LayerMatrices) -> None:
         values = self._output.load_layer(self._shards.layers[index])
         for module in own.quantized.values():
-            device = module.weight.device  # type: ignore[union-attr]
-            weight = dense(values[stored_name(module)], dtype=torch.float32, device=device)
-            keep_weight(module, weight)
+            weight = values[stored_name(module)]
+            keep_weight(module, dense(weight, dtype=torch.float32, device=self._states.device))
 
     def _quantize(self, index: int, own: LayerMatrices, layer: Layer) -> None:
         states, inputs = self._states, LayerInputs()
