@@ -27,6 +27,7 @@ class MethodName(StrEnum):
     """The names of `Method`, which imports torch."""
 
     GPTQ = "gptq"
+    AWQ = "awq"
     RTN = "rtn"
 
 
@@ -57,11 +58,9 @@ def quantize(
         ),
     ],
     method: Annotated[
-        MethodName, typer.Option(help="gptq, or rtn: round to the nearest.")
+        MethodName, typer.Option(help="gptq, awq, or rtn: the nearest codes.")
     ] = MethodName.GPTQ,
-    form: Annotated[
-        FormatName, typer.Option("--format", help="Of the codes.")
-    ] = FormatName.INT4,
+    form: Annotated[FormatName, typer.Option("--format", help="Of the codes.")] = FormatName.INT4,
     group_size: Annotated[
         int,
         typer.Option(

@@ -58,9 +58,7 @@ def quantize_gptq(
     return grid.quantized(numbers, scale, group=group, dtype=dtype)
 
 
-def _round_block(
-    weight: Tensor, root: Tensor, scale: Tensor, grid: Grid
-) -> tuple[Tensor, Tensor]:
+def _round_block(weight: Tensor, root: Tensor, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """The numbers of a block's columns, and the errors that the columns after it make up for.
 
     `weight` and `scale [out, block]`; `root [block, block]`, upper triangular.
@@ -94,4 +92,5 @@ def _inverse_root(hessian: Tensor, damping: float) -> Tensor:
         damping *= 10
     upper = lower.flip(0, 1)
     identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-    return torch.linalg.solve_triangular(upper, identity, upper=True)
+    root: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
+    return root

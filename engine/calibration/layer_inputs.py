@@ -1,4 +1,4 @@
-"""What a layer's linear layers are given: `H = X Xᵀ` of each one's inputs."""
+"""What a layer's linear layers are given: `H = X Xᵀ` of each one's inputs, and their sizes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class LayerInputs:
     def __init__(self) -> None:
         self._leaders: dict[str, str] = {}
         self._hessians: dict[str, Tensor] = {}
+        self._sizes: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
         self._last: tuple[str, Tensor] | None = None
 
     @contextmanager
@@ -31,13 +33,21 @@ class LayerInputs:
             yield
         self._last = None
 
-    def hessian(self, name: str, module: nn.Module) -> Tensor:
-        """fp32 `[in, in]`: the sum of each row times itself. Zero: it was never called."""
+    def hessian(self, name: str, weight: Tensor) -> Tensor:
+        """fp32 `[in, in]`: the sum of each row times itself, for this layer with `weight [out, in]`.
+
+        Zeros if it was never called, as an expert may be that no token was routed to.
+        """
         found = self._hessians.get(self._leaders.get(name, name))
         if found is None:
-            in_features = int(module.in_features)  # type: ignore[arg-type]
-            found = torch.zeros(in_features, in_features, device=module.weight.device)
+            size = weight.shape[1]
+            found = torch.zeros(size, size, device=weight.device)
         return found
+
+    def magnitude(self, name: str) -> Tensor:
+        """fp32 `[in]`: the mean size of each input of a linear layer that was called."""
+        leader = self._leaders[name]
+        return self._sizes[leader] / self._counts[leader]
 
     def siblings(self) -> list[list[str]]:
         """The linear layers that read one tensor, in the order of their calls."""
@@ -63,4 +73,8 @@ class LayerInputs:
         if name not in self._hessians:
             size = rows.shape[1]
             self._hessians[name] = torch.zeros(size, size, device=rows.device)
+            self._sizes[name] = torch.zeros(size, device=rows.device)
+            self._counts[name] = 0
         self._hessians[name].addmm_(rows.T, rows)
+        self._sizes[name] += rows.abs().sum(dim=0)
+        self._counts[name] += len(rows)

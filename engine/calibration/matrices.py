@@ -1,4 +1,4 @@
-"""Which linear layers are quantized: those of the decoder's layers whose files hold their weight."""
+"""Which linear layers are quantized: those of the decoder's layers that the files hold."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ class Matrices(NamedTuple):
     @property
     def stored_names(self) -> set[str]:
         """The tensors that quantized ones replace."""
-        return {
-            stored_name(module) for layer in self.layers for module in layer.quantized.values()
-        }
+        return {stored_name(module) for layer in self.layers for module in layer.quantized.values()}
 
 
 def stored_name(module: nn.Module) -> str:

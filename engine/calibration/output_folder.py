@@ -1,8 +1,8 @@
 """The folder that a quantized checkpoint is written to, layer by layer.
 
 A file has its name only when it is whole. `quantize-state.json` has the arguments and the finished
-layers, so that a run that was interrupted is continued. `config.json` comes last: without it nothing
-serves the folder.
+layers, so that an interrupted run is continued. `config.json` comes last: nothing serves the folder
+without it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ STATE_FILE = "quantize-state.json"
 class OutputFolder:
     """Raises OSError if the disk refuses a file."""
 
-    def __init__(self, path: Path, arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, arguments: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> None:
         """arguments: everything that the tensors depend on, as JSON. settings: the
         `quantization_config`. Raises InvalidParameter if the folder holds anything else than a run
         with these arguments."""

@@ -27,7 +27,7 @@ def compare(
     quantized: Sequence[Tensor],
     tokens: Sequence[Sequence[int]],
 ) -> Quality:
-    """originals, quantized: the hidden states after the last layer, of the same samples `tokens`."""
+    """originals, quantized: the hidden states of the samples `tokens` after the last layer."""
     divergence = original_loss = loss = 0.0
     for original, own, sample in zip(originals, quantized, tokens, strict=True):
         expected = walk.logits(original).float().log_softmax(-1)

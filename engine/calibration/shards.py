@@ -31,9 +31,7 @@ class Shards(NamedTuple):
         return [*self.layers.values(), *self.rest]
 
 
-def plan_shards(
-    stored: Mapping[str, StoredTensor], matrices: Matrices, recipe: Recipe
-) -> Shards:
+def plan_shards(stored: Mapping[str, StoredTensor], matrices: Matrices, recipe: Recipe) -> Shards:
     """The files of the checkpoint whose original has the tensors `stored`."""
     replaced = matrices.stored_names
     indices = [index for index, layer in enumerate(matrices.layers) if layer.quantized]

@@ -32,9 +32,7 @@ def scheme_of(recipe: Recipe) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.code_format}-{r.group_size}")
-def test_the_library_reads_the_values_that_were_written(
-    recipe: Recipe, dtype: torch.dtype
-) -> None:
+def test_the_library_reads_the_values_that_were_written(recipe: Recipe, dtype: torch.dtype) -> None:
     weight = torch.randn(24, 80, generator=torch.Generator().manual_seed(0))
     written = round_to_nearest(weight, recipe.grid, group=recipe.group(80), dtype=dtype)
     scheme, compressor = scheme_of(recipe)
@@ -46,7 +44,9 @@ def test_the_library_reads_the_values_that_were_written(
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.code_format}-{r.group_size}")
 def test_the_library_writes_the_same_tensors(recipe: Recipe) -> None:
     weight = torch.randn(24, 80, generator=torch.Generator().manual_seed(0))
-    parts = stored_parts(round_to_nearest(weight, recipe.grid, group=recipe.group(80), dtype=torch.float32))
+    parts = stored_parts(
+        round_to_nearest(weight, recipe.grid, group=recipe.group(80), dtype=torch.float32)
+    )
     scheme, compressor = scheme_of(recipe)
     state = {"weight": weight, "weight_scale": parts["weight_scale"]}
     for name, tensor in compressor.compress(state, scheme).items():

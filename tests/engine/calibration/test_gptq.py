@@ -70,9 +70,7 @@ def test_it_is_optimal_brain_surgery_one_column_at_a_time(group: int, act_order:
     torch.testing.assert_close(found.dequantize(), expected)
 
 
-def surgery(
-    weight: Tensor, hessian: Tensor, grid: Grid, *, group: int, act_order: bool
-) -> Tensor:
+def surgery(weight: Tensor, hessian: Tensor, grid: Grid, *, group: int, act_order: bool) -> Tensor:
     """Equations 2 and 3 of the paper in fp64, the inverse of what is left computed each time."""
     weight, in_features = weight.clone(), weight.shape[1]
     hessian = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(in_features)
@@ -99,9 +97,7 @@ def surgery(
 def test_inputs_that_are_always_zero_are_rounded_to_the_nearest() -> None:
     weight, inputs = make_weight(8, 64), make_inputs(100, 64)
     inputs[:, :GROUP] = 0
-    found = quantize_gptq(
-        weight, inputs.T @ inputs, INT4, group=GROUP, dtype=FP32, act_order=False
-    )
+    found = quantize_gptq(weight, inputs.T @ inputs, INT4, group=GROUP, dtype=FP32, act_order=False)
     plain = round_to_nearest(weight, INT4, group=GROUP, dtype=FP32)
     assert torch.equal(found.codes[:, :GROUP], plain.codes[:, :GROUP])
 
@@ -109,9 +105,7 @@ def test_inputs_that_are_always_zero_are_rounded_to_the_nearest() -> None:
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_fewer_inputs_than_columns_are_enough(num_rows: int) -> None:
     weight, inputs = make_weight(8, 64), make_inputs(num_rows, 64)
-    found = quantize_gptq(
-        weight, inputs.T @ inputs, INT4, group=GROUP, dtype=FP32, act_order=True
-    )
+    found = quantize_gptq(weight, inputs.T @ inputs, INT4, group=GROUP, dtype=FP32, act_order=True)
     assert output_error(weight, found.dequantize(), inputs) < 0.05
 
 

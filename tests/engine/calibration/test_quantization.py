@@ -22,6 +22,7 @@ from loraplex.engine.errors import (
     ForeignBase,
     InvalidParameter,
     QuantizedBase,
+    UnsupportedModel,
 )
 from loraplex.engine.model.base_model import load_base_model
 from support.calibration import CPU, quantize_small, save_with_tokenizer
@@ -134,6 +135,24 @@ def test_an_interrupted_run_is_continued_to_the_same_bytes(
     assert outcome == done[1]
 
 
+def test_awq_is_served_with_the_logits_of_its_values_and_is_continued(
+    model: Path, tmp_path: Path
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    outcome = quantize_small(model, whole, method=Method.AWQ)
+    with pytest.raises(Interrupted):
+        quantize_small(model, out, method=Method.AWQ, on_layer=interrupt_after_the_first)
+    assert quantize_small(model, out, method=Method.AWQ) == outcome
+    assert differing(out, whole) == []
+    assert_served_as_its_values(out, model, tmp_path / "plain")
+
+
+def test_a_model_whose_scales_cannot_be_folded_is_not_quantized_with_awq(tmp_path: Path) -> None:
+    model = save_with_tokenizer(tmp_path / "model", "gpt_neox")
+    with pytest.raises(UnsupportedModel, match="use --method gptq"):
+        quantize_small(model, tmp_path / "out", method=Method.AWQ)
+
+
 def test_other_arguments_do_not_continue_a_run(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(Interrupted):
@@ -153,7 +172,9 @@ def test_excluded_layers_stay_as_they_are(model: Path, tmp_path: Path) -> None:
     ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
     assert {"lm_head", "model.layers.0.mlp.down_proj"} < set(ignored)
     original, name = load_file(model / "model.safetensors"), "model.layers.0.mlp.down_proj.weight"
-    assert torch.equal(dense(stored_weights(out)[name].read(), dtype=torch.float32, device=CPU), original[name])
+    assert torch.equal(
+        dense(stored_weights(out)[name].read(), dtype=torch.float32, device=CPU), original[name]
+    )
 
 
 def test_what_does_not_fit_is_refused(
@@ -162,7 +183,7 @@ def test_what_does_not_fit_is_refused(
     out = tmp_path / "out"
     with pytest.raises(InvalidParameter, match=r"text: .* tokens; 8 samples and 1 held-out"):
         quantize_small(model, out, sequence_length=4096)
-    with pytest.raises(InvalidParameter, match="exclude: .* matches no linear layer"):
+    with pytest.raises(InvalidParameter, match=r"exclude: .* matches no linear layer"):
         quantize_small(model, out, exclude=("*.q_prj",))
     with pytest.raises(InvalidParameter, match="does not divide the 64 inputs of"):
         quantize_small(model, out, group_size=48)
