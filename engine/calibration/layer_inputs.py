@@ -34,7 +34,7 @@ class LayerInputs:
         self._last = None
 
     def hessian(self, name: str, weight: Tensor) -> Tensor:
-        """fp32 `[in, in]`: the sum of each row times itself, for this layer with `weight [out, in]`.
+        """fp32 `[in, in]`: the sum of each row times itself, for a layer with `weight [out, in]`.
 
         Zeros if it was never called, as an expert may be that no token was routed to.
         """

@@ -108,9 +108,8 @@ class LayerQuantizer:
         if self._recipe.method is Method.AWQ:
             tensors |= self._scaled(index, own, layer, inputs, weights)
         for name, module in own.quantized.items():
-            quantized = self._rounded(
-                weights[name], inputs.hessian(name, weights[name].shape[1], states.device)
-            )
+            weight = weights[name]
+            quantized = self._rounded(weight, inputs.hessian(name, weight))
             keep_weight(module, quantized.dequantize())
             stem = stored_name(module).removesuffix(".weight")
             tensors |= {f"{stem}.{end}": part for end, part in stored_parts(quantized).items()}
@@ -150,7 +149,7 @@ class LayerQuantizer:
             magnitude = inputs.magnitude(first)
             scale = best_scale(
                 [quantized[reader] for reader in fold.readers],
-                inputs.hessian(first, len(magnitude), self._states.device),
+                inputs.hessian(first, quantized[first]),
                 magnitude,
                 self._recipe.grid,
                 group=self._recipe.group(len(magnitude)),

@@ -11,7 +11,8 @@ import torch
 
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.task import Style, training_requests
-from loraplex.engine.calibration.quantization import OnLayer, Outcome, quantize_model
+from loraplex.engine.calibration.layer_quantizer import OnLayer
+from loraplex.engine.calibration.quantization import Outcome, quantize_model
 from loraplex.engine.calibration.recipe import Recipe
 from support.families import SERVED, save_family
 
