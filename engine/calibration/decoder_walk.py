@@ -88,7 +88,7 @@ class DecoderWalk:
         last = len(self.layers) - 1
 
         def skip(index: int, own: Tensor, _layer: Layer) -> Tensor:
-            return state if index == last else own
+            return state.to(own.device) if index == last else own
 
         with self._calling(skip):
             return self._logits([0] * state.shape[1])

@@ -63,13 +63,13 @@ def _round_block(weight: Tensor, root: Tensor, scale: Tensor, grid: Grid) -> tup
 
     `weight` and `scale [out, block]`; `root [block, block]`, upper triangular.
     """
-    weight, numbers, errors = weight.clone(), torch.empty_like(weight), torch.empty_like(weight)
-    for column in range(weight.shape[1]):
-        numbers[:, column] = grid.nearest(weight[:, column], scale[:, column])
-        error = weight[:, column] - numbers[:, column] * scale[:, column]
-        errors[:, column] = error / root[column, column]
-        weight[:, column + 1 :] -= torch.outer(errors[:, column], root[column, column + 1 :])
-    return numbers, errors
+    left, scale = weight.T.contiguous(), scale.T.contiguous()  # one column adjacent in memory
+    numbers, errors = torch.empty_like(left), torch.empty_like(left)
+    for column in range(len(left)):
+        numbers[column] = grid.nearest(left[column], scale[column])
+        errors[column] = (left[column] - numbers[column] * scale[column]) / root[column, column]
+        left[column + 1 :].addr_(root[column, column + 1 :], errors[column], alpha=-1)
+    return numbers.T, errors.T
 
 
 def _inverse_root(hessian: Tensor, damping: float) -> Tensor:

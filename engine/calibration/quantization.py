@@ -30,7 +30,7 @@ from ..errors import QuantizedBase
 from ..gguf.header import GGUF_FILE
 from ..model.base_model import decoder_linears
 from ..text.tokenizer import Tokenizer
-from .calibration_text import read_calibration_text
+from .calibration_text import CalibrationText, read_calibration_text
 from .compressed_tensors import quantization_config
 from .decoder_walk import DecoderWalk
 from .layer_quantizer import LayerQuantizer, OnLayer, States
@@ -89,12 +89,7 @@ def quantize_model(
         quantization_config(recipe, matrices.ignored),
     )
     _check_disk(output, shards)
-    states = States(
-        samples=[walk.first_state(sample).cpu() for sample in tokens.samples],
-        held_out=[walk.first_state(sample).cpu() for sample in tokens.held_out],
-        originals=[walk.first_state(sample).cpu() for sample in tokens.held_out],
-        device=device,
-    )
+    states = _first_states(walk, tokens, device)
     layers = LayerQuantizer(
         walk, matrices, shards, output, recipe, states, stored, _dtype(config), on_layer
     )
@@ -114,6 +109,14 @@ def quantize_model(
     )
     output.finish(model_dir, shards.names)
     return outcome
+
+
+def _first_states(walk: DecoderWalk, tokens: CalibrationText, device: torch.device) -> States:
+    samples, held_out = (
+        [walk.first_state(sample).cpu() for sample in part]
+        for part in (tokens.samples, tokens.held_out)
+    )
+    return States(samples, held_out, originals=held_out, device=device)
 
 
 def _check_unquantized(model_dir: Path) -> None:
