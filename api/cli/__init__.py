@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, str] = {
     "gc": "Remove unreferenced objects and uploads.",
     "demo": "Serve three small adapters of two tenants and query them concurrently.",
     "bench": "Measure serving speed on this machine.",
+    "quantize": "Make a quantized checkpoint, calibrated with a text.",
     "medusa": "Train Medusa heads for speculative decoding.",
 }
 

@@ -57,7 +57,7 @@ def read_stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     stored: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
-        for name, tensor in _read_header(path):
+        for name, tensor in read_header(path):
             if name in stored:
                 raise DamagedBase(
                     f"{folder}: {name} is in {stored[name].file} and in {path.name}: "
@@ -116,7 +116,8 @@ def spare_tensors(config: Mapping[str, Any]) -> re.Pattern[str]:
     return re.compile("|".join(patterns))
 
 
-def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors of one file. Raises DamagedBase."""
     try:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping

@@ -140,7 +140,9 @@ def leave_stored(
     module.weight = empty
 
     def fill(module: nn.Module, _args: Any) -> None:
-        values = dense(stored.read(), dtype=dtype, device=device)
+        values = module.__dict__.get("kept_weight")
+        if values is None:
+            values = dense(stored.read(), dtype=dtype, device=device)
         module.weight = nn.Parameter(values, requires_grad=False)
 
     def drop(module: nn.Module, _args: Any, _output: Any) -> None:
@@ -156,6 +158,19 @@ def leave_stored(
     module.register_forward_pre_hook(fill)
     module.register_forward_hook(drop)
     module.__dict__["read_weight"] = read
+    module.__dict__["stored_weight"] = stored
+
+
+def stored_weight(module: nn.Module) -> AnyStoredWeight | None:
+    """Where the module's weight was left; None if it is in memory."""
+    stored: AnyStoredWeight | None = module.__dict__.get("stored_weight")
+    return stored
+
+
+def keep_weight(module: nn.Module, values: Tensor | None) -> None:
+    """Let the module, whose weight was left in its file, compute with these values from now on;
+    None: with the file's again."""
+    module.__dict__["kept_weight"] = values
 
 
 def weight_values(module: nn.Module) -> Values:

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "adapters.md"
 SPECULATION = ROOT / "docs" / "speculation.md"
 MEDUSA = ROOT / "docs" / "medusa.md"
+QUANTIZE = ROOT / "docs" / "quantize.md"
 IDENTITY = ROOT / "docs" / "identity.md"
 
 
@@ -30,7 +31,11 @@ def shown(group: str, *pages: Path) -> list[str]:
 
 
 SHOWN = shown("adapters", PAGE, SPECULATION, ROOT / "README.md")
-SERVED = shown("serve", SPECULATION, MEDUSA, ROOT / "README.md")
+SERVED = shown("serve", SPECULATION, MEDUSA, QUANTIZE, ROOT / "README.md")
+QUANTIZED = [
+    line.replace("calibration.txt", str(Path(__file__)))  # it has to be there
+    for line in shown("quantize", QUANTIZE, ROOT / "README.md")
+]
 
 
 MANAGING = re.compile(
@@ -45,6 +50,7 @@ MANAGED = [
 def test_there_are_commands_to_check() -> None:
     assert len(SHOWN) >= 10
     assert len(MANAGED) >= 5
+    assert len(QUANTIZED) == 2
 
 
 @pytest.mark.parametrize("line", MANAGED)
@@ -74,6 +80,18 @@ def test_a_shown_way_to_serve_is_understood(line: str) -> None:
     context = command.make_context("serve", shlex.split(line, comments=True))
     assert context.params["model"]
     assert parse_speculation(context.params["speculation"]) or "off" in line
+
+
+@pytest.mark.parametrize("line", QUANTIZED)
+def test_a_shown_way_to_quantize_is_understood(line: str) -> None:
+    context = cli.load_command("quantize").make_context("quantize", shlex.split(line))
+    assert context.params["text"]
+
+
+def test_every_quantize_option_is_told_of() -> None:
+    text = QUANTIZE.read_text()
+    options = {name for part in cli.load_command("quantize").params for name in part.opts}
+    assert {name for name in options if name not in text} <= {"--help", "model", "out"}
 
 
 def test_every_command_is_told_of() -> None:

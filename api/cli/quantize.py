@@ -1,0 +1,148 @@
+"""`loraplex quantize`: makes a calibrated quantized checkpoint from an unquantized one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from .exit_codes import CommandFailed, ExitCode
+from .output import note
+
+if TYPE_CHECKING:
+    from ...engine.calibration.quantization import Outcome
+    from ...engine.calibration.recipe import Recipe
+
+app = typer.Typer(add_completion=False)
+
+MIB = 1 << 20
+
+
+class MethodName(StrEnum):
+    """The names of `Method`, which imports torch."""
+
+    GPTQ = "gptq"
+    AWQ = "awq"
+    RTN = "rtn"
+
+
+class FormatName(StrEnum):
+    """The names of `CodeFormat`, which imports torch."""
+
+    INT4 = "int4"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+
+@app.command()
+def quantize(
+    model: Annotated[
+        str,
+        typer.Argument(help="An unquantized model directory or Hugging Face model ID."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            file_okay=False, help="A new folder, or that of an interrupted run to continue."
+        ),
+    ],
+    text: Annotated[
+        Path,
+        typer.Option(
+            exists=True, dir_okay=False, help="Calibration text, UTF-8, like what will be served."
+        ),
+    ],
+    method: Annotated[
+        MethodName, typer.Option(help="gptq, awq, or rtn: the nearest codes.")
+    ] = MethodName.GPTQ,
+    form: Annotated[FormatName, typer.Option("--format", help="Of the codes.")] = FormatName.INT4,
+    group_size: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Inputs that share a scale; 0: a scale per output, as fp8 always has."
+        ),
+    ] = 128,
+    act_order: Annotated[
+        bool, typer.Option(help="gptq: round the inputs with the largest activations first.")
+    ] = True,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB", help="Linear layers to leave as they are, such as '*.down_proj'."
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Calibration samples.")] = 128,
+    seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sample.")] = 512,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Make a quantized checkpoint (compressed-tensors) from an unquantized one, calibrated with a
+    text. Serve it with `--model OUT`. The same command continues an interrupted run. Experts,
+    routers, the embedding and the head stay as they are."""
+    if find_spec("torch") is None:
+        raise CommandFailed("quantizing needs: pip install 'loraplex[engine]'")
+    from ...engine.calibration.recipe import CodeFormat, Method, Recipe
+
+    recipe = Recipe(
+        method=Method(method.value),
+        code_format=CodeFormat(form.value),
+        group_size=group_size,
+        act_order=act_order,
+        exclude=tuple(exclude or ()),
+        num_samples=samples,
+        sequence_length=seq_len,
+    )
+    try:
+        outcome = _quantize(model, out, text, recipe, device=device)
+    except OSError as exc:
+        raise CommandFailed(
+            f"{out} cannot be written: {exc.strerror or exc}. The same command continues."
+        ) from exc
+    except KeyboardInterrupt as exc:
+        raise CommandFailed(
+            "Interrupted. The same command continues after the last finished layer.",
+            ExitCode.INTERRUPTED,
+        ) from exc
+    _print(outcome, out)
+
+
+def _quantize(model: str, out: Path, text: Path, recipe: Recipe, *, device: str) -> Outcome:
+    from ...engine.calibration.quantization import quantize_model
+    from ...engine.checkpoint.files import locate_base
+    from ...engine.model.base_model import choose_device
+
+    model_dir = locate_base(model)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("Loading", total=None)
+
+        def show(index: int, num_layers: int, _error: float | None) -> None:
+            bar.update(task, description="Quantizing", completed=index + 1, total=num_layers)
+            if not console.is_terminal:
+                note(f"layer {index + 1} of {num_layers} is finished")
+
+        return quantize_model(
+            model_dir, out, text, recipe, device=choose_device(device), on_layer=show
+        )
+
+
+def _print(outcome: Outcome, out: Path) -> None:
+    quality = outcome.quality
+    for index, error in sorted(outcome.errors.items()):
+        typer.echo(f"layer {index + 1}: relative output error {error:.2%}")
+    typer.echo(
+        f"{outcome.num_quantized} linear layers quantized; left as they are: "
+        f"{', '.join(outcome.ignored) or 'none'}"
+    )
+    typer.echo(
+        f"weights: {outcome.num_bytes / MIB:,.1f} MiB of {outcome.original_bytes / MIB:,.1f} MiB"
+    )
+    typer.echo(
+        f"held-out text: perplexity {quality.perplexity:.3f}, unquantized "
+        f"{quality.original_perplexity:.3f}; KL divergence {quality.divergence:.4f} nats"
+    )
+    typer.echo(f"Wrote {out}; serve with: loraplex serve --model {out}")

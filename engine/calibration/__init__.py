@@ -1,0 +1,1 @@
+"""Makes quantized checkpoints with the help of a calibration text."""
