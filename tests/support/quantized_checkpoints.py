@@ -296,14 +296,23 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _gptq_format(name: str, *, version: int = 1, bits: int = 4, **options: Any) -> Format:
+def _gptq_format(
+    name: str,
+    *,
+    version: int = 1,
+    bits: int = 4,
+    is_symmetric: bool = False,
+    has_order: bool = False,
+) -> Format:
     settings = {
         "quant_method": "gptq",
         "bits": bits,
         "group_size": GROUP,
         "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+        "sym": is_symmetric,
+        "desc_act": has_order,
     }
-    pack = partial(gptq, version=version, bits=bits, **options)
+    pack = partial(gptq, version=version, bits=bits, is_symmetric=is_symmetric, has_order=has_order)
     return Format(name, "description", pack, settings)
 
 
