@@ -128,9 +128,11 @@ class _Check:
         from ...engine.memory.device_memory import available_bytes
         from ...engine.memory.forecast import forecast_memory
         from ...engine.model.expected_base import expect_base
+        from ...engine.text.tokenizer import Tokenizer
 
         device = self._device()
         self.base = expect_base(self._config, device)
+        Tokenizer(self.base.model_dir)  # without one no text is served
         if self.base.kv_shapes is not None:
             memory_bytes = self._memory_bytes or available_bytes(device)
             self.forecast = forecast_memory(self._config, self.base, memory_bytes)
@@ -225,7 +227,7 @@ class _Check:
 
     def _lines(self) -> Iterator[str]:
         yield from _made_dense_lines(self.base)
-        yield f"The maximum model length is {self.base.max_model_len} tokens."
+        yield f"The maximum model length is {self.base.max_model_len:,} tokens."
         if self.forecast is None:
             yield "The KV cache of this model type is only known once its weights are loaded."
         else:

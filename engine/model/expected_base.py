@@ -30,7 +30,6 @@ from ..config import EngineConfig, Quantization
 from ..errors import UnsupportedModel
 from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
-from ..text.tokenizer import Tokenizer
 from .admission import check_config, probe_kv_shapes
 from .base_model import (
     check_quantized_once,
@@ -113,7 +112,7 @@ class ExpectedBase:
 def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
     """What `load_base_model` would load; the device need not exist here.
 
-    Raises as `load_base_model` does for everything but the weights' values, and TokenizerUnusable.
+    Raises as `load_base_model` does for everything but the weights' values.
     """
     model_dir = locate_base(engine.model)
     config = load_config(model_dir)
@@ -121,7 +120,6 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     stored_format = find_packed_format(model_dir)
     check_quantized_once(engine, stored_format)
-    Tokenizer(model_dir)
     is_packed_smaller = (
         stored_format is not None
         or engine.quantization is not Quantization.NONE
