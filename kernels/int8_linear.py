@@ -70,10 +70,9 @@ class Int8Linear(Linear):
 
 
 def serves_int8(weight: QuantizedWeight) -> bool:
-    """Whether `Int8Linear` serves this weight: int8 with a scale per output alone, on the CPU."""
+    """Whether `Int8Linear` serves this weight on the CPU: int8 with a scale per output alone."""
     return (
-        weight.codes.device.type == "cpu"
-        and weight.code_type is CodeType.INT8
+        weight.code_type is CodeType.INT8
         and weight.group >= weight.shape[1]
         and weight.zero is None
         and weight.order is None

@@ -50,9 +50,9 @@ class PanelLinear(Linear):
         return y
 
 
-def serves_linear(weight: Tensor) -> bool:
-    """Whether `PanelLinear` serves weights of this dtype and device."""
-    return weight.device.type == "cpu" and cpu_library.function("linear", weight.dtype) is not None
+def serves_linear(dtype: torch.dtype) -> bool:
+    """Whether `PanelLinear` serves weights of this dtype on the CPU."""
+    return cpu_library.function("linear", dtype) is not None
 
 
 def _packed(weight: Tensor) -> Tensor:

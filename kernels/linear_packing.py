@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cache
 
 import torch
@@ -14,6 +15,19 @@ from .quantize import WeightFormat, quantize
 from .quantized_linear import DequantizedLinear
 from .quantized_linear_cpu import QuantizedPanelLinear, serves_quantized
 from .quantized_weight import QuantizedWeight
+from .wna16_weight import has_served_groups
+
+
+class LinearKind(StrEnum):
+    """The implementations, by the names of their classes."""
+
+    DENSE = "DenseLinear"
+    PACKED = "PackedLinear"
+    PANEL = "PanelLinear"
+    INT8 = "Int8Linear"
+    QUANTIZED_PANEL = "QuantizedPanelLinear"
+    DEQUANTIZED = "DequantizedLinear"
+    WNA16 = "WNA16Linear"
 
 
 def pack_linear(
@@ -28,35 +42,72 @@ def pack_linear(
     weight: `[out, in]`; bias: `[out]`. `weight_format`: how a weight that is not quantized yet is
     quantized first. `dtype`: in which it is multiplied, if not in the weight's.
     """
-    if isinstance(weight, QuantizedWeight):
-        return _pack_quantized(weight, bias, dtype or torch.float32)
-    if weight_format is not None:
-        return _pack_quantized(quantize(weight, weight_format), bias, dtype or weight.dtype)
-    return _pack_exactly(weight, bias, dtype or weight.dtype)
+    if isinstance(weight, Tensor):
+        dtype = dtype or weight.dtype
+        if weight_format is None:
+            return _pack_exactly(weight, bias, dtype)
+        weight = quantize(weight, weight_format)
+    return _pack_quantized(weight, bias, dtype or torch.float32)
 
 
-def _pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
-    if weight.codes.is_cuda:
-        from .wna16_linear import pack_wna16  # needs Triton, which a CPU build of PyTorch lacks
-
-        return pack_wna16(weight, bias, dtype)
-    is_for_onednn = serves_int8(weight)
+def choose_linear(
+    weight: Tensor | QuantizedWeight, *, dtype: torch.dtype, device_type: str
+) -> LinearKind:
+    """The form that `pack_linear` gives a weight that is on a device of this type, multiplied in
+    dtype. The weight itself may be on the meta device."""
+    if isinstance(weight, Tensor):
+        return _choose_exact(weight.dtype, dtype, device_type)
+    if device_type == "cuda":
+        return LinearKind.WNA16 if has_served_groups(weight) else LinearKind.DENSE
+    is_on_cpu = device_type == "cpu"
+    is_for_onednn = is_on_cpu and serves_int8(weight)
     if is_for_onednn and has_fast_int8():
-        return Int8Linear(weight, bias)
-    if serves_quantized(weight):
-        return QuantizedPanelLinear(weight, bias)
-    return Int8Linear(weight, bias) if is_for_onednn else DequantizedLinear(weight, bias)
+        return LinearKind.INT8
+    if is_on_cpu and serves_quantized(weight):
+        return LinearKind.QUANTIZED_PANEL
+    return LinearKind.INT8 if is_for_onednn else LinearKind.DEQUANTIZED
+
+
+def packed_dtype(stored: torch.dtype, *, dtype: torch.dtype, device_type: str) -> torch.dtype:
+    """In which a weight that is not quantized is packed, to be multiplied in dtype."""
+    keeps = device_type == "cpu" and not _has_fast_bfloat16(dtype) and serves_linear(stored)
+    return stored if keeps else dtype
+
+
+def _choose_exact(stored: torch.dtype, dtype: torch.dtype, device_type: str) -> LinearKind:
+    if device_type != "cpu":
+        return LinearKind.DENSE
+    packed = packed_dtype(stored, dtype=dtype, device_type=device_type)
+    if serves_linear(packed) and not _has_fast_bfloat16(dtype):
+        return LinearKind.PANEL
+    return LinearKind.PACKED if _has_onednn(dtype) else LinearKind.DENSE
 
 
 def _pack_exactly(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Linear:
-    has_fast_bfloat16 = dtype is torch.bfloat16 and _has_onednn(dtype)
-    if has_fast_bfloat16 or not serves_linear(weight):
-        weight = weight.to(dtype)
-    if serves_linear(weight) and not has_fast_bfloat16:
+    device_type = weight.device.type
+    kind = choose_linear(weight, dtype=dtype, device_type=device_type)
+    weight = weight.to(packed_dtype(weight.dtype, dtype=dtype, device_type=device_type))
+    if kind is LinearKind.PANEL:
         return PanelLinear(weight, bias)
-    if weight.device.type == "cpu" and _has_onednn(dtype):
-        return PackedLinear(weight, bias)
-    return DenseLinear(weight, bias)
+    return PackedLinear(weight, bias) if kind is LinearKind.PACKED else DenseLinear(weight, bias)
+
+
+def _pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+    match choose_linear(weight, dtype=dtype, device_type=weight.codes.device.type):
+        case LinearKind.INT8:
+            return Int8Linear(weight, bias)
+        case LinearKind.QUANTIZED_PANEL:
+            return QuantizedPanelLinear(weight, bias)
+        case LinearKind.DEQUANTIZED:
+            return DequantizedLinear(weight, bias)
+        case _:
+            from .wna16_linear import pack_wna16  # needs Triton, which a CPU build may lack
+
+            return pack_wna16(weight, bias, dtype)
+
+
+def _has_fast_bfloat16(dtype: torch.dtype) -> bool:
+    return dtype is torch.bfloat16 and _has_onednn(dtype)
 
 
 @cache

@@ -68,10 +68,9 @@ class QuantizedPanelLinear(Linear):
 
 
 def serves_quantized(weight: QuantizedWeight) -> bool:
-    """Whether `QuantizedPanelLinear` serves this weight on its device."""
+    """Whether `QuantizedPanelLinear` serves this weight on the CPU."""
     return (
-        weight.codes.device.type == "cpu"
-        and weight.scale.dtype in _KINDS
+        weight.scale.dtype in _KINDS
         and (weight.group % 2 == 0 or weight.group >= weight.shape[1])
         and cpu_library.function("quantized_linear", weight.code_type) is not None
     )

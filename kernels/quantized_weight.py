@@ -146,6 +146,6 @@ def _dtype(tensor: Tensor | None) -> torch.dtype | None:
 
 
 def _are_equal(first: Tensor | None, other: Tensor | None) -> bool:
-    if first is None or other is None:
+    if first is other or first is None or other is None:
         return first is other
     return torch.equal(first, other)

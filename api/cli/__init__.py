@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "usage": "Show usage by day, adapter, version or tenant.",
     "requests": "Show finished and running requests.",
     "chat": "Chat with an adapter or the base model.",
+    "models": "Check how a base model is served, without a server.",
     "top": "Watch a server's requests, queues and memory.",
     "doctor": "Check the installation and the configured server (read-only).",
     "operators": "Create the first operator and manage operators.",

@@ -152,8 +152,7 @@ def leave_stored(
         values = stored.read()
         if isinstance(values, QuantizedWeight):
             return values.to(device)
-        is_exact = torch.promote_types(values.dtype, dtype) is dtype
-        return values.to(device=device, dtype=values.dtype if is_exact else dtype)
+        return values.to(device=device, dtype=kept_dtype(values.dtype, dtype))
 
     module.register_forward_pre_hook(fill)
     module.register_forward_hook(drop)
@@ -171,6 +170,11 @@ def keep_weight(module: nn.Module, values: Tensor | None) -> None:
     """Let the module, whose weight was left in its file, compute with these values from now on;
     None: with the file's again."""
     module.__dict__["kept_weight"] = values
+
+
+def kept_dtype(stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """The stored dtype if the serving dtype has all its numbers, else the serving dtype."""
+    return stored if torch.promote_types(stored, dtype) is dtype else dtype
 
 
 def weight_values(module: nn.Module) -> Values:

@@ -123,10 +123,10 @@ def _scaled(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
     codes = codes.view(torch.int8)
     if is_fp8 and bool(((codes & _FP8_NAN) == _FP8_NAN).any()):
         raise DamagedBase(f"{weight.name} has codes that are no numbers: download it again")
-    scale, group = _by_group(_floats(scale), weight.shape, weight.settings["block"])
+    scale, group = scale_by_group(_floats(scale), weight.shape, weight.settings["block"])
     zero = tensors.get("weight_zero_point")
     if zero is not None:
-        zero, _ = _by_group(zero, weight.shape, weight.settings["block"])
+        zero, _ = scale_by_group(zero, weight.shape, weight.settings["block"])
     return QuantizedWeight(
         CodeType.FP8 if is_fp8 else CodeType.INT8,
         codes,
@@ -136,7 +136,9 @@ def _scaled(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
     )
 
 
-def _by_group(scale: Tensor, shape: tuple[int, ...], block: tuple[int, int]) -> tuple[Tensor, int]:
+def scale_by_group(
+    scale: Tensor, shape: tuple[int, ...], block: tuple[int, int]
+) -> tuple[Tensor, int]:
     """Scales `[out, groups]` and the inputs of a group."""
     out_features, in_features = shape
     if scale.numel() == 1 or scale.shape in ((out_features,), (out_features, 1)):

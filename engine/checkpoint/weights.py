@@ -35,6 +35,7 @@ from .load_progress import report_progress
 from .stored_tensors import spare_tensors
 from .stored_weights import (
     AnyStoredWeight,
+    Placeholder,
     StoredPackedWeight,
     StoredWeight,
     dense,
@@ -119,6 +120,34 @@ def load_weights(
     return model
 
 
+class EmptyModel(NamedTuple):
+    """A model whose weights have no values."""
+
+    model: PreTrainedModel
+    stored_names: dict[str, str]
+    """Module path to the stored tensor that is its weight as it is; see `unconverted`."""
+
+
+def empty_model(model_dir: Path, config: Any, dtype: torch.dtype) -> EmptyModel:
+    """The model that `load_weights` would load, from the headers of the folder's files.
+
+    Raises as `load_weights` does for everything but values.
+    """
+    with torch.device("meta"):
+        loader = _Loader(type(build_model(config)), model_dir, config, dtype)
+    with (
+        _loads_quietly(),
+        _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
+    ):
+        model, placeholders = loader.fill_empty(stored_weights(model_dir))
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "weight", None), Tensor)
+    }
+    return EmptyModel(model, unconverted(modules, placeholders))
+
+
 class _Loader(NamedTuple):
     """Fills a class of transformers with a folder's tensors, which it renames, merges and ties.
 
@@ -133,8 +162,15 @@ class _Loader(NamedTuple):
     def find(self, modules_of: ModulesOf, stored: Mapping[str, AnyStoredWeight]) -> dict[str, str]:
         """The modules whose weights the files hold as they are, each with its stored tensor's name.
         No values are read."""
+        model, placeholders = self.fill_empty(stored)
+        return unconverted(modules_of(model), placeholders)
+
+    def fill_empty(
+        self, stored: Mapping[str, AnyStoredWeight]
+    ) -> tuple[PreTrainedModel, dict[str, Placeholder]]:
+        """The model of placeholders, and these by the names of their stored tensors."""
         placeholders = {name: placeholder(weight, self.dtype) for name, weight in stored.items()}
-        return unconverted(modules_of(self._fill(placeholders)), placeholders)
+        return self._fill(placeholders), placeholders
 
     def read(
         self, stored: Mapping[str, AnyStoredWeight], *, left: Collection[str]

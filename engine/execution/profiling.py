@@ -70,6 +70,7 @@ def plan_engine(
             for group in groups
         ),
         graph_bytes=graph_bytes,
+        weight_format=base.quantization,
     )
     plan = plan_memory(config, measure_memory(base.device), demand, proposers)
     if base.kv_error:

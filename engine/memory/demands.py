@@ -20,6 +20,8 @@ class BaseDemand:
     """By KV group."""
     graph_bytes: int = 0
     """Captured decode steps, those of a draft model included."""
+    weight_format: str = "none"
+    """How the weights are quantized."""
 
     @property
     def kv_block_bytes(self) -> int:

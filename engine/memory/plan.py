@@ -209,6 +209,8 @@ def _lines(
 ) -> Iterator[str]:
     """The arithmetic up to the KV cache."""
     weights, activations = _mib(base.weight_bytes), _mib(base.activation_bytes)
+    if base.weight_format != "none":
+        weights += f" ({base.weight_format})"
     yield f"available besides the weights {_mib(pools.available)}, weights {weights}"
     yield f"reserve {_mib(pools.reserve)}, activations of a full step {activations}"
     yield f"adapter arena {_mib(pools.arena)}"

@@ -140,14 +140,14 @@ def paged_error(
     kv_format: KvFormat,
 ) -> float:
     """The difference of the paged forward pass's logits to `cases`, relative to the largest."""
-    paged = _run_paged(model, shapes, [token_ids for token_ids, _ in cases], kv_format)
+    paged = run_paged(model, shapes, [token_ids for token_ids, _ in cases], kv_format)
     return max(
         ((ours - theirs).abs().max() / theirs.abs().max()).item()
         for ours, (_, theirs) in zip(paged, cases, strict=True)
     )
 
 
-def _run_paged(
+def run_paged(
     model: nn.Module,
     shapes: list[LayerKvShape],
     sequences: list[list[int]],

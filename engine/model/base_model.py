@@ -159,15 +159,12 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     stored_format = find_packed_format(model_dir)
+    check_quantized_once(engine, stored_format)
     is_quantized = engine.quantization is not Quantization.NONE
-    if is_quantized and stored_format:
-        raise InvalidParameter(
-            "quantization", f"{engine.model} is quantized already: {stored_format}"
-        )
     is_packed_smaller = (
         is_quantized
         or stored_format is not None
-        or (device.type == "cpu" and dtype is torch.float32 and config.dtype is torch.bfloat16)
+        or keeps_bfloat16(config.dtype, dtype=dtype, device=device)
     )
     model = load_weights(
         model_dir, config, dtype, device, left_stored=decoder_linears if is_packed_smaller else None
@@ -225,6 +222,22 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     )
 
 
+def check_quantized_once(engine: EngineConfig, stored_format: str | None) -> None:
+    """Raise InvalidParameter if a base in this format is to be quantized again."""
+    if stored_format and engine.quantization is not Quantization.NONE:
+        raise InvalidParameter(
+            "quantization", f"{engine.model} is quantized already: {stored_format}"
+        )
+
+
+def keeps_bfloat16(
+    checkpoint: torch.dtype | None, *, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Whether linear layers are packed in bf16 though they are multiplied in fp32."""
+    is_wider = dtype is torch.float32 and checkpoint is torch.bfloat16
+    return device.type == "cpu" and is_wider
+
+
 def choose_device(name: str) -> torch.device:
     """Raises InvalidParameter if the device does not exist on this machine."""
     if name == "auto":
@@ -276,7 +289,7 @@ def replace_linears(model: PreTrainedModel, *, quantization: Quantization) -> li
     Each original weight is freed before the next projection is packed.
     """
     linears = decoder_linears(model)
-    groups = list(_sibling_groups(linears))
+    groups = list(sibling_groups(linears))
     projections = []
     with report_progress("packing projections", len(groups)) as advance:
         for names in groups:
@@ -288,7 +301,8 @@ def replace_linears(model: PreTrainedModel, *, quantization: Quantization) -> li
     return projections
 
 
-def _sibling_groups(linears: dict[str, nn.Module]) -> Iterator[list[str]]:
+def sibling_groups(linears: Mapping[str, nn.Module]) -> Iterator[list[str]]:
+    """The paths of these layers by the projection that computes them."""
     taken: set[str] = set()
     for name, module in linears.items():
         if name in taken:
@@ -325,16 +339,24 @@ def _replace_group(
 
 def _pack_group(group: Sequence[nn.Module], quantization: Quantization) -> Linear:
     """One linear layer of these, which read the same input."""
-    weights = [_rows_of(module) for module in group]
+    weights = group_weights(group)
     pack = partial(
         pack_linear,
         weight_format=weight_format(quantization),
         dtype=_weight(group[0]).dtype,
     )
-    if (stacked := _stacked(weights)) is not None:
-        return pack(stacked, _bias(group))
+    if len(weights) == 1:
+        return pack(weights[0], _bias(group))
     parts = [(weight, _bias([module])) for weight, module in zip(weights, group, strict=True)]
     return JoinedLinear([pack(weight, bias) for weight, bias in parts])
+
+
+def group_weights(group: Sequence[nn.Module]) -> Sequence[Tensor | QuantizedWeight]:
+    """The weights of linear layers that read the same input: one, `[out, in]` below one another;
+    one for each if they are not of one form. Raises QuantizedBase."""
+    weights = [_rows_of(module) for module in group]
+    stacked = _stacked(weights)
+    return weights if stacked is None else [stacked]
 
 
 def _stacked(weights: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight | None:

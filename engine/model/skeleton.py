@@ -53,7 +53,7 @@ def read_skeleton(base: Path) -> Skeleton:
 def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
     """The layout, computed by the same code as that of a served base."""
     order = module_order(model)
-    _bypass_experts(model)
+    bypass_experts(model)
     moe_layers = replace_experts(model)
     _load_ends(model, folder)
     return describe_layout(
@@ -67,7 +67,7 @@ def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
     )
 
 
-def _bypass_experts(model: nn.Module) -> None:
+def bypass_experts(model: nn.Module) -> None:
     """Let the model run without weights, on whose values expert routing depends."""
     for module in model.modules():
         if are_served(module):

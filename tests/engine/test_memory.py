@@ -36,6 +36,7 @@ def plan_for(
     *groups: KvGroup,
     bytes_per_block: Sequence[int] | None = None,
     proposers: ProposerDemand = ProposerDemand(),
+    weight_format: str = "none",
 ) -> MemoryPlan:
     """For a base with 100 MiB of weights and of activations, up to 1600 tokens long."""
     groups = groups or WHOLE
@@ -43,7 +44,7 @@ def plan_for(
         KvDemand(config, group, size, max_model_len=1600)
         for group, size in zip(groups, bytes_per_block or [MIB] * len(groups), strict=True)
     )
-    base = BaseDemand(100 * MIB, 100 * MIB, kv)
+    base = BaseDemand(100 * MIB, 100 * MIB, kv, weight_format=weight_format)
     return plan_memory(config, memory, base, proposers)
 
 
@@ -53,6 +54,12 @@ def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
     assert plan.num_kv_blocks == 600
     assert plan.max_model_len == 1600
     assert any("600 blocks" in line for line in plan.lines)
+
+
+def test_the_format_of_the_weights_is_named_beside_their_bytes() -> None:
+    quantized = plan_for(EngineConfig("m"), weight_format="gptq-int4")
+    assert quantized.lines[0].endswith("weights 100.0 MiB (gptq-int4)")
+    assert plan_for(EngineConfig("m")).lines[0].endswith("weights 100.0 MiB")
 
 
 def test_on_the_host_the_host_cache_is_counted() -> None:

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from loraplex.kernels.int8_linear import Int8Linear, has_fast_int8
 from loraplex.kernels.linear import DenseLinear, Linear, PackedLinear
 from loraplex.kernels.linear_cpu import PanelLinear
-from loraplex.kernels.linear_packing import pack_linear
-from loraplex.kernels.quantize import WeightFormat
+from loraplex.kernels.linear_packing import choose_linear, pack_linear
+from loraplex.kernels.linear_sizes import linear_bytes
+from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_linear import DequantizedLinear
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
@@ -77,6 +78,27 @@ def test_a_weight_stored_in_fp16_is_widened_for_the_library() -> None:
     packed = pack_linear(weight, dtype=torch.float32)
     assert type(packed) is PanelLinear
     torch.testing.assert_close(packed(x), x @ weight.float().T)
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+@pytest.mark.parametrize("shape", [(8, 16), (37, 200)], ids=str)
+@pytest.mark.parametrize("weight_format", [None, *WeightFormat])
+def test_the_bytes_of_a_layer_are_known_without_packing_it(
+    weight_format: WeightFormat | None,
+    shape: tuple[int, int],
+    has_library: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not has_library:
+        remove_cpu_library(monkeypatch)
+    weight = torch.randn(shape)
+    for stored in (torch.float32, torch.bfloat16):
+        packed = pack_linear(weight.to(stored), weight_format=weight_format, dtype=torch.float32)
+        values = quantize(weight, weight_format) if weight_format else weight.to(stored)
+        kind = choose_linear(values, dtype=torch.float32, device_type="cpu")
+        assert type(packed).__name__ == kind
+        expected = linear_bytes(values, kind, dtype=torch.float32, device_type="cpu")
+        assert packed.weight_bytes == expected
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")

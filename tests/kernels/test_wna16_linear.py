@@ -11,6 +11,8 @@ from torch import Tensor
 
 from loraplex.kernels import wna16_linear as coded_linear
 from loraplex.kernels.linear import DenseLinear
+from loraplex.kernels.linear_packing import choose_linear
+from loraplex.kernels.linear_sizes import linear_bytes
 from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from loraplex.kernels.wna16_linear import MAX_WNA16_ROWS, WNA16Linear, pack_wna16
@@ -233,6 +235,16 @@ def test_groups_that_the_layout_lacks_are_served_dense() -> None:
     assert isinstance(linear, DenseLinear)
     assert_product(linear(x), x, plain_values(weight), None)
     assert isinstance(pack_wna16(make_weight(CASES[0]), None, x.dtype), WNA16Linear)
+
+
+@pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=str)
+def test_the_bytes_of_a_layer_are_known_without_packing_it(case: Case) -> None:
+    weight = make_weight(case)
+    kind = choose_linear(weight, dtype=torch.bfloat16, device_type="cuda")
+    linear = pack_wna16(weight, None, torch.bfloat16)
+    assert type(linear).__name__ == kind
+    expected = linear_bytes(weight, kind, dtype=torch.bfloat16, device_type="cuda")
+    assert linear.weight_bytes == expected
 
 
 def test_the_way_to_divide_a_product_depends_on_shapes_alone_and_leaves_no_column_out(

@@ -301,15 +301,30 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def _gptq_format(
-    name: str, group: int, *, version: int = 1, bits: int = 4, **options: Any
+    name: str,
+    group: int,
+    *,
+    version: int = 1,
+    bits: int = 4,
+    is_symmetric: bool = False,
+    has_order: bool = False,
 ) -> Format:
     settings = {
         "quant_method": "gptq",
         "bits": bits,
         "group_size": group,
         "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+        "sym": is_symmetric,
+        "desc_act": has_order,
     }
-    pack = partial(gptq, group=group, version=version, bits=bits, **options)
+    pack = partial(
+        gptq,
+        group=group,
+        version=version,
+        bits=bits,
+        is_symmetric=is_symmetric,
+        has_order=has_order,
+    )
     return Format(name, "description", pack, settings)
 
 

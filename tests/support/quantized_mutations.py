@@ -15,7 +15,7 @@ from torch import Tensor
 from support.quantized_checkpoints import WEIGHTS
 
 Tensors = dict[str, Tensor]
-NUMBERS = (None, -4, -1, 0, 1, 3, 5, 7, 16, 2**31, 2**62, 1.5, "4", [4], {}, True)
+NUMBERS: tuple[Any, ...] = (None, -4, -1, 0, 1, 3, 5, 7, 16, 2**31, 2**62, 1.5, "4", [4], {}, True)
 SETTINGS = (
     *("bits", "group_size", "quant_method", "checkpoint_format", "version", "w_bit"),
     *("weight_block_size", "config_groups", "q_group_size"),

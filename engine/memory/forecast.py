@@ -1,0 +1,103 @@
+"""What fits beside a base that is not loaded, by the rules of the memory plan.
+
+A start also measures the activations of a full step, which the forecast leaves out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...adapters.block import BlockPlan
+from ...adapters.layout import BaseLayout
+from ..config import EngineConfig
+from ..errors import InsufficientMemory
+from ..kv.cache import kv_bytes_per_block
+from ..kv.groups import group_layers
+from ..model.expected_base import ExpectedBase
+from .demands import BaseDemand
+from .device_memory import DeviceMemory
+from .kv_budget import KvDemand
+from .plan import RESERVE_FRACTION, plan_memory
+
+FORECAST_RANK = 16
+"""Of the adapters that are counted, on all linear layers of the decoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryForecast:
+    """The pools beside a base's weights."""
+
+    memory_bytes: int
+    """For weights and pools together."""
+    reserve_bytes: int
+    host_cache_bytes: int
+    """Adapters in host memory; 0 unless the device is the host."""
+    kv_bytes_per_token: int
+    """Over all layers, while a sequence is within their windows."""
+    kv_bytes: int
+    kv_tokens: int
+    """Tokens that the layers that see all of a sequence hold; of a base without such layers, the
+    tokens that its first group of layers holds."""
+    max_model_len: int
+    """The longest sequence that fits."""
+    arena_bytes: int
+    adapter_bytes: int
+    """One adapter of `FORECAST_RANK`."""
+    refusal: str | None = None
+    """Why the base does not fit; the pools are then 0."""
+
+    @property
+    def num_adapters(self) -> int:
+        return self.arena_bytes // self.adapter_bytes if self.adapter_bytes else 0
+
+
+def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int) -> MemoryForecast:
+    """The pools of an engine that has `memory_bytes` for everything."""
+    demands = _kv_demands(config, base)
+    available, is_host = memory_bytes - base.weight_bytes, base.device_type == "cpu"
+    per_token = sum(demand.bytes_per_block for demand in demands) // config.kv_block_size
+    adapter_bytes = _adapter_elements(base) * base.dtype.itemsize
+    try:
+        plan = plan_memory(
+            config,
+            DeviceMemory(available, is_host=is_host),
+            BaseDemand(base.weight_bytes, 0, demands, weight_format=base.quantization),
+        )
+    except InsufficientMemory as exc:
+        return MemoryForecast(
+            memory_bytes, 0, 0, per_token, 0, 0, 0, 0, adapter_bytes, refusal=str(exc)
+        )
+    blocks = [group.num_usable for group in plan.kv_groups]
+    pairs = zip(blocks, plan.kv_block_bytes, strict=True)
+    return MemoryForecast(
+        memory_bytes=memory_bytes,
+        reserve_bytes=int(available * RESERVE_FRACTION),
+        host_cache_bytes=config.host_cache_bytes if is_host else 0,
+        kv_bytes_per_token=per_token,
+        kv_bytes=sum(count * size for count, size in pairs),
+        kv_tokens=blocks[0] * config.kv_block_size,
+        max_model_len=plan.max_model_len,
+        arena_bytes=plan.arena_bytes,
+        adapter_bytes=adapter_bytes,
+    )
+
+
+def _kv_demands(config: EngineConfig, base: ExpectedBase) -> tuple[KvDemand, ...]:
+    assert base.kv_shapes is not None, "known without values"
+    groups = group_layers(base.kv_shapes, max_model_len=base.max_model_len)
+    return tuple(
+        KvDemand(
+            config,
+            group,
+            kv_bytes_per_block(
+                group, base.kv_shapes, block_size=config.kv_block_size, kv_format=base.kv_format
+            ),
+            base.max_model_len,
+        )
+        for group in groups
+    )
+
+
+def _adapter_elements(base: ExpectedBase) -> int:
+    layout = BaseLayout("unknown", tuple(base.projections))
+    return BlockPlan(layout, dict.fromkeys(range(len(layout.slices)), FORECAST_RANK)).num_elements

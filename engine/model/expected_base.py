@@ -1,0 +1,321 @@
+"""How a base would be served, from the headers of its files: no weight is read.
+
+The model is built on the meta device, and its linear layers are chosen by the code that packs them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.pytorch_utils import Conv1D
+
+from ...adapters.layout import Projection, Slice
+from ...kernels.linear_packing import LinearKind, choose_linear
+from ...kernels.linear_sizes import linear_bytes
+from ...kernels.quantize import WeightFormat, quantize
+from ...kernels.quantized_weight import QuantizedWeight
+from ..checkpoint.files import locate_base
+from ..checkpoint.stored_weights import Values, find_packed_format, kept_dtype
+from ..checkpoint.weight_forms import WeightForm, read_weight_forms, repeat_row
+from ..checkpoint.weights import EmptyModel, build_model, empty_model, load_config
+from ..config import EngineConfig, Quantization
+from ..errors import UnsupportedModel
+from ..kv.cache import KvFormat, choose_kv_format
+from ..kv.groups import LayerKvShape
+from .admission import check_config, probe_kv_shapes
+from .base_model import (
+    check_quantized_once,
+    choose_dtype,
+    decoder_linears,
+    group_weights,
+    keeps_bfloat16,
+    sibling_groups,
+    weight_format,
+)
+from .skeleton import bypass_experts
+
+_EXPERTS_KERNEL = "grouped_linear"
+_READS = (
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.item.default,
+)
+
+
+class WeightKind(StrEnum):
+    """What a weight is for."""
+
+    LINEAR = "linear layers"
+    EXPERTS = "experts"
+    EMBEDDING = "embedding"
+    HEAD = "output head"
+    OTHER = "norms, biases, routers"
+
+
+@dataclass
+class ExpectedWeights:
+    """The weights of one kind."""
+
+    formats: Counter[str] = field(default_factory=Counter)
+    """The number of stored weights by their format in the files; none: not quantized."""
+    file_bytes: int = 0
+    served_bytes: int = 0
+    kernels: Counter[str] = field(default_factory=Counter)
+    """The number of packed matrices by the class that multiplies them, of stacked experts by the
+    function."""
+    num_made_dense: int = 0
+    """Weights that are quantized in the files and served in the serving dtype."""
+
+    @property
+    def num_quantized(self) -> int:
+        return self.formats.total() - self.formats["none"]
+
+
+@dataclass(frozen=True)
+class ExpectedBase:
+    """A base as it would be served."""
+
+    model_dir: Path
+    model_type: str
+    num_parameters: int
+    device_type: str
+    dtype: torch.dtype
+    quantization: str
+    """The format of its files, or of `--quantize`; none: neither."""
+    weights: Mapping[WeightKind, ExpectedWeights]
+    projections: Sequence[Projection]
+    """The linear layers of the decoder."""
+    linear_names: Mapping[str, bool]
+    """The stored weights that are linear layers as they are, and whether they are transposed."""
+    kv_shapes: list[LayerKvShape] | None
+    """None: only a model with values tells."""
+    kv_format: KvFormat
+    max_model_len: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(part.served_bytes for part in self.weights.values())
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(part.file_bytes for part in self.weights.values())
+
+
+def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
+    """What `load_base_model` would load; the device need not exist here.
+
+    Raises as `load_base_model` does for everything but the weights' values.
+    """
+    model_dir = locate_base(engine.model)
+    config = load_config(model_dir)
+    max_model_len = check_config(config, max_model_len=engine.max_model_len)
+    dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
+    stored_format = find_packed_format(model_dir)
+    check_quantized_once(engine, stored_format)
+    is_packed_smaller = (
+        stored_format is not None
+        or engine.quantization is not Quantization.NONE
+        or keeps_bfloat16(config.dtype, dtype=dtype, device=device)
+    )
+    outline = _Outline(
+        empty_model(model_dir, config, dtype),
+        read_weight_forms(model_dir),
+        dtype,
+        device.type,
+        weight_format(engine.quantization),
+        leaves_stored=is_packed_smaller,
+    )
+    return ExpectedBase(
+        model_dir=model_dir,
+        model_type=config.model_type,
+        num_parameters=outline.num_parameters,
+        device_type=device.type,
+        dtype=dtype,
+        quantization=stored_format or engine.quantization,
+        weights=outline.weights(),
+        projections=outline.projections,
+        linear_names=outline.linear_names(),
+        kv_shapes=_kv_shapes(config, max_model_len),
+        kv_format=choose_kv_format(engine.kv_dtype, dtype=dtype, device=device),
+        max_model_len=max_model_len,
+    )
+
+
+def _kv_shapes(config: Any, max_model_len: int) -> list[LayerKvShape] | None:
+    """Raises UnsupportedModel if the model's attention is not served."""
+    with torch.device("meta"):
+        model = build_model(config)
+    bypass_experts(model)
+    try:
+        with _ValuesAreOne():
+            return probe_kv_shapes(model, config, max_model_len=max_model_len)
+    except UnsupportedModel:
+        raise
+    except (RuntimeError, NotImplementedError):  # it needs more than single values
+        return None
+
+
+class _ValuesAreOne(TorchDispatchMode):
+    """While entered, a number that is read from a tensor without values is 1, and a truth is true.
+
+    transformers reads whether the positions are of one sequence, and whether they exceed a rope's
+    original context.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _READS and args[0].is_meta:
+            return True if args[0].dtype is torch.bool else 1
+        return func(*args, **(kwargs or {}))
+
+
+class _Outline:
+    """Sorts a model's weights by kind and finds their served form."""
+
+    def __init__(
+        self,
+        empty: EmptyModel,
+        forms: Mapping[str, WeightForm],
+        dtype: torch.dtype,
+        device_type: str,
+        quantized_to: WeightFormat | None,
+        *,
+        leaves_stored: bool,
+    ) -> None:
+        """`leaves_stored`: linear layers are packed from the form in the files."""
+        self._model = empty.model
+        self._stored_names = empty.stored_names
+        self._forms = forms
+        self._dtype = dtype
+        self._device_type = device_type
+        self._quantized_to = quantized_to
+        self._linears = decoder_linears(empty.model)
+        self.num_parameters = sum(parameter.numel() for parameter in empty.model.parameters())
+        self._left = self._stored_names.keys() & self._linears.keys() if leaves_stored else set()
+        for path in self._left:
+            self._leave(path)
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [
+            Projection(tuple(self._slice(path) for path in group))
+            for group in sibling_groups(self._linears)
+        ]
+
+    def weights(self) -> dict[WeightKind, ExpectedWeights]:
+        """By kind, without the kinds that the model does not have."""
+        found = {kind: ExpectedWeights() for kind in WeightKind}
+        kinds = self._stored_kinds()
+        left = {self._stored_names[path] for path in self._left}
+        for name, form in self._forms.items():
+            kind = kinds.get(name) or _kind_by_name(name)
+            part = found[kind]
+            part.formats[form.format or "none"] += 1
+            part.file_bytes += form.file_bytes
+            stays = name in left and isinstance(form.values, QuantizedWeight)
+            part.num_made_dense += form.format is not None and not stays
+        for paths in sibling_groups(self._linears):
+            self._add_group(found[_linear_kind(paths[0])], paths)
+        self._add_rest(found)
+        return {kind: part for kind, part in found.items() if part.formats or part.served_bytes}
+
+    def linear_names(self) -> dict[str, bool]:
+        return {
+            self._stored_names[path]: isinstance(module, Conv1D)
+            for path, module in self._linears.items()
+            if path in self._stored_names
+        }
+
+    def _leave(self, path: str) -> None:
+        """Let the module's weight be read in its stored form, as `leave_stored` does."""
+        values = self._forms[self._stored_names[path]].values
+        if isinstance(values, Tensor):
+            values = values.to(kept_dtype(values.dtype, self._dtype))
+        self._linears[path].__dict__["read_weight"] = lambda: values
+
+    def _slice(self, path: str) -> Slice:
+        out_features, in_features = _matrix(self._linears[path])
+        return Slice(path, in_features=in_features, out_features=out_features)
+
+    def _stored_kinds(self) -> dict[str, WeightKind]:
+        """The kinds of the stored weights that are a module's weight as they are."""
+        head, table = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        kinds = {}
+        for path, name in self._stored_names.items():
+            module = self._model.get_submodule(path)
+            if path in self._linears:
+                kinds[name] = _linear_kind(path)
+            elif module is table:
+                kinds[name] = WeightKind.EMBEDDING
+            elif module is head:
+                kinds.setdefault(name, WeightKind.HEAD)  # a tied one is the embedding's
+        return kinds
+
+    def _add_group(self, part: ExpectedWeights, paths: Sequence[str]) -> None:
+        """Add the linear layers of one projection."""
+        for values in group_weights([self._linears[path] for path in paths]):
+            if isinstance(values, Tensor) and self._quantized_to is not None:
+                values = _quantize(values, self._quantized_to)
+            self._add_packed(part, values)
+
+    def _add_packed(self, part: ExpectedWeights, values: Values) -> None:
+        kind = choose_linear(values, dtype=self._dtype, device_type=self._device_type)
+        part.kernels[kind] += 1
+        part.served_bytes += linear_bytes(
+            values, kind, dtype=self._dtype, device_type=self._device_type
+        )
+
+    def _add_rest(self, found: Mapping[WeightKind, ExpectedWeights]) -> None:
+        """Add the parameters that are no linear layer's."""
+        head, table = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        done = {id(p) for module in self._linears.values() for p in module.parameters()}
+        # On the CPU a plain head gets a packed copy; a table that is tied to it stays.
+        if self._device_type == "cpu" and type(head) is nn.Linear:
+            self._add_packed(found[WeightKind.HEAD], head.weight.detach())
+            done |= {id(p) for p in head.parameters() if p is not table.weight}
+        for path, parameter in self._model.named_parameters():
+            if id(parameter) in done:
+                continue
+            kind = _kind_by_name(path)
+            if kind is WeightKind.EXPERTS:
+                found[kind].kernels[_EXPERTS_KERNEL] += 1
+            if parameter is table.weight:
+                kind = WeightKind.EMBEDDING
+            elif parameter is head.weight:
+                kind = WeightKind.HEAD
+                found[kind].kernels[LinearKind.DENSE] += 1
+            found[kind].served_bytes += parameter.nbytes
+
+
+def _quantize(weight: Tensor, form: WeightFormat) -> QuantizedWeight:
+    """The form of the quantized weight: all rows have that of one."""
+    return repeat_row(quantize(weight[:1], form), len(weight))
+
+
+def _linear_kind(path: str) -> WeightKind:
+    return WeightKind.EXPERTS if ".experts." in path else WeightKind.LINEAR
+
+
+def _kind_by_name(name: str) -> WeightKind:
+    """Of a weight that is no module's as it is."""
+    is_expert = ".experts." in name and not name.endswith("bias")
+    return WeightKind.EXPERTS if is_expert else WeightKind.OTHER
+
+
+def _matrix(module: nn.Module) -> tuple[int, int]:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    rows, columns = weight.shape
+    return (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
