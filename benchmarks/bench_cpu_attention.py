@@ -21,14 +21,13 @@ from benchmarks.bench_mixed_step import SHAPES
 from benchmarks.report import Row
 
 from loraplex.api.bench.models import BaseShape
-from loraplex.engine.config import KvDtype
+from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.kv.cache import KvCache, choose_kv_format
 from loraplex.engine.kv.groups import LayerKvShape, one_group
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionOptions, paged_attention
 
-BLOCK_SIZE = 16
 DECODES = ((8, 160), (8, 1_024), (32, 1_024))
 """How many sequences, and the tokens of each."""
 PROMPTS = ((32, 1_024), (512, 512), (512, 1_536), (2_048, 2_048))
@@ -63,25 +62,26 @@ def measure(
 ) -> Row:
     """CPU milliseconds of a layer, for sequences of up to a block less than `context`."""
     dtype: torch.dtype = getattr(torch, options.dtype)
-    num_blocks = num_sequences * -(-context // BLOCK_SIZE) + 1
+    block_size = EngineConfig("", kv_dtype=options.kv_dtype).kv_block_size
+    num_blocks = num_sequences * -(-context // block_size) + 1
     head_dim = shape.hidden_size // shape.num_heads
     cache = KvCache(
         one_group(NUM_LAYERS, num_blocks),
         [LayerKvShape(shape.num_kv_heads, head_dim, head_dim)] * NUM_LAYERS,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         kv_format=choose_kv_format(options.kv_dtype, dtype=dtype, device=CPU),
         device=CPU,
     )
-    slots = torch.arange(num_blocks * BLOCK_SIZE)
+    slots = torch.arange(block_size, num_blocks * block_size)
     vectors = torch.randn(len(slots), shape.num_kv_heads, head_dim).to(dtype)
     for pages in (*cache.keys, *cache.values):
         pages.write(slots, vectors)
-    chunks = sequences(num_sequences, num_new, context)
+    chunks = sequences(num_sequences, num_new, context, block_size)
     q = torch.randn(num_sequences * num_new, shape.num_heads, head_dim).to(dtype)
     layers = list(zip(cache.keys, cache.values, strict=True))
     milliseconds = []
     for _ in range(options.repeats + 1):
-        inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK_SIZE, device=CPU)
+        inputs = make_inputs(chunks, groups=cache.groups, block_size=block_size, device=CPU)
         began = time.process_time()
         with torch.inference_mode():
             for keys, values in layers:
@@ -97,15 +97,15 @@ def measure(
     }
 
 
-def sequences(number: int, num_new: int, context: int) -> list[SequenceChunk]:
+def sequences(number: int, num_new: int, context: int, block_size: int) -> list[SequenceChunk]:
     """Chunks at the ends of sequences whose blocks lie anywhere; decoding ones differ in length."""
     rng = Random(0)
-    num_blocks = -(-context // BLOCK_SIZE)
+    num_blocks = -(-context // block_size)
     ids = rng.sample(range(1, number * num_blocks + 1), number * num_blocks)
     return [
         SequenceChunk(
             [0] * num_new,
-            context - num_new - index % BLOCK_SIZE,
+            context - num_new - index % block_size,
             [block_table(ids[index * num_blocks : (index + 1) * num_blocks])],
         )
         for index in range(number)

@@ -39,8 +39,21 @@ class KvDtype(StrEnum):
     """A code per element, a scale per token and head."""
     FP8 = "fp8"
     """The same with e4m3 codes, where the device computes them."""
+    INT4 = "int4"
+    """4 bits per element, in groups of tokens for keys and of channels for values
+    (`kernels/kv_groups.py`)."""
+    INT2 = "int2"
+    """The same with 2 bits."""
+
+    @property
+    def quantizes_blocks(self) -> bool:
+        """Whether the tokens of a block are quantized together, once all are known."""
+        return self in (KvDtype.INT4, KvDtype.INT2)
 
 
+BLOCK_SIZE = 16
+QUANTIZED_BLOCK_SIZE = 64
+"""Where a block is a group of tokens: their steps take half a bit per element."""
 MAX_DRAFT_TOKENS = 64
 MAX_READ_ROWS = 256
 """The maximum number of prompt tokens per step whose log-probabilities are requested: each needs a
@@ -80,8 +93,8 @@ class EngineConfig:
     """Maximum sequences in a batch."""
     max_num_batched_tokens: Annotated[int, Option(minimum=1)] = 1024
     """Maximum tokens in a step."""
-    kv_block_size: int = 16
-    """Tokens of a KV block."""
+    kv_block_size: int = 0
+    """Tokens of a KV block; 0: BLOCK_SIZE or QUANTIZED_BLOCK_SIZE, by `kv_dtype`."""
     enforce_eager: Annotated[bool, Option()] = False
     """Disable CUDA graphs."""
     async_scheduling: Annotated[bool | None, Option(has_negation=True), Unset("on a GPU")] = None
@@ -163,6 +176,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, option in options_of(EngineConfig).items():
             option.check(name, getattr(self, name))
+        quantizes_blocks = KvDtype(self.kv_dtype).quantizes_blocks
+        if not self.kv_block_size:
+            size = QUANTIZED_BLOCK_SIZE if quantizes_blocks else BLOCK_SIZE
+            object.__setattr__(self, "kv_block_size", size)
+        if quantizes_blocks and "medusa_tree" in self.proposers:
+            raise InvalidParameter(
+                "speculation", f"medusa_tree is not supported with --kv-dtype {self.kv_dtype}"
+            )
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise InvalidParameter(
                 "max_num_batched_tokens", "must exceed max_num_seqs, or prompts would never advance"

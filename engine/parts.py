@@ -19,7 +19,7 @@ from .execution.grammars import Grammars, open_grammars
 from .execution.profiling import plan_engine
 from .execution.runner import ModelRunner
 from .kv.blocks import KvBlocks
-from .kv.cache import KvCache, kv_bytes_per_block
+from .kv.cache import KvCache
 from .memory.device_peak import measure_peak
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
@@ -82,6 +82,7 @@ def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monoto
         config.kv_block_size,
         prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
         num_swap_slots=plan.num_swap_slots,
+        num_open_slots=plan.num_open_slots,
     )
     costs = StepCosts(max_graph_rows=runner.max_graph_rows)
     speculation = _open_speculation(config, loaded, plan, runner, costs, clock)
@@ -106,7 +107,7 @@ def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monoto
         runner=runner,
         speculation=speculation,
         scheduler=scheduler,
-        cost=model_cost(base, _kv_reads(base, plan)),
+        cost=model_cost(base, _kv_reads(config, base, plan)),
         utilization=utilization,
         cpu_threads=open_cpu_threads(base.device, clock()),
         is_async=_is_async(config, base, speculation),
@@ -151,6 +152,7 @@ def _open_runner(
         device=base.device,
         num_swap_slots=plan.num_swap_slots,
         has_spare_blocks=serves_graphs(config, base),
+        num_open_slots=plan.num_open_slots,
     )
     graphs = open_decode_graphs(config, base, cache, tiers.arena, max_model_len=plan.max_model_len)
     return ModelRunner(base, cache, tiers.arena, graphs)
@@ -206,13 +208,9 @@ def _limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
     )
 
 
-def _kv_reads(base: BaseModel, plan: MemoryPlan) -> tuple[KvReads, ...]:
+def _kv_reads(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> tuple[KvReads, ...]:
     """What a query reads of the cache, by KV group."""
     return tuple(
-        KvReads(
-            kv_bytes_per_block(group, base.kv_shapes, block_size=1, kv_format=base.kv_format),
-            group.window,
-            group.sinks,
-        )
-        for group in plan.kv_groups
+        KvReads(num_bytes // config.kv_block_size, group.window, group.sinks)
+        for group, num_bytes in zip(plan.kv_groups, plan.kv_block_bytes, strict=True)
     )

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from . import cpu_library
 from .attention_cpu import attend_group
+from .kv_groups import GroupedPages
 from .kv_pages import GatherBuffer, KvPages
 
 MIN_ROWS = 4
@@ -81,6 +82,9 @@ class PrefillChunk:
     block_table: Tensor  # int64 [num_blocks]
     block_positions: Tensor | None = None
     """As in a SequenceGroup."""
+    open_blocks: Tensor | None = None
+    """int64: the last blocks of the table, those of the chunk's tokens, as these tokens read them.
+    None: as they are in the table; see `attention_groups`."""
 
 
 class GatheredKv(NamedTuple):
@@ -132,6 +136,9 @@ def paged_attention(
         for group in batch.groups:
             attention_triton.attend_group(q, out, keys, values, group, options)
         return out
+    if isinstance(keys, GroupedPages):
+        _attend_gathered(q, out, keys, values, batch, options)
+        return out
     left, attend = [], cpu_library.function("attend", q.dtype)
     for group in batch.groups:
         if attend is None or not attend_group(attend, q, out, keys, values, group, options):
@@ -159,6 +166,10 @@ def _attend_gathered(
     batch: AttentionBatch,
     options: AttentionOptions,
 ) -> None:
+    if isinstance(keys, GroupedPages):
+        from . import attention_groups  # which imports this module
+
+        batch = attention_groups.by_block(batch, keys.blocks, keys.block_size)
     for group in batch.groups:
         block_bytes = keys.block_size * keys.num_heads * keys.dim * q.element_size()
         for part in _parts(group, block_bytes):
@@ -170,13 +181,51 @@ def _attend_gathered(
                 options,
             )
     for chunk in batch.chunks:
+        key_blocks = keys.gather(chunk.block_table, batch.gathered.keys)
+        value_blocks = values.gather(chunk.block_table, batch.gathered.values)
+        if chunk.open_blocks is not None:
+            open_keys, open_values = (
+                keys.gather(chunk.open_blocks),
+                values.gather(chunk.open_blocks),
+            )
+            opened = _OpenChunk(chunk, key_blocks, value_blocks, open_keys, open_values)
+            _attend_open_chunk(q, out, opened, options)
+            continue
+        own_q = q[chunk.start : chunk.end]
         out[chunk.start : chunk.end] = _attend_chunk(
-            q[chunk.start : chunk.end],
-            keys.gather(chunk.block_table, batch.gathered.keys),
-            values.gather(chunk.block_table, batch.gathered.values),
-            chunk,
-            options,
+            own_q, key_blocks, value_blocks, chunk, options
         )
+
+
+class _OpenChunk(NamedTuple):
+    """A chunk whose tokens read their own blocks in another form than the blocks before."""
+
+    chunk: PrefillChunk
+    key_blocks: Tensor
+    value_blocks: Tensor
+    """`[num_blocks, block_size, num_kv_heads, dim]`: those of the table."""
+    open_keys: Tensor
+    open_values: Tensor
+    """Those of `open_blocks`, the last of the table."""
+
+
+def _attend_open_chunk(
+    q: Tensor, out: Tensor, opened: _OpenChunk, options: AttentionOptions
+) -> None:
+    """Write the chunk's rows of `out`, the tokens of one block after another."""
+    chunk, keys, values, open_keys, open_values = opened
+    block_size, first = keys.shape[1], len(keys) - len(open_keys)
+    start, context_len = chunk.start, chunk.context_len - (chunk.end - chunk.start)
+    for own in range(first, len(keys)):
+        end_len = min((context_len // block_size + 1) * block_size, chunk.context_len)
+        end, seen = start + end_len - context_len, slice(own + 1)
+        begins = None if chunk.block_positions is None else chunk.block_positions[seen]
+        piece = PrefillChunk(start, end, end_len, chunk.block_table[seen], begins)
+        codes = keys[own].clone(), values[own].clone()
+        keys[own], values[own] = open_keys[own - first], open_values[own - first]
+        out[start:end] = _attend_chunk(q[start:end], keys[seen], values[seen], piece, options)
+        keys[own], values[own] = codes  # as the tokens of later blocks read it
+        start, context_len = end, end_len
 
 
 def _parts(group: SequenceGroup, block_bytes: int) -> Iterator[SequenceGroup]:

@@ -150,10 +150,10 @@ def stack_pages(
     """`count` pages of zeros, `size` as in KvPages; `code_dtype` None: plain. On the CPU they take
     memory once they are written to."""
     if code_dtype is None:
-        data = _zeros((count, *size), dtype, device)
+        data = allocate_zeros((count, *size), dtype, device)
         return PageStack([PlainPages(each) for each in data], (data,))
-    quantized = _zeros((count, *size), torch.uint8, device)
-    scales = _zeros((count, *size[:3], 1), SCALE_DTYPE, device)
+    quantized = allocate_zeros((count, *size), torch.uint8, device)
+    scales = allocate_zeros((count, *size[:3], 1), SCALE_DTYPE, device)
     pages: list[KvPages] = [
         QuantizedPages(each.view(code_dtype), own, dtype=dtype)
         for each, own in zip(quantized, scales, strict=True)
@@ -172,7 +172,7 @@ def make_pages(
     return stack_pages(1, size, dtype=dtype, code_dtype=code_dtype, device=device).pages[0]
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def allocate_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     # From calloc, which touches no page, where torch would fill them.

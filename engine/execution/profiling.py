@@ -9,9 +9,10 @@ import torch
 
 from ...kernels.cpu_library import cpu_library
 from ..config import EngineConfig
-from ..kv.cache import KvCache, kv_bytes_per_block
+from ..kv.cache import KvCache, kv_bytes_per_block, open_bytes_per_slot
 from ..kv.groups import group_layers, one_group
 from ..kv.layout import KvGroup
+from ..kv.open_slots import num_open_slots
 from ..kv.sequence_blocks import block_table
 from ..memory.demands import BaseDemand, ProposerDemand
 from ..memory.device_memory import measure_memory, peak_bytes
@@ -65,15 +66,12 @@ def plan_engine(
     demand = BaseDemand(
         weight_bytes=base.weight_bytes,
         activation_bytes=activation_bytes,
-        kv=tuple(
-            KvDemand(config, group, _kv_block_bytes(config, base, group), base.max_model_len)
-            for group in groups
-        ),
+        kv=tuple(_kv_demand(config, base, group) for group in groups),
         graph_bytes=graph_bytes,
         weight_format=base.quantization,
     )
     plan = plan_memory(config, measure_memory(base.device), demand, proposers)
-    if base.kv_error:
+    if base.kv_format.code_dtype is not None:
         line = (
             f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
         )
@@ -90,6 +88,31 @@ def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[int, int]:
     groups = one_group(len(draft.kv_shapes), 2)
     activation_bytes = peak_bytes(draft.device, lambda: profile_step(config, draft, groups))
     return activation_bytes, _kv_block_bytes(config, draft, groups[0])
+
+
+def _kv_demand(config: EngineConfig, base: BaseModel, group: KvGroup) -> KvDemand:
+    block_size = config.kv_block_size
+    return KvDemand(
+        config,
+        group,
+        _kv_block_bytes(config, base, group),
+        base.max_model_len,
+        num_open_slots=_num_open_slots(config, base),
+        bytes_per_open_slot=open_bytes_per_slot(
+            group, base.kv_shapes, block_size=block_size, kv_format=base.kv_format
+        ),
+    )
+
+
+def _num_open_slots(config: EngineConfig, base: BaseModel) -> int | None:
+    if base.kv_format.bits is None:
+        return None
+    return num_open_slots(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.kv_block_size,
+        num_steps=2 if config.async_scheduling else 1,  # a step is scheduled before one is read
+    )
 
 
 def _kv_block_bytes(config: EngineConfig, model: BaseModel, group: KvGroup) -> int:

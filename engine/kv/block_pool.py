@@ -20,6 +20,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, *, on_reuse: Callable[[int], None] | None = None) -> None:
         """`on_reuse(block_id)` is called just before a block is given new content."""
+        self.on_free: Callable[[int], object] | None = None
+        """Called with a block that has lost its last holder."""
         assert num_blocks >= 2, "a pool needs the null block and one more"
         self.num_blocks = num_blocks
         self.on_reuse = on_reuse
@@ -66,6 +68,8 @@ class BlockPool:
             self._ref_counts[block_id] -= 1
             if not self._ref_counts[block_id]:
                 self._free[block_id] = None
+                if self.on_free:
+                    self.on_free(block_id)
 
     def forget(self, block_id: int) -> None:
         """Reuse this block first if it is free, because its content is useless."""

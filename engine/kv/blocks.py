@@ -27,19 +27,29 @@ class KvBlocks:
         *,
         prefix_secret: bytes | None,
         num_swap_slots: Sequence[int] = (),
+        num_open_slots: int | None = None,
     ) -> None:
         """`prefix_secret` keys the prefix cache's hashes; None: no prefix cache.
 
-        `num_swap_slots`: host slots per group; empty: no swapping.
+        `num_swap_slots`: host slots per group; empty: no swapping. `num_open_slots`: the slots per
+        group for blocks that may be written, if complete blocks are quantized (`OpenSlots`).
         """
         slots = tuple(num_swap_slots) or (0,) * len(groups)
         self._block_size = block_size
         self.operations = OperationLog()
         """What the tensors have to do before the next forward."""
         self.groups = tuple(
-            GroupBlocks(index, layout, block_size, num_swap_slots=count, operations=self.operations)
+            GroupBlocks(
+                index,
+                layout,
+                block_size,
+                num_swap_slots=count,
+                operations=self.operations,
+                num_open_slots=num_open_slots,
+            )
             for index, (layout, count) in enumerate(zip(groups, slots, strict=True))
         )
+        self._has_open_blocks = num_open_slots is not None
         self._windowed = tuple(group for group in self.groups if group.layout.window is not None)
         self._prefixes = (
             SharedPrefixes(self.groups, block_size, secret=prefix_secret) if prefix_secret else None
@@ -71,8 +81,8 @@ class KvBlocks:
         """Let `child` share the parent's blocks of the first `num_tokens`, copied on write.
 
         Both have the same namespace and the same first tokens, which are computed. Returns False,
-        without effect, if the parent is swapped out or has freed blocks that the child's windows
-        need.
+        without effect, if the parent is swapped out, has freed blocks that the child's windows
+        need, or has completed the block in which the child begins.
         """
         assert not len(child.tables[0]), "only an empty sequence can become a fork"
         if parent.is_swapped or not all(
@@ -107,6 +117,8 @@ class KvBlocks:
         for group in self.groups:
             if group.num_missing(seq, num_computed, num_tokens) > group.pool.num_free:
                 return False
+            if not group.can_open(seq, num_computed, num_tokens):
+                return False
         if seq.is_swapped:
             self._swap_in(seq)
         for group in self.groups:
@@ -121,11 +133,14 @@ class KvBlocks:
         token_ids: Sequence[int],
         num_computed: int,
     ) -> None:
-        """After the step: publish the blocks that it filled, and free those outside the windows.
+        """After the step: close and publish the blocks that it filled, and free those outside the
+        windows.
 
         `token_ids` must be final up to `num_computed`.
         """
         num_full = num_computed // self._block_size
+        for group in self.groups:
+            group.close(seq, num_full)
         if self._prefixes is not None:
             self._prefixes.publish(seq, namespace, token_ids, num_full)
         for group in self._windowed:
@@ -149,22 +164,27 @@ class KvBlocks:
             group.release(seq)
         seq.num_published = seq.num_writable = seq.num_tokens_handled = 0
 
-    def swap_out(self, seq: SequenceBlocks, num_computed: int) -> bool:
-        """Move the computed blocks to the host.
+    def swap_out(self, seq: SequenceBlocks, num_computed: int) -> int:
+        """Move the computed blocks to the host; returns the number of computed tokens in them.
 
-        Returns False, without effect, if the host has no room or the windows have freed all blocks.
-        Shared blocks are also copied; on the device, only this sequence's hold on them ends.
+        Open blocks are not moved: their tokens are computed again. Returns 0, without effect, if
+        the host has no room, or the windows have freed blocks that are needed. Shared blocks are
+        also copied; on the device, only this sequence's hold on them ends.
         """
+        if self._has_open_blocks:
+            num_computed -= num_computed % self._block_size
+            if not all(group.sees_all_it_needs(seq, num_computed) for group in self.groups):
+                return 0
         num_blocks = num_blocks_for(num_computed, self._block_size)
         counts = [group.num_to_swap(seq, num_blocks) for group in self.groups]
         if not any(counts) or any(
             count > group.swap.num_free for count, group in zip(counts, self.groups, strict=True)
         ):
-            return False
+            return 0
         for group in self.groups:
             group.swap_out(seq, num_blocks)
         seq.num_writable = 0
-        return True
+        return num_computed
 
     def _swap_in(self, seq: SequenceBlocks) -> None:
         for group in self.groups:

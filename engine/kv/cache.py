@@ -16,6 +16,7 @@ from ..errors import UnsupportedModel
 from ..transfers import to_device
 from .groups import LayerKvShape
 from .layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from .open_forms import OpenForms, grouped_bytes_per_block, make_grouped_layers
 from .sequence_blocks import BlockTable
 
 _MIN_FP8_CAPABILITY = (8, 9)
@@ -29,6 +30,11 @@ class KvFormat(NamedTuple):
     code_dtype: torch.dtype | None = None
     """The dtype of quantized values, with a scale per token and head; None: `dtype` without
     quantization."""
+    bits: int | None = None
+    """Bits of a code, if the tokens of a block are quantized together (`kernels/kv_groups.py`)."""
+
+
+KV_BITS = {KvDtype.INT4: 4, KvDtype.INT2: 2}
 
 
 def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.device) -> KvFormat:
@@ -47,6 +53,13 @@ def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.dev
                     f"--kv-dtype fp8 is not supported on this device ({device.type}); use int8"
                 )
             return KvFormat(dtype, torch.float8_e4m3fn)
+        case KvDtype.INT4 | KvDtype.INT2:
+            if device.type != "cpu":
+                raise UnsupportedModel(
+                    f"--kv-dtype {kv_dtype} is not supported on this device ({device.type}); "
+                    "use int8"
+                )
+            return KvFormat(dtype, torch.uint8, KV_BITS[kv_dtype])
         case _:
             assert_never(kv_dtype)
 
@@ -64,9 +77,11 @@ class KvCache:
         device: torch.device,
         num_swap_slots: Sequence[int] = (),
         has_spare_blocks: bool = False,
+        num_open_slots: int | None = None,
     ) -> None:
         """`num_swap_slots`: blocks of host memory per group; empty: none. `has_spare_blocks`: each
-        group has one additional block, to which padding writes."""
+        group has one additional block, to which padding writes. `num_open_slots`: per group, if
+        complete blocks are quantized; None: every block is open forever."""
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of = {
@@ -77,8 +92,26 @@ class KvCache:
         self._device = device
         self._tensors: list[list[Tensor]] = []
         """By group: `[layers, num_blocks, ...]` each, the keys or values of several layers."""
+        self._open: list[OpenForms] = []
+        """By group, if complete blocks are quantized."""
         pages: dict[_Part, KvPages] = {}
         for group in groups:
+            if kv_format.bits is not None:
+                made = make_grouped_layers(
+                    group,
+                    shapes,
+                    num_blocks=group.num_blocks + has_spare_blocks,
+                    block_size=block_size,
+                    dtype=kv_format.dtype,
+                    bits=kv_format.bits,
+                    num_open_slots=num_open_slots,
+                    device=device,
+                )
+                pages.update({_Part(layer, True): own for layer, own in made.keys.items()})
+                pages.update({_Part(layer, False): own for layer, own in made.values.items()})
+                self._tensors.append(made.tensors)
+                self._open.append(made.open)
+                continue
             tensors: list[Tensor] = []
             for (num_heads, dim), parts in _parts_by_size(group, shapes).items():
                 stack = stack_pages(
@@ -99,12 +132,22 @@ class KvCache:
         ]
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of the device's tensors."""
+        tensors = [tensor for group in self._tensors for tensor in group]
+        tensors += [tensor for opened in self._open for tensor in opened.tensors]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    @property
     def spare_blocks(self) -> list[int]:
         """The spare block of each group, if the cache has them."""
         return [group.num_blocks for group in self.groups]
 
     def clear(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
         """Zero positions `[start, end)` of the sequence with these blocks, by group."""
+        if self._open:
+            self._clear_open(tables, start, end)
+            return
         for table, tensors in zip(tables, self._tensors, strict=True):
             for position in range(start, end):
                 block, offset = divmod(position, self.block_size)
@@ -116,6 +159,7 @@ class KvCache:
     ) -> None:
         """Copy the entries of positions `sources` to `targets` in the sequence with these blocks,
         as if all were read before any is written."""
+        assert not self._open, "draft trees are not served over quantized blocks"
         for table, tensors in zip(tables, self._tensors, strict=True):
             read, written = (self._slots(table, positions) for positions in (sources, targets))
             for tensor in tensors:
@@ -130,11 +174,15 @@ class KvCache:
         """
         for operation in operations:
             match operation:
-                case ZeroBlocks(group, block_ids):
+                case ZeroBlocks(group, block_ids, open_slots):
                     self._zero(group, block_ids)
-                case CopyBlock(group, source, target):
+                    if self._open:
+                        self._open[group].zero(block_ids, open_slots)
+                case CopyBlock(group, source, target, open_slot):
                     for tensor in self._tensors[group]:
                         tensor[:, target] = tensor[:, source]
+                    if self._open:
+                        self._open[group].copy(source, target, open_slot)
                 case SwapOut(group, block_ids, host_slots):
                     self._swap_out(group, block_ids, host_slots)
                 case SwapIn(group, host_slots, block_ids):
@@ -151,6 +199,18 @@ class KvCache:
         index = self._index(block_ids)
         for tensor in self._tensors[group]:
             tensor.index_fill_(1, index, 0)
+
+    def _clear_open(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
+        """Zero positions of open blocks, and the codes that were computed with them. The codes are
+        computed again when the blocks are complete."""
+        for index, (table, opened) in enumerate(zip(tables, self._open, strict=True)):
+            for position in range(start, end):
+                block, offset = divmod(position, self.block_size)
+                opened.clear(table.item(block), offset)
+            last = (end - 1) // self.block_size
+            blocks = table[start // self.block_size : last + 1].tolist()
+            for tensor in self._tensors[index]:
+                tensor.index_fill_(1, self._index(blocks), 0)
 
     def _swap_out(self, group: int, block_ids: Sequence[int], host_slots: Sequence[int]) -> None:
         index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
@@ -201,10 +261,22 @@ def kv_bytes_per_block(
     group: KvGroup, shapes: Sequence[LayerKvShape], *, block_size: int, kv_format: KvFormat
 ) -> int:
     """Bytes of one block over the group's layers."""
-    dtype, code_dtype = kv_format
+    dtype, code_dtype, bits = kv_format
+    if bits is not None:
+        return grouped_bytes_per_block(group, shapes, block_size=block_size, bits=bits)
     per_token = sum(
         shapes[layer].num_heads * vector_bytes(dim, dtype=dtype, code_dtype=code_dtype)
         for layer in group.layers
         for dim in (shapes[layer].key_dim, shapes[layer].value_dim)
     )
     return per_token * block_size
+
+
+def open_bytes_per_slot(
+    group: KvGroup, shapes: Sequence[LayerKvShape], *, block_size: int, kv_format: KvFormat
+) -> int:
+    """Bytes of an open block over the group's layers; 0 if complete blocks are not quantized."""
+    if kv_format.bits is None:
+        return 0
+    plain = KvFormat(kv_format.dtype)
+    return kv_bytes_per_block(group, shapes, block_size=block_size, kv_format=plain)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .block_pool import NULL_BLOCK, BlockPool
 from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, num_blocks_for
+from .open_slots import OpenSlots
 from .prefix_cache import CachedBlocks, Prefix
 from .sequence_blocks import NO_BLOCKS, BlockTable, SequenceBlocks, block_table
 from .swap_space import SwapSpace
@@ -30,13 +31,19 @@ class GroupBlocks:
         *,
         num_swap_slots: int,
         operations: OperationLog,
+        num_open_slots: int | None = None,
     ) -> None:
+        """`num_open_slots`: see `KvBlocks`."""
         self.index = index
         self.layout = layout
         self.num_sink_blocks = layout.num_sink_blocks(block_size)
         self.pool = BlockPool(layout.num_blocks)
         self.cached = CachedBlocks(self.pool)
         self.swap = SwapSpace(num_swap_slots)
+        self.open = None if num_open_slots is None else OpenSlots(num_open_slots)
+        """None: every block may be written at any time."""
+        if self.open:
+            self.pool.on_free = self.open.close
         self._block_size = block_size
         self._operations = operations
 
@@ -95,9 +102,18 @@ class GroupBlocks:
 
     def can_fork(self, parent: SequenceBlocks, num_tokens: int) -> bool:
         """Whether the parent still has the blocks that the query after its first `num_tokens`
-        sees."""
+        sees, and the block of this query can be written."""
+        num_full, num_others = divmod(num_tokens, self._block_size)
+        if self.open and num_others:
+            own = parent.tables[self.index].item(num_full)
+            if own not in self.open:
+                return False
+        return self.sees_all_it_needs(parent, num_tokens)
+
+    def sees_all_it_needs(self, seq: SequenceBlocks, num_tokens: int) -> bool:
+        """Whether no window has freed a block that the query after the first `num_tokens` sees."""
         first = self.layout.first_visible_block(num_tokens, self._block_size)
-        return parent.num_freed[self.index] <= max(first, self.num_sink_blocks)
+        return seq.num_freed[self.index] <= max(first, self.num_sink_blocks)
 
     def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> None:
         """Let an empty `child` share the parent's blocks of the first `num_tokens`."""
@@ -131,7 +147,27 @@ class GroupBlocks:
         new = self._allocate(max(num_blocks - len(table), 0))
         if new or own != held:
             seq.tables[self.index] = _joined(table[:first], own + new)
-        self._operations.zero(self.index, new)
+        self._operations.zero(self.index, new, self.open.open(new) if self.open else ())
+
+    def can_open(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> bool:
+        """Whether the blocks that `grow` allocates can be open."""
+        if self.open is None:
+            return True
+        if seq.is_swapped:  # what comes back is complete
+            num_blocks = num_blocks_for(num_computed + num_tokens, self._block_size)
+            num_new = num_blocks - len(seq.tables[self.index])
+        else:
+            num_new = self.num_missing(seq, num_computed, num_tokens)
+        return num_new <= self.open.num_free
+
+    def close(self, seq: SequenceBlocks, num_full: int) -> None:
+        """Close those of the first `num_full` blocks that are open: their tokens are final."""
+        if self.open is None:
+            return
+        table = seq.tables[self.index]
+        for index in reversed(range(num_full)):
+            if not self.open.close(table.item(index)):
+                return  # blocks are completed in order
 
     def leave_behind(self, seq: SequenceBlocks, num_computed: int) -> None:
         """Free the blocks that are outside the window."""
@@ -202,6 +238,8 @@ class GroupBlocks:
     def check_integrity(self, live: Collection[SequenceBlocks]) -> None:
         """Assert that every block and slot is free or held by exactly these sequences."""
         self.pool.check_integrity()
+        if self.open:
+            self.open.check_integrity(self.pool.ref_count)
         self.cached.check_integrity()
         holders = Counter(block_id for seq in live for block_id in seq.tables[self.index].tolist())
         for block_id in range(1, self.pool.num_blocks):
@@ -253,11 +291,13 @@ class GroupBlocks:
     def _own(self, source: int) -> int:
         """The block to write instead of this one: a copy if it is shared, or else itself,
         unpublished."""
+        assert self.open is None or source in self.open, f"block {source} is complete"
         if not self._is_shared(source):
             self.cached.forget(source)
             return source
         (target,) = self._allocate(1)
-        self._operations.add(CopyBlock(self.index, source, target))
+        slot = self.open.open([target])[0] if self.open else None
+        self._operations.add(CopyBlock(self.index, source, target, slot))
         self.pool.free([source])
         return target
 

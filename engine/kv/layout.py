@@ -62,6 +62,8 @@ class ZeroBlocks:
 
     group: int
     block_ids: tuple[int, ...]
+    open_slots: tuple[int, ...] = ()
+    """The slots in which these blocks are open, if complete blocks are quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class CopyBlock:
     group: int
     source: int
     target: int
+    open_slot: int | None = None
+    """The slot in which the target is open, as the source is; None: they have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,14 @@ class OperationLog:
 
     def __init__(self) -> None:
         self._operations: list[KvOperation] = []
-        self._to_zero: defaultdict[int, list[int]] = defaultdict(list)
-        """By group, the blocks to clear after all of `_operations`."""
+        self._to_zero: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        """By group, the blocks to clear after all of `_operations`, and their open slots."""
 
-    def zero(self, group: int, block_ids: Sequence[int]) -> None:
+    def zero(self, group: int, block_ids: Sequence[int], open_slots: Sequence[int] = ()) -> None:
         if block_ids:
-            self._to_zero[group] += block_ids
+            all_ids, all_slots = self._to_zero[group]
+            all_ids += block_ids
+            all_slots += open_slots
 
     def add(self, operation: KvOperation) -> None:
         self._flush_zeros()
@@ -118,6 +124,6 @@ class OperationLog:
         return operations
 
     def _flush_zeros(self) -> None:
-        for group, block_ids in self._to_zero.items():
-            self._operations.append(ZeroBlocks(group, tuple(block_ids)))
+        for group, (block_ids, slots) in self._to_zero.items():
+            self._operations.append(ZeroBlocks(group, tuple(block_ids), tuple(slots)))
         self._to_zero.clear()

@@ -20,6 +20,16 @@ class KvDemand:
     group: KvGroup
     bytes_per_block: int
     max_model_len: int
+    num_open_slots: int | None = None
+    """Blocks that can be open at once, if complete blocks are quantized."""
+    bytes_per_open_slot: int = 0
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of open blocks, and of the slot that is none."""
+        if self.num_open_slots is None:
+            return 0
+        return (1 + self.num_open_slots) * self.bytes_per_open_slot
 
     @property
     def sees_all(self) -> bool:
@@ -52,6 +62,11 @@ class KvDemand:
             f"KV cache {num_blocks} blocks of {size} tokens, {self.bytes_per_block} bytes each: "
             f"{num_blocks * self.bytes_per_block / MIB:.1f} MiB for "
         )
+        if self.num_open_slots is not None:
+            line = (
+                f"unfinished KV blocks {self.num_open_slots} of {size} tokens, "
+                f"{self.bytes_per_open_slot} bytes each: {self.open_bytes / MIB:.1f} MiB; {line}"
+            )
         if self.sees_all:
             return line + f"{num_blocks * size} tokens"
         sinks = f" and {group.sinks} first ones" if group.sinks else ""
@@ -114,8 +129,13 @@ def divide_swap(
     return tuple(count * swap_bytes // total for count in num_blocks)
 
 
+def open_bytes_of(demands: Sequence[KvDemand]) -> int:
+    """Bytes of the open blocks of all groups."""
+    return sum(demand.open_bytes for demand in demands)
+
+
 def wanted_bytes(demands: Sequence[KvDemand], num_tokens: int) -> int:
-    """The bytes of a full batch of sequences with `num_tokens` tokens."""
+    """The bytes of a full batch of sequences with `num_tokens` tokens, without open blocks."""
     return kv_bytes_of(demands, [demand.wanted(num_tokens) for demand in demands])
 
 

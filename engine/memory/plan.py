@@ -15,7 +15,15 @@ from ..errors import InsufficientMemory
 from ..kv.layout import KvGroup
 from .demands import BaseDemand, ProposerDemand
 from .device_memory import DeviceMemory
-from .kv_budget import MIB, KvDemand, divide_kv, divide_swap, kv_bytes_of, wanted_bytes
+from .kv_budget import (
+    MIB,
+    KvDemand,
+    divide_kv,
+    divide_swap,
+    kv_bytes_of,
+    open_bytes_of,
+    wanted_bytes,
+)
 
 _ADVICE = (
     "Raise --memory-gib, or lower --max-model-len, --max-num-batched-tokens, --host-cache-gib, "
@@ -56,6 +64,8 @@ class MemoryPlan:
     """The arithmetic, for the operator."""
     num_draft_blocks: int = 0
     """Blocks of the draft model's KV cache."""
+    num_open_slots: int | None = None
+    """Per group, the blocks that can be open at once, if complete blocks are quantized."""
 
     @property
     def num_kv_blocks(self) -> int:
@@ -92,6 +102,7 @@ def plan_memory(
         max_model_len=_longest(base, num_blocks, config.kv_block_size),
         lines=lines,
         num_draft_blocks=pools.num_draft_blocks,
+        num_open_slots=base.kv[0].num_open_slots,
     )
 
 
@@ -167,10 +178,11 @@ def _kv_bytes(
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     own = left * base.kv_block_bytes // (base.kv_block_bytes + proposers.kv_block_bytes)
+    open_bytes = open_bytes_of(base.kv)
     if is_host:
-        needed = kv_bytes_of(base.kv, [demand.least for demand in base.kv])
+        needed = open_bytes + kv_bytes_of(base.kv, [demand.least for demand in base.kv])
         own = min(own, max(int(own * HOST_KV_FRACTION), needed))
-    return max(0, min(own, wanted_bytes(base.kv, base.max_model_len)))
+    return max(0, min(own, open_bytes + wanted_bytes(base.kv, base.max_model_len)))
 
 
 def _divide_kv(pools: _Pools, base: BaseDemand, lines: Sequence[str]) -> list[int]:
@@ -180,14 +192,21 @@ def _divide_kv(pools: _Pools, base: BaseDemand, lines: Sequence[str]) -> list[in
             f"Not enough memory for a KV cache of {_mib(pools.all_kv)}: {'; '.join(lines)}. "
             f"{_ADVICE}"
         )
-    num_blocks = divide_kv(pools.kv, base.kv)
+    num_blocks = divide_kv(max(0, pools.kv - open_bytes_of(base.kv)), base.kv)
     if num_blocks is None:
         least = " + ".join(str(demand.least) for demand in base.kv)
         raise InsufficientMemory(
             f"Not enough memory: one sequence of {base.max_model_len} tokens needs {least} "
-            f"KV blocks, more than {_mib(pools.kv)} hold: {'; '.join(lines)}. {_ADVICE}"
+            f"KV blocks, more than {_mib(pools.kv)} hold{_besides(base)}: {'; '.join(lines)}. "
+            f"{_ADVICE}"
         )
     return num_blocks
+
+
+def _besides(base: BaseDemand) -> str:
+    if not (open_bytes := open_bytes_of(base.kv)):
+        return ""
+    return f" besides {_mib(open_bytes)} of unfinished blocks, less with fewer --max-num-seqs"
 
 
 def _longest(base: BaseDemand, num_blocks: Sequence[int], block_size: int) -> int:

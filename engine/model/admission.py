@@ -10,7 +10,7 @@ forward pass. Effects beyond the self-test's few tokens are tested on a small co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,19 @@ SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 PROBE_LENGTH = 4
 """For one token only, some families build no mask."""
 SELF_TEST_LENGTHS = (23, 9)
-SELF_TEST_CHUNKS = (MAX_GROUPED_ROWS + 1, 1, 4)
-SELF_TEST_BLOCK_SIZE = 4
 SELF_TEST_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Largest error relative to the largest logit; the half types round at every layer."""
+
+
+class Cuts(NamedTuple):
+    """How a self-test cuts its sequences."""
+
+    block_size: int
+    chunks: tuple[int, ...]
+    """The tokens of one step after another."""
+
+
+SELF_TEST_CUTS = Cuts(4, (MAX_GROUPED_ROWS + 1, 1, 4))
 
 
 def check_config(config: Any, *, max_model_len: int | None) -> int:
@@ -116,6 +125,16 @@ def dense_reference(
     return cases
 
 
+def quantized_blocks_cases(
+    model: nn.Module, vocab_size: int, block_size: int, *, max_model_len: int
+) -> tuple[list[tuple[list[int], Tensor]], Cuts]:
+    """As `dense_reference`, for a cache that quantizes complete blocks: sequences of some blocks of
+    the served size, because the error grows with the size."""
+    lengths = [min(num_halves * block_size // 2, max_model_len) for num_halves in (5, 3)]
+    cuts = Cuts(block_size, (block_size + 1, 1, block_size // 2))
+    return dense_reference(model, vocab_size, lengths), cuts
+
+
 def check_parity(
     model: nn.Module, shapes: list[LayerKvShape], cases: list[tuple[list[int], Tensor]]
 ) -> float:
@@ -138,9 +157,10 @@ def paged_error(
     shapes: list[LayerKvShape],
     cases: list[tuple[list[int], Tensor]],
     kv_format: KvFormat,
+    cuts: Cuts = SELF_TEST_CUTS,
 ) -> float:
     """The difference of the paged forward pass's logits to `cases`, relative to the largest."""
-    paged = run_paged(model, shapes, [token_ids for token_ids, _ in cases], kv_format)
+    paged = run_paged(model, shapes, [token_ids for token_ids, _ in cases], kv_format, cuts)
     return max(
         ((ours - theirs).abs().max() / theirs.abs().max()).item()
         for ours, (_, theirs) in zip(paged, cases, strict=True)
@@ -152,9 +172,10 @@ def run_paged(
     shapes: list[LayerKvShape],
     sequences: list[list[int]],
     kv_format: KvFormat,
+    cuts: Cuts,
 ) -> list[Tensor]:
-    """Logits of all positions, computed in chunks of SELF_TEST_CHUNKS, all sequences in a batch."""
-    size = SELF_TEST_BLOCK_SIZE
+    """Logits of all positions, computed in chunks, all sequences in a batch."""
+    size = cuts.block_size
     per_sequence = -(-max(map(len, sequences)) // size)
     device = next(model.parameters()).device
     cache = KvCache(
@@ -174,7 +195,7 @@ def run_paged(
     while any(done[index] < len(tokens) for index, tokens in enumerate(sequences)):
         chunks = {}
         for index, tokens in enumerate(sequences):
-            count = SELF_TEST_CHUNKS[(step + index) % len(SELF_TEST_CHUNKS)]
+            count = cuts.chunks[(step + index) % len(cuts.chunks)]
             if chunk := tokens[done[index] : done[index] + count]:
                 chunks[index] = SequenceChunk(chunk, done[index], [tables[index]])
         order = sorted(chunks, key=lambda index: len(chunks[index].token_ids) > 1)

@@ -35,12 +35,14 @@ from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
 from .adapted_module import AdaptedModule, ExtendedModule
 from .admission import (
+    SELF_TEST_CUTS,
     check_config,
     check_parity,
     check_replaced,
     dense_reference,
     paged_error,
     probe_kv_shapes,
+    quantized_blocks_cases,
 )
 from .embedding_and_head import ModelEnds, adapt_ends
 from .experts import MoeLayer, replace_experts
@@ -171,6 +173,11 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
+    kv_cases, kv_cuts = cases, SELF_TEST_CUTS
+    if kv_format.bits is not None:
+        kv_cases, kv_cuts = quantized_blocks_cases(
+            model, config.vocab_size, engine.kv_block_size, max_model_len=max_model_len
+        )
     order = module_order(model)
     moe_layers = replace_experts(model)
     kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
@@ -178,7 +185,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     check_thresholds(config, kv_shapes, max_model_len=max_model_len)
     kv_error = 0.0
     if kv_format.code_dtype is not None:
-        kv_error = paged_error(model, kv_shapes, cases, kv_format)
+        kv_error = paged_error(model, kv_shapes, kv_cases, kv_format, kv_cuts)
     ends = adapt_ends(model)
     digests = end_digests(model, model_dir)
     # PyTorch's own matmul of 16 rows takes three times as long on the CPU. The decoder's layers may

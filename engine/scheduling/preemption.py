@@ -101,11 +101,14 @@ class Preemption:
         victim.num_preemptions += 1
         step.cancel(victim)
         self._running.stop(victim)
-        if self._pays_to_swap(victim) and self._kv.swap_out(victim.kv, victim.num_computed_tokens):
+        num_kept = 0
+        if self._pays_to_swap(victim):
+            num_kept = self._kv.swap_out(victim.kv, victim.num_computed_tokens)
+        if num_kept:
             self.num_swaps += 1
         else:
             self._kv.release(victim.kv)
-            victim.num_computed_tokens = 0
+        victim.num_computed_tokens = num_kept
         self._leases.give_back(victim)
         self._waiting.add_front(victim)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..checkpoint.files import DRAFT, locate_base, naming_the_draft
 from ..checkpoint.weights import load_config
-from ..config import EngineConfig
+from ..config import EngineConfig, KvDtype
 from ..errors import InvalidParameter, TokenizerUnusable, UnsupportedModel
 from ..model.base_model import BaseModel, load_base_model
 
@@ -19,8 +19,10 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
     """The draft model, loaded and admitted like the base; None if the configuration has none.
 
     It is served like the base (device, dtype, quantization, cache format), up to its own maximum
-    length. Raises InvalidParameter for a configuration without a model name or with several,
-    UnsupportedModel if the model cannot be loaded or has another vocabulary than the base.
+    length. Its blocks are written again after they were complete, so a format that quantizes
+    complete blocks is not used for them. Raises InvalidParameter for a configuration without a
+    model name or with several, UnsupportedModel if the model cannot be loaded or has another
+    vocabulary than the base.
     """
     entries = [entry.partition(":") for entry in config.speculation]
     models = [model for name, _, model in entries if name == NAME]
@@ -33,7 +35,10 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
     with naming_the_draft(models[0]):
         folder = locate_base(models[0])
         _check_tokens(folder, locate_base(config.model), base.vocab_size)
-        return load_base_model(replace(config, model=str(folder), max_model_len=None))
+        kv_dtype = KvDtype.AUTO if config.kv_dtype.quantizes_blocks else config.kv_dtype
+        return load_base_model(
+            replace(config, model=str(folder), max_model_len=None, kv_dtype=kv_dtype)
+        )
 
 
 def _check_tokens(draft_dir: Path, base_dir: Path, vocab_size: int) -> None:

@@ -131,12 +131,15 @@ def test_loads_are_measured_in_a_process_of_their_own_and_so_is_the_engine(
 
 def test_each_kv_format_is_compared_with_the_models_own(tiny_base: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    sizes = ("--sequences", "2", "--length", "8")
+    sizes = ("--sequences", "2", "--length", "70")
     bench_kv_dtype.main(["--model", str(tiny_base), *sizes, "--json", str(report)])
     results = json.loads(report.read_text())["results"]
-    assert [result["kv_dtype"] for result in results] == list(bench_kv_dtype.CODES)
+    assert [result["kv_dtype"] for result in results] == list(bench_kv_dtype.FORMATS)
     assert all(result["blocks_ratio"] > 1 for result in results)
-    assert all(0 < result["logits_error"] < 0.2 for result in results)
+    assert all(0 < result["logits_error"] < 1.0 for result in results)
+    room = {result["kv_dtype"]: result["room"] for result in results}
+    assert room["int4"] >= 3.5
+    assert room["int2"] >= 6
 
 
 def test_lora_is_timed_in_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
