@@ -172,7 +172,7 @@ def run_paged(
     shapes: list[LayerKvShape],
     sequences: list[list[int]],
     kv_format: KvFormat,
-    cuts: Cuts,
+    cuts: Cuts = SELF_TEST_CUTS,
 ) -> list[Tensor]:
     """Logits of all positions, computed in chunks, all sequences in a batch."""
     size = cuts.block_size
