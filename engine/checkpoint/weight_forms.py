@@ -236,7 +236,9 @@ def _order(in_features: int) -> Tensor:
 
 def _scale_dtype(scale: StoredTensor) -> torch.dtype:
     """Scales of eight bits become fp32."""
-    return torch.float32 if scale.dtype in ("U8", "F8_E4M3") else _dtype(scale)
+    if scale.dtype == "U8":  # exponents
+        return torch.bfloat16
+    return torch.float32 if scale.dtype == "F8_E4M3" else _dtype(scale)
 
 
 def _dtype(tensor: StoredTensor) -> torch.dtype:
