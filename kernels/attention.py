@@ -29,7 +29,7 @@ from torch import Tensor
 
 from . import cpu_library
 from .attention_cpu import attend_group
-from .kv_pages import GatherBuffer, KvPages
+from .kv_pages import GatherBuffer, KeyPrefix, KvPages
 
 MIN_ROWS = 4
 """From this number of rows on, the sums of a row of a CPU matmul in fp32 do not depend on it: MKL
@@ -162,21 +162,27 @@ def _attend_gathered(
     for group in batch.groups:
         block_bytes = keys.block_size * keys.num_heads * keys.dim * q.element_size()
         for part in _parts(group, block_bytes):
-            out[part.rows] = _attend_group(
-                q[part.rows],
-                keys.gather(part.block_tables, batch.gathered.keys),
-                values.gather(part.block_tables, batch.gathered.values),
-                part,
-                options,
-            )
+            blocks = _gather(keys, values, part.block_tables, batch.gathered)
+            attended = _attend_group(q[part.rows], *blocks, part, options)
+            out[part.rows] = attended[..., : values.dim]
     for chunk in batch.chunks:
-        out[chunk.start : chunk.end] = _attend_chunk(
-            q[chunk.start : chunk.end],
-            keys.gather(chunk.block_table, batch.gathered.keys),
-            values.gather(chunk.block_table, batch.gathered.values),
-            chunk,
-            options,
-        )
+        rows = slice(chunk.start, chunk.end)
+        blocks = _gather(keys, values, chunk.block_table, batch.gathered)
+        out[rows] = _attend_chunk(q[rows], *blocks, chunk, options)[..., : values.dim]
+
+
+def _gather(
+    keys: KvPages, values: KvPages, block_ids: Tensor, gathered: GatheredKv
+) -> tuple[Tensor, Tensor]:
+    """These blocks of keys and of values, as `KvPages.gather` gives them.
+
+    Values that are a prefix of the keys are whole keys: PyTorch's fast attention takes keys and
+    values of one size only.
+    """
+    key_blocks = keys.gather(block_ids, gathered.keys)
+    if isinstance(values, KeyPrefix):
+        return key_blocks, key_blocks
+    return key_blocks, values.gather(block_ids, gathered.values)
 
 
 def _parts(group: SequenceGroup, block_bytes: int) -> Iterator[SequenceGroup]:
