@@ -28,6 +28,7 @@ SIZES = {
     "llama": Sizes(8, 2, 128, 128, 16),
     "phi": Sizes(4, 4, 80, 80, 16),
     "mla": Sizes(4, 4, 192, 128, 16),
+    "latent": Sizes(32, 1, 576, 512, 16, is_latent=True),
     "gemma": Sizes(8, 1, 256, 256, 16),
     "odd": Sizes(14, 2, 96, 24, 8),
 }

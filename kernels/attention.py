@@ -30,7 +30,7 @@ from torch import Tensor
 from . import cpu_library
 from .attention_cpu import attend_group
 from .kv_groups import GroupedPages
-from .kv_pages import GatherBuffer, KvPages
+from .kv_pages import GatherBuffer, KeyPrefix, KvPages
 
 MIN_ROWS = 4
 """From this number of rows on, the sums of a row of a CPU matmul in fp32 do not depend on it: MKL
@@ -173,28 +173,31 @@ def _attend_gathered(
     for group in batch.groups:
         block_bytes = keys.block_size * keys.num_heads * keys.dim * q.element_size()
         for part in _parts(group, block_bytes):
-            out[part.rows] = _attend_group(
-                q[part.rows],
-                keys.gather(part.block_tables, batch.gathered.keys),
-                values.gather(part.block_tables, batch.gathered.values),
-                part,
-                options,
-            )
+            blocks = _gather(keys, values, part.block_tables, batch.gathered)
+            attended = _attend_group(q[part.rows], *blocks, part, options)
+            out[part.rows] = attended[..., : values.dim]
     for chunk in batch.chunks:
-        key_blocks = keys.gather(chunk.block_table, batch.gathered.keys)
-        value_blocks = values.gather(chunk.block_table, batch.gathered.values)
+        rows = slice(chunk.start, chunk.end)
+        blocks = _gather(keys, values, chunk.block_table, batch.gathered)
         if chunk.open_blocks is not None:
-            open_keys, open_values = (
-                keys.gather(chunk.open_blocks),
-                values.gather(chunk.open_blocks),
-            )
-            opened = _OpenChunk(chunk, key_blocks, value_blocks, open_keys, open_values)
-            _attend_open_chunk(q, out, opened, options)
+            opened = (keys.gather(chunk.open_blocks), values.gather(chunk.open_blocks))
+            _attend_open_chunk(q, out, _OpenChunk(chunk, *blocks, *opened), options)
             continue
-        own_q = q[chunk.start : chunk.end]
-        out[chunk.start : chunk.end] = _attend_chunk(
-            own_q, key_blocks, value_blocks, chunk, options
-        )
+        out[rows] = _attend_chunk(q[rows], *blocks, chunk, options)[..., : values.dim]
+
+
+def _gather(
+    keys: KvPages, values: KvPages, block_ids: Tensor, gathered: GatheredKv
+) -> tuple[Tensor, Tensor]:
+    """These blocks of keys and of values, as `KvPages.gather` gives them.
+
+    Values that are a prefix of the keys are whole keys: PyTorch's fast attention takes keys and
+    values of one size only.
+    """
+    key_blocks = keys.gather(block_ids, gathered.keys)
+    if isinstance(values, KeyPrefix):
+        return key_blocks, key_blocks
+    return key_blocks, values.gather(block_ids, gathered.values)
 
 
 class _OpenChunk(NamedTuple):

@@ -35,7 +35,8 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         ("sinks", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "dim", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("block_size", "token_stride", "head_stride")),
+        *((name, ctypes.c_int64) for name in ("block_size", "value_stride")),
+        *((name, ctypes.c_int64) for name in ("token_stride", "head_stride")),
         *((name, ctypes.c_int64) for name in ("window", "num_sink_positions")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     )
@@ -62,6 +63,7 @@ def attend_group(
     layer = _layer(
         None if sinks is None else sinks.data_ptr(),
         *(q.shape[1], keys.num_heads, keys.dim, values.dim, keys.block_size),
+        values.data.stride(2),
         *(q.stride(0), q.stride(1)),
         *(options.sliding_window or 0, options.num_sink_positions),
         *(options.scale, options.softcap or 0.0),

@@ -9,6 +9,9 @@ splits in order: no atomics, so results are bit-identical in any batch.
 Everything that changes from step to step is read from device memory, so a grid sized by the tables'
 capacity can be captured; a program without work ends at once. Quantized keys and values are
 multiplied as codes; their scales are applied to the scores and the attention weights.
+
+Values that are the first elements of the keys (`KeyPrefix`) are read once for both products. The
+rest of the keys is a second, narrow product of the scores.
 """
 # mypy: allow-untyped-decorators
 
@@ -22,12 +25,17 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention import AttentionOptions, SequenceGroup
-from .kv_pages import KvPages
+from .kv_pages import KeyPrefix, KvPages
 
 SPLIT_KEYS = 512
 """Keys worth a program where queries are few."""
 MAX_SPLITS = 32
 """Bounds the memory for partial results; longer contexts have longer splits."""
+MAX_LATENT_SPLITS = 8
+"""The same for latents: 128 heads of 512 elements take 2 MiB per sequence."""
+LATENT_SPLIT_QUERIES = 128
+"""Up to this number of queries a latent's keys are split although the queries are several tiles:
+so are those of one token with DeepSeek-V3's heads."""
 MIN_BLOCK = 16  # tl.dot's smallest
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_UNIT = tl.constexpr(1e-20)
@@ -44,6 +52,8 @@ class AttentionShape(NamedTuple):
     """The number of query tiles, each of up to `block_queries` pairs of token and head."""
     num_splits: int
     """The maximum number of key splits; a sequence uses as many as have `SPLIT_KEYS` keys."""
+    is_latent: bool = False
+    """The values are parts of the keys."""
 
 
 def attend_group(
@@ -67,6 +77,7 @@ def attend_group(
         is_tree=group.ancestors is not None,
         dim=max(keys.dim, values.dim),
         dtype=q.dtype,
+        is_latent=isinstance(values, KeyPrefix),
     )
     is_whole = shape.num_splits == 1
     partial, weights = out, None
@@ -80,7 +91,7 @@ def attend_group(
         q,
         keys.data,
         keys.scales,
-        values.data,
+        None if isinstance(values, KeyPrefix) else values.data,
         values.scales,
         options.sinks,
         group.rows,
@@ -108,11 +119,19 @@ def attend_group(
 
 
 def attention_shape(
-    num_queries: int, num_keys: int, *, has_sinks: bool, is_tree: bool, dim: int, dtype: torch.dtype
+    num_queries: int,
+    num_keys: int,
+    *,
+    has_sinks: bool,
+    is_tree: bool,
+    dim: int,
+    dtype: torch.dtype,
+    is_latent: bool = False,
 ) -> AttentionShape:
     """The shape for sequences of up to `num_queries` pairs of token and head and `num_keys` keys.
 
     has_sinks: whether positions before the window are visible, which begin with their own tile.
+    is_latent: whether all values are parts of keys, which many heads share then.
     """
     is_wide, is_exact = dim > 128, dtype.itemsize == 4  # fp32 is multiplied without tensor cores
     most_queries = MIN_BLOCK if is_exact else 32 if is_tree else 64
@@ -120,12 +139,15 @@ def attention_shape(
     block_keys = 32 if is_exact or is_tree else 64 if block_queries > 32 else 128
     if is_wide:
         block_keys //= 2
+    if is_latent:
+        block_queries, block_keys = min(block_queries, 32), MIN_BLOCK if is_exact else 32
     num_tiles = triton.cdiv(num_queries, block_queries)
-    if num_tiles > 1:
-        return AttentionShape(block_queries, block_keys, num_tiles, 1)
+    if num_tiles > 1 and not (is_latent and num_queries <= LATENT_SPLIT_QUERIES):
+        return AttentionShape(block_queries, block_keys, num_tiles, 1, is_latent)
     key_tiles = triton.cdiv(num_keys, block_keys) + has_sinks
-    num_splits = min(triton.cdiv(key_tiles, SPLIT_KEYS // block_keys), MAX_SPLITS)
-    return AttentionShape(block_queries, block_keys, num_tiles, num_splits)
+    most = MAX_LATENT_SPLITS if is_latent else MAX_SPLITS
+    num_splits = min(triton.cdiv(key_tiles, SPLIT_KEYS // block_keys), most)
+    return AttentionShape(block_queries, block_keys, num_tiles, num_splits, is_latent)
 
 
 def attend_constants(
@@ -137,6 +159,7 @@ def attend_constants(
     num_heads: int,
 ) -> dict[str, Any]:
     """The compile-time values of `attend_kernel`."""
+    tail_dim = keys.dim - values.dim if isinstance(values, KeyPrefix) else 0
     return {
         "NUM_KV_HEADS": keys.num_heads,
         "SHARED": num_heads // keys.num_heads,
@@ -150,7 +173,9 @@ def attend_constants(
         "SPLIT_TILES": SPLIT_KEYS // shape.block_keys,
         "BLOCK_QUERIES": shape.block_queries,
         "BLOCK_KEYS": shape.block_keys,
-        "BLOCK_DIM": max(triton.next_power_of_2(keys.dim), MIN_BLOCK),
+        "TAIL_DIM": tail_dim,
+        "BLOCK_DIM": max(triton.next_power_of_2(keys.dim - tail_dim), MIN_BLOCK),
+        "BLOCK_TAIL": max(triton.next_power_of_2(tail_dim), MIN_BLOCK),
         "BLOCK_VALUE": max(triton.next_power_of_2(values.dim), MIN_BLOCK),
         "UPCAST": INTERPRETED,
     }
@@ -161,6 +186,7 @@ def attend_options(shape: AttentionShape, dtype: torch.dtype) -> dict[str, Any]:
     if dtype.itemsize == 4:
         return {"num_warps": 8, "num_stages": 1 if shape.block_keys < 32 else 2}
     is_large = shape.block_queries > 32 and shape.block_keys < 64  # of vectors too wide for four
+    is_large |= shape.is_latent and shape.block_queries > MIN_BLOCK
     return {"num_warps": 8 if is_large else 4, "num_stages": 2}
 
 
@@ -192,7 +218,7 @@ def attend_kernel(
     q_ptr: tl.tensor,
     keys_ptr: tl.tensor,  # [blocks, BLOCK_SIZE, NUM_KV_HEADS, DIM]
     key_scales_ptr: tl.tensor,  # [blocks, BLOCK_SIZE, NUM_KV_HEADS]; None: keys are no codes
-    values_ptr: tl.tensor,
+    values_ptr: tl.tensor,  # None: values are the elements of keys before the last TAIL_DIM
     value_scales_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     rows_ptr: tl.tensor,  # int64 [sequences, num_rows], positions alike
@@ -216,7 +242,9 @@ def attend_kernel(
     SPLIT_TILES: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
+    TAIL_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> None:
@@ -267,17 +295,26 @@ def attend_kernel(
     first_tile = split * split_tiles
     last_tile = tl.minimum(first_tile + split_tiles, num_tiles)
 
+    MAIN_DIM: tl.constexpr = DIM - TAIL_DIM
     dims = tl.arange(0, BLOCK_DIM)
     value_dims = tl.arange(0, BLOCK_VALUE)
     is_query = positions >= 0
+    q_rows_ptr = q_ptr + rows[:, None] * q_token_stride + (heads * q_head_stride)[:, None]
     q = tl.load(
-        q_ptr + rows[:, None] * q_token_stride + (heads * q_head_stride)[:, None] + dims[None, :],
-        mask=is_query[:, None] & (dims < DIM)[None, :],
+        q_rows_ptr + dims[None, :],
+        mask=is_query[:, None] & (dims < MAIN_DIM)[None, :],
         other=0.0,
     )
     dtype = q.dtype
     if UPCAST:
         q = q.to(tl.float32)
+    if TAIL_DIM > 0:
+        tail_dims = MAIN_DIM + tl.arange(0, BLOCK_TAIL)
+        q_tail = tl.load(
+            q_rows_ptr + tail_dims[None, :],
+            mask=is_query[:, None] & (tail_dims < DIM)[None, :],
+            other=0.0,
+        ).to(q.dtype)
     largest = tl.full((BLOCK_QUERIES,), float("-inf"), dtype=tl.float32)
     total = tl.full((BLOCK_QUERIES,), 0.0, dtype=tl.float32)
     if sinks_ptr is not None:
@@ -352,10 +389,17 @@ def attend_kernel(
             slots = (page * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
             k = tl.load(
                 keys_ptr + slots[None, :] * DIM + dims[:, None],
-                mask=is_read[None, :] & (dims < DIM)[:, None],
+                mask=is_read[None, :] & (dims < MAIN_DIM)[:, None],
                 other=0.0,
             ).to(q.dtype)
             scores = tl.dot(q, k, input_precision="ieee")
+            if TAIL_DIM > 0:
+                k_tail = tl.load(
+                    keys_ptr + slots[None, :] * DIM + tail_dims[:, None],
+                    mask=is_read[None, :] & (tail_dims < DIM)[:, None],
+                    other=0.0,
+                ).to(q.dtype)
+                scores = tl.dot(q_tail, k_tail, scores, input_precision="ieee")
             # Exponentials are powers of two: scores in units of log 2, unless they are capped
             # first.
             scores *= SCALE if SOFTCAP is not None else SCALE * LOG2_E
@@ -385,11 +429,14 @@ def attend_kernel(
                 weights *= (1.0 / unit)[:, None]
                 fading = old_unit / unit
             acc *= fading[:, None]
-            v = tl.load(
-                values_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :],
-                mask=is_read[:, None] & (value_dims < VALUE_DIM)[None, :],
-                other=0.0,
-            ).to(q.dtype)
+            if values_ptr is None:
+                v = tl.trans(k)
+            else:
+                v = tl.load(
+                    values_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :],
+                    mask=is_read[:, None] & (value_dims < VALUE_DIM)[None, :],
+                    other=0.0,
+                ).to(q.dtype)
             weights = weights.to(dtype)
             if UPCAST:
                 weights = weights.to(tl.float32)

@@ -50,7 +50,7 @@ class KvPages(Protocol):
     """`[num_blocks, block_size, num_heads, 1]`: the scales of codes; None: `data` is not
     quantized."""
     tensors: tuple[Tensor, ...]
-    """All tensors, blocks first. A block of zeros reads as zeros."""
+    """All tensors of its own, blocks first. A block of zeros reads as zeros."""
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         """Store `vectors [num_tokens, num_heads, dim]` at slots: block id x block size + offset."""
@@ -120,6 +120,24 @@ class QuantizedPages:
         return _in_shape(blocks, block_ids)
 
 
+class KeyPrefix:
+    """Values that are the first elements of each key: a view of the keys' pages, without memory of
+    its own."""
+
+    def __init__(self, keys: KvPages, dim: int) -> None:
+        self.keys, self.dim = keys, dim
+        self.block_size, self.num_heads = keys.block_size, keys.num_heads
+        self.data = keys.data[..., :dim]
+        self.scales = keys.scales
+        self.tensors: tuple[Tensor, ...] = ()
+
+    def write(self, slots: Tensor, vectors: Tensor) -> None:
+        """Does nothing: the values are stored with the keys."""
+
+    def gather(self, block_ids: Tensor, buffer: GatherBuffer | None = None) -> Tensor:
+        return self.keys.gather(block_ids, buffer)[..., : self.dim]
+
+
 def _select(blocks: Tensor, block_ids: Tensor, buffer: GatherBuffer) -> Tensor:
     """These blocks, one after another, in the buffer."""
     ids = block_ids.flatten()
@@ -180,18 +198,20 @@ def allocate_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.devi
     return torch.from_numpy(untouched).view(dtype).view(size)
 
 
-def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor) -> None:
+def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
     """Store a step's `k, v [num_tokens, num_heads, dim]`, last axes dense; see `KvPages.write`.
 
-    On CUDA a token whose slot is negative is skipped.
+    v None: `values` are a KeyPrefix. On CUDA a token whose slot is negative is skipped.
     """
+    assert (v is None) == isinstance(values, KeyPrefix)
     if k.is_cuda:
         from . import kv_write_triton  # Triton is not installed everywhere
 
         kv_write_triton.write_pages(keys, values, slots, k, v)
     else:
         keys.write(slots, k)
-        values.write(slots, v)
+        if v is not None:
+            values.write(slots, v)
 
 
 def vector_bytes(dim: int, *, dtype: torch.dtype, code_dtype: torch.dtype | None) -> int:

@@ -19,20 +19,21 @@ from .kv_pages import KvPages
 WRITE_OPTIONS: dict[str, Any] = {"num_warps": 1}
 
 
-def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor) -> None:
+def write_pages(keys: KvPages, values: KvPages, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
     """See `kv_pages.write_pages`."""
+    has_values = v is not None
     write_kernel[(k.shape[0], keys.num_heads)](
         keys.data,
         keys.scales,
-        values.data,
-        values.scales,
+        values.data if has_values else None,
+        values.scales if has_values else None,
         k,
         v,
         slots,
         k.stride(0),
         k.stride(1),
-        v.stride(0),
-        v.stride(1),
+        0 if v is None else v.stride(0),
+        0 if v is None else v.stride(1),
         **write_constants(keys, values),
         **WRITE_OPTIONS,
     )
@@ -60,7 +61,7 @@ def write_constants(keys: KvPages, values: KvPages) -> dict[str, Any]:
 def write_kernel(
     keys_ptr: tl.tensor,  # [blocks, block size, NUM_HEADS, DIM]
     key_scales_ptr: tl.tensor,  # [blocks, block size, NUM_HEADS]; None: no codes
-    values_ptr: tl.tensor,
+    values_ptr: tl.tensor,  # None: the values are part of the keys
     value_scales_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
@@ -85,9 +86,10 @@ def write_kernel(
     token = token.to(tl.int64)
     place = slot * NUM_HEADS + head
     k_ptr += token * k_token_stride + head * k_head_stride
-    v_ptr += token * v_token_stride + head * v_head_stride
     _store(keys_ptr, key_scales_ptr, place, k_ptr, DIM, BLOCK_DIM, LARGEST)
-    _store(values_ptr, value_scales_ptr, place, v_ptr, VALUE_DIM, BLOCK_VALUE, LARGEST)
+    if values_ptr is not None:
+        v_ptr += token * v_token_stride + head * v_head_stride
+        _store(values_ptr, value_scales_ptr, place, v_ptr, VALUE_DIM, BLOCK_VALUE, LARGEST)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
@@ -81,6 +82,17 @@ class LoraNeeds(NamedTuple):
     """Whether one of them changes experts; see `lora_experts`."""
 
 
+class AdapterRuns:
+    """A step's runs as segments, which few models need: made when the first layer asks."""
+
+    def __init__(self, runs: Sequence[AdapterRun]) -> None:
+        self._runs = runs
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(_segments(self._runs, 0))
+
+
 @dataclass(frozen=True, slots=True)
 class LoraBatch:
     """One step's tokens and their adapters."""
@@ -106,6 +118,13 @@ class LoraBatch:
     auxiliary: tuple[Segment, ...] = ()
     """The tokens whose adapters have auxiliary tensors for some slice, besides those that are
     applied by one launch."""
+    runs: AdapterRuns | None = None
+    """None: the step is captured."""
+
+    @property
+    def adapter_segments(self) -> tuple[Segment, ...]:
+        """All tokens with an adapter, including decoding ones; of a captured step none is known."""
+        return self.runs.segments if self.runs else ()
 
 
 class LoraBatchBuilder:
@@ -137,6 +156,7 @@ class LoraBatchBuilder:
             tiles=tiles,
             launches_vectors=self._is_cuda and bool(self._rows_with_auxiliary(runs)),
             auxiliary=self._auxiliary(runs),
+            runs=AdapterRuns(runs),
         )
 
     def _divide(

@@ -40,3 +40,16 @@ class AdapterWeights(Protocol):
     def replacing_rows(self) -> Set[int]:
         """The rows whose adapters replace a matrix of the base or rows of it: they hold auxiliary
         tensors that are not `vectors`."""
+
+
+def slice_matrices(
+    weights: AdapterWeights, row: int, slice_index: int, *, in_features: int, out_features: int
+) -> tuple[Tensor, Tensor] | None:
+    """A `[rank, in]` and B `[rank, out]` of a row's adapter for a slice, as views; None: it has
+    none."""
+    a_start, b_start, rank = weights.row_tables[row][slice_index]
+    if not rank:
+        return None
+    a = weights.flat.as_strided((rank, in_features), (in_features, 1), a_start)
+    b = weights.flat.as_strided((rank, out_features), (out_features, 1), b_start)
+    return a, b

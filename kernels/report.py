@@ -41,7 +41,7 @@ from . import (
 )
 from .attention import AttentionOptions
 from .gated_activation import Activation
-from .kv_pages import KvPages, make_pages
+from .kv_pages import KeyPrefix, KvPages, make_pages
 from .quantized_weight import CodeType, QuantizedWeight
 from .rms_norm import NormForm
 from .wna16_weight import WNA16Weight, pack_codes
@@ -60,6 +60,8 @@ WNA16_ROWS = (1, 32, 512)
 WARP_THREADS = 32
 NUM_EXPERTS = 8
 KV_BLOCK, KV_HEADS, HEADS, HEAD_DIM = 16, 8, 32, 128
+LATENT_HEADS, LATENT_DIM, ROTARY_DIM = 128, 512, 64
+"""DeepSeek-V3's."""
 CONTEXT = 8192
 MAX_REGISTERS = 255
 MAX_PROCESSES = 8
@@ -69,6 +71,8 @@ MAX_ATTEND_SPILLS = 16
 MAX_SHARED_BYTES = 64 << 10
 """Three blocks fit on a multiprocessor."""
 MAX_ATTEND_BYTES = 76 << 10
+MAX_LATENT_BYTES = 88 << 10
+"""Two blocks fit on an H100's multiprocessor."""
 MAX_PROMPT_BYTES = 144 << 10
 """The shared memory for a prompt chunk, of which one block fits."""
 MAX_WNA16_BYTES = {"sm_80": 96 << 10, "sm_90": 112 << 10, "sm_100": 113 << 10}
@@ -114,6 +118,8 @@ def excess(usage: KernelUsage) -> str | None:
 
 
 def _max_shared_bytes(usage: KernelUsage) -> int:
+    if usage.kernel.startswith("attend_latent["):
+        return MAX_LATENT_BYTES
     is_quantized = usage.kernel.startswith("coded[")
     if not (is_quantized or usage.kernel.startswith("attend[")):
         return MAX_SHARED_BYTES
@@ -330,6 +336,9 @@ def attention_cases(arch: str) -> Iterator[KernelCase]:
         AttendVariant("bf16", 512),
         AttendVariant("i8", 1),
         AttendVariant("i8", 1, queries="fp16"),
+        LatentVariant("bf16", 1),
+        LatentVariant("bf16", 512),
+        LatentVariant("i8", 1),
     ]
     if ARCHITECTURES[arch] >= MIN_FP8_ARCHITECTURE:
         variants += [
@@ -342,6 +351,9 @@ def attention_cases(arch: str) -> Iterator[KernelCase]:
             AttendVariant("i8", 512),
             AttendVariant("i8", 512, queries="fp16"),
             AttendVariant("fp8e4nv", 1),
+            LatentVariant("bf16", 5, extras="tree"),
+            LatentVariant("fp32", 1),
+            LatentVariant("fp8e4nv", 512),
         ]
     yield from (variant.case() for variant in variants)
     yield KernelCase(
@@ -379,8 +391,11 @@ class AttendVariant:
     queries: str = "bf16"
     """For quantized pages; otherwise queries have the format of the pages."""
 
+    name = "attend"
+    heads, kv_heads, is_latent = HEADS, KV_HEADS, False
+
     def pages(self) -> KvPages:
-        size = (1, KV_BLOCK, KV_HEADS, self.dim)
+        size = (1, KV_BLOCK, self.kv_heads, self.dim)
         return make_pages(
             size,
             dtype=self.dtype,
@@ -396,22 +411,28 @@ class AttendVariant:
     def _query_form(self) -> str:
         return self.queries if self.form in CODE_DTYPES else self.form
 
+    def values(self, keys: KvPages) -> KvPages:
+        return keys
+
     def case(self) -> KernelCase:
         options = AttentionOptions(0.1)
         if self.extras == "window":
             options = AttentionOptions(0.1, 1024, 4, 50.0)
         shape = attention_triton.attention_shape(
-            self.rows * HEADS // KV_HEADS,
+            self.rows * self.heads // self.kv_heads,
             CONTEXT,
             has_sinks=options.num_sink_positions > 0,
             is_tree=self.extras == "tree",
             dim=self.dim,
             dtype=self.dtype,
+            is_latent=self.is_latent,
         )
         pages, pointers = self.pages(), self._pointers(is_split=shape.num_splits > 1)
-        constants = attention_triton.attend_constants(shape, pages, pages, options, num_heads=HEADS)
+        constants = attention_triton.attend_constants(
+            shape, pages, self.values(pages), options, num_heads=self.heads
+        )
         return KernelCase(
-            f"attend[{self.form},{self._query_form},rows{self.rows},dim{self.dim},{self.extras}]",
+            f"{self.name}[{self.form},{self._query_form},rows{self.rows},dim{self.dim},{self.extras}]",
             attention_triton.attend_kernel,
             {**constants, **_absent(pointers)},
             attention_triton.attend_options(shape, self.dtype),
@@ -426,7 +447,8 @@ class AttendVariant:
             "out_ptr": "*fp32" if is_split else data,
             "weights_ptr": "*fp32" if is_split else None,
             "q_ptr": data,
-            **dict.fromkeys(("keys_ptr", "values_ptr"), f"*{self.form}"),
+            "keys_ptr": f"*{self.form}",
+            "values_ptr": None if self.is_latent else f"*{self.form}",
             **dict.fromkeys(
                 ("key_scales_ptr", "value_scales_ptr"), "*bf16" if has_scales else None
             ),
@@ -435,6 +457,18 @@ class AttendVariant:
             "block_positions_ptr": "*i64" if has_window else None,
             "ancestors_ptr": "*i1" if self.extras == "tree" else None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class LatentVariant(AttendVariant):
+    """The same for latents, of which the values are a part."""
+
+    dim: int = LATENT_DIM + ROTARY_DIM
+    name = "attend_latent"
+    heads, kv_heads, is_latent = LATENT_HEADS, 1, True
+
+    def values(self, keys: KvPages) -> KvPages:
+        return KeyPrefix(keys, LATENT_DIM)
 
 
 def compile_case(case: KernelCase, arch: str) -> KernelUsage:

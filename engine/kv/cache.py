@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.kv_pages import KvPages, stack_pages, vector_bytes
+from ...kernels.kv_pages import KeyPrefix, KvPages, stack_pages, vector_bytes
 from ..config import KvDtype
 from ..errors import UnsupportedModel
 from ..transfers import to_device
@@ -62,6 +62,15 @@ def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.dev
             return KvFormat(dtype, torch.uint8, KV_BITS[kv_dtype])
         case _:
             assert_never(kv_dtype)
+
+
+def check_kv_format(kv_format: KvFormat, shapes: Sequence[LayerKvShape]) -> None:
+    """Raises UnsupportedModel if the cache of these layers has no such format."""
+    if kv_format.bits is not None and any(shape.is_latent for shape in shapes):
+        raise UnsupportedModel(
+            f"--kv-dtype int{kv_format.bits} is not supported for multi-head latent attention: its "
+            "cache holds latents, which take fewer bytes than codes of keys and values; use int8"
+        )
 
 
 class KvCache:
@@ -125,7 +134,12 @@ class KvCache:
                 tensors += stack.tensors
             self._tensors.append(tensors)
         self.keys = [pages[_Part(layer, is_key=True)] for layer in range(len(shapes))]
-        self.values = [pages[_Part(layer, is_key=False)] for layer in range(len(shapes))]
+        self.values = [
+            KeyPrefix(self.keys[layer], shape.value_dim)
+            if shape.is_latent
+            else pages[_Part(layer, is_key=False)]
+            for layer, shape in enumerate(shapes)
+        ]
         self._host_tensors = [
             [_host_tensor(tensor, slots) for tensor in tensors]
             for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
@@ -246,8 +260,8 @@ def _parts_by_size(
     parts: defaultdict[tuple[int, int], list[_Part]] = defaultdict(list)
     for layer in group.layers:
         shape = shapes[layer]
-        parts[shape.num_heads, shape.key_dim].append(_Part(layer, is_key=True))
-        parts[shape.num_heads, shape.value_dim].append(_Part(layer, is_key=False))
+        for is_key, dim in zip((True, False), shape.stored_dims, strict=False):
+            parts[shape.num_heads, dim].append(_Part(layer, is_key))
     return parts
 
 
@@ -267,7 +281,7 @@ def kv_bytes_per_block(
     per_token = sum(
         shapes[layer].num_heads * vector_bytes(dim, dtype=dtype, code_dtype=code_dtype)
         for layer in group.layers
-        for dim in (shapes[layer].key_dim, shapes[layer].value_dim)
+        for dim in shapes[layer].stored_dims
     )
     return per_token * block_size
 

@@ -17,6 +17,13 @@ class LayerKvShape(NamedTuple):
     value_dim: int
     window: int | None = None
     """The positions that a query sees, including its own; None: all."""
+    is_latent: bool = False
+    """The values are the first `value_dim` elements of the keys, which alone are stored."""
+
+    @property
+    def stored_dims(self) -> tuple[int, ...]:
+        """The sizes of the vectors that are stored for a token and head."""
+        return (self.key_dim,) if self.is_latent else (self.key_dim, self.value_dim)
 
 
 def group_layers(

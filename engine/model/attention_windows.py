@@ -45,11 +45,14 @@ class LayerProbe:
         self._masks: list[tuple[Tensor, Callable[[], int | None]]] = []
 
     def attend(
-        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, _options: AttentionOptions
+        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, _options: AttentionOptions
     ) -> Tensor:
         self.calls.append(layer_index)
-        self.shapes[layer_index] = LayerKvShape(k.shape[1], k.shape[2], v.shape[2], self.window)
-        return q.new_zeros(*q.shape[:2], v.shape[2])
+        value_dim = v if isinstance(v, int) else v.shape[2]
+        self.shapes[layer_index] = LayerKvShape(
+            k.shape[1], k.shape[2], value_dim, self.window, is_latent=isinstance(v, int)
+        )
+        return q.new_zeros(*q.shape[:2], value_dim)
 
     def stand_in(self, mask_function: MaskFunction) -> Tensor:
         """The placeholder that the model passes on as the mask described by this function."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,19 +19,19 @@ from ...adapters.layout import BaseLayout, Projection, Slice
 from ...adapters.malloc import return_freed_memory
 from ...kernels.int8_linear import Int8Linear
 from ...kernels.joined_linear import JoinedLinear
-from ...kernels.linear import Linear
+from ...kernels.linear import DenseLinear, Linear
 from ...kernels.linear_packing import pack_linear
 from ...kernels.quantize import WeightFormat
 from ...kernels.quantized_weight import QuantizedWeight, stack_rows
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
-from ..checkpoint.stored_weights import find_packed_format, weight_values
+from ..checkpoint.stored_weights import dense, find_packed_format, weight_values
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import load_config, load_weights
 from ..config import EngineConfig, Quantization
 from ..errors import InvalidParameter, QuantizedBase, UnsupportedModel
-from ..kv.cache import KvFormat, choose_kv_format
+from ..kv.cache import KvFormat, check_kv_format, choose_kv_format
 from ..kv.groups import LayerKvShape
 from .adapted_module import AdaptedModule, ExtendedModule
 from .admission import (
@@ -48,6 +48,7 @@ from .embedding_and_head import ModelEnds, adapt_ends
 from .experts import MoeLayer, replace_experts
 from .fused_layers import FusedLayers, fuse_layers, fuses_layers
 from .host_reads import find_host_reads
+from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
 from .threshold_test import check_thresholds
 
@@ -68,6 +69,8 @@ class BaseModel:
     packed_head: Linear | None
     """The output head; None: it is the model's own."""
     moe_layers: tuple[MoeLayer, ...]
+    absorbed: tuple[str, ...]
+    """The linear layers that attention multiplies by itself; see `latent_attention`."""
     fused: FusedLayers | None
     """None: all layers keep their own code."""
     kv_shapes: list[LayerKvShape]
@@ -180,7 +183,9 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         )
     order = module_order(model)
     moe_layers = replace_experts(model)
+    absorbed = replace_latents(model)
     kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
+    check_kv_format(kv_format, kv_shapes)
     check_parity(model, kv_shapes, cases)
     check_thresholds(config, kv_shapes, max_model_len=max_model_len)
     kv_error = 0.0
@@ -191,7 +196,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     # PyTorch's own matmul of 16 rows takes three times as long on the CPU. The decoder's layers may
     # still be in their files: there is room for two copies of the head.
     packed_head = ends.head.pack(model) if ends.head and device.type == "cpu" else None
-    projections = replace_linears(model, quantization=engine.quantization)
+    projections = replace_linears(model, quantization=engine.quantization, kept_dense=absorbed)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
     keeps_values = not is_quantized and not any(
@@ -215,6 +220,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         ends=ends,
         packed_head=packed_head,
         moe_layers=tuple(moe_layers),
+        absorbed=tuple(absorbed),
         fused=fused,
         kv_shapes=kv_shapes,
         kv_format=kv_format,
@@ -290,10 +296,13 @@ def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Module]:
     }
 
 
-def replace_linears(model: PreTrainedModel, *, quantization: Quantization) -> list[FusedProjection]:
+def replace_linears(
+    model: PreTrainedModel, *, quantization: Quantization, kept_dense: Collection[str] = ()
+) -> list[FusedProjection]:
     """Swap every linear layer but the output head for a slice of a packed projection.
 
-    Each original weight is freed before the next projection is packed.
+    kept_dense: the layers whose weight stays a tensor in the serving dtype. Each original weight is
+    freed before the next projection is packed.
     """
     linears = decoder_linears(model)
     groups = list(sibling_groups(linears))
@@ -301,7 +310,11 @@ def replace_linears(model: PreTrainedModel, *, quantization: Quantization) -> li
     with report_progress("packing projections", len(groups)) as advance:
         for names in groups:
             group = [(name, linears.pop(name)) for name in names]
-            projections.append(_replace_group(model, group, quantization))
+            if kept_dense and set(names) <= set(kept_dense):
+                linear: Linear = _dense_linear(group[0][1])
+            else:
+                linear = _pack_group([module for _, module in group], quantization)
+            projections.append(_replace_group(model, group, linear))
             del group
             return_freed_memory()
             advance()
@@ -329,7 +342,7 @@ def sibling_groups(linears: Mapping[str, nn.Module]) -> Iterator[list[str]]:
 
 
 def _replace_group(
-    model: nn.Module, group: list[tuple[str, nn.Module]], quantization: Quantization
+    model: nn.Module, group: list[tuple[str, nn.Module]], linear: Linear
 ) -> FusedProjection:
     projection = Projection(
         tuple(
@@ -337,11 +350,19 @@ def _replace_group(
             for name, module in group
         )
     )
-    fused = FusedProjection(projection, _pack_group([module for _, module in group], quantization))
+    fused = FusedProjection(projection, linear)
     for index, (name, _) in enumerate(group):
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, ProjectionSlice(fused, index))
     return fused
+
+
+def _dense_linear(module: nn.Module) -> DenseLinear:
+    """The layer with its weight dequantized, in the serving dtype."""
+    values = _rows_of(module)
+    device = values.codes.device if isinstance(values, QuantizedWeight) else values.device
+    weight = dense(values, dtype=_weight(module).dtype, device=device)
+    return DenseLinear(weight, _bias([module]))
 
 
 def _pack_group(group: Sequence[nn.Module], quantization: Quantization) -> Linear:

@@ -23,6 +23,8 @@ from ..errors import UnsupportedModel
 from ..kv.cache import KvCache
 
 ATTENTION_NAME = "loraplex"
+LATENT_NAME = "latent_attention"
+"""The attribute of an attention module that holds its LatentAttention."""
 _IGNORED_KWARGS = frozenset(
     {
         *("is_causal", "position_ids", "use_cache", "sliding_window"),
@@ -54,9 +56,14 @@ class StepAdaptersBuilder:
     """Builds one StepAdapters per step."""
 
     def __init__(
-        self, batches: LoraBatchBuilder, layout: BaseLayout, head_name: str | None
+        self,
+        batches: LoraBatchBuilder,
+        layout: BaseLayout,
+        head_name: str | None,
+        absorbed: Sequence[str] = (),
     ) -> None:
-        """head_name: the output head's slice, if adapters may touch it."""
+        """head_name: the output head's slice, if adapters may touch it. absorbed: the slices that
+        attention multiplies by itself."""
         self._batches = batches
         self._embedding = next(
             (i for i, part in enumerate(layout.slices) if part.kind is SliceKind.EMBEDDING), None
@@ -65,11 +72,15 @@ class StepAdaptersBuilder:
             i for i, part in enumerate(layout.slices) if part.kind is SliceKind.EXPERTS
         ]
         self._head = None if head_name is None else layout.slice_index[head_name]
+        self._absorbed = [layout.slice_index[name] for name in absorbed]
 
     def needs(self, runs: Sequence[AdapterRun]) -> LoraNeeds | None:
         """What kernels alone must serve for these runs; None if they cannot: an adapter changes the
-        input embedding, or replaces the output head's matrix or rows of it."""
-        elsewhere = [] if self._embedding is None else [self._embedding]
+        input embedding or what attention multiplies by itself, or replaces the output head's matrix
+        or rows of it."""
+        elsewhere = (
+            self._absorbed if self._embedding is None else [self._embedding, *self._absorbed]
+        )
         return self._batches.needs(runs, elsewhere=elsewhere, experts=self._experts)
 
     def build(
@@ -108,9 +119,28 @@ class ForwardContext(Protocol):
         ...
 
     def attend(
-        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
     ) -> Tensor:
-        """Store `k, v [num_tokens, kv_heads, dim]`, attend `q [num_tokens, heads, dim]`."""
+        """Store `k, v [num_tokens, kv_heads, dim]`, attend `q [num_tokens, heads, dim]`.
+
+        v: the values, or how many of k's first elements are the values.
+        """
+        ...
+
+
+class LatentAttention(Protocol):
+    """The attention of a layer that stores latents instead of keys and values."""
+
+    def attend(
+        self,
+        step: ForwardContext,
+        layer_index: int,
+        q: Tensor,
+        k: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """`q [num_tokens, heads, dim]` as for expanded keys, `k [num_tokens, 1, latent_dim +
+        rotary_dim]`; returns `[num_tokens, heads, value_dim]` as for expanded values."""
         ...
 
 
@@ -126,12 +156,12 @@ class PagedForward:
     is_captured: bool = False
 
     def attend(
-        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
     ) -> Tensor:
         index = self.cache.group_of[layer_index]
         group, batch = self.cache.groups[index], self.attention[index]
         keys, values = self.cache.keys[layer_index], self.cache.values[layer_index]
-        write_pages(keys, values, batch.slot_mapping, k, v)
+        write_pages(keys, values, batch.slot_mapping, k, None if isinstance(v, int) else v)
         window, sinks = self.cache.windows[layer_index], 0
         if group.window is not None:  # the layer's own, or the operator's for one that sees all
             window, sinks = group.window, group.sinks
@@ -176,8 +206,10 @@ def attention(
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     step = current_forward.get()
     assert step is not None, "a served model attends within a step"
-    out = step.attend(layer_index, q, k, v, options)
-    return out[None], None
+    latent: LatentAttention | None = module.__dict__.get(LATENT_NAME)
+    if latent is None:
+        return step.attend(layer_index, q, k, v, options)[None], None
+    return latent.attend(step, layer_index, q, k, options)[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, attention)

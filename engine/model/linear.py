@@ -8,18 +8,36 @@ others return their slice after checking that their input is the same tensor obj
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ...adapters.arena import Arena
+from ...adapters.block import VECTOR_KINDS, ExtraKind
 from ...adapters.layout import Projection
 from ...kernels.linear import Linear
 from ...kernels.lora import LoraProjection
 from ...kernels.lora_batch import LoraBatch, Segment
 from ...kernels.lora_vectors import apply_vectors
+from ...kernels.lora_weights import slice_matrices
 from .adapted_module import BaseWeights
 from .forward import current_forward
 from .slice_auxiliary import HeldAuxiliary, change_linear
+
+
+class LinearChange(NamedTuple):
+    """How an adapter changes a linear slice: `y × (1 + magnitude) + bias + x Aᵀ B`, for the base's
+    result y without its bias. None: that part is left out."""
+
+    a: Tensor | None
+    """`[rank, in]`"""
+    b: Tensor | None
+    """`[rank, out]`"""
+    magnitude: Tensor | None
+    """`[out]`"""
+    bias: Tensor | None
+    """`[out]`"""
 
 
 class LinearAdapters:
@@ -30,6 +48,7 @@ class LinearAdapters:
     ) -> None:
         outs = tuple(part.out_features for part in projection.slices)
         self._first_slice = slice_range.start
+        self._in_features = projection.in_features
         self._slice_outs = outs
         self._weights = weights
         self._arena = arena
@@ -51,6 +70,26 @@ class LinearAdapters:
         if batch.launches_vectors:
             self._apply_vectors(y, batch)
         self._lora.add(x, y, self._arena, batch, lora_hidden)
+
+    def change_of(self, row: int) -> LinearChange | None:
+        """How a row's adapter changes the projection's only slice, if it does."""
+        (out_features,) = self._slice_outs
+        matrices = slice_matrices(
+            self._arena,
+            row,
+            self._first_slice,
+            in_features=self._in_features,
+            out_features=out_features,
+        )
+        held = self._auxiliary.of_row(row)
+        if matrices is None and not held:
+            return None
+        a, b = matrices or (None, None)
+        values = held[0][1].values if held else {}
+        assert set(values) <= set(VECTOR_KINDS), "only the model's ends have whole matrices"
+        biases = [values[kind] for kind in (ExtraKind.BIAS, ExtraKind.LORA_BIAS) if kind in values]
+        bias = torch.stack(biases).sum(dim=0) if biases else None
+        return LinearChange(a, b, values.get(ExtraKind.MAGNITUDE), bias)
 
     def forget(self, row: int) -> None:
         """Zero and drop cached data of a table row's adapter."""
@@ -88,6 +127,11 @@ class FusedProjection:
     @property
     def base_weights(self) -> Linear:
         return self.linear
+
+    @property
+    def adapters(self) -> LinearAdapters | None:
+        """None before an arena is attached."""
+        return self._adapters
 
     def attach(self, arena: Arena, slice_range: range) -> None:
         """From now on, change the rows of the step's adapters with this arena's values."""

@@ -12,6 +12,7 @@ from ..kv.groups import LayerKvShape
 from .admission import SELF_TEST_LENGTHS, check_parity, dense_reference, probe_kv_shapes
 from .experts import replace_experts
 from .forward import ATTENTION_NAME
+from .latent_attention import replace_latents
 from .small_copy import find_thresholds, small_copies
 
 _BEYOND = 14
@@ -54,6 +55,7 @@ def _runs(small: PreTrainedModel) -> bool:
 def _check_copy(small: PreTrainedModel, shapes: list[LayerKvShape], *, max_model_len: int) -> None:
     """shapes: those of the loaded model, whose first layers the copy has."""
     config = small.config
+    replace_latents(small)
     own_shapes = probe_kv_shapes(small, config, max_model_len=max_model_len)
     if _windowed(own_shapes) != _windowed(shapes[: len(own_shapes)]):
         raise UnsupportedModel(f"{config.model_type} has other windows when it is small")

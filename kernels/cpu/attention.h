@@ -1,7 +1,8 @@
 // Attention of a few query rows per sequence over a paged cache; kernels/attention.py defines it.
 //
-// The query heads that share a key/value head read it together. The softmax is computed block by block, as in FlashAttention (Dao et al.
-// 2022), so a row's result depends on its own sequence alone.
+// The query heads that share a key/value head read it together. Where few such heads are left for the threads, they read it in
+// parts. The softmax is computed block by block, as in FlashAttention (Dao et al. 2022), so a row's result depends on its own
+// sequence alone.
 #pragma once
 
 #include "products.h"
@@ -9,6 +10,8 @@
 
 // The queries that read a block together: their state fits into a core's caches.
 constexpr long MAX_QUERIES = 128;
+// The fewest query heads of a key/value head that a thread of its own is worth.
+constexpr long MIN_SHARED = 8;
 constexpr float INFINITE = __builtin_inff();
 
 struct AttentionGroup {
@@ -23,6 +26,7 @@ struct AttentionGroup {
 struct AttentionLayer {
     const float *sinks;  // [num_heads], or null
     long num_heads, num_kv_heads, dim, value_dim, block_size;
+    long value_stride;                // from one value to the next: dim, where values are parts of keys
     long token_stride, head_stride;   // of the queries
     long window, num_sink_positions;  // window 0: a query sees all positions
     float scale, softcap;             // softcap 0: none
@@ -61,23 +65,24 @@ inline float weigh(const AttentionLayer &layer, float *scores, Softmax &softmax,
     return kept;
 }
 
-// Some rows of one sequence, and some of its key/value heads.
+// Some rows of one sequence, some of its key/value heads, and some of the query heads that share each.
 struct Part {
-    long sequence, first_row, num_rows, first_kv_head, num_kv_heads;
+    long sequence, first_row, num_rows, first_kv_head, num_kv_heads, first_shared, num_shared;
 };
 
 template <typename T>
 void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const T *keys, const T *values,
                  T *out, const Part &part) {
-    const long num_shared = layer.num_heads / layer.num_kv_heads, dim = layer.dim, value_dim = layer.value_dim;
-    const long size = layer.block_size, per_head = part.num_rows * num_shared, count = per_head * part.num_kv_heads;
+    const long num_shared = part.num_shared, dim = layer.dim, value_dim = layer.value_dim;
+    const long all_shared = layer.num_heads / layer.num_kv_heads, size = layer.block_size, per_head = part.num_rows * num_shared;
+    const long count = per_head * part.num_kv_heads, value_stride = layer.value_stride;
     const long *rows = group.rows + part.sequence * group.max_rows + part.first_row;
     const long *positions = group.positions + part.sequence * group.max_rows + part.first_row;
     // The queries by key/value head, then by row, then by the heads that share it.
     float queries[count * dim], sums[count * value_dim], scores[per_head * size], kept[per_head];
     Softmax softmaxes[count];
     auto row_of = [&](long i) { return i % per_head / num_shared; };
-    auto head_of = [&](long i) { return (part.first_kv_head + i / per_head) * num_shared + i % num_shared; };
+    auto head_of = [&](long i) { return (part.first_kv_head + i / per_head) * all_shared + part.first_shared + i % num_shared; };
     memset(sums, 0, sizeof sums);
     for (long i = 0; i < count; i++) {
         const T *query = q + rows[row_of(i)] * layer.token_stride + head_of(i) * layer.head_stride;
@@ -94,7 +99,7 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
         const long num_keys = last - begin + 1 < size ? last - begin + 1 : size;
         for (long head = 0; head < part.num_kv_heads; head++) {
             const long vector = group.block_tables[at] * size * layer.num_kv_heads + part.first_kv_head + head;
-            const T *k = keys + vector * dim, *v = values + vector * value_dim;
+            const T *k = keys + vector * dim, *v = values + vector * value_stride;
             const long first = head * per_head;
             each_pair(per_head, [&](long i, auto num_rows) {
                 dot_products<num_rows.value>(queries + (first + i) * dim, dim, k, layer.num_kv_heads * dim, dim,
@@ -104,7 +109,7 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
                 kept[i] = weigh(layer, scores + i * size, softmaxes[first + i], begin, positions[row_of(i)]);
             each_pair(per_head, [&](long i, auto num_rows) {
                 add_products<num_rows.value>(sums + (first + i) * value_dim, value_dim, kept + i, scores + i * size,
-                                             size, v, layer.num_kv_heads * value_dim, num_keys, value_dim);
+                                             size, v, layer.num_kv_heads * value_stride, num_keys, value_dim);
             });
         }
     }
@@ -125,19 +130,33 @@ inline long heads_at_a_time(const AttentionGroup &group, const AttentionLayer &l
     return heads > 0 ? heads : 1;
 }
 
+// All query heads that share a key/value head, if they keep all threads busy together with those of
+// other heads and sequences.
+inline long shared_at_a_time(const AttentionGroup &group, const AttentionLayer &layer, long num_parts) {
+    const long num_shared = layer.num_heads / layer.num_kv_heads, num_tasks = 2 * group.num_threads;
+    const long num_pieces = (num_tasks + group.num_sequences * num_parts - 1) / (group.num_sequences * num_parts);
+    const long shared = (num_shared + num_pieces - 1) / num_pieces;
+    if (shared >= MIN_SHARED) return shared;
+    return num_shared < MIN_SHARED ? num_shared : MIN_SHARED;
+}
+
 template <typename T>
 void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const T *keys, const T *values, T *out) {
     const long num_shared = layer.num_heads / layer.num_kv_heads, heads = heads_at_a_time(group, layer);
     const long num_parts = (layer.num_kv_heads + heads - 1) / heads;
-    const long at_a_time = MAX_QUERIES / (heads * num_shared) > 0 ? MAX_QUERIES / (heads * num_shared) : 1;
-    share(group.num_sequences * num_parts, group.num_threads, [&](long index) {
-        const long sequence = index / num_parts, *rows = group.rows + sequence * group.max_rows;
-        const long head = index % num_parts * heads, left = layer.num_kv_heads - head;
+    const long some = heads > 1 ? num_shared : shared_at_a_time(group, layer, num_parts);
+    const long num_pieces = (num_shared + some - 1) / some;
+    const long at_a_time = MAX_QUERIES / (heads * some) > 0 ? MAX_QUERIES / (heads * some) : 1;
+    share(group.num_sequences * num_parts * num_pieces, group.num_threads, [&](long index) {
+        const long sequence = index / num_pieces / num_parts, *rows = group.rows + sequence * group.max_rows;
+        const long head = index / num_pieces % num_parts * heads, left = layer.num_kv_heads - head;
+        const long shared = index % num_pieces * some, left_shared = num_shared - shared;
         long num_rows = 1;  // a padded row repeats the last one
         while (num_rows < group.max_rows && rows[num_rows] != rows[num_rows - 1]) num_rows++;
         for (long row = 0; row < num_rows; row += at_a_time) {
             const long count = num_rows - row < at_a_time ? num_rows - row : at_a_time;
-            attend_part(group, layer, q, keys, values, out, Part{sequence, row, count, head, heads < left ? heads : left});
+            attend_part(group, layer, q, keys, values, out,
+                        Part{sequence, row, count, head, heads < left ? heads : left, shared, some < left_shared ? some : left_shared});
         }
     });
 }

@@ -39,11 +39,18 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "llama": {},
     "mistral-window": {},
     "gemma2-softcap-window": {},
-    "deepseek_v2-mla": {},
     "gpt_oss-sinks-window": {},
     "operators-window": {"attention_window": 21, "attention_sinks": 2},
 }
 SLOW_CASES = set(CASES) - {"llama"}
+
+
+def test_latents_are_not_quantized_in_groups(tmp_path: Path) -> None:
+    config = EngineConfig(
+        str(base_of("deepseek_v2-mla", tmp_path)), device="cpu", kv_dtype=KvDtype.INT4
+    )
+    with pytest.raises(UnsupportedModel, match="multi-head latent attention"):
+        load_base_model(config)
 
 
 def open_engine(path: Path, blocks: Path, kv_dtype: KvDtype, **config: object) -> LocalEngine:

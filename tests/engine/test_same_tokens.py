@@ -123,7 +123,7 @@ def family(
 
 def kv_bytes_per_token(model: Path) -> int:
     base = load_base_model(EngineConfig(str(model), device="cpu"))
-    per_layer = [shape.num_heads * (shape.key_dim + shape.value_dim) for shape in base.kv_shapes]
+    per_layer = [shape.num_heads * sum(shape.stored_dims) for shape in base.kv_shapes]
     return sum(per_layer) * base.dtype.itemsize
 
 

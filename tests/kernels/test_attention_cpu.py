@@ -30,6 +30,8 @@ SIZES = {
     "one-head-for-all": Sizes(5, 1, 80, 48, block_size=16),
     "wide": Sizes(2, 1, 192, 128, block_size=32),
     "many-heads": Sizes(160, 2, 16, 32, block_size=64),
+    "latent": Sizes(20, 1, 48, 32, block_size=16, is_latent=True),
+    "latent-of-many-heads": Sizes(132, 1, 80, 64, block_size=16, is_latent=True),
 }
 SIX_HEADS = SIZES["plain"]
 

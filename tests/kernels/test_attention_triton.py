@@ -41,7 +41,9 @@ SIZES = {
     "wide": Sizes(2, 1, 192, 136),
     "blocks-of-three": Sizes(6, 2, 16, 16, block_size=3),
     "blocks-of-16": Sizes(6, 2, 8, 5, block_size=16),
+    "latent": Sizes(5, 1, 24, 16, is_latent=True),
 }
+LATENT = SIZES["latent"]
 
 
 def attend(module: ModuleType, case: AttentionCase, batch: AttentionBatch | None = None) -> Tensor:
@@ -244,3 +246,21 @@ def test_a_value_that_is_not_finite_stays_in_its_sequence(
     out = attend(interpreted_attention, case)
     assert out[3].isnan().all()
     assert out[[0, 1, 2, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("code_dtype", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("sequences", [MIXED, TREE], ids=["mixed", "tree"])
+def test_values_may_be_a_part_of_keys(
+    interpreted_attention: ModuleType, sequences: Sequences, code_dtype: torch.dtype | None
+) -> None:
+    case = AttentionCase(sequences, PLAIN, LATENT, code_dtype=code_dtype)
+    assert_close(attend(interpreted_attention, case), case.expected(), 4e-6)
+
+
+def test_many_heads_that_share_values_are_split_too(
+    interpreted_attention: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreted_attention, "SPLIT_KEYS", 32)
+    sizes = Sizes(40, 1, 24, 16, is_latent=True)
+    case = AttentionCase(DECODES, AttentionOptions(SCALE), sizes)
+    assert_close(attend(interpreted_attention, case), case.expected())

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from loraplex.kernels.kv_pages import KvPages, make_pages
+from loraplex.kernels.kv_pages import KeyPrefix, KvPages, make_pages, write_pages
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(invalid value|overflow) encountered:RuntimeWarning",
@@ -84,3 +84,16 @@ def test_a_token_without_a_slot_is_left_out(interpreted_kv_write: ModuleType) ->
     )
     assert keys.data.view(32, -1).any(-1).nonzero().tolist() == [[9]]
     assert values.data.view(32, -1).any(-1).nonzero().tolist() == [[9]]
+
+
+@pytest.mark.parametrize("form", ["fp32", "int8"])
+def test_values_that_are_a_part_of_keys_are_not_written(
+    interpreted_kv_write: ModuleType, form: str
+) -> None:
+    dtype, code_dtype = FORMS[form]
+    (keys, _), (expected, _) = pages_pair(dtype, code_dtype), pages_pair(dtype, code_dtype)
+    k = draw(dtype, 24, code_dtype)
+    write_pages(expected, KeyPrefix(expected, 16), SLOTS, k, None)
+    interpreted_kv_write.write_pages(keys, KeyPrefix(keys, 16), SLOTS, k, None)
+    for tensor, other in zip(keys.tensors, expected.tensors, strict=True):
+        assert torch.equal(tensor, other)

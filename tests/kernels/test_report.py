@@ -16,7 +16,8 @@ from loraplex.kernels.report import ARCHITECTURES, KernelUsage, all_cases, exces
 
 PACKAGE_PARENT = Path(report_module.__file__).parents[2]
 KERNELS = {
-    *("lora_shrink", "lora_expand", "lora_vectors", "attend", "attend_combine", "kv_write"),
+    *("lora_shrink", "lora_expand", "lora_vectors", "kv_write"),
+    *("attend", "attend_latent", "attend_combine"),
     *("coded", "dequantize", "sum_splits", "rms_norm", "rotary", "gated"),
     *("sort_pairs", "grouped"),
 }

@@ -13,7 +13,13 @@ from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, attend_gathered
-from loraplex.kernels.kv_pages import KvPages, PlainPages, QuantizedPages, make_pages
+from loraplex.kernels.kv_pages import (
+    KeyPrefix,
+    KvPages,
+    PlainPages,
+    QuantizedPages,
+    make_pages,
+)
 
 CPU = torch.device("cpu")
 
@@ -25,6 +31,8 @@ class Sizes:
     dim: int = 16
     value_dim: int = 16
     block_size: int = 4
+    is_latent: bool = False
+    """The values are the first elements of the keys."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +89,21 @@ class AttentionCase:
             )
             for dim in dims
         )
+        if self.sizes.is_latent:
+            self.values = KeyPrefix(self.keys, self.sizes.value_dim)
         slots = torch.cat([self._slots(chunk) for chunk in self.chunks])
         for pages, dim in zip((self.keys, self.values), dims, strict=True):
             pages.write(slots, torch.randn(len(slots), self.sizes.kv_heads, dim).to(dtype))
-            _poison(pages, slots)
+            if not isinstance(pages, KeyPrefix):
+                _poison(pages, slots)
         num_tokens = sum(len(chunk.token_ids) for chunk in self.chunks)
         self.q = torch.randn(num_tokens, self.sizes.heads, self.sizes.dim).to(dtype)
 
     def pages_on(self, device: torch.device) -> tuple[KvPages, KvPages]:
-        dtype = self.q.dtype
-        return _moved(self.keys, device, dtype), _moved(self.values, device, dtype)
+        keys = _moved(self.keys, device, self.q.dtype)
+        if self.sizes.is_latent:
+            return keys, KeyPrefix(keys, self.sizes.value_dim)
+        return keys, _moved(self.values, device, self.q.dtype)
 
     def batch(self, *, in_place: bool, device: torch.device = CPU) -> AttentionBatch:
         inputs = make_inputs(
@@ -120,7 +133,10 @@ class AttentionCase:
 
     def expected(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """By the plain op in this dtype, which needs what nobody wrote to be zeros."""
-        keys, values = _readable(self.keys, dtype), _readable(self.values, dtype)
+        keys = _readable(self.keys, dtype)
+        values: KvPages = KeyPrefix(keys, self.sizes.value_dim)
+        if not self.sizes.is_latent:
+            values = _readable(self.values, dtype)
         batch = self.batch(in_place=False)
         return attend_gathered(self.q.to(dtype), keys, values, batch, self.options)
 
