@@ -8,8 +8,10 @@ of the values that the writer says it stored, `adapters_max_error` that of mixed
 adapters (LoRA, DoRA, both ends of the model, a whole head) against PEFT over those values, dense
 and with experts, relative to the largest logit. `bytes_over_bf16` is a large layer's memory as it
 is served, with groups of 128 inputs where the format leaves their size open. Where activations
-are quantized too, the reference does so in the same way. `mutations` are damaged checkpoints.
-Exits with 1 if a figure exceeds its bound, and names it on standard error.
+are quantized too, the reference does so in the same way. `mutations` are damaged checkpoints. `kv`
+compares the formats of the KV cache with bf16: the tokens that fit in sequences of 32,768, and the
+mean KL on the demo's base. `mla` are the bytes per token of DeepSeek-V3's latent attention, as
+allocated, and the largest error of a small model's logits against transformers. Exits with 1 if a figure exceeds its bound, and names it on standard error.
 """
 
 from __future__ import annotations
@@ -24,12 +26,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from benchmarks.bench_kv_dtype import DEMO_BASE, measure, sample_text
 from benchmarks.quantized_mutations import try_mutations
 from torch import Tensor
 
 from loraplex.engine.checkpoint.stored_weights import stored_weights
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.kv.cache import KvFormat, kv_bytes_per_block
+from loraplex.engine.kv.groups import LayerKvShape, one_group
+from loraplex.engine.model.base_model import load_base_model
 from loraplex.kernels.linear_packing import pack_linear
-from support.features import Feature, World, dense_logits, make_world
+from support.families import SERVED, save_family
+from support.features import Feature, World, dense_logits, load_plain, make_world
+from support.paged import paged_logits
 from support.quantized_checkpoints import FORMATS, formats, write_weights
 
 BOUND = 1e-3
@@ -52,6 +61,9 @@ LARGE, LARGE_GROUP = (512, 2048), 128
 FOUR_BITS = ("gptq", "gptq-ordered", "awq", "ct-int4", "ct-int4-asymmetric")
 MAX_FOUR_BITS = 0.28
 """Of the bytes in bf16, for formats whose scales are of 16 bits for each 128 inputs."""
+MIN_ROOM = {"int4": 3.5, "int2": 6.0}
+MAX_LATENT_ERROR = 1e-4
+SEQUENCES = [list(range(3, 44)), [5], list(range(60, 90))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,9 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.formats:
             rows.append(try_format(name, Path(folder, name)))
             print(rows[-1], flush=True)
+        print("KV cache and latent attention", flush=True)
+        kv, mla = kv_formats(), latent_attention(Path(folder, "mla"))
         mutations = try_mutations(Path(folder, "mutations"), range(options.mutations))
     evidence = {
         "formats": rows,
+        "kv": kv,
+        "mla": mla,
         "mutations": {
             "tried": mutations.tried,
             "crashes": len(mutations.crashes),
@@ -102,6 +118,39 @@ def try_format(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def kv_formats() -> list[dict[str, Any]]:
+    """The formats of the KV cache beside bf16."""
+    base = load_base_model(EngineConfig(str(DEMO_BASE), device="cpu", dtype="bfloat16"))
+    text = sample_text(base, num_sequences=8, length=256, seed=0)
+    return [
+        {"format": each.kv_dtype, "tokens_over_bf16": each.room, "kl": each.mean_kl}
+        for each in measure(base, text)
+    ]
+
+
+def latent_attention(folder: Path) -> dict[str, float]:
+    """Sizes of one layer of DeepSeek-V3 in bf16, and the error of a small model of its type."""
+    shapes = (LayerKvShape(1, 576, 512, is_latent=True), LayerKvShape(128, 192, 128))
+    latent, expanded = (
+        kv_bytes_per_block(
+            one_group(1, 2)[0], [shape], block_size=1, kv_format=KvFormat(torch.bfloat16)
+        )
+        for shape in shapes
+    )
+    path = save_family(_made(folder), *SERVED["deepseek_v3-mla"])
+    base, dense = load_base_model(EngineConfig(str(path), device="cpu")), load_plain(path)
+    assert all(shape.is_latent for shape in base.kv_shapes)
+    errors = [
+        _error(ours, dense_logits(dense, tokens))
+        for tokens, ours in zip(SEQUENCES, paged_logits(base, SEQUENCES), strict=True)
+    ]
+    return {
+        "bytes_per_token": latent,
+        "expanded_bytes_per_token": expanded,
+        "max_error": max(errors),
+    }
+
+
 def logit_errors(world: World) -> list[float]:
     """Of the base, each adapter and the base again, in one batch."""
     sequences = world.sequences()
@@ -128,6 +177,11 @@ def find_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{row['name']}: {figure} {row[figure]:.1e}, at most {row[bound]:.1e}"
         if row["name"] in FOUR_BITS and row["bytes_over_bf16"] > MAX_FOUR_BITS:
             yield f"{row['name']}: {row['bytes_over_bf16']:.3f} of its bytes in bf16"
+    for row in evidence["kv"]:
+        if row["tokens_over_bf16"] < MIN_ROOM.get(row["format"], 0.0):
+            yield f"--kv-dtype {row['format']}: {row['tokens_over_bf16']:.2f} times the tokens"
+    if evidence["mla"]["max_error"] > MAX_LATENT_ERROR:
+        yield f"latent attention: error {evidence['mla']['max_error']:.1e}"
 
 
 def _made(folder: Path) -> Path:
