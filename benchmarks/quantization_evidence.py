@@ -2,16 +2,18 @@
 
     make quantization-evidence [ARGS='--formats gptq awq --mutations 1000']
 
-For each format, a small model is written by the format's own library where one installs, else from
-the format's description. `max_error` is the largest error of a logit against transformers' model
-of the values that the writer says it stored, `adapters_max_error` that of mixed batches with
-adapters (LoRA, DoRA, both ends of the model, a whole head) against PEFT over those values, dense
-and with experts, relative to the largest logit. `bytes_over_bf16` is a large layer's memory as it
-is served, with groups of 128 inputs where the format leaves their size open. Where activations
-are quantized too, the reference does so in the same way. `mutations` are damaged checkpoints. `kv`
-compares the formats of the KV cache with bf16: the tokens that fit in sequences of 32,768, and the
-mean KL on the demo's base. `mla` are the bytes per token of DeepSeek-V3's latent attention, as
-allocated, and the largest error of a small model's logits against transformers. Exits with 1 if a figure exceeds its bound, and names it on standard error.
+For each of the `formats`, a small model is written by the format's own library where one installs,
+else from the format's description. `max_error` is the largest error of a logit against
+transformers' model of the values that the writer says it stored, `adapters_max_error` that of mixed
+batches with adapters (LoRA, DoRA, both ends of the model, a whole head) against PEFT over those
+values, dense and with experts, relative to the largest logit. Where activations are quantized too,
+the reference does so in the same way. `bytes_over_bf16` is a large layer's memory as it is served,
+with groups of 128 inputs where the format leaves their size open.
+
+`mutations` are damaged checkpoints. `kv` compares the formats of the KV cache with bf16: the tokens
+that fit in sequences of 32,768, and the mean KL on the demo's base. `mla` are the bytes per token
+of DeepSeek-V3's latent attention, and the largest error of a small model's logits against
+transformers. Exits with 1 if a figure exceeds its bound, and names it on standard error.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +43,7 @@ from support.features import Feature, World, dense_logits, load_plain, make_worl
 from support.paged import paged_logits
 from support.quantized_checkpoints import FORMATS, formats, write_weights
 
+SECTIONS = ("formats", "mutations", "kv", "mla")
 BOUND = 1e-3
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -68,31 +71,21 @@ SEQUENCES = [list(range(3, 44)), [5], list(range(60, 90))]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--formats", nargs="*", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--mutations", type=int, default=2000)
     options = parser.parse_args(arguments)
-    with redirect_stdout(sys.stderr), TemporaryDirectory() as folder:  # libraries print too
-        rows = []
-        for name in options.formats:
-            rows.append(try_format(name, Path(folder, name)))
-            print(rows[-1], flush=True)
-        print("KV cache and latent attention", flush=True)
-        kv, mla = kv_formats(), latent_attention(Path(folder, "mla"))
-        mutations = try_mutations(Path(folder, "mutations"), range(options.mutations))
-    evidence = {
-        "formats": rows,
-        "kv": kv,
-        "mla": mla,
-        "mutations": {
-            "tried": mutations.tried,
-            "crashes": len(mutations.crashes),
-            "uncoded": len(mutations.crashes),
-            "outcomes": dict(mutations.outcomes),
-            "peak_growth_mib": mutations.peak_growth_mib,
-        },
-    }
+    with redirect_stdout(sys.stderr), TemporaryDirectory() as name:  # libraries print too
+        folder = Path(name)
+        sections: dict[str, Callable[[], Any]] = {
+            "formats": lambda: [try_format(each, folder / each) for each in options.formats],
+            "mutations": lambda: mutations(folder / "mutations", options.mutations),
+            "kv": kv_formats,
+            "mla": lambda: latent_attention(folder / "mla"),
+        }
+        evidence = {name: run() for name, run in sections.items() if name in options.only}
     print(json.dumps(evidence))
-    faults = [*find_faults(evidence), *mutations.crashes]
+    faults = list(find_faults(evidence))
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
@@ -115,6 +108,19 @@ def try_format(name: str, folder: Path) -> dict[str, Any]:
         "adapters_max_error": max(adapted),
         "adapters_bound": BOUND,
         "bytes_over_bf16": bytes_over_bf16(name, folder / "large"),
+    }
+
+
+def mutations(folder: Path, count: int) -> dict[str, Any]:
+    """What became of so many damaged checkpoints."""
+    found = try_mutations(folder, range(count))
+    return {
+        "tried": found.tried,
+        "crashes": len(found.crashes),
+        "uncoded": len(found.crashes),
+        "first_crash": next(iter(found.crashes), None),
+        "outcomes": dict(found.outcomes),
+        "peak_growth_mib": found.peak_growth_mib,
     }
 
 
@@ -171,17 +177,19 @@ def bytes_over_bf16(name: str, folder: Path) -> float:
 
 def find_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
     """One line for each figure beyond its bound."""
-    for row in evidence["formats"]:
+    for row in evidence.get("formats", []):
         for figure, bound in (("max_error", "bound"), ("adapters_max_error", "adapters_bound")):
             if not row[figure] <= row[bound]:
                 yield f"{row['name']}: {figure} {row[figure]:.1e}, at most {row[bound]:.1e}"
         if row["name"] in FOUR_BITS and row["bytes_over_bf16"] > MAX_FOUR_BITS:
             yield f"{row['name']}: {row['bytes_over_bf16']:.3f} of its bytes in bf16"
-    for row in evidence["kv"]:
+    for row in evidence.get("kv", []):
         if row["tokens_over_bf16"] < MIN_ROOM.get(row["format"], 0.0):
             yield f"--kv-dtype {row['format']}: {row['tokens_over_bf16']:.2f} times the tokens"
-    if evidence["mla"]["max_error"] > MAX_LATENT_ERROR:
+    if "mla" in evidence and evidence["mla"]["max_error"] > MAX_LATENT_ERROR:
         yield f"latent attention: error {evidence['mla']['max_error']:.1e}"
+    if "mutations" in evidence and evidence["mutations"]["crashes"]:
+        yield f"a damaged checkpoint: {evidence['mutations']['first_crash']}"
 
 
 def _made(folder: Path) -> Path:
