@@ -162,6 +162,7 @@ docs: $(INSTALLED) ## write the pages generated from code and evidence
 	$(BIN)/python -m loraplex.adapters.formats > docs/formats.md
 	$(BIN)/python -m benchmarks.model_list > docs/models.md
 	$(BIN)/python -m benchmarks.model_list --readme README.md
+	$(BIN)/python -m benchmarks.quantization_list docs/quantization.md
 	PYTHONPATH=tests $(BIN)/python -m support.packages docs/architecture.md
 
 screenshots: $(INSTALLED) ## take the console's pictures for docs/ anew from a seeded demo; needs Chromium
