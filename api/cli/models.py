@@ -263,11 +263,11 @@ def _weight_rows(base: ExpectedBase) -> Iterator[Mapping[str, str]]:
 
 def _made_dense_lines(base: ExpectedBase) -> Iterator[str]:
     for kind, part in base.weights.items():
-        if part.num_made_dense:
-            yield (
-                f"{kind.capitalize()}: {part.num_made_dense} quantized weights become "
-                f"{_dtype_name(base)} at load."
+        if count := part.num_made_dense:
+            weights = (
+                "1 quantized weight becomes" if count == 1 else f"{count} quantized weights become"
             )
+            yield f"{kind.capitalize()}: {weights} {_dtype_name(base)} at load."
 
 
 def _memory_lines(forecast: MemoryForecast) -> Iterator[str]:
