@@ -86,6 +86,7 @@ def drawn_weights(
     with (
         mock.patch.object(checkpoint, "check_base"),
         mock.patch.object(base_model, "load_weights", load_weights),
+        mock.patch.object(base_model, "find_packed_format", return_value=None),
         mock.patch.object(base_model, "compute_base_id", return_value="drawn"),
         mock.patch.object(base_model, "end_digests", return_value={}),
     ):

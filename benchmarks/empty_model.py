@@ -61,6 +61,7 @@ def _base() -> BaseModel:
             device=torch.device("cpu"),
             layout=BaseLayout("sha256:0", ()),
             head_name=None,
+            absorbed=(),
             vocab_size=1,
             forget_step=lambda: None,
         ),

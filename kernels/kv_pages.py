@@ -77,7 +77,8 @@ class PlainPages:
         self.data.view(-1, self.num_heads, self.dim).index_copy_(0, slots, vectors)
 
     def gather(self, block_ids: Tensor, buffer: GatherBuffer | None = None) -> Tensor:
-        return _in_shape(_select(self.data, block_ids, buffer or GatherBuffer()), block_ids)
+        blocks = _select(self.data, block_ids, buffer or GatherBuffer())
+        return blocks.view(*block_ids.shape, *blocks.shape[1:])
 
 
 class QuantizedPages:
@@ -117,7 +118,7 @@ class QuantizedPages:
         codes = _select(self._quantized, block_ids, buffer).view(self._code_dtype)
         blocks = buffer.take(tuple(codes.shape), self._dtype, codes.device).copy_(codes)
         blocks *= self._scales.index_select(0, block_ids.flatten())
-        return _in_shape(blocks, block_ids)
+        return blocks.view(*block_ids.shape, *blocks.shape[1:])
 
 
 class KeyPrefix:
@@ -143,10 +144,6 @@ def _select(blocks: Tensor, block_ids: Tensor, buffer: GatherBuffer) -> Tensor:
     ids = block_ids.flatten()
     out = buffer.take((len(ids), *blocks.shape[1:]), blocks.dtype, blocks.device)
     return torch.index_select(blocks, 0, ids, out=out)
-
-
-def _in_shape(blocks: Tensor, block_ids: Tensor) -> Tensor:
-    return blocks.view(*block_ids.shape, *blocks.shape[1:])
 
 
 class PageStack(NamedTuple):

@@ -40,6 +40,7 @@ from .base_model import (
     sibling_groups,
     weight_format,
 )
+from .latent_attention import replace_latents
 from .skeleton import bypass_experts
 
 _EXPERTS_KERNEL = "grouped_linear"
@@ -154,6 +155,7 @@ def _kv_shapes(config: Any, max_model_len: int) -> list[LayerKvShape] | None:
     with torch.device("meta"):
         model = build_model(config)
     bypass_experts(model)
+    replace_latents(model, has_values=False)
     try:
         with _ValuesAreOne():
             return probe_kv_shapes(model, config, max_model_len=max_model_len)
@@ -202,6 +204,7 @@ class _Outline:
         self._device_type = device_type
         self._quantized_to = quantized_to
         self._linears = decoder_linears(empty.model)
+        self._absorbed = frozenset(replace_latents(empty.model, has_values=False))
         self.num_parameters = sum(parameter.numel() for parameter in empty.model.parameters())
         self._left = self._stored_names.keys() & self._linears.keys() if leaves_stored else set()
         for path in self._left:
@@ -218,7 +221,7 @@ class _Outline:
         """By kind, without the kinds that the model does not have."""
         found = {kind: ExpectedWeights() for kind in WeightKind}
         kinds = self._stored_kinds()
-        left = {self._stored_names[path] for path in self._left}
+        left = {self._stored_names[path] for path in self._left - self._absorbed}
         for name, form in self._forms.items():
             kind = kinds.get(name) or _kind_by_name(name)
             part = found[kind]
@@ -265,6 +268,11 @@ class _Outline:
 
     def _add_group(self, part: ExpectedWeights, paths: Sequence[str]) -> None:
         """Add the linear layers of one projection."""
+        if self._absorbed.issuperset(paths):
+            size = _matrix(self._linears[paths[0]])
+            weight = torch.empty(size, dtype=self._dtype, device="meta")
+            self._add_linear(part, weight, LinearKind.DENSE)
+            return
         for values in group_weights([self._linears[path] for path in paths]):
             if isinstance(values, Tensor) and self._quantized_to is not None:
                 values = _quantize(values, self._quantized_to)
@@ -272,6 +280,9 @@ class _Outline:
 
     def _add_packed(self, part: ExpectedWeights, values: Values) -> None:
         kind = choose_linear(values, dtype=self._dtype, device_type=self._device_type)
+        self._add_linear(part, values, kind)
+
+    def _add_linear(self, part: ExpectedWeights, values: Values, kind: LinearKind) -> None:
         part.kernels[kind] += 1
         part.served_bytes += linear_bytes(
             values, kind, dtype=self._dtype, device_type=self._device_type

@@ -72,16 +72,15 @@ class StepAdaptersBuilder:
             i for i, part in enumerate(layout.slices) if part.kind is SliceKind.EXPERTS
         ]
         self._head = None if head_name is None else layout.slice_index[head_name]
-        self._absorbed = [layout.slice_index[name] for name in absorbed]
+        self._elsewhere = [layout.slice_index[name] for name in absorbed]
+        if self._embedding is not None:
+            self._elsewhere.append(self._embedding)
 
     def needs(self, runs: Sequence[AdapterRun]) -> LoraNeeds | None:
         """What kernels alone must serve for these runs; None if they cannot: an adapter changes the
         input embedding or what attention multiplies by itself, or replaces the output head's matrix
         or rows of it."""
-        elsewhere = (
-            self._absorbed if self._embedding is None else [self._embedding, *self._absorbed]
-        )
-        return self._batches.needs(runs, elsewhere=elsewhere, experts=self._experts)
+        return self._batches.needs(runs, elsewhere=self._elsewhere, experts=self._experts)
 
     def build(
         self,

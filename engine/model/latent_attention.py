@@ -54,16 +54,17 @@ class LatentSizes(NamedTuple):
         return [self.nope_dim, self.value_dim]
 
 
-def replace_latents(model: nn.Module) -> list[str]:
+def replace_latents(model: nn.Module, *, has_values: bool = True) -> list[str]:
     """Let the latent attentions of a model cache latents in the steps of a served model.
 
-    For a model as transformers loads it. Returns the paths of their `kv_b_proj`, whose weight must
-    stay dense; other attentions are unchanged.
+    For a model as transformers loads it; one without values is taken by the parts of its attention
+    alone. Returns the paths of their `kv_b_proj`, whose weight must stay dense; other attentions
+    are unchanged.
     """
     paths = []
     for path, module in model.named_modules():
         sizes = _sizes(module)
-        if sizes is not None and _is_served(module, sizes):
+        if sizes is not None and (not has_values or _is_served(module, sizes)):
             _replace(module, sizes)
             paths.append(f"{path}.{EXPANSION}")
     return paths

@@ -14,6 +14,11 @@ struct half {
     uint16_t bits;
 };
 
+#if defined(__AVX512F__)
+// A mask of all elements: without one, GCC 12 warns of the vector that the others would come from.
+constexpr __mmask16 ALL = 0xffff;
+#endif
+
 inline Vector as_floats(Bits bits) {
     Vector x;
     memcpy(&x, &bits, sizeof x);
@@ -33,7 +38,7 @@ inline Vector load(const half *from) {
 
 inline Integers load_integers(const int8_t *from) {
 #if defined(__AVX512F__)
-    return (Integers)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+    return (Integers)_mm512_maskz_cvtepi8_epi32(ALL, _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
 #elif defined(__AVX2__)
     return (Integers)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
 #else
@@ -74,7 +79,7 @@ struct Fp8Codes {
         const __m256i code = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(codes)));
         const __m256i size = _mm256_and_si256(_mm256_slli_epi16(code, 7), _mm256_set1_epi16(0x3f80));
         const __m256i sign = _mm256_and_si256(code, _mm256_set1_epi16(INT16_MIN));
-        numbers[0] = _mm512_cvtph_ps(_mm256_or_si256(size, sign)) * 0x1p8f;
+        numbers[0] = _mm512_maskz_cvtph_ps(ALL, _mm256_or_si256(size, sign)) * 0x1p8f;
 #elif defined(__AVX2__) && defined(__F16C__)
         const __m128i code = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(codes)));
         const __m128i size = _mm_and_si128(_mm_slli_epi16(code, 7), _mm_set1_epi16(0x3f80));
@@ -108,7 +113,7 @@ struct Table4Codes {
 #if defined(__AVX512F__)
     Vector table;
     explicit Table4Codes(const float *numbers) : table(load(numbers)) {}
-    Vector look_up(Integers places) const { return _mm512_permutexvar_ps((__m512i)places, table); }
+    Vector look_up(Integers places) const { return _mm512_maskz_permutexvar_ps(ALL, (__m512i)places, table); }
 #elif defined(__AVX2__)
     Vector first, second;
     explicit Table4Codes(const float *numbers) : first(load(numbers)), second(load(numbers + WIDTH)) {}

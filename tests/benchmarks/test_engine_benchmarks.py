@@ -161,7 +161,8 @@ def test_a_drawn_base_is_quantized_as_a_checkpoint_is(
     assert not list(tmp_path.glob("base-*")), "no checkpoint was written"
     assert len(rows) == len(bench_mixed_step.ARMS) * len(plan.batches)
     heads, linears = 128 * 512, 2 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256)
-    weight_bytes = 4 * heads + linears * {"none": 4, "int8": 1, "int4": 0.5}[quantization]
+    of_weight = {"none": 4, "int8": 1, "fp8": 1, "int4": 0.5, "nf4": 0.53, "mxfp4": 0.56}
+    weight_bytes = 4 * heads + linears * of_weight[quantization]
     found = facts["weight_bytes"]
     assert isinstance(found, int)
     assert weight_bytes < found < 1.1 * weight_bytes, "norms and scales beside"
