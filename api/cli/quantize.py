@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from ...engine.calibration.method import CodeFormat, Method
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 
@@ -21,22 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 MIB = 1 << 20
-
-
-class MethodName(StrEnum):
-    """The names of `Method`, which imports torch."""
-
-    GPTQ = "gptq"
-    AWQ = "awq"
-    RTN = "rtn"
-
-
-class FormatName(StrEnum):
-    """The names of `CodeFormat`, which imports torch."""
-
-    INT4 = "int4"
-    INT8 = "int8"
-    FP8 = "fp8"
 
 
 @app.command()
@@ -58,9 +42,9 @@ def quantize(
         ),
     ],
     method: Annotated[
-        MethodName, typer.Option(help="gptq, awq, or rtn: the nearest codes.")
-    ] = MethodName.GPTQ,
-    form: Annotated[FormatName, typer.Option("--format", help="Of the codes.")] = FormatName.INT4,
+        Method, typer.Option(help="gptq, awq, or rtn: the nearest codes.")
+    ] = Method.GPTQ,
+    form: Annotated[CodeFormat, typer.Option("--format", help="Of the codes.")] = CodeFormat.INT4,
     group_size: Annotated[
         int,
         typer.Option(
@@ -85,11 +69,11 @@ def quantize(
     routers, the embedding and the head stay as they are."""
     if find_spec("torch") is None:
         raise CommandFailed("quantizing needs: pip install 'loraplex[engine]'")
-    from ...engine.calibration.recipe import CodeFormat, Method, Recipe
+    from ...engine.calibration.recipe import Recipe
 
     recipe = Recipe(
-        method=Method(method.value),
-        code_format=CodeFormat(form.value),
+        method=method,
+        code_format=form,
         group_size=group_size,
         act_order=act_order,
         exclude=tuple(exclude or ()),

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...kernels.quantized_weight import CodeType, QuantizedWeight
 from ..checkpoint.packed_weights import WORD_BITS
-from .recipe import CodeFormat, Recipe
+from .method import CodeFormat
+from .recipe import Recipe
 
 _PIECE_ROWS = 256
 

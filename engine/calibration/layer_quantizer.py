@@ -20,8 +20,9 @@ from .gptq import quantize_gptq
 from .grid import round_to_nearest
 from .layer_inputs import LayerInputs
 from .matrices import LayerMatrices, Matrices, stored_name
+from .method import Method
 from .output_folder import OutputFolder
-from .recipe import Method, Recipe
+from .recipe import Recipe
 from .shards import Shards
 
 OnLayer = Callable[[int, int, float | None], None]

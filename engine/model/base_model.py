@@ -165,14 +165,11 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     stored_format = find_packed_format(model_dir)
     check_quantized_once(engine, stored_format)
-    is_quantized = engine.quantization is not Quantization.NONE
-    is_packed_smaller = (
-        is_quantized
-        or stored_format is not None
-        or keeps_bfloat16(config.dtype, dtype=dtype, device=device)
+    is_smaller = are_packed_smaller(
+        engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
     )
     model = load_weights(
-        model_dir, config, dtype, device, left_stored=decoder_linears if is_packed_smaller else None
+        model_dir, config, dtype, device, left_stored=decoder_linears if is_smaller else None
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
@@ -199,7 +196,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     projections = replace_linears(model, quantization=engine.quantization, kept_dense=absorbed)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
-    keeps_values = not is_quantized and not any(
+    keeps_values = engine.quantization is Quantization.NONE and not any(
         isinstance(fused.linear, Int8Linear) for fused in projections
     )
     error = check_parity(model, kv_shapes, cases) if keeps_values else 0.0
@@ -243,12 +240,19 @@ def check_quantized_once(engine: EngineConfig, stored_format: str | None) -> Non
         )
 
 
-def keeps_bfloat16(
-    checkpoint: torch.dtype | None, *, dtype: torch.dtype, device: torch.device
+def are_packed_smaller(
+    quantization: Quantization,
+    stored_format: str | None,
+    checkpoint: torch.dtype | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> bool:
-    """Whether linear layers are packed in bf16 though they are multiplied in fp32."""
+    """Whether packed linear layers take fewer bytes than in the serving dtype: quantized ones, and
+    on the CPU those in bf16 that are multiplied in fp32."""
     is_wider = dtype is torch.float32 and checkpoint is torch.bfloat16
-    return device.type == "cpu" and is_wider
+    is_quantized = quantization is not Quantization.NONE or stored_format is not None
+    return is_quantized or (device.type == "cpu" and is_wider)
 
 
 def choose_device(name: str) -> torch.device:

@@ -26,17 +26,17 @@ from ..checkpoint.files import locate_base
 from ..checkpoint.stored_weights import Values, find_packed_format, kept_dtype
 from ..checkpoint.weight_forms import WeightForm, read_weight_forms, repeat_row
 from ..checkpoint.weights import EmptyModel, build_model, empty_model, load_config
-from ..config import EngineConfig, Quantization
+from ..config import EngineConfig
 from ..errors import UnsupportedModel
 from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
 from .admission import check_config, probe_kv_shapes
 from .base_model import (
+    are_packed_smaller,
     check_quantized_once,
     choose_dtype,
     decoder_linears,
     group_weights,
-    keeps_bfloat16,
     sibling_groups,
     weight_format,
 )
@@ -121,18 +121,15 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     stored_format = find_packed_format(model_dir)
     check_quantized_once(engine, stored_format)
-    is_packed_smaller = (
-        stored_format is not None
-        or engine.quantization is not Quantization.NONE
-        or keeps_bfloat16(config.dtype, dtype=dtype, device=device)
-    )
     outline = _Outline(
         empty_model(model_dir, config, dtype),
         read_weight_forms(model_dir),
         dtype,
         device.type,
         weight_format(engine.quantization),
-        leaves_stored=is_packed_smaller,
+        leaves_stored=are_packed_smaller(
+            engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
+        ),
     )
     return ExpectedBase(
         model_dir=model_dir,

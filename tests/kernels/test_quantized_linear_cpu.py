@@ -39,13 +39,35 @@ def test_a_rows_bits_depend_on_no_other_row_and_no_number_of_threads(case: Case)
     assert torch.equal(linear(x), alone)
 
 
-def test_a_row_that_is_not_finite_changes_no_other() -> None:
-    linear, x = QuantizedPanelLinear(make_weight(CASES[0])), torch.randn(20, 256)
-    expected = linear(x)
-    x[7, 3], x[8] = float("nan"), float("inf")
-    others = [row for row in range(20) if row not in (7, 8)]
-    assert torch.equal(linear(x)[others], expected[others])
-    assert linear(x)[7].isnan().all()
+@EACH_CASE
+@pytest.mark.parametrize("poison", [torch.inf, torch.nan, 3e38])
+@pytest.mark.parametrize("num_rows", [2, 5, 40])
+def test_keeps_one_rows_outlier_in_its_row(case: Case, poison: float, num_rows: int) -> None:
+    linear, x = QuantizedPanelLinear(make_weight(case)), torch.randn(num_rows, case.shape[1])
+    clean = linear(x)
+    x[-1, 7 % case.shape[1]] = poison
+    result = linear(x)
+    assert torch.equal(result[:-1], clean[:-1])
+    if poison != 3e38:
+        assert not result[-1].isfinite().any()
+
+
+@EACH_CASE
+def test_gives_the_bias_for_rows_of_zeros(case: Case) -> None:
+    bias = torch.randn(case.shape[0])
+    linear = QuantizedPanelLinear(make_weight(case), bias)
+    assert torch.equal(linear(torch.zeros(2, case.shape[1])), bias.expand(2, -1))
+
+
+@EACH_CASE
+def test_inputs_may_have_other_dimensions_strides_and_types(case: Case) -> None:
+    weight = make_weight(case)
+    linear, x = QuantizedPanelLinear(weight), torch.randn(2, 3, 2 * case.shape[1])[..., ::2]
+    assert_close(linear(x), F.linear(x.double(), plain_values(weight).double()))
+    assert torch.equal(linear(x)[1], linear(x[1]))
+    half = linear(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, linear(x.bfloat16().float()).bfloat16())
 
 
 @EACH_CASE

@@ -8,10 +8,8 @@ import pytest
 
 from loraplex.api import cli
 from loraplex.api.cli.exit_codes import ExitCode
-from loraplex.api.cli.quantize import FormatName, MethodName
 from loraplex.engine.calibration import quantization
 from loraplex.engine.calibration.output_folder import OutputFolder
-from loraplex.engine.calibration.recipe import CodeFormat, Method
 from support.calibration import save_with_tokenizer, write_text
 
 SMALL = ("--samples", "4", "--seq-len", "16", "--group-size", "32")
@@ -92,8 +90,3 @@ def test_names_a_text_that_is_none(
     assert quantize(monkeypatch, model, tmp_path / "out", text) == ExitCode.USAGE
     assert "text" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_names_of_methods_and_formats_are_those_of_the_engine() -> None:
-    assert [name.value for name in MethodName] == [method.value for method in Method]
-    assert [name.value for name in FormatName] == [form.value for form in CodeFormat]

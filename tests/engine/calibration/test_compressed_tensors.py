@@ -11,7 +11,8 @@ from compressed_tensors.quantization import QuantizationConfig, QuantizationSche
 
 from loraplex.engine.calibration.compressed_tensors import quantization_config, stored_parts
 from loraplex.engine.calibration.grid import round_to_nearest
-from loraplex.engine.calibration.recipe import CodeFormat, Recipe
+from loraplex.engine.calibration.method import CodeFormat
+from loraplex.engine.calibration.recipe import Recipe
 
 RECIPES = [
     Recipe(code_format=CodeFormat.INT4, group_size=16),

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
+from loraplex.engine.calibration.method import CodeFormat, Method
 from loraplex.engine.calibration.output_folder import STATE_FILE
 from loraplex.engine.calibration.quantization import Outcome
-from loraplex.engine.calibration.recipe import CodeFormat, Method
 from loraplex.engine.checkpoint.files import locate_base
 from loraplex.engine.checkpoint.stored_weights import StoredPackedWeight, dense, stored_weights
 from loraplex.engine.config import EngineConfig
