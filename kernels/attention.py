@@ -60,7 +60,8 @@ class SequenceGroup:
     rows: Tensor
     """int64 `[num_sequences, max_rows]`: the positions of the new tokens in the flat batch."""
     positions: Tensor
-    """int64 `[num_sequences, max_rows]`: those of the new tokens in their sequences."""
+    """int64 `[num_sequences, max_rows]`: those of the new tokens among the cached ones of their
+    sequences."""
     block_tables: Tensor
     """int64 `[num_sequences, max_blocks]`, padded with the null block."""
     block_positions: Tensor | None = None

@@ -158,7 +158,7 @@ class KvCache:
         return [group.num_blocks for group in self.groups]
 
     def clear(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
-        """Zero positions `[start, end)` of the sequence with these blocks, by group."""
+        """Zero places `[start, end)` of the sequence with these blocks, by group."""
         if self._open:
             self._clear_open(tables, start, end)
             return
@@ -171,8 +171,8 @@ class KvCache:
     def move(
         self, tables: Sequence[BlockTable], sources: Sequence[int], targets: Sequence[int]
     ) -> None:
-        """Copy the entries of positions `sources` to `targets` in the sequence with these blocks,
-        as if all were read before any is written."""
+        """Copy the entries of places `sources` to `targets` in the sequence with these blocks, as
+        if all were read before any is written."""
         assert not self._open, "draft trees are not served over quantized blocks"
         for table, tensors in zip(tables, self._tensors, strict=True):
             read, written = (self._slots(table, positions) for positions in (sources, targets))
