@@ -427,8 +427,9 @@ class Scheduler:
             return
         for request, num_wanted in self._drafts.plan(step.decodes.keys(), num_free).items():
             left = request.submitted.sampling.max_tokens - request.num_generated_tokens
+            # None is in the step that compacts, as it may be wrong.
             num_uncompacted = request.kv.compacts_at - request.num_computed_tokens
-            num_tokens = min(num_wanted, left - 1, num_free, num_uncompacted - 1)
+            num_tokens = min(num_wanted, left - 1, num_free, num_uncompacted - 2)
             if num_tokens > 0:
                 step.draft_token(request, num_tokens)
                 num_free -= num_tokens

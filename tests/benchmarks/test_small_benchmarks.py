@@ -27,6 +27,7 @@ from benchmarks import (
     bench_cpu_attention,
     bench_cpu_linear,
     bench_kv_dtype,
+    bench_kv_eviction,
     bench_loading,
     bench_lora,
     bench_peers,
@@ -141,6 +142,18 @@ def test_each_kv_format_is_compared_with_the_models_own(tiny_base: Path, tmp_pat
     room = {result["kv_dtype"]: result["room"] for result in results}
     assert room["int4"] >= 3.5
     assert room["int2"] >= 6
+
+
+def test_a_full_cache_answers_the_tasks_that_eviction_is_measured_by(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ("--length", "300", "--needles", "4", "--copies", "1", "--budgets", "64")
+    bench_kv_eviction.main([*sizes, "--json", str(report)])
+    results = json.loads(report.read_text())["results"]
+    assert [(row["policy"], row["budget"]) for row in results] == [("snapkv", 64), ("h2o", 64)]
+    assert all(row["full_right"] == row["full_copy_right"] == 1 for row in results)
+    snapkv, h2o = (row["needle_right"] for row in results)
+    assert snapkv > h2o
+    assert all(row["copy_right"] < 0.5 for row in results)
 
 
 def test_lora_is_timed_in_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
