@@ -9,6 +9,7 @@ else predicts anything, which makes what is missing in a KV cache visible: the a
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ def _set_weights(model: LlamaForCausalLM) -> None:
     _attend_to_what_followed(decoder.layers[1].self_attn)
 
 
-def _attend_to_the_token_before(attention: torch.nn.Module) -> None:
+def _attend_to_the_token_before(attention: Any) -> None:
     """Constant queries turned back by one position, and constant keys: the score is largest one
     position before."""
     scale = _norm_scale(2)
@@ -83,7 +84,7 @@ def _attend_to_the_token_before(attention: torch.nn.Module) -> None:
     _copy_code(attention, BEFORE, scale)
 
 
-def _attend_to_what_followed(attention: torch.nn.Module) -> None:
+def _attend_to_what_followed(attention: Any) -> None:
     """The current token's code as the query, that of the token before as the key."""
     scale = _norm_scale(3)
     amplitude = (2 * SHARPNESS * HEAD_DIM**0.5) ** 0.5 / scale
@@ -94,7 +95,7 @@ def _attend_to_what_followed(attention: torch.nn.Module) -> None:
     _copy_code(attention, OUT, scale)
 
 
-def _copy_code(attention: torch.nn.Module, target: slice, scale: float) -> None:
+def _copy_code(attention: Any, target: slice, scale: float) -> None:
     """The attended tokens' codes, of length 1, go to this part of the residual stream."""
     attention.v_proj.weight[:CODE, TOKEN] = torch.eye(CODE)
     attention.o_proj.weight[target, :CODE] = torch.eye(CODE) / scale
