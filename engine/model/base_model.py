@@ -113,7 +113,8 @@ class BaseModel:
     @property
     def weight_bytes(self) -> int:
         """The bytes of the weights as served."""
-        packed = sum(part.weight_bytes for part in (*self.linears, *self.packed_experts))
+        packed = sum(linear.weight_bytes for linear in self.linears)
+        packed += sum(experts.weight_bytes for experts in self.packed_experts)
         rest: int = sum(parameter.nbytes for parameter in self.model.parameters())
         return packed + rest
 
