@@ -187,6 +187,7 @@ def test_an_experts_matrix_is_freed_before_the_next_but_one_is_read(
     def noting(stored: StoredExperts, expert: int) -> Any:
         num_alive.append(sum(matrix() is not None for matrix in alive))
         values = read(stored, expert)
+        assert isinstance(values, Tensor)
         alive.append(weakref.ref(values))
         return values
 
