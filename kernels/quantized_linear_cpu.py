@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import cpu_library
 from .linear import Linear
-from .quantized_weight import QuantizedWeight
+from .quantized_weight import CodeType, QuantizedWeight
 
 _PANEL = 16
 """PANEL of `cpu/linear.h`."""
@@ -18,30 +20,47 @@ _KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}
 """`Kind` of `cpu/quantized_linear.h`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A quantized matrix `[out, in]` in panels of 16 outputs; inputs are in the order of the codes.
+
+    Two codes of 4 bits share a byte.
+    """
+
+    code_type: CodeType
+    shape: tuple[int, int]
+    """`[out, in]`."""
+    group: int
+    codes: Tensor
+    """int8 `[panels, in, 16]`, with 4 bits `[panels, ceil(in / 2), 16]`."""
+    scale: Tensor
+    """`[panels, groups, 16]`."""
+    zero: Tensor | None
+    """Like scale."""
+    table: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.codes, self.scale, self.zero, self.table)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
 class QuantizedPanelLinear(Linear):
     """Codes in panels of 16 outputs, which become fp32 numbers while they are multiplied.
 
-    The bits of a row do not depend on the rows that are computed with it. Two codes of 4 bits share
-    a byte.
+    The bits of a row do not depend on the rows that are computed with it.
     """
 
-    codes: Tensor
-    scale: Tensor
-    zero: Tensor | None
-    table: Tensor | None
     order: Tensor | None
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         bias = None if bias is None else bias.float()
         super().__init__(weight.shape, bias, weight.row_norms())
-        self.code_type, self.group = weight.code_type, weight.group
-        self.register_buffer("codes", _packed_codes(weight))
-        self.register_buffer("scale", _in_panels(weight.scale))
-        self.register_buffer("zero", None if weight.zero is None else _in_panels(weight.zero))
-        self.register_buffer("table", weight.table)
+        self.panels = pack_panels(weight)
         self.register_buffer("order", weight.order)
-        stored = (self.codes, self.scale, self.zero, self.table, self.order)
-        self.weight_bytes = sum(tensor.nbytes for tensor in stored if tensor is not None)
+        self.weight_bytes = self.panels.num_bytes
+        if weight.order is not None:
+            self.weight_bytes += weight.order.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         return self._multiply(x, self.bias).to(x.dtype)
@@ -51,20 +70,40 @@ class QuantizedPanelLinear(Linear):
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x [..., in]` to fp32 `[..., out]`."""
-        function = cpu_library.function("quantized_linear", self.code_type)
-        assert function is not None
         x = x.float() if self.order is None else x.float().index_select(-1, self.order)
-        x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.out_features)
-        function(
-            *(x.data_ptr(), self.codes.data_ptr()),
-            *(self.scale.data_ptr(), _KINDS[self.scale.dtype]),
-            *(_address(self.zero), 0 if self.zero is None else _KINDS[self.zero.dtype]),
-            *(_address(self.table), _address(bias), y.data_ptr()),
-            *(x.numel() // self.in_features, self.in_features, self.out_features, self.group),
-            torch.get_num_threads(),
-        )
+        multiply_panels(x.contiguous(), self.panels, bias, y)
         return y
+
+
+def pack_panels(weight: QuantizedWeight) -> Panels:
+    """The weight in panels."""
+    out_features, in_features = weight.shape
+    return Panels(
+        weight.code_type,
+        (out_features, in_features),
+        weight.group,
+        _packed_codes(weight),
+        _in_panels(weight.scale),
+        None if weight.zero is None else _in_panels(weight.zero),
+        weight.table,
+    )
+
+
+def multiply_panels(x: Tensor, panels: Panels, bias: Tensor | None, y: Tensor) -> None:
+    """Set y, `[..., out]`, to `x [..., in] @ W.T + bias`; all fp32 and contiguous."""
+    function = cpu_library.function("quantized_linear", panels.code_type)
+    assert function is not None
+    out_features, in_features = panels.shape
+    scale, zero = panels.scale, panels.zero
+    function(
+        *(x.data_ptr(), panels.codes.data_ptr()),
+        *(scale.data_ptr(), _KINDS[scale.dtype]),
+        *(_address(zero), 0 if zero is None else _KINDS[zero.dtype]),
+        *(_address(panels.table), _address(bias), y.data_ptr()),
+        *(x.numel() // in_features, in_features, out_features, panels.group),
+        torch.get_num_threads(),
+    )
 
 
 def serves_quantized(weight: QuantizedWeight) -> bool:

@@ -37,6 +37,7 @@ from . import (
     lora_vectors_triton,
     rms_norm_triton,
     rotary_triton,
+    wna16_experts_triton,
     wna16_triton,
 )
 from .attention import AttentionOptions
@@ -214,6 +215,18 @@ class WNA16Form:
             data | _present(pointers),
         )
 
+    def experts_case(self, dtype_name: str) -> KernelCase:
+        pointers = self._pointers() | {"sums_ptr": "*fp32" if self.zero else None}
+        launch = wna16_experts_triton.choose_expert_launch(DTYPES[dtype_name])
+        data = dict.fromkeys(("y_ptr", "x_ptr"), f"*{dtype_name}")
+        return KernelCase(
+            f"coded_experts[{dtype_name},{self._name}]",
+            wna16_experts_triton.wna16_experts_kernel,
+            wna16_triton.wna16_constants(self._weight(), launch) | _absent(pointers),
+            launch.options,
+            {**data, **_present(pointers), "tiles_ptr": "*i32"},
+        )
+
     def dequantize_case(self, dtype_name: str) -> KernelCase:
         pointers = self._pointers()
         return KernelCase(
@@ -257,6 +270,7 @@ WNA16_FORMS = (
     WNA16Form(CodeType.INT4, 64, "fp16", "i8"),
     WNA16Form(CodeType.INT4, 128, "fp16", "i8"),
     WNA16Form(CodeType.TABLE4, 64, "fp32", None, tuple(DTYPES)),
+    WNA16Form(CodeType.TABLE4, 32, "bf16"),
 )
 """Of each code type those that checkpoints have; first the two that we quantize to."""
 
@@ -300,7 +314,8 @@ def fused_layer_cases() -> Iterator[KernelCase]:
 
 
 def expert_cases() -> Iterator[KernelCase]:
-    """Sorting an MoE layer's pairs, and their base matmul in both orders of storage."""
+    """Sorting an MoE layer's pairs, and their base matmul: in both orders of storage, and with the
+    quantized forms."""
     tiles = {"base_tiles_ptr": "*i32", "lora_tiles_ptr": "*i32"}
     pointers = {
         **dict.fromkeys(("order_ptr", "tokens_ptr", "experts_ptr", "top_k_index_ptr"), "*i64"),
@@ -326,6 +341,8 @@ def expert_cases() -> Iterator[KernelCase]:
             grouped_linear_triton.GROUPED_OPTIONS,
             {**data, "tiles_ptr": "*i32"},
         )
+    for form in WNA16_FORMS:
+        yield from map(form.experts_case, form.dtypes)
 
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:

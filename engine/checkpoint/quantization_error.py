@@ -49,9 +49,9 @@ def measure_errors(
 ) -> QuantizationErrors:
     """The errors of a base's quantized weights.
 
-    `linear_names`: its linear layers that `quantized_to` quantizes, and whether they are
-    transposed. Raises InvalidParameter for a reference that is quantized or of other shapes, and a
-    subclass of UnsupportedModel for files that cannot be read.
+    `linear_names`: its weights that `quantized_to` quantizes, and whether they are transposed.
+    Raises InvalidParameter for a reference that is quantized or of other shapes, and a subclass of
+    UnsupportedModel for files that cannot be read.
     """
     stored, originals = stored_weights(folder), stored_weights(reference)
     names = [name for name, form in read_weight_forms(folder).items() if form.format is not None]
@@ -88,6 +88,9 @@ def _read_original(weight: AnyStoredWeight, shape: tuple[int, ...], name: str) -
 
 def _quantized(values: Tensor, form: WeightFormat, *, is_transposed: bool) -> Tensor:
     """fp32, in the shape of `values`."""
+    if values.ndim == 3:  # experts
+        each = [_quantized(matrix, form, is_transposed=is_transposed) for matrix in values]
+        return torch.stack(each)
     rows = values.T if is_transposed else values
     numbers = quantize(rows, form).dequantize()
     return numbers.T if is_transposed else numbers

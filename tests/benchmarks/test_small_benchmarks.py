@@ -25,6 +25,7 @@ from benchmarks import (
     bench_api,
     bench_api_pairs,
     bench_cpu_attention,
+    bench_cpu_experts,
     bench_cpu_linear,
     bench_kv_dtype,
     bench_kv_eviction,
@@ -233,6 +234,16 @@ def test_linear_layers_on_the_cpu_are_timed_in_every_form(tmp_path: Path) -> Non
     rows = json.loads(report.read_text())
     assert [row["rows"] for row in rows] == [1, 3]
     assert all(is_figure(row[name]) for row in rows for name in bench_cpu_linear.FORMS)
+
+
+@needs_cpu_library
+def test_experts_on_the_cpu_are_timed_in_every_form(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ["--num-layers", "1", "--hidden-size", "64", "--intermediate-size", "32"]
+    bench_cpu_experts.main([*sizes, "--tokens", "1", "3", "--repeats", "1", "--json", str(report)])
+    rows = json.loads(report.read_text())
+    assert [row["tokens"] for row in rows] == [1, 3]
+    assert all(is_figure(row[name]) for row in rows for name in bench_cpu_experts.FORMS)
 
 
 def make_fake_vllm(folder: Path) -> list[str]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.execution import decode_graphs
 from loraplex.engine.execution.decode_graphs import RANK_CLASSES, Shape, max_rows, row_sizes
 from loraplex.engine.execution.runner import StepOutput
@@ -189,14 +189,19 @@ def test_adapters_with_vectors_are_served_by_replays_beside_plain_ones(
 
 
 @pytest.mark.parametrize(
-    "family",
-    ["qwen2_moe-window", pytest.param("gpt_oss-sinks-window", marks=pytest.mark.slow)],
+    ("family", "quantization"),
+    [
+        ("qwen2_moe-window", Quantization.NONE),
+        pytest.param("gpt_oss-sinks-window", Quantization.NONE, marks=pytest.mark.slow),
+        pytest.param("gpt_oss-sinks-window", Quantization.INT4, marks=pytest.mark.slow),
+    ],
 )
 def test_a_base_with_experts_is_served_by_replays_with_adapters_of_any_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, quantization: Quantization
 ) -> None:
     base = save_family(tmp_path / "base", *SERVED[family])
-    engines = Engines(base, tmp_path, monkeypatch, arena_bytes=16 << 20)
+    settings = {"arena_bytes": 16 << 20, "quantization": quantization}
+    engines = Engines(base, tmp_path, monkeypatch, **settings)
     assert engines.replayed.core.parts.base.moe_layers
     plain, experts, router, both = map(engines.add_adapter, save_moe_adapters(base, tmp_path))
     at_start = engines.recorder.num_captured

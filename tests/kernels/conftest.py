@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,18 @@ def interpreted_lora() -> ModuleType:
 @pytest.fixture(scope="session")
 def interpreted_codes() -> ModuleType:
     return interpreted("wna16_triton")
+
+
+@pytest.fixture
+def interpreted_expert_codes(
+    nearest_bf16: None, interpreted_codes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    """Stands for the compiled module, where `WNA16Experts` imports it."""
+    # Its kernel calls one of the other module.
+    monkeypatch.setitem(sys.modules, "loraplex.kernels.wna16_triton", interpreted_codes)
+    module = interpreted("wna16_experts_triton")
+    monkeypatch.setitem(sys.modules, "loraplex.kernels.wna16_experts_triton", module)
+    return module
 
 
 @pytest.fixture
