@@ -1,4 +1,4 @@
-"""Linear layers with quantized weights on the CPU, multiplied in fp32 by the library."""
+"""Linear layers with quantized weights on the CPU, multiplied by the library."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ _PIECE_ROWS = 64
 _KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}
 """`Kind` of `cpu/quantized_linear.h`."""
 
+_LEAST_SPLIT = 2.0**-100
+"""Of smaller inputs the second part would be no normal number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Panels:
     """A quantized matrix `[out, in]` in panels of 16 outputs; inputs are in the order of the codes.
 
-    Two codes of 4 bits share a byte.
+    int8 and int4 codes are multiplied as integers, by inputs that are rounded to at most 2^-15 of
+    the largest of 128 in the same row (decision 55).
     """
 
     code_type: CodeType
@@ -32,7 +36,7 @@ class Panels:
     """`[out, in]`."""
     group: int
     codes: Tensor
-    """int8 `[panels, in, 16]`, with 4 bits `[panels, ceil(in / 2), 16]`."""
+    """int8 `[panels, words, 16, 2]`: `Word` of `cpu/quantized_weight.h`."""
     scale: Tensor
     """`[panels, groups, 16]`."""
     zero: Tensor | None
@@ -46,7 +50,7 @@ class Panels:
 
 
 class QuantizedPanelLinear(Linear):
-    """Codes in panels of 16 outputs, which become fp32 numbers while they are multiplied.
+    """Codes in panels of 16 outputs; sums in fp32.
 
     The bits of a row do not depend on the rows that are computed with it.
     """
@@ -66,7 +70,12 @@ class QuantizedPanelLinear(Linear):
         return self._multiply(x, self.bias).to(x.dtype)
 
     def products(self, x: Tensor) -> Tensor:
-        return self._multiply(x, None)
+        # In two parts: the first has few bits, so that it is not rounded, and the second is small.
+        x = x.float()
+        largest = x.abs().amax(dim=-1, keepdim=True).clamp_min(_LEAST_SPLIT)
+        unit = largest / torch.frexp(largest).mantissa * 2.0**-14
+        coarse = (x / unit).round_().mul_(unit)
+        return self._multiply(coarse, None) + self._multiply(x - coarse, None)
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x [..., in]` to fp32 `[..., out]`."""
@@ -110,7 +119,7 @@ def serves_quantized(weight: QuantizedWeight) -> bool:
     """Whether `QuantizedPanelLinear` serves this weight on the CPU."""
     return (
         weight.scale.dtype in _KINDS
-        and (weight.group % 2 == 0 or weight.group >= weight.shape[1])
+        and (weight.group % 4 == 0 or weight.group >= weight.shape[1])
         and cpu_library.function("quantized_linear", weight.code_type) is not None
     )
 
@@ -120,18 +129,21 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _packed_codes(weight: QuantizedWeight) -> Tensor:
-    """int8 `[ceil(out / 16), in, 16]`, with 4 bits `[ceil(out / 16), ceil(in / 2), 16]`."""
+    """int8 `[ceil(out / 16), words, 16, 2]`: `Word` of `cpu/quantized_weight.h`."""
     pieces = []
+    num_codes = 16 // weight.code_type.bits
     for start in range(0, weight.shape[0], _PIECE_ROWS):
         codes = weight.codes[start : start + _PIECE_ROWS]
-        if weight.code_type.bits == 4:
-            codes = F.pad(codes, (0, codes.shape[1] % 2))
-            codes = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
-        pieces.append(_in_panels(codes))
+        words = F.pad(codes, (0, -codes.shape[1] % num_codes)).unflatten(1, (-1, num_codes))
+        if num_codes == 4:
+            words = (words[..., :2] & 15) | (words[..., 2:] << 4)
+        pieces.append(_in_panels(words))
     return torch.cat(pieces)
 
 
 def _in_panels(rows: Tensor) -> Tensor:
-    """`rows [n, columns]` as `[ceil(n / 16), columns, 16]`, with zeros after the last row."""
-    whole = F.pad(rows, (0, 0, 0, -len(rows) % _PANEL))
-    return whole.view(-1, _PANEL, rows.shape[1]).transpose(1, 2).contiguous()
+    """`rows [n, m, ...]` as `[ceil(n / 16), m, 16, ...]`, with zeros after the last row."""
+    num_panels = -(-len(rows) // _PANEL)
+    whole = rows.new_zeros(num_panels * _PANEL, *rows.shape[1:])
+    whole[: len(rows)] = rows
+    return whole.view(num_panels, _PANEL, *rows.shape[1:]).transpose(1, 2).contiguous()

@@ -57,6 +57,10 @@ CASES = (
     Case(CodeType.INT4, 32, torch.float16, torch.int8, True, shape=(33, 77)),
     Case(CodeType.TABLE4, 64, shape=(1, 33)),
     Case(CodeType.FP8, 128, shape=(17, 129)),
+    Case(CodeType.INT8, 77, torch.float32, torch.int8, shape=(33, 77)),
+    Case(CodeType.INT8, 20, shape=(16, 130)),
+    Case(CodeType.INT4, 12, torch.float16, torch.float32, shape=(19, 50)),
+    Case(CodeType.INT4, 128, shape=(3, 3)),
 )
 
 
