@@ -1,4 +1,4 @@
-"""Quantized experts on the CPU, multiplied in fp32 by the library, one expert after another."""
+"""Quantized experts on the CPU, multiplied by the library, one expert after another."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ class PanelExperts(PackedExperts):
 
     The bits of a pair's result do not depend on the pairs that are computed with it.
     """
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether inputs may be rounded to 16 bits."""
+        return self.code_type.is_integer
 
     def pack(self, matrix: QuantizedWeight) -> ExpertParts:
         panels = pack_panels(matrix)

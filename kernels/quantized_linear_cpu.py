@@ -55,12 +55,15 @@ class QuantizedPanelLinear(Linear):
     The bits of a row do not depend on the rows that are computed with it.
     """
 
+    rounds_inputs: bool
+    """Whether inputs may be rounded to 16 bits."""
     order: Tensor | None
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         bias = None if bias is None else bias.float()
         super().__init__(weight.shape, bias, weight.row_norms())
         self.panels = pack_panels(weight)
+        self.rounds_inputs = weight.code_type.is_integer
         self.register_buffer("order", weight.order)
         self.weight_bytes = self.panels.num_bytes
         if weight.order is not None:

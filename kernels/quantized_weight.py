@@ -34,6 +34,11 @@ class CodeType(StrEnum):
         """Bits of a code as it is kept on a device."""
         return 4 if self in (CodeType.INT4, CodeType.TABLE4) else 8
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether a code is its number itself."""
+        return self in (CodeType.INT8, CodeType.INT4)
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:

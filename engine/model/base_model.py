@@ -22,7 +22,9 @@ from ...kernels.joined_linear import JoinedLinear
 from ...kernels.linear import DenseLinear, Linear
 from ...kernels.linear_packing import pack_linear
 from ...kernels.packed_experts import PackedExperts
+from ...kernels.packed_experts_cpu import PanelExperts
 from ...kernels.quantize import WeightFormat
+from ...kernels.quantized_linear_cpu import QuantizedPanelLinear
 from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
@@ -215,10 +217,18 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     pack_moe_layers(moe_layers, weight_format(engine.quantization))
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
+    parts = [part for fused in projections for part in fused.linear.modules()]
     keeps_values = engine.quantization is Quantization.NONE and not any(
-        isinstance(fused.linear, Int8Linear) for fused in projections
+        isinstance(part, Int8Linear) for part in parts
     )
-    error = check_parity(model, kv_shapes, cases) if keeps_values else 0.0
+    parts += [part.weight for layer in moe_layers for part in layer.experts]
+    rounds = any(
+        isinstance(part, QuantizedPanelLinear | PanelExperts) and part.rounds_inputs
+        for part in parts
+    )
+    error = 0.0
+    if keeps_values:
+        error = check_parity(model, kv_shapes, cases, rounds_inputs=rounds)
     layout = describe_layout(
         model,
         order,

@@ -33,6 +33,7 @@ from support.families import SERVED, save_family
 from support.features import Feature, dense_logits, make_world
 from support.marks import marked_slow
 from support.paged import paged_logits
+from support.quantized import logit_bound
 from support.quantized_checkpoints import (
     FORMATS,
     WEIGHTS,
@@ -83,7 +84,7 @@ def test_a_checkpoint_gives_the_logits_of_its_values(name: str, tmp_path: Path) 
     base, plain = load_both(name, "llama", tmp_path)
     assert base.quantization == find_packed_format(tmp_path / "packed")
     assert all(not isinstance(fused.linear, JoinedLinear) for fused in base.projections)
-    assert_same_logits(base, plain, quantizes_activations=has_int8(base))
+    assert_same_logits(base, plain)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_other_families_give_the_logits_of_their_values(
     family: str, name: str, tmp_path: Path
 ) -> None:
     base, plain = load_both(name, family, tmp_path)
-    assert_same_logits(base, plain, quantizes_activations=has_int8(base))
+    assert_same_logits(base, plain)
 
 
 FEATURES: list[Feature] = [
@@ -119,7 +120,7 @@ def test_adapters_over_a_checkpoint_equal_peft_over_its_values(name: str, tmp_pa
     sequences = world.sequences()
     logits = world.serve(sequences)
     models = [world.plain, *world.tuned, world.plain]
-    bound = 0.05 if has_int8(world.base) else 1e-4
+    bound = max(logit_bound(world.base), 1e-4)
     for model, tokens, ours in zip(models, sequences, logits, strict=True):
         expected = dense_logits(model, tokens)
         assert (ours - expected).abs().max() < bound * expected.abs().max()
@@ -248,7 +249,7 @@ def test_an_int8_checkpoint_is_multiplied_as_bytes_where_the_processor_does_so_f
     monkeypatch.setattr("loraplex.kernels.linear_packing.has_fast_int8", lambda: True)
     base, plain = load_both("ct-w8a8", "llama", tmp_path)
     assert has_int8(base)
-    assert_same_logits(base, plain, quantizes_activations=True)
+    assert_same_logits(base, plain)
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
@@ -284,8 +285,8 @@ def load_plain(path: Path) -> Any:
     ).eval()
 
 
-def assert_same_logits(base: BaseModel, plain: Any, *, quantizes_activations: bool = False) -> None:
-    bound = 0.05 if quantizes_activations else 1e-5
+def assert_same_logits(base: BaseModel, plain: Any) -> None:
+    bound = logit_bound(base)
     for tokens, ours in zip(SEQUENCES, paged_logits(base, SEQUENCES), strict=True):
         expected = dense_logits(plain, tokens)
         assert (ours - expected).abs().max() < bound * expected.abs().max()
