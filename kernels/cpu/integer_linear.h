@@ -1,9 +1,8 @@
 // Linear layers whose codes are integers: inputs are rounded to integers, too.
 //
 // The inputs of a piece become multiples of one power of two, which is chosen so that the largest
-// takes 16 bits with its sign. An input's error is at most 2^-15 of the largest of its piece: half of
-// the last bit, or a whole one where the rounded number would need 17 bits. Inputs of so few bits
-// have none. A piece's products are summed without rounding: |sum| <= 128 * 2^15 * 2^7 = 2^29. No
+// takes 16 bits with its sign. An input's error is at most 2^-15 of the largest of its piece, and none
+// where it has so few bits. A piece's products are summed without rounding: |sum| <= 128 * 2^15 * 2^7 = 2^29. No
 // row's bits depend on the other rows.
 #pragma once
 
