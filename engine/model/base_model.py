@@ -221,10 +221,10 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     keeps_values = engine.quantization is Quantization.NONE and not any(
         isinstance(part, Int8Linear) for part in parts
     )
-    parts += [part.weight for layer in moe_layers for part in layer.experts]
+    experts = [part.weight for layer in moe_layers for part in layer.experts]
     rounds = any(
         isinstance(part, QuantizedPanelLinear | PanelExperts) and part.rounds_inputs
-        for part in parts
+        for part in (*parts, *experts)
     )
     error = 0.0
     if keeps_values:

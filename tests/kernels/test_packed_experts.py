@@ -23,7 +23,7 @@ from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from loraplex.kernels.wna16_experts import WNA16Experts
 from support.cpu_kernels import needs_cpu_library
 from support.marks import marked_slow
-from support.quantized_weights import CASES, Case, make_weight
+from support.quantized_weights import CASES, Case, inputs_of_15_bits, make_weight
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array with ndim:DeprecationWarning"  # Triton 3.6's interpreter
@@ -92,7 +92,7 @@ def test_each_pair_meets_the_values_of_its_expert(
     kind: type[PackedExperts], case: Case, num_tokens: int
 ) -> None:
     matrices, pairs = make_matrices(case), make_pairs(num_tokens)
-    x = torch.randn(pairs.num_pairs, case.shape[1])
+    x = inputs_of_15_bits(pairs.num_pairs, case.shape[1])
     assert_close(grouped_linear(x, pack_as(kind, matrices), pairs), expected(x, matrices, pairs))
 
 
@@ -114,7 +114,7 @@ def test_one_expert_may_get_all_pairs_or_none_at_all(pack: Pack) -> None:
     experts = pack(matrices)
     for chosen in ([[3]] * 40, []):
         pairs = pairs_of(chosen)
-        x = torch.randn(pairs.num_pairs, experts.in_features)
+        x = inputs_of_15_bits(pairs.num_pairs, experts.in_features)
         y = grouped_linear(x, experts, pairs)
         torch.testing.assert_close(
             y.double(), expected(x, matrices, pairs), rtol=1e-5, atol=1e-5, check_stride=False
@@ -139,7 +139,7 @@ def test_experts_may_lack_zero_points_and_orders_that_others_have(pack: Pack) ->
     matrices[2] = replace(matrices[2], zero=None, order=None)
     matrices[3] = replace(matrices[3], order=None)
     pairs = make_pairs(30)
-    x = torch.randn(pairs.num_pairs, 96)
+    x = inputs_of_15_bits(pairs.num_pairs, 96)
     assert_close(grouped_linear(x, pack(matrices), pairs), expected(x, matrices, pairs))
 
 
@@ -201,7 +201,7 @@ def test_experts_take_the_bytes_of_their_codes_and_scales(case: Case) -> None:
     (rows, columns), groups = case.shape, -(-case.shape[1] // case.group)
     padded = -(-rows // 16) * 16
     zero_bytes = 0 if case.zero_dtype is None else case.zero_dtype.itemsize
-    of_each = padded * -(-columns * case.code_type.bits // 8)
+    of_each = padded * 2 * -(-columns * case.code_type.bits // 16)
     of_each += padded * groups * (case.scale_dtype.itemsize + zero_bytes)
     of_each += 8 * columns if case.has_order else 0
     table = 64 if case.code_type is CodeType.TABLE4 else 0
@@ -247,6 +247,6 @@ def test_matrices_of_floats_are_quantized_first(form: WeightFormat) -> None:
     packed = pack_experts(weight, NUM_EXPERTS, weight_format=form, device_type="cpu")
     assert packed is not None
     pairs = make_pairs(7)
-    x = torch.randn(pairs.num_pairs, 160)
+    x = inputs_of_15_bits(pairs.num_pairs, 160)
     matrices = [quantize(matrix, form) for matrix in weight]
     assert_close(grouped_linear(x, packed, pairs), expected(x, matrices, pairs))

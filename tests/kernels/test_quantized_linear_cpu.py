@@ -11,10 +11,24 @@ from loraplex.kernels.linear_packing import LinearKind, choose_linear
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear, serves_quantized
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from support.cpu_kernels import needs_cpu_library
-from support.quantized_weights import CASES, Case, make_weight, plain_values
+from support.quantized_weights import (
+    CASES,
+    Case,
+    inputs_of_15_bits,
+    make_weight,
+    plain_values,
+)
 
 pytestmark = needs_cpu_library
-EACH_CASE = pytest.mark.parametrize("case", CASES, ids=str)
+ALL_CASES = (
+    *CASES,
+    # Pieces that end within a vector, and groups that the GPU's kernel does not take.
+    Case(CodeType.INT8, 77, torch.float32, torch.int8, shape=(33, 77)),
+    Case(CodeType.INT8, 20, shape=(16, 130)),
+    Case(CodeType.INT4, 12, torch.float16, torch.float32, shape=(19, 50)),
+    Case(CodeType.INT4, 128, shape=(3, 3)),
+)
+EACH_CASE = pytest.mark.parametrize("case", ALL_CASES, ids=str)
 
 
 @EACH_CASE
@@ -34,14 +48,14 @@ def test_equals_products_in_fp64(case: Case, num_rows: int) -> None:
 @pytest.mark.parametrize("num_rows", [1, 4, 5, 13])
 def test_inputs_of_15_bits_are_not_rounded(case: Case, num_rows: int) -> None:
     weight = make_weight(case)
-    x = torch.randint(1 - 2**15, 2**15, (num_rows, weight.shape[1])) * 2.0**-13
+    x = inputs_of_15_bits(num_rows, weight.shape[1])
     expected = F.linear(x.double(), plain_values(weight).double())
     assert_close(QuantizedPanelLinear(weight)(x), expected)
 
 
 @pytest.mark.parametrize("size", [2.0**-20, 1e4])
 def test_an_input_is_rounded_as_the_largest_of_its_group_requires(size: float) -> None:
-    for case in CASES:
+    for case in ALL_CASES:
         weight = make_weight(case)
         x = torch.randn(3, weight.shape[1])
         weight.codes[:, : weight.group] = 0
