@@ -1,10 +1,10 @@
 """Attention of a flat mixed batch over a paged KV cache: the reference, and the CPU implementation.
 
 `attend_gathered`, in plain PyTorch, defines the operation and is the reference for
-`attention_triton`, which serves CUDA. One call serves one layer. Sequences with few new tokens
-(decoding or verifying drafts) are computed many at a time, long prompt chunks one by one. Blocks
-are gathered into memory that a step's layers reuse, and query heads that share a key/value head
-read the same copy.
+`attention_triton` and `attention_groups_triton`, which serve CUDA. One call serves one layer.
+Sequences with few new tokens (decoding or verifying drafts) are computed many at a time, long
+prompt chunks one by one. Blocks are gathered into memory that a step's layers reuse, and query
+heads that share a key/value head read the same copy.
 Correctness does not rely on multiplying padding by zero: padded positions point at the null block,
 which is all zeros, and blocks are zeroed before they get a new owner.
 
@@ -131,11 +131,9 @@ def paged_attention(
     """
     out = q.new_empty(*q.shape[:2], values.dim)
     if q.is_cuda:
-        from . import attention_triton  # Triton is not installed everywhere
-
         assert not batch.chunks, "on CUDA a chunk is a group"
         for group in batch.groups:
-            attention_triton.attend_group(q, out, keys, values, group, options)
+            _attend_in_place(q, out, keys, values, group, options)
         return out
     if isinstance(keys, GroupedPages):
         _attend_gathered(q, out, keys, values, batch, options)
@@ -147,6 +145,23 @@ def paged_attention(
     if left or batch.chunks:
         _attend_gathered(q, out, keys, values, replace(batch, groups=tuple(left)), options)
     return out
+
+
+def _attend_in_place(
+    q: Tensor,
+    out: Tensor,
+    keys: KvPages,
+    values: KvPages,
+    group: SequenceGroup,
+    options: AttentionOptions,
+) -> None:
+    """Write the group's rows of `out` on CUDA."""
+    from . import attention_groups_triton, attention_triton  # Triton is not installed everywhere
+
+    if isinstance(keys, GroupedPages) and isinstance(values, GroupedPages):
+        attention_groups_triton.attend_group(q, out, keys, values, group, options)
+    else:
+        attention_triton.attend_group(q, out, keys, values, group, options)
 
 
 def attend_gathered(
