@@ -135,10 +135,10 @@ def paged_attention(
         for group in batch.groups:
             _attend_in_place(q, out, keys, values, group, options)
         return out
+    name = "attend"
     if isinstance(keys, GroupedPages):
-        _attend_gathered(q, out, keys, values, batch, options)
-        return out
-    left, attend = [], cpu_library.function("attend", q.dtype)
+        batch, name = _readable(batch, keys), "attend_groups"
+    left, attend = [], cpu_library.function(name, q.dtype)
     for group in batch.groups:
         if attend is None or not attend_group(attend, q, out, keys, values, group, options):
             left.append(group)
@@ -170,8 +170,17 @@ def attend_gathered(
     """Like `paged_attention`, in plain PyTorch on any device; without negative rows or
     positions."""
     out = q.new_empty(*q.shape[:2], values.dim)
+    if isinstance(keys, GroupedPages):
+        batch = _readable(batch, keys)
     _attend_gathered(q, out, keys, values, batch, options)
     return out
+
+
+def _readable(batch: AttentionBatch, keys: GroupedPages) -> AttentionBatch:
+    """The batch with tables that name blocks in the form in which they are read."""
+    from . import attention_groups  # which imports this module
+
+    return attention_groups.by_block(batch, keys.blocks, keys.block_size)
 
 
 def _attend_gathered(
@@ -182,10 +191,7 @@ def _attend_gathered(
     batch: AttentionBatch,
     options: AttentionOptions,
 ) -> None:
-    if isinstance(keys, GroupedPages):
-        from . import attention_groups  # which imports this module
-
-        batch = attention_groups.by_block(batch, keys.blocks, keys.block_size)
+    """Write the rows of `out`. Pages of `kv_groups` take a batch of `_readable`."""
     for group in batch.groups:
         block_bytes = keys.block_size * keys.num_heads * keys.dim * q.element_size()
         for part in _parts(group, block_bytes):
