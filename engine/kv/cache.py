@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernels.kv_groups import SPARE_SLOT
 from ...kernels.kv_pages import KeyPrefix, KvPages, stack_pages, vector_bytes
 from ..config import KvDtype
 from ..errors import UnsupportedModel
@@ -54,11 +55,6 @@ def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.dev
                 )
             return KvFormat(dtype, torch.float8_e4m3fn)
         case KvDtype.INT4 | KvDtype.INT2:
-            if device.type != "cpu":
-                raise UnsupportedModel(
-                    f"--kv-dtype {kv_dtype} is not supported on this device ({device.type}); "
-                    "use int8"
-                )
             return KvFormat(dtype, torch.uint8, KV_BITS[kv_dtype])
         case _:
             assert_never(kv_dtype)
@@ -120,6 +116,8 @@ class KvCache:
                 pages.update({_Part(layer, False): own for layer, own in made.values.items()})
                 self._tensors.append(made.tensors)
                 self._open.append(made.open)
+                if has_spare_blocks and num_open_slots is not None:
+                    made.open.blocks.open([group.num_blocks], [SPARE_SLOT])
                 continue
             tensors: list[Tensor] = []
             for (num_heads, dim), parts in _parts_by_size(group, shapes).items():

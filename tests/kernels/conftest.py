@@ -82,6 +82,15 @@ def interpreted_attention(interpreted_reductions: None) -> ModuleType:
 
 
 @pytest.fixture
+def interpreted_attention_groups(
+    interpreted_attention: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    # It imports kernels of the other module.
+    monkeypatch.setitem(sys.modules, "loraplex.kernels.attention_triton", interpreted_attention)
+    return interpreted("attention_groups_triton")
+
+
+@pytest.fixture
 def interpreted_kv_write(interpreted_reductions: None) -> ModuleType:
     return interpreted("kv_write_triton")
 
