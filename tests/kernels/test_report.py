@@ -18,7 +18,7 @@ PACKAGE_PARENT = Path(report_module.__file__).parents[2]
 KERNELS = {
     *("lora_shrink", "lora_expand", "lora_vectors", "kv_write"),
     *("attend", "attend_latent", "attend_combine", "attend_groups", "kv_close"),
-    *("coded", "dequantize", "sum_splits", "rms_norm", "rotary", "gated"),
+    *("coded", "coded_experts", "dequantize", "sum_splits", "rms_norm", "rotary", "gated"),
     *("sort_pairs", "grouped"),
 }
 COMPILE_SOME = """
