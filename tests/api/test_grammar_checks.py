@@ -224,7 +224,9 @@ def test_a_server_without_grammars_says_so() -> None:
     tokenizer = SimpleNamespace(eos_token_ids=frozenset(), render_chat=lambda *_, **__: "")
     nothing = cast(Any, tokenizer)
     engine = SimpleNamespace(
-        info=SimpleNamespace(vocab_size=10, proposers=[], serves_grammars=False)
+        info=SimpleNamespace(
+            vocab_size=10, proposers=[], serves_grammars=False, kv_policy_obstacle=None
+        )
     )
     inference = Inference(
         engine=cast(Any, engine),
