@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import cpu_library
-from .linear import Linear
-from .quantized_weight import QuantizedWeight
+from .linear import QuantizedLinear
+from .quantized_weight import CodeType, QuantizedWeight
 
 _PANEL = 16
 """PANEL of `cpu/linear.h`."""
@@ -18,7 +18,7 @@ _KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}
 """`Kind` of `cpu/quantized_linear.h`."""
 
 
-class QuantizedPanelLinear(Linear):
+class QuantizedPanelLinear(QuantizedLinear):
     """Codes in panels of 16 outputs, which become fp32 numbers while they are multiplied.
 
     The bits of a row do not depend on the rows that are computed with it. Two codes of 4 bits share
@@ -48,6 +48,21 @@ class QuantizedPanelLinear(Linear):
 
     def products(self, x: Tensor) -> Tensor:
         return self._multiply(x, None)
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        panels, places = indices // _PANEL, indices % _PANEL
+        codes = self.codes[panels, :, places]
+        if self.code_type.bits == 4:
+            codes = _unpacked(codes, self.code_type)[:, : self.in_features]
+        return QuantizedWeight(
+            self.code_type,
+            codes,
+            self.scale[panels, :, places],
+            self.group,
+            zero=None if self.zero is None else self.zero[panels, :, places],
+            table=self.table,
+            order=self.order,
+        ).dequantize()
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x [..., in]` to fp32 `[..., out]`."""
@@ -90,6 +105,14 @@ def _packed_codes(weight: QuantizedWeight) -> Tensor:
             codes = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
         pieces.append(_in_panels(codes))
     return torch.cat(pieces)
+
+
+def _unpacked(pairs: Tensor, code_type: CodeType) -> Tensor:
+    """int8 `[n, in]` of two codes of 4 bits in a byte, `[n, in / 2]`."""
+    high = pairs >> 4  # with its sign, as the codes of INT4 have one
+    low = (pairs << 4) >> 4
+    codes = torch.stack([low, high], dim=-1).flatten(1)
+    return codes if code_type is CodeType.INT4 else codes & 15
 
 
 def _in_panels(rows: Tensor) -> Tensor:

@@ -105,5 +105,13 @@ def test_two_codes_of_four_bits_share_a_byte() -> None:
     assert linear.weight_bytes == out_features * in_features * (0.5 + 2 / case.group)
 
 
+@EACH_CASE
+def test_the_rows_read_from_panels_are_those_of_the_weight(case: Case) -> None:
+    weight = make_weight(case)
+    indices = torch.arange(len(weight.codes)).flip(0).repeat(2)
+    linear = QuantizedPanelLinear(weight)
+    assert torch.equal(linear.weight_rows(indices), plain_values(weight)[indices])
+
+
 def assert_close(result: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(result.double(), expected.double(), rtol=1e-5, atol=1e-4)
