@@ -39,8 +39,10 @@ from .stored_weights import (
     StoredPackedWeight,
     StoredWeight,
     dense,
+    format_of,
     leave_stored,
     placeholder,
+    read_again,
     stored_weights,
     unconverted,
 )
@@ -96,12 +98,14 @@ def load_weights(
     device: torch.device,
     *,
     left_stored: ModulesOf | None = None,
+    packed_later: ModulesOf | None = None,
 ) -> PreTrainedModel:
     """The model with the weights of the folder's files, every one and no other.
 
     `left_stored` chooses modules whose weights are read from the files only when they are used (see
-    `stored_weights`). Raises WeightsMissing, WeightsUnexpected, ShapesDiffer, QuantizedBase or
-    DamagedBase.
+    `stored_weights`), `packed_later` modules that are loaded dense, and whose quantized weights
+    `weight_values` reads again. Raises WeightsMissing, WeightsUnexpected, ShapesDiffer,
+    QuantizedBase or DamagedBase.
     """
     with torch.device("meta"):
         kind = type(build_model(config))  # the fault is the configuration's, not the weights'
@@ -111,10 +115,13 @@ def load_weights(
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
         stored = stored_weights(model_dir)
-        left = loader.find(left_stored, stored) if left_stored else {}
+        left, later = loader.find(stored, left_stored, packed_later)
         model = loader.read(stored, left=frozenset(left.values()))
     for name, tensor in left.items():
         leave_stored(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
+    for name, tensor in later.items():
+        if format_of(stored[tensor]) is not None:
+            read_again(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
     model.requires_grad_(False)
     model.eval()._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
     return model
@@ -159,11 +166,15 @@ class _Loader(NamedTuple):
     config: Any
     dtype: torch.dtype
 
-    def find(self, modules_of: ModulesOf, stored: Mapping[str, AnyStoredWeight]) -> dict[str, str]:
-        """The modules whose weights the files hold as they are, each with its stored tensor's name.
-        No values are read."""
+    def find(
+        self, stored: Mapping[str, AnyStoredWeight], *choices: ModulesOf | None
+    ) -> list[dict[str, str]]:
+        """By choice, the modules whose weights the files hold as they are, each with its stored
+        tensor's name. No values are read."""
+        if not any(choices):
+            return [{} for _ in choices]
         model, placeholders = self.fill_empty(stored)
-        return unconverted(modules_of(model), placeholders)
+        return [unconverted(choose(model) if choose else {}, placeholders) for choose in choices]
 
     def fill_empty(
         self, stored: Mapping[str, AnyStoredWeight]

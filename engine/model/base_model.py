@@ -33,7 +33,7 @@ from ..config import EngineConfig, Quantization
 from ..errors import InvalidParameter, QuantizedBase, UnsupportedModel
 from ..kv.cache import KvFormat, check_kv_format, choose_kv_format
 from ..kv.groups import LayerKvShape
-from .adapted_module import AdaptedModule, ExtendedModule
+from .adapted_module import AdaptedModule, ExtendedModule, replace_module
 from .admission import (
     SELF_TEST_CUTS,
     check_config,
@@ -50,6 +50,7 @@ from .fused_layers import FusedLayers, fuse_layers, fuses_layers
 from .host_reads import find_host_reads
 from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
+from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
 from .threshold_test import check_thresholds
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -66,8 +67,7 @@ class BaseModel:
     projections: tuple[FusedProjection, ...]
     """The packed linear layers of the decoder."""
     ends: ModelEnds
-    packed_head: Linear | None
-    """The output head; None: it is the model's own."""
+    packed_ends: PackedEnds
     moe_layers: tuple[MoeLayer, ...]
     absorbed: tuple[str, ...]
     """The linear layers that attention multiplies by itself; see `latent_attention`."""
@@ -81,7 +81,7 @@ class BaseModel:
     device: torch.device
     num_parameters: int
     quantization: str
-    """The format of its files, or of `--quantize`; none: neither."""
+    """The format of its files, or of `--quantize`; none: neither. The ends have their own."""
     self_test_error: float
     kv_error: float
     """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
@@ -113,9 +113,14 @@ class BaseModel:
 
     @property
     def linears(self) -> list[Linear]:
-        """The packed linear layers."""
-        decoder = [fused.linear for fused in self.projections]
-        return decoder if self.packed_head is None else [*decoder, self.packed_head]
+        """The packed linear layers, those of the ends included."""
+        return [*(fused.linear for fused in self.projections), *self.packed_ends.linears]
+
+    @property
+    def weight_formats(self) -> str:
+        """The formats of its quantized weights, for people; none: there are none."""
+        ends = self.packed_ends
+        return name_formats(self.quantization, ends.served_table.format, ends.served_head.format)
 
     @cached_property
     def host_reads(self) -> tuple[str, ...]:
@@ -169,7 +174,12 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
     )
     model = load_weights(
-        model_dir, config, dtype, device, left_stored=decoder_linears if is_smaller else None
+        model_dir,
+        config,
+        dtype,
+        device,
+        left_stored=decoder_linears if is_smaller else None,
+        packed_later=model_ends if stored_format else None,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
@@ -190,13 +200,14 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         kv_error = paged_error(model, kv_shapes, kv_cases, kv_format, kv_cuts)
     ends = adapt_ends(model)
     digests = end_digests(model, model_dir)
-    # PyTorch's own matmul of 16 rows takes three times as long on the CPU. The decoder's layers may
-    # still be in their files: there is room for two copies of the head.
-    packed_head = ends.head.pack(model) if ends.head and device.type == "cpu" else None
+    # The decoder's layers may still be in their files: there is room for two copies of the ends.
+    packed_ends = pack_ends(model, ends, weight_format(engine.embedding_quantization))
+    return_freed_memory()
     projections = replace_linears(model, quantization=engine.quantization, kept_dense=absorbed)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
-    keeps_values = engine.quantization is Quantization.NONE and not any(
+    formats = {engine.quantization, engine.embedding_quantization}
+    keeps_values = formats == {Quantization.NONE} and not any(
         isinstance(fused.linear, Int8Linear) for fused in projections
     )
     error = check_parity(model, kv_shapes, cases) if keeps_values else 0.0
@@ -215,7 +226,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         layout=layout,
         projections=tuple(projections),
         ends=ends,
-        packed_head=packed_head,
+        packed_ends=packed_ends,
         moe_layers=tuple(moe_layers),
         absorbed=tuple(absorbed),
         fused=fused,
@@ -356,8 +367,7 @@ def _replace_group(
     )
     fused = FusedProjection(projection, linear)
     for index, (name, _) in enumerate(group):
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, ProjectionSlice(fused, index))
+        replace_module(model, name, ProjectionSlice(fused, index))
     return fused
 
 
