@@ -105,6 +105,7 @@ def test_every_family_gives_the_logits_of_its_rounded_ends(family: str, tmp_path
     path = save_family(tmp_path, *SERVED[family])
     base = load_base_model(config_of(path, embeddings=Quantization.INT8))
     assert_are_packed(base)
+    assert base.host_reads == load_base_model(config_of(path)).host_reads
     plain = load_plain(path)
     with torch.no_grad():
         for weight in {plain.get_input_embeddings().weight, plain.get_output_embeddings().weight}:

@@ -66,9 +66,8 @@ def write_checkpoint(
     Those of `dense` are set to the values that the codes stand for.
     """
     tensors = load_file(dense / WEIGHTS)
-    # The row of a padding token is zero, and not every writer here can scale that.
     matrices = {
-        name: tensor.where(tensor.any(dim=1, keepdim=True), 0.01)
+        name: _without_zero_rows(tensor)
         for name, tensor in tensors.items()
         if (is_quantized(name, tensor) or name in ends)
         and tensor.shape[1] % form.multiple == 0
@@ -125,6 +124,12 @@ def gpt_oss_experts(dense: Path, folder: Path) -> Path:
     _save(tensors, dense)
     _write_config(dense, folder, {"quant_method": "mxfp4"})
     return folder
+
+
+def _without_zero_rows(matrix: Tensor) -> Tensor:
+    """The row of a padding token is zero, and not every writer here can scale that."""
+    signs = torch.arange(matrix.shape[1]) % 2 * 2 - 1
+    return matrix.where(matrix.any(dim=1, keepdim=True), signs / 100)
 
 
 def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:
