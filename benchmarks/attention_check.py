@@ -19,6 +19,7 @@ from loraplex.kernels.attention import (
     attend_gathered,
     paged_attention,
 )
+from loraplex.kernels.kv_groups import OpenBlocks, block_bytes, stack_grouped_pages
 from loraplex.kernels.kv_pages import KvPages, make_pages, vector_bytes, write_pages
 from support.attention_cases import AttentionCase, Sequences, Sizes
 
@@ -42,6 +43,9 @@ FORMS: dict[str, torch.dtype | None] = {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
 }
+GROUPED_FORMS = {"int4": 4, "int2": 2}
+"""The bits of forms that quantize blocks."""
+GROUPED_BLOCK_SIZE = 64
 REPETITIONS = 50
 
 
@@ -53,7 +57,7 @@ def check_attention(device: str) -> dict[str, Any]:
         name: {"error": _error(case, on), "bound": TOLERANCES[case.q.dtype] * case.magnitude}
         for name, case in attention_cases()
     }
-    writes = {form: _different_bytes(codes, on) for form, codes in FORMS.items()}
+    writes = {form: _different_bytes(form, on) for form in (*FORMS, *GROUPED_FORMS)}
     is_close = all(found["error"] <= found["bound"] for found in errors.values())
     return {
         "ok": is_close and not any(writes.values()),
@@ -91,6 +95,25 @@ def attention_cases() -> Iterator[tuple[str, AttentionCase]]:
         small = AttentionCase(mixed, plain, sizes, dtype=torch.float16, code_dtype=codes)
         small.dominate(size=1e-4, others=1e-4)
         yield f"{form} for fp16, small values, a dominant key", small
+    for form, bits in GROUPED_FORMS.items():
+        for name, sizes in SIZES.items():
+            if sizes.is_latent:
+                continue
+            sizes = replace(sizes, block_size=GROUPED_BLOCK_SIZE)
+            everything = replace(sinks, softcap=5.0, sinks=torch.randn(sizes.heads))
+            yield (
+                f"{form} for fp32, {name}, all",
+                AttentionCase(mixed, everything, sizes, bits=bits),
+            )
+            yield (
+                f"{form} for bf16, {name}",
+                AttentionCase(mixed, plain, sizes, dtype=torch.bfloat16, bits=bits),
+            )
+        small_blocks = replace(SIZES["llama"], block_size=16)
+        yield (
+            f"{form} for fp16, blocks of 16",
+            AttentionCase(mixed, plain, small_blocks, dtype=torch.float16, bits=bits),
+        )
 
 
 def _error(case: AttentionCase, device: torch.device) -> float:
@@ -104,19 +127,16 @@ def _error(case: AttentionCase, device: torch.device) -> float:
     return error if error == error else float("inf")
 
 
-def _different_bytes(code_dtype: torch.dtype | None, device: torch.device) -> int:
+def _different_bytes(form: str, device: torch.device) -> int:
     """Of what a step's keys and values leave in their pages, against the CPU's."""
-    num_tokens, size = 300, (32, BLOCK_SIZE, KV_HEADS, DIM)
-    slots = torch.randperm(32 * BLOCK_SIZE)[:num_tokens]
+    num_tokens, num_slots = 300, 512
+    slots = torch.randperm(num_slots)[:num_tokens]
     vectors = (
         torch.randn(2, KV_HEADS, num_tokens, DIM) * torch.logspace(-20, 4, num_tokens)[:, None]
     )
     k, v = vectors.bfloat16().transpose(1, 2)
     (keys, values), (device_keys, device_values) = (
-        [
-            make_pages(size, dtype=torch.bfloat16, code_dtype=code_dtype, device=place)
-            for _ in range(2)
-        ]
+        _empty_pages(num_slots // _block_size(form), form, place)
         for place in (torch.device("cpu"), device)
     )
     write_pages(keys, values, slots, k, v)
@@ -132,14 +152,22 @@ def time_attention(device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     on = torch.device(device)
     return {
-        "decode": [_time_decode(form, context, on) for context in CONTEXTS for form in FORMS],
-        "prefill": [_time_prefill(new, context, on) for new, context in CHUNKS],
+        "decode": [
+            _time_decode(form, context, on)
+            for context in CONTEXTS
+            for form in (*FORMS, *GROUPED_FORMS)
+        ],
+        "prefill": [
+            _time_prefill(form, new, context, on)
+            for new, context in CHUNKS
+            for form in ("bf16", "int8", *GROUPED_FORMS)
+        ],
     }
 
 
 def _time_decode(form: str, context: int, device: torch.device) -> dict[str, Any]:
-    num_blocks = BATCH * context // BLOCK_SIZE
-    keys, values = (_random_pages(1 + num_blocks, FORMS[form], device) for _ in range(2))
+    num_blocks = BATCH * context // _block_size(form)
+    keys, values = _random_pages(1 + num_blocks, form, device)
     table = 1 + torch.randperm(num_blocks, device=device).view(BATCH, -1)
     group = SequenceGroup(
         torch.arange(BATCH, device=device)[:, None],
@@ -149,21 +177,19 @@ def _time_decode(form: str, context: int, device: torch.device) -> dict[str, Any
     batch, options = AttentionBatch(table[:, 0], (group,), ()), AttentionOptions(DIM**-0.5)
     q = torch.randn(BATCH, HEADS, DIM, device=device, dtype=torch.bfloat16)
     seconds = graph_seconds(lambda: paged_attention(q, keys, values, batch, options))
-    plain = graph_seconds(lambda: attend_gathered(q, keys, values, batch, options))
-    vector = vector_bytes(DIM, dtype=torch.bfloat16, code_dtype=FORMS[form])
-    num_bytes = 2 * BATCH * context * KV_HEADS * vector
+    num_bytes = BATCH * context * _token_bytes(form)
     return {
         "form": form,
         "context": context,
         "microseconds": round(1e6 * seconds, 1),
         "gigabytes_per_second": round(num_bytes / seconds / 1e9),
-        "plain_microseconds": round(1e6 * plain, 1),
+        "plain_microseconds": _plain_microseconds(form, q, keys, values, batch),
     }
 
 
-def _time_prefill(num_new: int, context: int, device: torch.device) -> dict[str, Any]:
-    num_blocks = context // BLOCK_SIZE
-    keys, values = (_random_pages(1 + num_blocks, None, device) for _ in range(2))
+def _time_prefill(form: str, num_new: int, context: int, device: torch.device) -> dict[str, Any]:
+    num_blocks = context // _block_size(form)
+    keys, values = _random_pages(1 + num_blocks, form, device)
     table = 1 + torch.randperm(num_blocks, device=device)
     rows = torch.arange(num_new, device=device)
     group = SequenceGroup(rows[None], context - num_new + rows[None], table[None])
@@ -172,16 +198,28 @@ def _time_prefill(num_new: int, context: int, device: torch.device) -> dict[str,
     q = torch.randn(num_new, HEADS, DIM, device=device, dtype=torch.bfloat16)
     ours, plain = AttentionBatch(rows, (group,), ()), AttentionBatch(rows, (), (chunk,))
     seconds = graph_seconds(lambda: paged_attention(q, keys, values, ours, options))
-    gathered = graph_seconds(lambda: attend_gathered(q, keys, values, plain, options))
+    has_dense = form == "bf16" and num_new == context
     operations = 4 * HEADS * DIM * num_new * (context - (num_new - 1) / 2)
     return {
+        "form": form,
         "new_tokens": num_new,
         "context": context,
         "microseconds": round(1e6 * seconds, 1),
         "teraflops": round(operations / seconds / 1e12, 1),
-        "plain_microseconds": round(1e6 * gathered, 1),
-        "dense_microseconds": _dense_microseconds(q, context) if num_new == context else None,
+        "plain_microseconds": _plain_microseconds(form, q, keys, values, plain),
+        "dense_microseconds": _dense_microseconds(q, context) if has_dense else None,
     }
+
+
+def _plain_microseconds(
+    form: str, q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch
+) -> float | None:
+    """Of the plain op; None: it waits for the device, and cannot be captured."""
+    if form in GROUPED_FORMS:
+        return None
+    options = AttentionOptions(DIM**-0.5)
+    seconds = graph_seconds(lambda: attend_gathered(q, keys, values, batch, options))
+    return round(1e6 * seconds, 1)
 
 
 def _dense_microseconds(q: Tensor, context: int) -> float:
@@ -199,15 +237,60 @@ def _dense_microseconds(q: Tensor, context: int) -> float:
     )
 
 
-def _random_pages(num_blocks: int, code_dtype: torch.dtype | None, device: torch.device) -> KvPages:
-    size = (num_blocks, BLOCK_SIZE, KV_HEADS, DIM)
-    pages = make_pages(size, dtype=torch.bfloat16, code_dtype=code_dtype, device=device)
-    if pages.scales is None:
-        pages.data.normal_()
-    else:
-        pages.data.copy_((30 * torch.randn(size, device=device)).clamp(-127, 127))
-        pages.scales.fill_(1 / 30)
-    return pages
+def _random_pages(num_blocks: int, form: str, device: torch.device) -> tuple[KvPages, KvPages]:
+    """Keys and values, with about the numbers that a model has."""
+    keys, values = _empty_pages(num_blocks, form, device)
+    for pages in (keys, values):
+        if pages.scales is None:
+            pages.data.normal_()
+        elif form in GROUPED_FORMS:
+            pages.data.random_(256)
+            pages.scales.fill_(0.2)
+        else:
+            codes = (30 * torch.randn(pages.data.shape, device=device)).clamp(-127, 127)
+            pages.data.copy_(codes)
+            pages.scales.fill_(1 / 30)
+    return keys, values
+
+
+def _empty_pages(num_blocks: int, form: str, device: torch.device) -> tuple[KvPages, KvPages]:
+    """Of keys and of values in bf16, in this form; every block is open."""
+    size = (num_blocks, _block_size(form), KV_HEADS, DIM)
+    if form in GROUPED_FORMS:
+        blocks = OpenBlocks(num_blocks, None, device)
+        keys, values = (
+            stack_grouped_pages(
+                1,
+                size,
+                dtype=torch.bfloat16,
+                bits=GROUPED_FORMS[form],
+                is_key=is_key,
+                blocks=blocks,
+                device=device,
+            ).pages[0]
+            for is_key in (True, False)
+        )
+        return keys, values
+    keys, values = (
+        make_pages(size, dtype=torch.bfloat16, code_dtype=FORMS[form], device=device)
+        for _ in range(2)
+    )
+    return keys, values
+
+
+def _block_size(form: str) -> int:
+    return GROUPED_BLOCK_SIZE if form in GROUPED_FORMS else BLOCK_SIZE
+
+
+def _token_bytes(form: str) -> float:
+    """Bytes of a token's keys and values that attention reads."""
+    if form not in GROUPED_FORMS:
+        return 2 * KV_HEADS * vector_bytes(DIM, dtype=torch.bfloat16, code_dtype=FORMS[form])
+    size, bits = GROUPED_BLOCK_SIZE, GROUPED_FORMS[form]
+    per_block = sum(
+        block_bytes(size, KV_HEADS, DIM, bits=bits, is_key=is_key) for is_key in (True, False)
+    )
+    return per_block / size
 
 
 def graph_seconds(run: Callable[[], object]) -> float:

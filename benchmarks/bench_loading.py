@@ -3,7 +3,8 @@
     make bench-loading [ARGS="--shape 1b"]
 
 Each row loads a base in a fresh process, for one quantization and one serving dtype. The base is a
-Llama with random weights in sharded bf16 files. "peak" is the most anonymous memory above that of
+Llama with random weights in sharded bf16 files, or with `--experts N` a Qwen3-MoE whose experts are
+each a quarter of the Llama's MLP. "peak" is the most anonymous memory above that of
 the process before loading, divided by the bytes of the loaded weights. Pages mapped from files are
 not in it, because the system takes them back when it needs memory; "peak with files" is the same
 for all resident pages (VmHWM). The last row is a whole engine with its default plan, when it is
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,13 @@ SHAPES = {
 }
 DTYPES = ("bfloat16", "float32")
 PARTS = ("loads", "engine")
+MOE_SETTINGS = frozenset(
+    {
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "max_position_embeddings", "eos_token_id", "bos_token_id"),
+    }
+)
+"""Those of a Llama that a Qwen3-MoE has too."""
 MAX_PEAK = 1.15
 GIB = 1 << 30
 SAMPLE_SECONDS = 0.002
@@ -65,9 +73,11 @@ NUM_SHARDS = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    model, warm = (options.models / f"loading-{shape}" for shape in (options.shape, "smoke"))
-    write_base(model, SHAPES[options.shape])
-    write_base(warm, SMOKE_SHAPE)
+    experts = options.experts
+    end = f"-{experts}-experts" if experts else ""
+    model, warm = (options.models / f"loading-{name}{end}" for name in (options.shape, "smoke"))
+    write_base(model, SHAPES[options.shape], experts)
+    write_base(warm, SMOKE_SHAPE, experts)
     config = EngineConfig(str(model), dtype=options.dtype[0], device=options.device)
     loads = [
         measure_load(replace(config, quantization=Quantization(form), dtype=dtype), warm)
@@ -85,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="120m")
+    parser.add_argument("--experts", type=int, default=0, help="of a Qwen3-MoE")
     forms = [str(form) for form in Quantization]
     parser.add_argument("--quantization", nargs="+", choices=forms, default=forms)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
@@ -174,21 +185,27 @@ def measure_engine(config: EngineConfig) -> dict[str, Any]:
     return asyncio.run(run())
 
 
-def write_base(path: Path, shape: BaseShape) -> None:
-    """A Llama with random bf16 weights in several files, unless it is there."""
+def write_base(path: Path, shape: BaseShape, num_experts: int = 0) -> None:
+    """A Llama or a Qwen3-MoE with random bf16 weights in several files, unless it is there."""
     from safetensors.torch import save_file
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
     index = path / "model.safetensors.index.json"
     if index.exists():
         return
     path.mkdir(parents=True, exist_ok=True)
     config = llama_config(shape)
+    if num_experts:
+        settings = {key: value for key, value in config.to_dict().items() if key in MOE_SETTINGS}
+        settings |= {"num_experts": num_experts, "num_experts_per_tok": 2}
+        settings["moe_intermediate_size"] = shape.intermediate_size // 4
+        config = Qwen3MoeConfig(**settings)
     config.dtype = torch.bfloat16
-    config.architectures = [LlamaForCausalLM.__name__]
-    config.save_pretrained(path)
     with torch.device("meta"):
-        parameters = LlamaForCausalLM(config).state_dict()
+        model = AutoModelForCausalLM.from_config(config)
+        config.architectures = [type(model).__name__]
+        parameters = dict(_stored(model.state_dict()))
+    config.save_pretrained(path)
     torch.manual_seed(shape.seed)
     weight_map: dict[str, str] = {}
     per_shard = -(-len(parameters) // NUM_SHARDS)
@@ -198,6 +215,19 @@ def write_base(path: Path, shape: BaseShape) -> None:
         save_file({name: _drawn(parameters[name]) for name in names}, path / file, {"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _stored(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """As checkpoints have them: each expert's matrices by themselves."""
+    for name, parameter in parameters.items():
+        path, _, leaf = name.rpartition(".")
+        if parameter.ndim != 3:
+            yield name, parameter
+            continue
+        leaves = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
+        for expert, matrix in enumerate(parameter):
+            for part, rows in zip(leaves, matrix.chunk(len(leaves)), strict=True):
+                yield f"{path}.{expert}.{part}.weight", rows
 
 
 def _drawn(like: Tensor) -> Tensor:

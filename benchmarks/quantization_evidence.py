@@ -13,7 +13,9 @@ with groups of 128 inputs where the format leaves their size open.
 `mutations` are damaged checkpoints. `kv` compares the formats of the KV cache with bf16: the tokens
 that fit in sequences of 32,768, and the mean KL on the demo's base. `mla` are the bytes per token
 of DeepSeek-V3's latent attention, and the largest error of a small model's logits against
-transformers. Exits with 1 if a figure exceeds its bound, and names it on standard error.
+transformers. `eviction` is the share of needles that KV eviction finds in contexts of 500 tokens,
+beside that with the full cache (`bench_kv_eviction`). Exits with 1 if a figure exceeds its bound,
+and names it on standard error.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 
 import torch
 from benchmarks.bench_kv_dtype import DEMO_BASE, measure, sample_text
+from benchmarks.bench_kv_eviction import measure as measure_eviction
 from benchmarks.quantized_mutations import try_mutations
 from torch import Tensor
 
@@ -43,7 +46,7 @@ from support.features import Feature, World, dense_logits, load_plain, make_worl
 from support.paged import paged_logits
 from support.quantized_checkpoints import FORMATS, formats, write_weights
 
-SECTIONS = ("formats", "mutations", "kv", "mla")
+SECTIONS = ("formats", "mutations", "kv", "mla", "eviction")
 BOUND = 1e-3
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -82,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "mutations": lambda: mutations(folder / "mutations", options.mutations),
             "kv": kv_formats,
             "mla": lambda: latent_attention(folder / "mla"),
+            "eviction": lambda: eviction(_made(folder / "eviction")),
         }
         evidence = {name: run() for name, run in sections.items() if name in options.only}
     print(json.dumps(evidence))
@@ -157,6 +161,20 @@ def latent_attention(folder: Path) -> dict[str, float]:
     }
 
 
+def eviction(folder: Path) -> list[dict[str, Any]]:
+    """The needles that KV eviction leaves in the cache."""
+    results = measure_eviction(folder, length=500, num_needles=20, num_copies=1, budgets=(64, 128))
+    return [
+        {
+            "policy": each.policy,
+            "budget": each.budget,
+            "needle_right": each.needle_right,
+            "full_right": each.full_right,
+        }
+        for each in results
+    ]
+
+
 def logit_errors(world: World) -> list[float]:
     """Of the base, each adapter and the base again, in one batch."""
     sequences = world.sequences()
@@ -188,6 +206,9 @@ def find_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
             yield f"--kv-dtype {row['format']}: {row['tokens_over_bf16']:.2f} times the tokens"
     if "mla" in evidence and evidence["mla"]["max_error"] > MAX_LATENT_ERROR:
         yield f"latent attention: error {evidence['mla']['max_error']:.1e}"
+    for row in evidence.get("eviction", []):
+        if row["full_right"] < 1:
+            yield f"the full cache: {row['full_right']:.0%} of the needles"
     if "mutations" in evidence and evidence["mutations"]["crashes"]:
         yield f"a damaged checkpoint: {evidence['mutations']['first_crash']}"
 

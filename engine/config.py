@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from .errors import InvalidParameter
+from .kv_policy import KvPolicy, parse_kv_policy
 from .option import Option, Unset, options_of
 
 GIB = 1 << 30
@@ -125,6 +126,11 @@ class EngineConfig:
     """Host memory for adapters."""
     kv_dtype: Annotated[KvDtype, Option()] = KvDtype.AUTO
     """Data type of the KV cache."""
+    kv_policy: Annotated[
+        str | None, Option(metavar="METHOD:TOKENS"), Unset("all tokens are kept")
+    ] = None
+    """KV eviction by attention of requests without a `kv_policy` of their own: snapkv:TOKENS or
+    h2o:TOKENS."""
     # One of them is kept for adapters below 64 MiB.
     num_loader_threads: Annotated[int, Option(minimum=1)] = 2
     """Threads that load and zero adapters."""
@@ -170,6 +176,10 @@ class EngineConfig:
         return [entry.partition(":")[0] for entry in self.speculation]
 
     @property
+    def default_kv_policy(self) -> KvPolicy | None:
+        return None if self.kv_policy is None else parse_kv_policy(self.kv_policy)
+
+    @property
     def max_kept_rows(self) -> int:
         """The maximum number of tokens in a step whose logits are computed: the last token of each
         sequence, draft tokens, and tokens of prompts that are read."""
@@ -180,6 +190,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, option in options_of(EngineConfig).items():
             option.check(name, getattr(self, name))
+        if self.kv_policy is not None:
+            parse_kv_policy(self.kv_policy)
         quantizes_blocks = KvDtype(self.kv_dtype).quantizes_blocks
         if not self.kv_block_size:
             size = QUANTIZED_BLOCK_SIZE if quantizes_blocks else BLOCK_SIZE

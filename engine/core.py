@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
+from .errors import InvalidParameter
 from .heartbeat import Heartbeat
 from .messages import (
     Abort,
@@ -39,6 +40,8 @@ from .token_journal import JournalCounters
 class EngineCore:
     """One base model and everything that runs on it.
 
+    Raises InvalidParameter on construction if the default KV policy is not supported.
+
     `handle` takes messages, `step` does one iteration and returns messages. The caller owns the
     thread and the transport.
     """
@@ -48,6 +51,8 @@ class EngineCore:
         self.info = describe_engine(
             parts.config, parts.base, parts.plan, serves_grammars=parts.grammars.is_served
         )
+        if parts.config.kv_policy and self.info.kv_policy_obstacle:
+            raise InvalidParameter("kv_policy", self.info.kv_policy_obstacle)
         self._manager = parts.tiers.manager
         self._pace = parts.tiers.pace
         self._scheduler = parts.scheduler

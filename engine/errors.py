@@ -79,6 +79,13 @@ class ProposerNotServed(EngineError):
         )
 
 
+class KvPolicyNotServed(EngineError):
+    """The server does not support KV eviction."""
+
+    code = "kv_policy_not_served"
+    param = "kv_policy"
+
+
 class InvalidGrammar(EngineError):
     """The grammar cannot be followed by any output, or exceeds the limits."""
 

@@ -58,6 +58,9 @@ class Request:
     pooled: Any = None
     """The sum of the hidden states read so far."""
 
+    attention_mass: Any = None
+    """Of one whose cache is compacted: by layer the attention that its cached tokens received."""
+
     num_computed_tokens: int = 0
     """Those of a step in flight included."""
     num_pending_tokens: int = 0
@@ -112,8 +115,12 @@ class Request:
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Tokens, from the first, that may have been computed for others: not those to be read."""
-        return self.unread.start if self.unread else len(self.token_ids)
+        """Tokens, from the first, that may have been computed for others: not those to be read, nor
+        those whose attention decides what is evicted."""
+        num_tokens = self.unread.start if self.unread else len(self.token_ids)
+        if self.kv.eviction:
+            return min(num_tokens, self.kv.eviction.num_reusable_tokens)
+        return num_tokens
 
     def current_counts(self) -> TokenCounts:
         """The counts of all its tokens."""

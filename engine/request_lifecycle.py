@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..adapters.identity import AdapterKey
-from .errors import AdapterDeleted, EngineError, InvalidParameter
+from .errors import AdapterDeleted, EngineError, InvalidParameter, KvPolicyNotServed
 from .kv.prefix_cache import CacheNamespace
+from .kv_policy import EvictionMethod, KvPolicy
 from .messages import (
     AdapterEvicted,
     EngineInfo,
@@ -18,6 +20,7 @@ from .messages import (
     PromptOutput,
     RequestFinished,
     RequestStarted,
+    SpeculationParams,
     StepEvents,
     TokensGenerated,
 )
@@ -39,6 +42,7 @@ class RequestLifecycle:
     def __init__(self, parts: EngineParts, info: EngineInfo, statistics: Statistics) -> None:
         self._info = info
         self._eos_token_ids = parts.base.eos_token_ids
+        self._kv_policy = parts.config.default_kv_policy
         self._clock = parts.clock
         self._scheduler = parts.scheduler
         self._manager = parts.tiers.manager
@@ -67,7 +71,7 @@ class RequestLifecycle:
             # An end event under this id would end the first request's stream.
             logger.error("request id %s is in use", submitted.request_id)
             return
-        request = self._open(submitted)
+        request = self._open(_with_kv_policy(submitted, self._kv_policy))
         try:
             self._check(submitted)
             self._queue(request)
@@ -198,6 +202,8 @@ class RequestLifecycle:
         _check_token_ids(submitted, self._info.vocab_size)
         _check_reading(submitted)
         self._speculation.check(submitted.speculation)
+        if submitted.kv_policy and self._info.kv_policy_obstacle:
+            raise KvPolicyNotServed(f"kv_policy: {self._info.kv_policy_obstacle}")
         if submitted.adapter in self._drains:
             raise AdapterDeleted
 
@@ -207,6 +213,17 @@ class RequestLifecycle:
         self._scheduler.add(request, is_held=has_grammar)
         if has_grammar:
             self._grammars.prepare(request)
+
+
+def _with_kv_policy(submitted: GenerationRequest, default: KvPolicy | None) -> GenerationRequest:
+    """The request with the policy that applies to it."""
+    policy = submitted.kv_policy or default
+    if policy is None:
+        return submitted
+    speculation = submitted.speculation
+    if policy.method is EvictionMethod.H2O:  # the attention of wrong draft tokens must not count
+        speculation = SpeculationParams(num_tokens=0)
+    return replace(submitted, kv_policy=policy, speculation=speculation)
 
 
 def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:

@@ -1,10 +1,10 @@
 """Attention of a flat mixed batch over a paged KV cache: the reference, and the CPU implementation.
 
 `attend_gathered`, in plain PyTorch, defines the operation and is the reference for
-`attention_triton`, which serves CUDA. One call serves one layer. Sequences with few new tokens
-(decoding or verifying drafts) are computed many at a time, long prompt chunks one by one. Blocks
-are gathered into memory that a step's layers reuse, and query heads that share a key/value head
-read the same copy.
+`attention_triton` and `attention_groups_triton`, which serve CUDA. One call serves one layer.
+Sequences with few new tokens (decoding or verifying drafts) are computed many at a time, long
+prompt chunks one by one. Blocks are gathered into memory that a step's layers reuse, and query
+heads that share a key/value head read the same copy.
 Correctness does not rely on multiplying padding by zero: padded positions point at the null block,
 which is all zeros, and blocks are zeroed before they get a new owner.
 
@@ -60,7 +60,8 @@ class SequenceGroup:
     rows: Tensor
     """int64 `[num_sequences, max_rows]`: the positions of the new tokens in the flat batch."""
     positions: Tensor
-    """int64 `[num_sequences, max_rows]`: those of the new tokens in their sequences."""
+    """int64 `[num_sequences, max_rows]`: those of the new tokens among the cached ones of their
+    sequences."""
     block_tables: Tensor
     """int64 `[num_sequences, max_blocks]`, padded with the null block."""
     block_positions: Tensor | None = None
@@ -130,16 +131,14 @@ def paged_attention(
     """
     out = q.new_empty(*q.shape[:2], values.dim)
     if q.is_cuda:
-        from . import attention_triton  # Triton is not installed everywhere
-
         assert not batch.chunks, "on CUDA a chunk is a group"
         for group in batch.groups:
-            attention_triton.attend_group(q, out, keys, values, group, options)
+            _attend_in_place(q, out, keys, values, group, options)
         return out
+    name = "attend"
     if isinstance(keys, GroupedPages):
-        _attend_gathered(q, out, keys, values, batch, options)
-        return out
-    left, attend = [], cpu_library.function("attend", q.dtype)
+        batch, name = _readable(batch, keys), "attend_groups"
+    left, attend = [], cpu_library.function(name, q.dtype)
     for group in batch.groups:
         if attend is None or not attend_group(attend, q, out, keys, values, group, options):
             left.append(group)
@@ -148,14 +147,40 @@ def paged_attention(
     return out
 
 
+def _attend_in_place(
+    q: Tensor,
+    out: Tensor,
+    keys: KvPages,
+    values: KvPages,
+    group: SequenceGroup,
+    options: AttentionOptions,
+) -> None:
+    """Write the group's rows of `out` on CUDA."""
+    from . import attention_groups_triton, attention_triton  # Triton is not installed everywhere
+
+    if isinstance(keys, GroupedPages) and isinstance(values, GroupedPages):
+        attention_groups_triton.attend_group(q, out, keys, values, group, options)
+    else:
+        attention_triton.attend_group(q, out, keys, values, group, options)
+
+
 def attend_gathered(
     q: Tensor, keys: KvPages, values: KvPages, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
     """Like `paged_attention`, in plain PyTorch on any device; without negative rows or
     positions."""
     out = q.new_empty(*q.shape[:2], values.dim)
+    if isinstance(keys, GroupedPages):
+        batch = _readable(batch, keys)
     _attend_gathered(q, out, keys, values, batch, options)
     return out
+
+
+def _readable(batch: AttentionBatch, keys: GroupedPages) -> AttentionBatch:
+    """The batch with tables that name blocks in the form in which they are read."""
+    from . import attention_groups  # which imports this module
+
+    return attention_groups.by_block(batch, keys.blocks, keys.block_size)
 
 
 def _attend_gathered(
@@ -166,10 +191,7 @@ def _attend_gathered(
     batch: AttentionBatch,
     options: AttentionOptions,
 ) -> None:
-    if isinstance(keys, GroupedPages):
-        from . import attention_groups  # which imports this module
-
-        batch = attention_groups.by_block(batch, keys.blocks, keys.block_size)
+    """Write the rows of `out`. Pages of `kv_groups` take a batch of `_readable`."""
     for group in batch.groups:
         block_bytes = keys.block_size * keys.num_heads * keys.dim * q.element_size()
         for part in _parts(group, block_bytes):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .kv_groups import GroupedPages, num_value_groups
 from .kv_pages import KvPages
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ class _Layer(ctypes.Structure):
     )
 
 
+class _GroupedMemory(ctypes.Structure):
+    """GroupedMemory of `cpu/attention_groups.h`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "steps", "opened")),
+        *((name, ctypes.c_int64) for name in ("num_blocks", "dim", "bits", "num_groups")),
+    )
+
+
 def attend_group(
     attend: Callable[..., None],
     q: Tensor,
@@ -52,10 +62,11 @@ def attend_group(
     options: AttentionOptions,
 ) -> bool:
     """Write the group's rows of `out [num_tokens, num_heads, value_dim]` with `attend`, the
-    library's function for q's dtype.
+    library's function for q's dtype and for these pages. Those of `kv_groups` take groups of
+    `attention_groups.by_block`.
 
-    Returns False, without effect, for what the library does not serve: quantized pages, trees and
-    other sizes.
+    Returns False, without effect, for what the library does not serve: pages with a scale per
+    token, trees and other sizes.
     """
     if group.ancestors is not None or not _are_served(q, keys, values):
         return False
@@ -76,11 +87,22 @@ def attend_group(
         None if begins is None else begins.data_ptr(),
         *(*group.rows.shape, group.block_tables.shape[1], torch.get_num_threads()),
     )
-    attend(
-        *(ctypes.addressof(task), ctypes.addressof(layer), q.data_ptr()),
-        *(keys.data.data_ptr(), values.data.data_ptr(), out.data_ptr()),
-    )
+    memory: tuple[object, object] = keys.data.data_ptr(), values.data.data_ptr()
+    if isinstance(keys, GroupedPages) and isinstance(values, GroupedPages):
+        memory = _memory(keys), _memory(values)
+    attend(ctypes.byref(task), ctypes.byref(layer), q.data_ptr(), *memory, out.data_ptr())
     return True
+
+
+def _memory(pages: GroupedPages) -> object:
+    """What the library gets of keys or of values."""
+    codes, steps = pages.tensors
+    num_groups = 0 if pages.is_key else num_value_groups(pages.dim)
+    memory = _GroupedMemory(
+        *(codes.data_ptr(), steps.data_ptr(), pages.opened.data_ptr()),
+        *(pages.blocks.num_blocks, pages.dim, pages.bits, num_groups),
+    )
+    return ctypes.byref(memory)
 
 
 @lru_cache
@@ -89,10 +111,12 @@ def _layer(*fields: float | None) -> _Layer:
 
 
 def _are_served(q: Tensor, keys: KvPages, values: KvPages) -> bool:
-    sizes = (keys.dim, values.dim, keys.block_size)
-    return (
-        keys.scales is None
-        and keys.data.dtype is q.dtype
-        and q.stride(2) == 1
-        and not any(size % UNIT for size in sizes)
-    )
+    sizes = [keys.dim, values.dim, keys.block_size]
+    if isinstance(keys, GroupedPages):
+        dtype = keys.opened.dtype
+        sizes.append(values.dim // num_value_groups(values.dim))
+    elif keys.scales is None:
+        dtype = keys.data.dtype
+    else:
+        return False
+    return dtype is q.dtype and q.stride(2) == 1 and not any(size % UNIT for size in sizes)

@@ -200,7 +200,7 @@ def combine_constants(num_splits: int, value_dim: int) -> dict[str, Any]:
 
 
 @triton.jit
-def _num_blocks_before(begins_ptr: tl.tensor, num_blocks: int, position: tl.tensor) -> tl.tensor:
+def num_blocks_before(begins_ptr: tl.tensor, num_blocks: int, position: tl.tensor) -> tl.tensor:
     """The number of a sequence's blocks that begin before a position; they are in order."""
     counts = tl.full((128,), 0, dtype=tl.int32)
     for first in range(0, num_blocks, 128):
@@ -279,13 +279,13 @@ def attend_kernel(
             num_sink_keys = tl.minimum(SINK_POSITIONS, first)
         else:
             begins_ptr = block_positions_ptr + sequence.to(tl.int64) * num_blocks
-            first = _num_blocks_before(begins_ptr, num_blocks, lowest - BLOCK_SIZE + 1) * BLOCK_SIZE
+            first = num_blocks_before(begins_ptr, num_blocks, lowest - BLOCK_SIZE + 1) * BLOCK_SIZE
             num_sinks = tl.minimum(SINK_POSITIONS, end)
-            num_sink_keys = _num_blocks_before(begins_ptr, num_blocks, num_sinks) * BLOCK_SIZE
+            num_sink_keys = num_blocks_before(begins_ptr, num_blocks, num_sinks) * BLOCK_SIZE
             num_sink_keys = tl.minimum(num_sink_keys, first)
     if block_positions_ptr is not None:
         begins_ptr = block_positions_ptr + sequence.to(tl.int64) * num_blocks
-        end = _num_blocks_before(begins_ptr, num_blocks, end) * BLOCK_SIZE
+        end = num_blocks_before(begins_ptr, num_blocks, end) * BLOCK_SIZE
     num_sink_tiles = (num_sink_keys + BLOCK_KEYS - 1) // BLOCK_KEYS
     num_tiles = num_sink_tiles + (tl.maximum(end - first, 0) + BLOCK_KEYS - 1) // BLOCK_KEYS
     # The number of splits depends on the sequence's own keys, not on the others' or on the width of

@@ -36,6 +36,7 @@ _SIGNATURES = {
     "linear": (_P, _P, _P, _P, _N, _N, _N, _N),
     "quantized_linear": (*(_P, _P, _P, _N, _P, _N, _P, _P, _P), *(_N,) * 5),
     "attend": (_P, _P, _P, _P, _P, _P),
+    "attend_groups": (_P, _P, _P, _P, _P, _P),
     "gumbel_noise": (_P, _P, _N, _P, _N, _N, _N),
     "penalize": (_P, _P, _N, _P, _P, _N, _F, _F, _F),
     "add_lora": (_P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N),

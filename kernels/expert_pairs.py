@@ -11,6 +11,7 @@ larger products are faster there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,6 +81,15 @@ class ExpertPairs:
     def host_ends(self) -> list[int]:
         """`ends` in host memory: on CUDA this waits for the router, once for a layer."""
         return [int(end) for end in self.ends.tolist()]
+
+    @property
+    def runs(self) -> Iterator[tuple[int, slice]]:
+        """Each expert with any pairs, and these. On CUDA this waits for the router."""
+        start = 0
+        for expert, end in enumerate(self.host_ends):
+            if end > start:
+                yield expert, slice(start, end)
+            start = end
 
     @cached_property
     def segments(self) -> tuple[ExpertSegment, ...]:

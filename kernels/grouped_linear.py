@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .expert_pairs import ExpertPairs
+from .packed_experts import PackedExperts
 
 _WIDE_LOAD_BYTES = 16
 _GROUPED_CAPABILITY = (8, 0)
@@ -21,20 +22,23 @@ _GROUPED_CAPABILITY = (8, 0)
 
 def grouped_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedExperts,
     pairs: ExpertPairs,
     *,
     bias: Tensor | None = None,
     is_transposed: bool = False,
 ) -> Tensor:
     """`x[p] @ W[expert of p].T + bias[expert of p]` for each pair p: `[num_pairs, out]` in the type
-    of `weight`.
+    of `weight`, of quantized experts in x's type.
 
     x: `[num_pairs, in]`, in the order of `pairs`.
-    weight: `[experts, out, in]`, or `[experts, in, out]` if `is_transposed`.
+    weight: `[experts, out, in]`, or `[experts, in, out]` if `is_transposed`; or quantized experts.
     bias: `[experts, out]`; the product is rounded before it is added.
     On CUDA, pairs with tiles wait for nothing, and no other pair changes a bit of a pair's result.
     """
+    if isinstance(weight, PackedExperts):
+        y: Tensor = weight(x, pairs)
+        return y if bias is None else y.add_(bias[pairs.experts])
     x = x.to(weight.dtype)
     if pairs.tiles is not None and x.is_cuda:
         from .grouped_linear_triton import multiply_tiles  # Triton is not installed everywhere
@@ -56,11 +60,8 @@ def multiply_grouped(x: Tensor, matrices: Tensor, pairs: ExpertPairs) -> Tensor:
 def multiply_each(x: Tensor, matrices: Tensor, pairs: ExpertPairs) -> Tensor:
     """One matmul per expert with any tokens."""
     y = x.new_empty(x.shape[0], matrices.shape[2])
-    start = 0
-    for expert, end in enumerate(pairs.host_ends):
-        if end > start:
-            torch.mm(x[start:end], matrices[expert], out=y[start:end])
-        start = end
+    for expert, mine in pairs.runs:
+        torch.mm(x[mine], matrices[expert], out=y[mine])
     return y
 
 

@@ -28,42 +28,57 @@ if TYPE_CHECKING:
 
 VALUE_GROUP = 64
 """The most channels of a value that share a step."""
-NOT_OPEN = 0
-"""The slot of a block that is not open; no block is opened in it."""
+NOT_OPEN = -1
+"""The slot of a block that is not open."""
+SPARE_SLOT = 0
+"""The slot of the spare block, to which padding writes. No other block is opened in it."""
 
 
 class OpenBlocks:
-    """The slots of the open blocks of one KV group, shared by its layers' pages."""
+    """The slots of the open blocks of one KV group, shared by its layers' pages.
+
+    The host's copy answers the bookkeeping; kernels and captured graphs read `slots`.
+    """
 
     def __init__(self, num_blocks: int, num_slots: int | None, device: torch.device) -> None:
         """`num_slots` None: every block is open forever."""
         self.num_blocks = num_blocks
         self.num_slots = num_blocks - 1 if num_slots is None else num_slots
-        self._slots = torch.zeros(num_blocks, dtype=torch.int64, device=device)
-        if num_slots is None:
-            self._slots += torch.arange(num_blocks, device=device)
+        is_open = num_slots is None
+        self._host = list(range(num_blocks)) if is_open else [NOT_OPEN] * num_blocks
+        self.slots = torch.tensor(self._host, device=device)
+        """int64 `[num_blocks]`, by block; always the same memory."""
         self._holders: dict[int, int] = {}
         self._last: tuple[Tensor, int, _Places] | None = None
         self.last_batch: tuple[AttentionBatch, AttentionBatch] | None = None
         """A step's attention and the same by blocks, see `attention_groups`."""
 
     def slot(self, block_id: int) -> int:
-        return int(self._slots[block_id])
+        return self._host[block_id]
 
     def open(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Give blocks these slots, which their holders until now have closed."""
+        changed = list(block_ids)
         for block_id, slot in zip(block_ids, slots, strict=True):
             before = self._holders.get(slot)
             if before is not None and self.slot(before) == slot:
-                self._slots[before] = NOT_OPEN
-            self._slots[block_id] = slot
+                self._host[before] = NOT_OPEN
+                changed.append(before)
+            self._host[block_id] = slot
             self._holders[slot] = block_id
         self._last = self.last_batch = None
+        # Page-locked, so that the copy waits for no running step.
+        pairs = torch.tensor(
+            [changed, [self._host[block_id] for block_id in changed]],
+            pin_memory=self.slots.is_cuda,
+        ).to(self.slots.device, non_blocking=True)
+        self.slots.index_copy_(0, *pairs)
 
     def slots_of(self, block_ids: Tensor) -> Tensor:
         """The slots of open blocks."""
-        slots = self._slots[block_ids]
-        assert bool(slots.all()), "a complete block is neither written nor read as an open one"
+        slots = self.slots[block_ids]
+        is_open = bool((slots != NOT_OPEN).all())
+        assert is_open, "a complete block is neither written nor read as an open one"
         return slots
 
     def readable(self, block_ids: Tensor) -> Tensor:
@@ -100,16 +115,16 @@ class GroupedPages:
     def __init__(
         self, codes: Tensor, steps: Tensor, opened: Tensor, *, is_key: bool, blocks: OpenBlocks
     ) -> None:
-        """`codes` uint8 `[num_blocks, block_size x bits / 8, num_heads, dim]`; `steps` as in
-        `step_size`; `opened [num_slots + 1, block_size, num_heads, dim]`."""
+        """`codes` uint8 `[num_blocks, block_size x bits / 8, num_heads, dim]`; `steps [num_blocks,
+        *step_size(...)]`; `opened [num_slots + 1, block_size, num_heads, dim]`."""
         _, self.block_size, self.num_heads, self.dim = opened.shape
         self.data = codes
         self.scales: Tensor | None = steps
         self.tensors: tuple[Tensor, ...] = (codes, steps)
         self.opened = opened
         self.blocks = blocks
-        self._bits = 8 * codes.shape[1] // self.block_size
-        self._is_key = is_key
+        self.bits = 8 * codes.shape[1] // self.block_size
+        self.is_key = is_key
 
     def write(self, slots: Tensor, vectors: Tensor) -> None:
         """See `KvPages.write`; all blocks must be open."""
@@ -118,7 +133,7 @@ class GroupedPages:
         self.opened.view(-1, self.num_heads, self.dim).index_copy_(0, places.written, vectors)
         if len(places.complete):
             blocks = self.opened[places.complete_slots]
-            codes, steps = quantize_blocks(blocks, bits=self._bits, is_key=self._is_key)
+            codes, steps = quantize_blocks(blocks, bits=self.bits, is_key=self.is_key)
             self.data.index_copy_(0, places.complete, codes)
             assert self.scales is not None
             self.scales.index_copy_(0, places.complete, steps)
@@ -135,7 +150,7 @@ class GroupedPages:
         codes, scratch = buffer.take((2, len(ids), *self.data.shape[1:]), torch.uint8, ids.device)
         torch.index_select(self.data, 0, closed, out=codes)
         steps = self.scales.index_select(0, closed)
-        dequantize_blocks(codes, steps, out, bits=self._bits, is_key=self._is_key, scratch=scratch)
+        dequantize_blocks(codes, steps, out, bits=self.bits, is_key=self.is_key, scratch=scratch)
         out[is_open] = self.opened[ids[is_open] - self.blocks.num_blocks]
         return out.view(*block_ids.shape, *size[1:])
 

@@ -49,7 +49,7 @@ def _exact_bytes(weight: Tensor, kind: LinearKind, dtype: torch.dtype, device_ty
 
 def _quantized_panel_bytes(weight: QuantizedWeight) -> int:
     out_features, in_features = weight.shape
-    row_bytes = -(-in_features * weight.code_type.bits // 8)
+    row_bytes = 2 * -(-in_features * weight.code_type.bits // 16)
     by_group = _by_group_bytes(weight) // out_features
     return _in_panels(out_features) * (row_bytes + by_group) + _shared_bytes(weight)
 

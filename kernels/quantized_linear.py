@@ -30,12 +30,17 @@ class DequantizedLinear(QuantizedLinear):
         return y.to(x.dtype)
 
     def products(self, x: Tensor) -> Tensor:
-        x = x.float()
-        y = x.new_empty(*x.shape[:-1], self.out_features)
-        for start in range(0, self.out_features, _PIECE_ROWS):
-            piece = self.weight.rows(start, start + _PIECE_ROWS).dequantize()
-            y[..., start : start + _PIECE_ROWS] = F.linear(x, piece)
-        return y
+        return multiply_dequantized(x, self.weight)
 
     def weight_rows(self, indices: Tensor) -> Tensor:
         return self.weight.pick(indices).dequantize()
+
+
+def multiply_dequantized(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """`x [..., in] @ weight.T`: fp32 `[..., out]`."""
+    x = x.float()
+    y = x.new_empty(*x.shape[:-1], weight.shape[0])
+    for start in range(0, weight.shape[0], _PIECE_ROWS):
+        piece = weight.rows(start, start + _PIECE_ROWS).dequantize()
+        y[..., start : start + _PIECE_ROWS] = F.linear(x, piece)
+    return y

@@ -1,6 +1,8 @@
-"""Linear layers with quantized weights on the CPU, multiplied in fp32 by the library."""
+"""Linear layers with quantized weights on the CPU, multiplied by the library."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -17,76 +19,125 @@ _PIECE_ROWS = 64
 _KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4}
 """`Kind` of `cpu/quantized_linear.h`."""
 
+_LEAST_SPLIT = 2.0**-100
+"""Of smaller inputs the second part would be no normal number."""
 
-class QuantizedPanelLinear(QuantizedLinear):
-    """Codes in panels of 16 outputs, which become fp32 numbers while they are multiplied.
 
-    The bits of a row do not depend on the rows that are computed with it. Two codes of 4 bits share
-    a byte.
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A quantized matrix `[out, in]` in panels of 16 outputs; inputs are in the order of the codes.
+
+    int8 and int4 codes are multiplied as integers, by inputs that are rounded to at most 2^-15 of
+    the largest of 128 in the same row (decision 55).
     """
 
+    code_type: CodeType
+    shape: tuple[int, int]
+    """`[out, in]`."""
+    group: int
     codes: Tensor
+    """int8 `[panels, words, 16, 2]`: `Word` of `cpu/quantized_weight.h`."""
     scale: Tensor
+    """`[panels, groups, 16]`."""
     zero: Tensor | None
+    """Like scale."""
     table: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.codes, self.scale, self.zero, self.table)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+class QuantizedPanelLinear(QuantizedLinear):
+    """Codes in panels of 16 outputs; sums in fp32.
+
+    The bits of a row do not depend on the rows that are computed with it.
+    """
+
+    rounds_inputs: bool
+    """Whether inputs may be rounded to 16 bits."""
     order: Tensor | None
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         bias = None if bias is None else bias.float()
         super().__init__(weight.shape, bias, weight.row_norms())
-        self.code_type, self.group = weight.code_type, weight.group
-        self.register_buffer("codes", _packed_codes(weight))
-        self.register_buffer("scale", _in_panels(weight.scale))
-        self.register_buffer("zero", None if weight.zero is None else _in_panels(weight.zero))
-        self.register_buffer("table", weight.table)
+        self.panels = pack_panels(weight)
+        self.rounds_inputs = weight.code_type.is_integer
         self.register_buffer("order", weight.order)
-        stored = (self.codes, self.scale, self.zero, self.table, self.order)
-        self.weight_bytes = sum(tensor.nbytes for tensor in stored if tensor is not None)
+        self.weight_bytes = self.panels.num_bytes
+        if weight.order is not None:
+            self.weight_bytes += weight.order.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         return self._multiply(x, self.bias).to(x.dtype)
 
     def products(self, x: Tensor) -> Tensor:
-        return self._multiply(x, None)
+        # In two parts: the first has few bits, so that it is not rounded, and the second is small.
+        x = x.float()
+        largest = x.abs().amax(dim=-1, keepdim=True).clamp_min(_LEAST_SPLIT)
+        unit = largest / torch.frexp(largest).mantissa * 2.0**-14
+        coarse = (x / unit).round_().mul_(unit)
+        return self._multiply(coarse, None) + self._multiply(x - coarse, None)
 
     def weight_rows(self, indices: Tensor) -> Tensor:
         panels, places = indices // _PANEL, indices % _PANEL
-        codes = self.codes[panels, :, places]
-        if self.code_type.bits == 4:
-            codes = _unpacked(codes, self.code_type)[:, : self.in_features]
+        stored = self.panels
+        words = stored.codes[panels, :, places]
+        zero = None if stored.zero is None else stored.zero[panels, :, places]
         return QuantizedWeight(
-            self.code_type,
-            codes,
-            self.scale[panels, :, places],
-            self.group,
-            zero=None if self.zero is None else self.zero[panels, :, places],
-            table=self.table,
+            stored.code_type,
+            _unpacked(words, stored.code_type)[:, : self.in_features],
+            stored.scale[panels, :, places],
+            stored.group,
+            zero=zero,
+            table=stored.table,
             order=self.order,
         ).dequantize()
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x [..., in]` to fp32 `[..., out]`."""
-        function = cpu_library.function("quantized_linear", self.code_type)
-        assert function is not None
         x = x.float() if self.order is None else x.float().index_select(-1, self.order)
-        x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.out_features)
-        function(
-            *(x.data_ptr(), self.codes.data_ptr()),
-            *(self.scale.data_ptr(), _KINDS[self.scale.dtype]),
-            *(_address(self.zero), 0 if self.zero is None else _KINDS[self.zero.dtype]),
-            *(_address(self.table), _address(bias), y.data_ptr()),
-            *(x.numel() // self.in_features, self.in_features, self.out_features, self.group),
-            torch.get_num_threads(),
-        )
+        multiply_panels(x.contiguous(), self.panels, bias, y)
         return y
+
+
+def pack_panels(weight: QuantizedWeight) -> Panels:
+    """The weight in panels."""
+    out_features, in_features = weight.shape
+    return Panels(
+        weight.code_type,
+        (out_features, in_features),
+        weight.group,
+        _packed_codes(weight),
+        _in_panels(weight.scale),
+        None if weight.zero is None else _in_panels(weight.zero),
+        weight.table,
+    )
+
+
+def multiply_panels(x: Tensor, panels: Panels, bias: Tensor | None, y: Tensor) -> None:
+    """Set y, `[..., out]`, to `x [..., in] @ W.T + bias`; all fp32 and contiguous."""
+    function = cpu_library.function("quantized_linear", panels.code_type)
+    assert function is not None
+    out_features, in_features = panels.shape
+    scale, zero = panels.scale, panels.zero
+    function(
+        *(x.data_ptr(), panels.codes.data_ptr()),
+        *(scale.data_ptr(), _KINDS[scale.dtype]),
+        *(_address(zero), 0 if zero is None else _KINDS[zero.dtype]),
+        *(_address(panels.table), _address(bias), y.data_ptr()),
+        *(x.numel() // in_features, in_features, out_features, panels.group),
+        torch.get_num_threads(),
+    )
 
 
 def serves_quantized(weight: QuantizedWeight) -> bool:
     """Whether `QuantizedPanelLinear` serves this weight on the CPU."""
     return (
         weight.scale.dtype in _KINDS
-        and (weight.group % 2 == 0 or weight.group >= weight.shape[1])
+        and (weight.group % 4 == 0 or weight.group >= weight.shape[1])
         and cpu_library.function("quantized_linear", weight.code_type) is not None
     )
 
@@ -96,26 +147,30 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _packed_codes(weight: QuantizedWeight) -> Tensor:
-    """int8 `[ceil(out / 16), in, 16]`, with 4 bits `[ceil(out / 16), ceil(in / 2), 16]`."""
+    """int8 `[ceil(out / 16), words, 16, 2]`: `Word` of `cpu/quantized_weight.h`."""
     pieces = []
+    num_codes = 16 // weight.code_type.bits
     for start in range(0, weight.shape[0], _PIECE_ROWS):
         codes = weight.codes[start : start + _PIECE_ROWS]
-        if weight.code_type.bits == 4:
-            codes = F.pad(codes, (0, codes.shape[1] % 2))
-            codes = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
-        pieces.append(_in_panels(codes))
+        words = F.pad(codes, (0, -codes.shape[1] % num_codes)).unflatten(1, (-1, num_codes))
+        if num_codes == 4:
+            words = (words[..., :2] & 15) | (words[..., 2:] << 4)
+        pieces.append(_in_panels(words))
     return torch.cat(pieces)
 
 
-def _unpacked(pairs: Tensor, code_type: CodeType) -> Tensor:
-    """int8 `[n, in]` of two codes of 4 bits in a byte, `[n, in / 2]`."""
-    high = pairs >> 4  # with its sign, as the codes of INT4 have one
-    low = (pairs << 4) >> 4
-    codes = torch.stack([low, high], dim=-1).flatten(1)
-    return codes if code_type is CodeType.INT4 else codes & 15
+def _unpacked(words: Tensor, code_type: CodeType) -> Tensor:
+    """The codes of words, int8 `[n, words, 2]`, one after another: `[n, codes]`."""
+    if code_type.bits == 4:
+        low, high = (words << 4) >> 4, words >> 4  # with their signs, as the codes of INT4 have one
+        words = torch.cat([low, high], dim=-1)
+        words = words if code_type is CodeType.INT4 else words & 15
+    return words.flatten(1)
 
 
 def _in_panels(rows: Tensor) -> Tensor:
-    """`rows [n, columns]` as `[ceil(n / 16), columns, 16]`, with zeros after the last row."""
-    whole = F.pad(rows, (0, 0, 0, -len(rows) % _PANEL))
-    return whole.view(-1, _PANEL, rows.shape[1]).transpose(1, 2).contiguous()
+    """`rows [n, m, ...]` as `[ceil(n / 16), m, 16, ...]`, with zeros after the last row."""
+    num_panels = -(-len(rows) // _PANEL)
+    whole = rows.new_zeros(num_panels * _PANEL, *rows.shape[1:])
+    whole[: len(rows)] = rows
+    return whole.view(num_panels, _PANEL, *rows.shape[1:]).transpose(1, 2).contiguous()

@@ -34,6 +34,11 @@ class CodeType(StrEnum):
         """Bits of a code as it is kept on a device."""
         return 4 if self in (CodeType.INT4, CodeType.TABLE4) else 8
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether a code is its number itself."""
+        return self in (CodeType.INT8, CodeType.INT4)
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
@@ -136,12 +141,19 @@ def stack_rows(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     return replace(first, codes=codes, scale=scale, zero=torch.cat(zeros) if zeros else None)
 
 
+def have_one_code(first: QuantizedWeight, other: QuantizedWeight) -> bool:
+    """Whether codes and scales of both mean the same, whatever their zero points and orders."""
+    return (first.code_type, first.group, first.scale.dtype) == (
+        other.code_type,
+        other.group,
+        other.scale.dtype,
+    ) and _are_equal(first.table, other.table)
+
+
 def _have_one_form(first: QuantizedWeight, other: QuantizedWeight) -> bool:
     return (
-        (first.code_type, first.group, first.scale.dtype)
-        == (other.code_type, other.group, other.scale.dtype)
+        have_one_code(first, other)
         and _dtype(first.zero) == _dtype(other.zero)
-        and _are_equal(first.table, other.table)
         and _are_equal(first.order, other.order)
     )
 

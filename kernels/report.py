@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from . import (
+    attention_groups_triton,
     attention_triton,
     expert_pairs_triton,
     gated_activation_triton,
@@ -37,10 +38,12 @@ from . import (
     lora_vectors_triton,
     rms_norm_triton,
     rotary_triton,
+    wna16_experts_triton,
     wna16_triton,
 )
 from .attention import AttentionOptions
 from .gated_activation import Activation
+from .kv_groups import GroupedPages, OpenBlocks, stack_grouped_pages
 from .kv_pages import KeyPrefix, KvPages, make_pages
 from .quantized_weight import CodeType, QuantizedWeight
 from .rms_norm import NormForm
@@ -60,6 +63,7 @@ WNA16_ROWS = (1, 32, 512)
 WARP_THREADS = 32
 NUM_EXPERTS = 8
 KV_BLOCK, KV_HEADS, HEADS, HEAD_DIM = 16, 8, 32, 128
+GROUPED_BLOCK = 64
 LATENT_HEADS, LATENT_DIM, ROTARY_DIM = 128, 512, 64
 """DeepSeek-V3's."""
 CONTEXT = 8192
@@ -130,7 +134,12 @@ def _max_shared_bytes(usage: KernelUsage) -> int:
 def all_cases(arch: str) -> Iterator[KernelCase]:
     """Every kernel that serving launches on this architecture."""
     return chain(
-        lora_cases(), attention_cases(arch), wna16_cases(), fused_layer_cases(), expert_cases()
+        lora_cases(),
+        attention_cases(arch),
+        grouped_kv_cases(arch),
+        wna16_cases(),
+        fused_layer_cases(),
+        expert_cases(),
     )
 
 
@@ -214,6 +223,18 @@ class WNA16Form:
             data | _present(pointers),
         )
 
+    def experts_case(self, dtype_name: str) -> KernelCase:
+        pointers = self._pointers() | {"sums_ptr": "*fp32" if self.zero else None}
+        launch = wna16_experts_triton.choose_expert_launch(DTYPES[dtype_name])
+        data = dict.fromkeys(("y_ptr", "x_ptr"), f"*{dtype_name}")
+        return KernelCase(
+            f"coded_experts[{dtype_name},{self._name}]",
+            wna16_experts_triton.wna16_experts_kernel,
+            wna16_triton.wna16_constants(self._weight(), launch) | _absent(pointers),
+            launch.options,
+            {**data, **_present(pointers), "tiles_ptr": "*i32"},
+        )
+
     def dequantize_case(self, dtype_name: str) -> KernelCase:
         pointers = self._pointers()
         return KernelCase(
@@ -257,6 +278,7 @@ WNA16_FORMS = (
     WNA16Form(CodeType.INT4, 64, "fp16", "i8"),
     WNA16Form(CodeType.INT4, 128, "fp16", "i8"),
     WNA16Form(CodeType.TABLE4, 64, "fp32", None, tuple(DTYPES)),
+    WNA16Form(CodeType.TABLE4, 32, "bf16"),
 )
 """Of each code type those that checkpoints have; first the two that we quantize to."""
 
@@ -300,7 +322,8 @@ def fused_layer_cases() -> Iterator[KernelCase]:
 
 
 def expert_cases() -> Iterator[KernelCase]:
-    """Sorting an MoE layer's pairs, and their base matmul in both orders of storage."""
+    """Sorting an MoE layer's pairs, and their base matmul: in both orders of storage, and with the
+    quantized forms."""
     tiles = {"base_tiles_ptr": "*i32", "lora_tiles_ptr": "*i32"}
     pointers = {
         **dict.fromkeys(("order_ptr", "tokens_ptr", "experts_ptr", "top_k_index_ptr"), "*i64"),
@@ -326,6 +349,8 @@ def expert_cases() -> Iterator[KernelCase]:
             grouped_linear_triton.GROUPED_OPTIONS,
             {**data, "tiles_ptr": "*i32"},
         )
+    for form in WNA16_FORMS:
+        yield from map(form.experts_case, form.dtypes)
 
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:
@@ -367,7 +392,7 @@ def attention_cases(arch: str) -> Iterator[KernelCase]:
     yield KernelCase(
         "kv_write[i8]",
         kv_write_triton.write_kernel,
-        kv_write_triton.write_constants(pages, pages),
+        kv_write_triton.write_constants(pages, pages) | {"open_slots_ptr": None},
         kv_write_triton.WRITE_OPTIONS,
         {
             **dict.fromkeys(("keys_ptr", "values_ptr"), "*i8"),
@@ -469,6 +494,121 @@ class LatentVariant(AttendVariant):
 
     def values(self, keys: KvPages) -> KvPages:
         return KeyPrefix(keys, LATENT_DIM)
+
+
+def grouped_kv_cases(arch: str) -> Iterator[KernelCase]:
+    """Attention over keys and values in 4 and 2 bits, writing them, and computing their codes."""
+    variants = [
+        GroupedVariant(4, 1),
+        GroupedVariant(4, 512),
+        GroupedVariant(4, 512, dim=256),
+        GroupedVariant(2, 1),
+    ]
+    if ARCHITECTURES[arch] >= MIN_FP8_ARCHITECTURE:
+        variants += [
+            GroupedVariant(2, 512),
+            GroupedVariant(4, 1, extras="window"),
+            GroupedVariant(4, 512, extras="window"),
+            GroupedVariant(4, 5),
+            GroupedVariant(4, 1, dim=64),
+            GroupedVariant(4, 1, dim=256),
+            GroupedVariant(4, 1, queries="fp16"),
+            GroupedVariant(4, 1, queries="fp32"),
+            GroupedVariant(2, 512, queries="fp32"),
+            GroupedVariant(4, 1, dim=256, queries="fp32"),
+        ]
+    yield from (variant.case() for variant in variants)
+    plain = AttendVariant("bf16", 1).pages()
+    yield KernelCase(
+        "kv_write[open bf16]",
+        kv_write_triton.write_kernel,
+        kv_write_triton.write_constants(plain, plain)
+        | dict.fromkeys(("key_scales_ptr", "value_scales_ptr")),
+        kv_write_triton.WRITE_OPTIONS,
+        {
+            **dict.fromkeys(("keys_ptr", "values_ptr", "k_ptr", "v_ptr"), "*bf16"),
+            **dict.fromkeys(("slots_ptr", "open_slots_ptr"), "*i64"),
+        },
+    )
+    for bits, dim in product((4, 2), (HEAD_DIM, 256)):
+        yield GroupedVariant(bits, 1, dim=dim).close_case()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedVariant:
+    """One compiled variant of attention over pages of `kv_groups`."""
+
+    bits: int
+    rows: int
+    dim: int = HEAD_DIM
+    extras: Literal["window"] | None = None
+    """As in an AttendVariant."""
+    queries: str = "bf16"
+
+    def case(self) -> KernelCase:
+        options = AttentionOptions(0.1)
+        if self.extras:
+            options = AttentionOptions(0.1, 1024, 4, 50.0)
+        keys, values = self._pages()
+        shape = attention_groups_triton.grouped_shape(
+            self.rows, CONTEXT // GROUPED_BLOCK, keys, values, num_heads=HEADS
+        )
+        constants = attention_groups_triton.attend_constants(
+            shape, keys, values, options, num_heads=HEADS
+        )
+        pointers = self._pointers(is_split=shape.num_splits > 1)
+        return KernelCase(
+            f"attend_groups[int{self.bits},{self.queries},rows{self.rows},dim{self.dim},{self.extras}]",
+            attention_groups_triton.attend_groups_kernel,
+            {**constants, **_absent(pointers)},
+            attention_groups_triton.attend_options(shape, QUERY_DTYPES[self.queries]),
+            _present(pointers),
+        )
+
+    def close_case(self) -> KernelCase:
+        return KernelCase(
+            f"kv_close[int{self.bits},dim{self.dim}]",
+            kv_write_triton.close_kernel,
+            kv_write_triton.close_constants(*self._pages()),
+            kv_write_triton.CLOSE_OPTIONS,
+            self._page_pointers() | {"slots_ptr": "*i64"},
+        )
+
+    def _pages(self) -> Iterator[GroupedPages]:
+        cpu = torch.device("cpu")
+        for is_key in (True, False):
+            (pages,) = stack_grouped_pages(
+                1,
+                (1, GROUPED_BLOCK, KV_HEADS, self.dim),
+                dtype=QUERY_DTYPES[self.queries],
+                bits=self.bits,
+                is_key=is_key,
+                blocks=OpenBlocks(1, 1, cpu),
+                device=cpu,
+            ).pages
+            assert isinstance(pages, GroupedPages)
+            yield pages
+
+    def _pointers(self, *, is_split: bool) -> dict[str, str | None]:
+        """Types of the pointer arguments; None: left out."""
+        data = f"*{self.queries}"
+        return {
+            **self._page_pointers(),
+            "out_ptr": "*fp32" if is_split else data,
+            "weights_ptr": "*fp32" if is_split else None,
+            "q_ptr": data,
+            **dict.fromkeys(("rows_ptr", "positions_ptr", "tables_ptr"), "*i64"),
+            "sinks_ptr": data if self.extras else None,
+            "block_positions_ptr": "*i64" if self.extras else None,
+        }
+
+    def _page_pointers(self) -> dict[str, str]:
+        return {
+            **dict.fromkeys(("key_codes_ptr", "value_codes_ptr"), "*u8"),
+            **dict.fromkeys(("key_steps_ptr", "value_steps_ptr"), "*bf16"),
+            **dict.fromkeys(("open_keys_ptr", "open_values_ptr"), f"*{self.queries}"),
+            "open_slots_ptr": "*i64",
+        }
 
 
 def compile_case(case: KernelCase, arch: str) -> KernelUsage:

@@ -125,7 +125,7 @@ def multiply_quantized(
         weight.words,
         weight.scale,
         weight.zero,
-        None if weight.zero is None else _group_sums(x, weight),
+        None if weight.zero is None else group_sums(x, weight),
         weight.table,
         bias if sums is y else None,
         num_rows,
@@ -143,7 +143,7 @@ def multiply_quantized(
     return y
 
 
-def _group_sums(x: Tensor, weight: WNA16Weight) -> Tensor:
+def group_sums(x: Tensor, weight: WNA16Weight) -> Tensor:
     """fp32 `[rows, groups]`: the sums of x over the columns of each group."""
     assert weight.group is not None
     padding = weight.num_units * weight.unit - weight.in_features
@@ -257,13 +257,74 @@ def wna16_kernel(
     rows = tile % row_tiles * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_out = outs < out_features
     in_rows = rows < num_rows
+    first = split * per_split
+    total = sum_units(
+        x_ptr,
+        words_ptr,
+        scale_ptr,
+        zero_ptr,
+        sums_ptr,
+        table_ptr,
+        outs,
+        rows,
+        in_rows,
+        first,
+        tl.minimum(first + per_split, num_units),
+        in_features,
+        out_features,
+        num_units,
+        x_stride,
+        CODES,
+        PARTS,
+        NUM_WORDS,
+        GROUP,
+        HAS_TAIL,
+        BLOCK_OUT,
+        BLOCK_ROWS,
+        PLAIN,
+    )
+    if bias_ptr is not None:
+        total += _load_outs(bias_ptr, 0, outs, out_features)[:, None]
+    y_rows = (split.to(tl.int64) * num_rows + rows) * out_features
+    y_mask = in_out[:, None] & in_rows[None, :]
+    y_ptrs = y_ptr + y_rows[None, :] + outs[:, None]
+    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=y_mask)
+
+
+@triton.jit
+def sum_units(
+    x_ptr: tl.tensor,
+    words_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    outs: tl.tensor,
+    rows: tl.tensor,
+    in_rows: tl.tensor,
+    first: int,
+    last: int,
+    in_features: int,
+    out_features: int,
+    num_units: int,
+    x_stride: int,
+    CODES: tl.constexpr,
+    PARTS: tl.constexpr,
+    NUM_WORDS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_TAIL: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    PLAIN: tl.constexpr,
+) -> tl.tensor:
+    """fp32 `[BLOCK_OUT, BLOCK_ROWS]`: the outs of W @ x.T for the rows of x, over the units from
+    `first` to before `last`. Pointers as in `wna16_kernel`."""
+    in_out = outs < out_features
     UNIT: tl.constexpr = NUM_WORDS * PARTS
     places = tl.arange(0, NUM_WORDS)
     unit_words = tl.cast(out_features, tl.int64) * NUM_WORDS
     word_ptrs = words_ptr + outs.to(tl.int64)[:, None] * NUM_WORDS + places[None, :]
     x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * x_stride + places[:, None]
-    first = split * per_split
-    last = tl.minimum(first + per_split, num_units)
     total = tl.full((BLOCK_OUT, BLOCK_ROWS), 0.0, dtype=tl.float32)
     if zero_ptr is not None:  # a group's sum is scale × (q · x - zero × sum(x))
         GROUPS: tl.constexpr = UNIT // GROUP
@@ -301,12 +362,7 @@ def wna16_kernel(
                     total += product * scale[:, None]
     if GROUP is None:
         total *= _load_outs(scale_ptr, 0, outs, out_features)[:, None]
-    if bias_ptr is not None:
-        total += _load_outs(bias_ptr, 0, outs, out_features)[:, None]
-    y_rows = (split.to(tl.int64) * num_rows + rows) * out_features
-    y_mask = in_out[:, None] & in_rows[None, :]
-    y_ptrs = y_ptr + y_rows[None, :] + outs[:, None]
-    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=y_mask)
+    return total
 
 
 @triton.jit

@@ -68,14 +68,14 @@ class WNA16Weight:
 
 def has_served_groups(weight: QuantizedWeight) -> bool:
     """Whether this layout represents its groups."""
-    group = _group(weight)
+    group = _group_of(weight)
     return group is None or group >= MIN_PART
 
 
 def pack_codes(weight: QuantizedWeight) -> WNA16Weight:
     """The weight in this layout, made on its device. Its groups must be served."""
     assert has_served_groups(weight), "groups of a multiple of 16 columns, or one for the row"
-    group = _group(weight)
+    group = _group_of(weight)
     num_parts = WORD_BITS // weight.code_type.bits
     unit = min(MAX_UNIT, (group or MAX_UNIT) * num_parts)
     num_units = -(-weight.shape[1] // unit)
@@ -124,11 +124,16 @@ def pick_rows(weight: WNA16Weight, indices: Tensor) -> QuantizedWeight:
     )
 
 
-def _group(weight: QuantizedWeight) -> int | None:
-    """Columns of a stored scale, the most that divide the weight's group and a unit."""
-    if weight.group < weight.shape[1]:
-        return gcd(weight.group, MAX_UNIT)
-    return None if weight.zero is None else MAX_UNIT
+def served_group(group: int, in_features: int, *, has_zeros: bool) -> int | None:
+    """Columns of a stored scale of a weight with such groups: the most that divide a group and a
+    unit; see `WNA16Weight.group`."""
+    if group < in_features:
+        return gcd(group, MAX_UNIT)
+    return MAX_UNIT if has_zeros else None
+
+
+def _group_of(weight: QuantizedWeight) -> int | None:
+    return served_group(weight.group, weight.shape[1], has_zeros=weight.zero is not None)
 
 
 def _words(codes: Tensor, num_units: int, unit: int, num_parts: int) -> Tensor:

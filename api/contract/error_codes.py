@@ -49,6 +49,9 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "proposer_not_served": ErrorCode(
         400, "This proposer is not active on the server; the message lists the active ones."
     ),
+    "kv_policy_not_served": ErrorCode(
+        400, "The server's base or KV cache does not support `kv_policy`; the message says why."
+    ),
     "invalid_grammar": ErrorCode(
         400, "The schema or grammar is invalid or not supported; the message says where and why."
     ),

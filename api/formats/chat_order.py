@@ -44,6 +44,7 @@ async def order_chat(
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         speculation=body.speculation_params,
+        kv_policy=body.kv_policy_params,
         sampling=body.sampling(
             max_tokens=body.output_limit or inference.prompts.room_for_output(prompt),
             num_logprobs=body.num_logprobs,

@@ -8,6 +8,7 @@ GRAMMAR_ERRORS = ("invalid_grammar", "grammar_not_served", "grammar_failed")
 GENERATION_ERRORS = (
     *MODEL_ERRORS,
     "proposer_not_served",
+    "kv_policy_not_served",
     "context_length_exceeded",
     "tenant_queue_full",
     "rate_limited",

@@ -10,7 +10,12 @@ from typing import NamedTuple
 import structlog
 
 from ...adapters.manager import Tier
-from ...engine.errors import GrammarNotServed, InvalidGrammar, ProposerNotServed
+from ...engine.errors import (
+    GrammarNotServed,
+    InvalidGrammar,
+    KvPolicyNotServed,
+    ProposerNotServed,
+)
 from ...engine.messages import RequestStarted
 from ...engine.process.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
@@ -124,6 +129,7 @@ class Inference:
         """Raises ApiError or an EngineError for what this engine cannot generate."""
         self._check_token_ids(order)
         self._check_proposer(order)
+        self._check_kv_policy(order)
         await self._check_grammar(order)
 
     def _check_token_ids(self, order: Order) -> None:
@@ -141,6 +147,11 @@ class Inference:
         asked, served = order.speculation, self._engine.info.proposers
         if asked is not None and asked.proposer is not None and asked.proposer not in served:
             raise ProposerNotServed(asked.proposer, served)
+
+    def _check_kv_policy(self, order: Order) -> None:
+        obstacle = self._engine.info.kv_policy_obstacle
+        if order.kv_policy is not None and obstacle is not None:
+            raise KvPolicyNotServed(f"kv_policy: {obstacle}")
 
     async def _check_grammar(self, order: Order) -> None:
         grammar = order.sampling.grammar

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from ...engine.kv_policy import KvPolicy
 from ...engine.messages import Pooling, SpeculationParams
 from ...engine.sampling_params import SamplingParams
 from ...platform.keys.principal import Principal
@@ -28,6 +29,8 @@ class Order:
     """Counted from `arrived_at`, to the last token."""
     speculation: SpeculationParams | None = None
     """None: the engine decides."""
+    kv_policy: KvPolicy | None = None
+    """None: the engine's default."""
     sampling: SamplingParams
     """Of the first choice; the others differ in their seed."""
     stop: tuple[str, ...]

@@ -43,6 +43,7 @@ def _request(
         adapter=adapter.key if adapter else None,
         group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
         speculation=order.speculation,
+        kv_policy=order.kv_policy,
         priority=order.priority,
         tenant_weight=order.principal.tenant_weight,
         pooling=order.pooling,

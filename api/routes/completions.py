@@ -61,6 +61,7 @@ async def create_completion(
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         speculation=body.speculation_params,
+        kv_policy=body.kv_policy_params,
         sampling=body.sampling(
             max_tokens=body.output_limit, num_logprobs=body.logprobs, grammar=body.form_grammar
         ),

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 
 from ...engine.config import MAX_DRAFT_TOKENS
 from ...engine.grammars.spec import GrammarSpec
+from ...engine.kv_policy import MAX_BUDGET, EvictionMethod, KvPolicy
 from ...engine.messages import SpeculationParams
 from ...engine.sampling_params import (
     MAX_LOGIT_BIAS,
@@ -102,6 +103,14 @@ OptionalSpeculation = (
 )
 
 
+class KvPolicyBody(RequestModel):
+    """KV eviction by attention, in place of the server's default."""
+
+    method: EvictionMethod
+    budget: Annotated[int, Field(ge=2, le=MAX_BUDGET)]
+    """Tokens that every layer and KV head keeps, each its own; at least 33 with `snapkv`."""
+
+
 class SamplingBody(RequestModel):
     """Generation parameters of all routes."""
 
@@ -125,6 +134,7 @@ class SamplingBody(RequestModel):
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """From arrival to the last token."""
     speculation: OptionalSpeculation = None
+    kv_policy: KvPolicyBody | None = None
     structured_outputs: StructuredOutputs | None = None
 
     tolerated: ClassVar[frozenset[str]] = frozenset(
@@ -156,6 +166,12 @@ class SamplingBody(RequestModel):
         if asked is None or (asked.proposer is None and asked.num_tokens is None):
             return None
         return SpeculationParams(asked.proposer, asked.num_tokens)
+
+    @property
+    def kv_policy_params(self) -> KvPolicy | None:
+        """None: the engine's default. Raises InvalidParameter if the budget is too small."""
+        asked = self.kv_policy
+        return None if asked is None else KvPolicy(asked.method, asked.budget)
 
     def sampling(
         self, *, max_tokens: int, num_logprobs: int | None, grammar: GrammarSpec | None

@@ -90,6 +90,9 @@ def _read_original(weight: AnyStoredWeight, shape: tuple[int, ...], name: str) -
 
 def _quantized(values: Tensor, form: WeightFormat, is_transposed: bool) -> Tensor:
     """fp32, in the shape of `values`."""
+    if values.ndim == 3:  # experts
+        each = [_quantized(matrix, form, is_transposed=is_transposed) for matrix in values]
+        return torch.stack(each)
     rows = values.T if is_transposed else values
     numbers = quantize(rows, form).dequantize()
     return numbers.T if is_transposed else numbers

@@ -8,7 +8,7 @@ own: each use reads it from its file, and the memory is free again after the use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +16,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ...kernels.quantized_weight import QuantizedWeight
+from ...kernels.quantized_weight import QuantizedWeight, stack_rows
 from ..gguf.file import GgufTensor, quantized_kind, tensor_names
 from ..gguf.header import GGUF_FILE
 from .base_config import read_config_file
 from .packed_weights import PackedWeight, find_packed_weights
 from .stored_tensors import read_stored_tensors
-from .unpacking import unpack
+from .unpacking import unpack, unpack_expert
 
 Values = Tensor | QuantizedWeight
 
@@ -38,6 +38,12 @@ class StoredWeight(NamedTuple):
         """The values as stored, mapped from the file: their pages go with the tensor."""
         with safe_open(self.path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(self.name)
+        return tensor
+
+    def read_expert(self, expert: int) -> Tensor:
+        """The values of one expert of `[experts, ...]`."""
+        with safe_open(self.path, framework="pt") as file:
+            tensor: Tensor = file.get_slice(self.name)[expert]
         return tensor
 
 
@@ -61,6 +67,11 @@ class StoredPackedWeight(NamedTuple):
                     if part.path == path:
                         tensors[role] = file.get_tensor(part.name)
         return unpack(self.packed, tensors)
+
+    def read_expert(self, expert: int) -> QuantizedWeight:
+        """The matrix `[out, in]` of one of stacked experts. Raises DamagedBase."""
+        tensors = {role: part.read_expert(expert) for role, part in self.parts.items()}
+        return unpack_expert(self.packed, tensors)
 
 
 AnyStoredWeight = StoredWeight | StoredPackedWeight | GgufTensor
@@ -126,6 +137,15 @@ def dense(values: Values, *, dtype: torch.dtype, device: torch.device) -> Tensor
     return values.to(device=device, dtype=dtype)
 
 
+def stack_values(weights: Sequence[Values]) -> Values | None:
+    """The weights `[out, in]` below one another; None unless they are of one form."""
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    if quantized and plain:
+        return None
+    return stack_rows(quantized) if quantized else torch.cat(plain)
+
+
 def unconverted(
     modules: Mapping[str, nn.Module], placeholders: Mapping[str, Placeholder]
 ) -> dict[str, str]:
@@ -134,8 +154,8 @@ def unconverted(
     The modules' model was loaded from the placeholders. A weight that the loader makes of others,
     by stacking or transposing, is another tensor than each of them.
     """
-    names = {_identity(placeholder): name for name, placeholder in placeholders.items()}
-    found = {name: names.get(_identity(module.weight)) for name, module in modules.items()}
+    names = {identity(placeholder): name for name, placeholder in placeholders.items()}
+    found = {name: names.get(identity(module.weight)) for name, module in modules.items()}
     return {name: stored for name, stored in found.items() if stored is not None}
 
 
@@ -206,6 +226,7 @@ def weight_values(module: nn.Module) -> Values:
     return module.weight.detach()
 
 
-def _identity(tensor: Any) -> tuple[object, ...]:
+def identity(tensor: Any) -> tuple[object, ...]:
+    """Equal for tensors that are one in another object."""
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor._version

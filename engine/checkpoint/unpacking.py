@@ -48,10 +48,24 @@ def unpack(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight | Tensor:
         Packing.MXFP4_EXPERTS: _mxfp4_experts,
     }
     unpacked = unpackers[weight.packing](weight, tensors)
-    scale = unpacked.scale if isinstance(unpacked, QuantizedWeight) else unpacked
+    _check_finite(weight, unpacked.scale if isinstance(unpacked, QuantizedWeight) else unpacked)
+    return unpacked
+
+
+def unpack_expert(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
+    """The matrix `[out, in]` of one of stacked experts, given its part of each tensor.
+
+    Raises DamagedBase for values that the format cannot have.
+    """
+    assert weight.packing is Packing.MXFP4_EXPERTS
+    expert = _mxfp4_expert(tensors["blocks"], tensors["scales"])
+    _check_finite(weight, expert.scale)
+    return expert
+
+
+def _check_finite(weight: PackedWeight, scale: Tensor) -> None:
     if not scale.isfinite().all():
         raise DamagedBase(f"{weight.name}: its scales are not all finite: download it again")
-    return unpacked
 
 
 def _gptq(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight | Tensor:
@@ -185,11 +199,16 @@ def _fp4(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
 def _mxfp4_experts(weight: PackedWeight, tensors: Tensors) -> Tensor:
     """bf16 `[experts, in, out]`, which holds such numbers exactly."""
     values = torch.empty(weight.shape, dtype=torch.bfloat16)
-    for expert, block in enumerate(tensors["blocks"]):
-        scale = _floats(tensors["scales"][expert])
-        quantized = _e2m1(block.flatten(1), scale, MXFP4_GROUP)
-        values[expert] = quantized.dequantize(torch.bfloat16).T
+    for expert, (blocks, scales) in enumerate(
+        zip(tensors["blocks"], tensors["scales"], strict=True)
+    ):
+        values[expert] = _mxfp4_expert(blocks, scales).dequantize(torch.bfloat16).T
     return values
+
+
+def _mxfp4_expert(blocks: Tensor, scales: Tensor) -> QuantizedWeight:
+    """blocks: uint8 `[out, groups, 16]`; scales: uint8 `[out, groups]`."""
+    return _e2m1(blocks.flatten(1), _floats(scales), MXFP4_GROUP)
 
 
 def _e2m1(packed: Tensor, scale: Tensor, group: int) -> QuantizedWeight:

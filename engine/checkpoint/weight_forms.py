@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.quantize import WeightFormat, quantize
+from ...kernels.quantize import MXFP4_GROUP, WeightFormat, quantize
 from ...kernels.quantized_weight import CodeType, QuantizedWeight
 from ..gguf.blocks import unpack_blocks
 from ..gguf.file import GgufTensor, tensor_names
@@ -47,7 +47,8 @@ class WeightForm(NamedTuple):
     """Such as gptq-int4 or gguf-q4_k; None: it is not quantized."""
     file_bytes: int
     values: Values
-    """On the meta device, in the form in which it is read."""
+    """On the meta device, in the form in which it is read; of quantized stacked experts, the matrix
+    of one."""
 
 
 def read_weight_forms(folder: Path) -> dict[str, WeightForm]:
@@ -143,7 +144,7 @@ class _Parts:
             Packing.BNB4: self._bnb4,
             Packing.BNB8: self._bnb8,
             Packing.FP4: self._fp4,
-            Packing.MXFP4_EXPERTS: self._dense(torch.bfloat16),
+            Packing.MXFP4_EXPERTS: self._mxfp4_expert,
         }
         return readers[self._weight.packing]()
 
@@ -193,8 +194,10 @@ class _Parts:
     def _fp4(self) -> QuantizedWeight:
         return self._of_groups(CodeType.TABLE4, _scale_dtype(self._parts["weight_scale"]))
 
-    def _dense(self, dtype: torch.dtype) -> Callable[[], Tensor]:
-        return lambda: torch.empty(self._weight.shape, dtype=dtype, device=_META)
+    def _mxfp4_expert(self) -> QuantizedWeight:
+        _, in_features, out_features = self._weight.shape
+        size = (out_features, in_features)
+        return _quantized(CodeType.TABLE4, size, MXFP4_GROUP, torch.bfloat16)
 
     def _of_groups(
         self,

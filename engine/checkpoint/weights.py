@@ -32,6 +32,14 @@ from ..errors import (
 from ..gguf.file import GgufTensor
 from .base_config import check_config, quantized, read_config_file
 from .load_progress import report_progress
+from .stored_experts import (
+    ExpertsOf,
+    ExpertsParameter,
+    Stacking,
+    StoredExperts,
+    find_experts,
+    leave_experts,
+)
 from .stored_tensors import spare_tensors
 from .stored_weights import (
     AnyStoredWeight,
@@ -98,12 +106,14 @@ def load_weights(
     device: torch.device,
     *,
     left_stored: ModulesOf | None = None,
+    left_experts: ExpertsOf | None = None,
     packed_later: ModulesOf | None = None,
 ) -> PreTrainedModel:
     """The model with the weights of the folder's files, every one and no other.
 
     `left_stored` chooses modules whose weights are read from the files only when they are used (see
-    `stored_weights`), `packed_later` modules that are loaded dense, and whose quantized weights
+    `stored_weights`), `left_experts` experts whose matrices are (see `stored_experts`).
+    `packed_later` chooses modules that are loaded dense, and whose quantized weights
     `weight_values` reads again. Raises WeightsMissing, WeightsUnexpected, ShapesDiffer,
     QuantizedBase or DamagedBase.
     """
@@ -115,13 +125,14 @@ def load_weights(
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
         stored = stored_weights(model_dir)
-        left, later = loader.find(stored, left_stored, packed_later)
-        model = loader.read(stored, left=frozenset(left.values()))
-    for name, tensor in left.items():
+        left = loader.find(stored, left_stored, left_experts, packed_later)
+        model = loader.read(stored, left=left.names)
+    for name, tensor in left.modules.items():
         leave_stored(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
-    for name, tensor in later.items():
+    for name, tensor in left.packed_later.items():
         if format_of(stored[tensor]) is not None:
             read_again(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
+    leave_experts(model, left.experts, dtype=dtype, device=device)
     model.requires_grad_(False)
     model.eval()._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
     return model
@@ -133,6 +144,8 @@ class EmptyModel(NamedTuple):
     model: PreTrainedModel
     stored_names: dict[str, str]
     """Module path to the stored tensor that is its weight as it is; see `unconverted`."""
+    stacking: Stacking
+    """What the loader made of the stored tensors."""
 
 
 def empty_model(model_dir: Path, config: Any, dtype: torch.dtype) -> EmptyModel:
@@ -146,13 +159,29 @@ def empty_model(model_dir: Path, config: Any, dtype: torch.dtype) -> EmptyModel:
         _loads_quietly(),
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
-        model, placeholders = loader.fill_empty(stored_weights(model_dir))
+        model, placeholders, stacking = loader.fill_empty(stored_weights(model_dir))
     modules = {
         name: module
         for name, module in model.named_modules()
         if isinstance(getattr(module, "weight", None), Tensor)
     }
-    return EmptyModel(model, unconverted(modules, placeholders))
+    return EmptyModel(model, unconverted(modules, placeholders), stacking)
+
+
+class _Found(NamedTuple):
+    """What the files hold as the model has it: what stays there, and what is read again."""
+
+    modules: dict[str, str]
+    """The modules whose weights the files hold as they are, each with its stored tensor's name."""
+    experts: dict[ExpertsParameter, StoredExperts]
+    packed_later: dict[str, str]
+    """Like `modules`, but read now, and again to be packed."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the stored tensors that are not read now."""
+        of_experts = (name for experts in self.experts.values() for name in experts.names)
+        return frozenset((*self.modules.values(), *of_experts))
 
 
 class _Loader(NamedTuple):
@@ -167,21 +196,33 @@ class _Loader(NamedTuple):
     dtype: torch.dtype
 
     def find(
-        self, stored: Mapping[str, AnyStoredWeight], *choices: ModulesOf | None
-    ) -> list[dict[str, str]]:
-        """By choice, the modules whose weights the files hold as they are, each with its stored
-        tensor's name. No values are read."""
-        if not any(choices):
-            return [{} for _ in choices]
-        model, placeholders = self.fill_empty(stored)
-        return [unconverted(choose(model) if choose else {}, placeholders) for choose in choices]
+        self,
+        stored: Mapping[str, AnyStoredWeight],
+        modules_of: ModulesOf | None,
+        experts_of: ExpertsOf | None,
+        later_of: ModulesOf | None,
+    ) -> _Found:
+        """What of the chosen parts the files hold as it is. No values are read."""
+        if modules_of is None and experts_of is None and later_of is None:
+            return _Found({}, {}, {})
+        model, placeholders, stacking = self.fill_empty(stored)
+        modules, later = (
+            unconverted(choose(model), placeholders) if choose else {}
+            for choose in (modules_of, later_of)
+        )
+        experts = experts_of(model) if experts_of else ()
+        return _Found(modules, find_experts(model, experts, stacking, stored), later)
 
     def fill_empty(
         self, stored: Mapping[str, AnyStoredWeight]
-    ) -> tuple[PreTrainedModel, dict[str, Placeholder]]:
-        """The model of placeholders, and these by the names of their stored tensors."""
+    ) -> tuple[PreTrainedModel, dict[str, Placeholder], Stacking]:
+        """The model of placeholders, these by the names of their stored tensors, and what was made
+        of them."""
         placeholders = {name: placeholder(weight, self.dtype) for name, weight in stored.items()}
-        return self._fill(placeholders), placeholders
+        stacking = Stacking(placeholders)
+        with stacking:
+            model = self._fill(placeholders)
+        return model, placeholders, stacking
 
     def read(
         self, stored: Mapping[str, AnyStoredWeight], *, left: Collection[str]

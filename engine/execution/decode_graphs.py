@@ -388,7 +388,7 @@ def open_decode_graphs(
 
 def _num_prompt_reads(chunk: SequenceChunk) -> int:
     num_tokens = len(chunk.token_ids)
-    return num_tokens * (chunk.start + num_tokens) if num_tokens > 1 and chunk.is_prompt else 0
+    return num_tokens * (chunk.place + num_tokens) if num_tokens > 1 and chunk.is_prompt else 0
 
 
 def serves_graphs(config: EngineConfig, base: BaseModel) -> bool:

@@ -2,8 +2,11 @@
 
 The host writes a step's inputs into one buffer and copies it at once:
 
-    token ids | positions | sources of pending tokens | slots of each KV group | adapter rows
-    | tiles | changed block tables ...
+    token ids | positions | places | sources of pending tokens | slots of each KV group
+    | adapter rows | tiles | changed block tables ...
+
+A token's place is its position among the cached tokens of its sequence: it is less than the
+position in the sequence if tokens were evicted.
 
 On the device, each row has a block table as wide as any step may need, which it keeps from step to
 step. The copy contains only the tables that differ from their row's last one, as wide as these
@@ -61,13 +64,17 @@ class DecodeLayout:
         return -(-self.max_rows // 2) * 2
 
     @property
-    def sources_start(self) -> int:
-        """The start of `PendingTokens.sources`."""
+    def places_start(self) -> int:
         return 2 * self.row_words
 
     @property
-    def slots_start(self) -> int:
+    def sources_start(self) -> int:
+        """The start of `PendingTokens.sources`."""
         return 3 * self.row_words
+
+    @property
+    def slots_start(self) -> int:
+        return 4 * self.row_words
 
     @property
     def rows_start(self) -> int:
@@ -162,11 +169,11 @@ class DecodeInputs:
         """One batch per KV group."""
         layout = self._layout
         starts = range(layout.slots_start, layout.rows_start, layout.row_words)
-        rows, positions = self.row_numbers(num_rows), self.positions(num_rows)
+        rows, places = self.row_numbers(num_rows), self._rows(layout.places_start, num_rows)
         return tuple(
             AttentionBatch(
                 slot_mapping=self._rows(start, num_rows),
-                groups=(tables.group(rows[:, None], positions[:, None]),),
+                groups=(tables.group(rows[:, None], places[:, None]),),
                 chunks=(),
             )
             for start, tables in zip(starts, self._tables, strict=True)
@@ -189,14 +196,14 @@ class DecodeInputs:
             self._copied.synchronize()  # the last copy may still be reading
         num_padded = num_rows - len(chunks)
         chunks = [*chunks, *[self._padding] * num_padded]
-        positions = np.array([chunk.start for chunk in chunks])
-        self._fill_rows(chunks, positions, [*adapter_rows, *[BASE_ROW] * num_padded])
+        places = np.array([chunk.place for chunk in chunks])
+        self._fill_rows(chunks, places, [*adapter_rows, *[BASE_ROW] * num_padded])
         end = self._layout.tables_start
         for index, tables in enumerate(self._tables):
             block_tables = [chunk.tables[index] for chunk in chunks]
-            end = tables.fill(self._words, end, block_tables, positions)
+            end = tables.fill(self._words, end, block_tables, places)
             slots = self._layout.slots_start + index * self._layout.row_words
-            self._words[slots : slots + num_rows] = tables.slots(block_tables, positions)
+            self._words[slots : slots + num_rows] = tables.slots(block_tables, places)
         start, num_pending = self._layout.sources_start, 0
         if pending is not None:
             num_pending = len(pending.sources)
@@ -210,11 +217,12 @@ class DecodeInputs:
             tables.take(self._device)
 
     def _fill_rows(
-        self, chunks: Sequence[SequenceChunk], positions: Integers, adapter_rows: Sequence[int]
+        self, chunks: Sequence[SequenceChunk], places: Integers, adapter_rows: Sequence[int]
     ) -> None:
         words, layout, num_rows = self._words, self._layout, len(chunks)
         words[:num_rows] = [chunk.token_ids[0] for chunk in chunks]
-        words[layout.row_words :][:num_rows] = positions
+        words[layout.row_words :][:num_rows] = [chunk.start for chunk in chunks]
+        words[layout.places_start :][:num_rows] = places
         if adapter_rows == self._adapter_rows:
             return
         self._adapter_rows = adapter_rows
@@ -250,37 +258,37 @@ class _Tables:
         self._block_size = layout.block_size
         self._padding = layout.max_model_len  # no query sees so far
         size = (num_tables(group), layout.max_rows, layout.table_width(group))
-        self._places = torch.full(size, self._padding, dtype=torch.int64, device=device)
-        self._places[0].fill_(NULL_BLOCK)
+        self._blocks = torch.full(size, self._padding, dtype=torch.int64, device=device)
+        self._blocks[0].fill_(NULL_BLOCK)
         # What each row holds; tables never change in place, so the same one has the same blocks.
         self._held: list[BlockTable] = [NO_BLOCKS] * layout.max_rows
         self._firsts, self._ends, self._counts = np.zeros((3, layout.max_rows), dtype=np.int64)
         self._change: _Change | None = None
 
-    def group(self, rows: Tensor, positions: Tensor) -> SequenceGroup:
-        places = self._places[:, : len(rows)]
+    def group(self, rows: Tensor, places: Tensor) -> SequenceGroup:
+        blocks = self._blocks[:, : len(rows)]
         return SequenceGroup(
             rows=rows,
-            positions=positions,
-            block_tables=places[0],
-            block_positions=places[1] if len(places) > 1 else None,
+            positions=places,
+            block_tables=blocks[0],
+            block_positions=blocks[1] if len(blocks) > 1 else None,
         )
 
     def fill(
-        self, words: Integers, start: int, tables: Sequence[BlockTable], positions: Integers
+        self, words: Integers, start: int, tables: Sequence[BlockTable], places: Integers
     ) -> int:
         """Write what changes from word `start` on; returns where it ends.
 
-        `tables`, `positions`: of the first rows, a token each.
+        `tables`, `places`: of the first rows, a token each.
         """
-        seen = visible_blocks(self._group, self._block_size, positions, positions + 1)
+        seen = visible_blocks(self._group, self._block_size, places, places + 1)
         num_rows = len(tables)
         is_changed = (seen.ends != self._ends[:num_rows]) | (seen.firsts != self._firsts[:num_rows])
         is_changed |= np.fromiter(map(is_not, tables, self._held), bool, num_rows)
         rows = np.flatnonzero(is_changed)
         tables, seen = [tables[row] for row in rows.tolist()], seen[rows]
         width = max(seen.counts.max(initial=0), self._counts[rows].max(initial=0))
-        size = (len(self._places), len(rows), int(width))
+        size = (len(self._blocks), len(rows), int(width))
         self._change = _Change(start, rows, tables, seen, size)
         first_table = start + len(rows)
         end = first_table + math.prod(size)
@@ -291,9 +299,9 @@ class _Tables:
             written[1] = seen.positions(self._block_size, self._padding, size[2])
         return end
 
-    def slots(self, tables: Sequence[BlockTable], positions: Integers) -> Integers:
+    def slots(self, tables: Sequence[BlockTable], places: Integers) -> Integers:
         """The slot of each row's key and value."""
-        blocks, offsets = np.divmod(positions, self._block_size)
+        blocks, offsets = np.divmod(places, self._block_size)
         block_ids = [
             table.item(block) for table, block in zip(tables, blocks.tolist(), strict=True)
         ]
@@ -309,7 +317,7 @@ class _Tables:
             return
         first_table = start + len(rows)
         written = words[first_table : first_table + math.prod(size)].view(size)
-        self._places[..., : size[2]].index_copy_(1, words[start:first_table], written)
+        self._blocks[..., : size[2]].index_copy_(1, words[start:first_table], written)
         for row, table in zip(rows.tolist(), tables, strict=True):
             self._held[row] = table
         self._firsts[rows], self._ends[rows], self._counts[rows] = (

@@ -270,7 +270,7 @@ class Execution(Generic[OutputT]):
 
     def _without_draft(self, sequence: ScheduledSequence) -> ScheduledSequence:
         """The sequence without its draft tokens, whose traces are removed."""
-        request, end = sequence.request, sequence.context_len
+        request, end = sequence.request, sequence.end
         if sequence.num_draft_tokens:
             self._runner.clear(request, end - sequence.num_draft_tokens, end)
         request.draft = NO_DRAFT

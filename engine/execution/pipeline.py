@@ -14,8 +14,8 @@ order. Its adapter's lease ends when the second step is read, because adapters a
 that order. A step is drawn after the one before it was read, so all tokens before its own are
 known: grammars, penalties and log-probabilities need no exception.
 
-Steps that verify draft tokens, read prompts or run suspects apart begin after the one before was
-read, and are read before the next is scheduled.
+Steps that verify draft tokens, read prompts, compact a cache or run suspects apart begin after the
+one before was read, and are read before the next is scheduled.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ class Pipeline(Generic[OutputT]):
 def may_stay_in_flight(sequences: Sequence[ScheduledSequence]) -> bool:
     """Whether a step of these may be in flight while the next one is scheduled."""
     return not any(
-        sequence.num_draft_tokens or sequence.request.unread or sequence.request.num_lone_steps
+        sequence.num_draft_tokens
+        or sequence.request.unread
+        or sequence.request.num_lone_steps
+        or sequence.compacts
         for sequence in sequences
     )
 

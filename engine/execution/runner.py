@@ -21,6 +21,7 @@ from ..request import Request
 from ..scheduling.batch import ScheduledBatch, ScheduledSequence
 from ..transfers import HostCopy, to_device
 from .decode_graphs import NO_NEEDS, DecodeGraphs
+from .evictions import Observation, ObservingForward, observe
 from .execution import Sampled
 from .pooling import last_hidden_states
 from .sampler import finite_rows
@@ -118,7 +119,7 @@ class ModelRunner:
         advanced over. A tree's tokens are stored after the last token in the order of their
         indices.
         """
-        first = len(request.token_ids)
+        first = len(request.token_ids) - request.kv.num_evicted
         moves = [
             (first + index, first + place) for place, index in enumerate(path) if index != place
         ]
@@ -129,7 +130,8 @@ class ModelRunner:
     def clear(self, request: Request, start: int, end: int) -> None:
         """Zero the entries of positions `[start, end)` of the request: non-finite values would
         enter sums with a weight of zero."""
-        self._cache.clear(request.kv.tables, start, end)
+        kv = request.kv
+        self._cache.clear(kv.tables, start - kv.num_evicted, end - kv.num_evicted)
 
     def run(
         self,
@@ -146,16 +148,19 @@ class ModelRunner:
         leases = [sequence.lease for sequence in sequences]
         pending = None if sampled is None else _pending(sequences, sampled)
         pools = any(sequence.request.submitted.pooling for sequence in sequences)
-        if self._graphs:
+        observations: Sequence[Observation] = ()
+        if any(sequence.request.kv.eviction is not None for sequence in sequences):
+            observations = observe(sequences)
+        if self._graphs and not observations:
             output = self.replay(self._graphs, chunks, leases, pending)
             if output is not None:
                 self.num_graph_steps += 1
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         if not pools:
-            return self.run_chunks(chunks, leases, pending)
+            return self.run_chunks(chunks, leases, pending, observations)
         with last_hidden_states(self._base.model) as seen:
-            output = self.run_chunks(chunks, leases, pending)
+            output = self.run_chunks(chunks, leases, pending, observations)
         return output._replace(token_states=seen[0])
 
     def replay(
@@ -191,11 +196,12 @@ class ModelRunner:
         chunks: Sequence[SequenceChunk],
         leases: Sequence[Lease | None],
         pending: PendingTokens | None = None,
+        observations: Sequence[Observation] = (),
     ) -> StepOutput:
         """Like `run`, for any chunks, each with the adapter of its lease.
 
         Chunks of one token come first, then those that verify draft tokens. `pending`: the tokens
-        that stand for others in the first chunks.
+        that stand for others in the first chunks. `observations`: of the chunks' attention.
         """
         inputs = make_inputs(
             chunks,
@@ -208,7 +214,8 @@ class ModelRunner:
         adapters = StepAdapters()
         if any(lease is not None for lease in leases):
             adapters = self._step_adapters(chunks, leases)
-        forward = PagedForward(self._cache, inputs.attention, adapters.lora)
+        paged = PagedForward(self._cache, inputs.attention, adapters.lora)
+        forward = ObservingForward(paged, observations) if observations else paged
         seen: list[Tensor] = []
         try:
             with ExitStack() as hooks:
@@ -226,6 +233,8 @@ class ModelRunner:
         except BaseException:
             self._base.forget_step()
             raise
+        for observation in observations:
+            observation.settle(self._cache)
         return StepOutput(logits, HostCopy(finite_rows(logits)), seen[0][0] if seen else None)
 
     def _step_adapters(
@@ -268,17 +277,21 @@ def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> Pendin
 
 def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
     request, num_tokens, num_draft_tokens, start, _, _ = sequence
-    tables = request.kv.tables
+    tables, num_evicted = request.kv.tables, request.kv.num_evicted
     if num_tokens == 1:
         # A pending token is put in its place on the device.
         known = request.token_ids
-        return SequenceChunk([known[start] if start < len(known) else 0], start, tables)
+        token = known[start] if start < len(known) else 0
+        return SequenceChunk([token], start, tables, num_evicted=num_evicted)
     token_ids = request.token_ids[start : start + num_tokens - num_draft_tokens]
     num_kept = sequence.num_logits_rows
     if not num_draft_tokens:
-        return SequenceChunk(token_ids, start, tables, num_kept, is_prompt=True)
+        return SequenceChunk(
+            token_ids, start, tables, num_kept, is_prompt=True, num_evicted=num_evicted
+        )
     draft = request.draft
-    return SequenceChunk([*token_ids, *draft.token_ids], start, tables, num_kept, draft.parents)
+    token_ids = [*token_ids, *draft.token_ids]
+    return SequenceChunk(token_ids, start, tables, num_kept, draft.parents, num_evicted=num_evicted)
 
 
 def _runs(counts: Sequence[int], leases: Sequence[Lease | None]) -> list[AdapterRun]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...adapters.identity import AdapterKey
+from .eviction import NEVER, EvictionPlan
 from .group_blocks import GroupBlocks
 from .layout import KvGroup, OperationLog, num_blocks_for
 from .prefix_cache import CacheNamespace
@@ -57,8 +58,9 @@ class KvBlocks:
 
     # --- a sequence's way -------------------------------------------------------------------------
 
-    def new_sequence(self) -> SequenceBlocks:
-        return SequenceBlocks.empty(len(self.groups))
+    def new_sequence(self, eviction: EvictionPlan | None = None) -> SequenceBlocks:
+        """`eviction`: only if no group has a window and blocks are never quantized together."""
+        return SequenceBlocks.empty(len(self.groups), eviction)
 
     def match(
         self, seq: SequenceBlocks, namespace: CacheNamespace, token_ids: Sequence[int]
@@ -82,11 +84,13 @@ class KvBlocks:
 
         Both have the same namespace and the same first tokens, which are computed. Returns False,
         without effect, if the parent is swapped out, has freed blocks that the child's windows
-        need, or has completed the block in which the child begins.
+        need, has evicted tokens, or has completed the block in which the child begins.
         """
         assert not len(child.tables[0]), "only an empty sequence can become a fork"
-        if parent.is_swapped or not all(
-            group.can_fork(parent, num_tokens) for group in self.groups
+        if (
+            parent.is_swapped
+            or parent.num_evicted
+            or not all(group.can_fork(parent, num_tokens) for group in self.groups)
         ):
             return False
         for group in self.groups:
@@ -114,6 +118,7 @@ class KvBlocks:
         are short."""
         if num_computed + num_tokens <= seq.num_writable:
             return True
+        assert num_computed + num_tokens <= seq.compacts_at, "the cache is compacted before"
         for group in self.groups:
             if group.num_missing(seq, num_computed, num_tokens) > group.pool.num_free:
                 return False
@@ -123,8 +128,15 @@ class KvBlocks:
             self._swap_in(seq)
         for group in self.groups:
             group.grow(seq, num_computed, num_tokens)
-        seq.num_writable = len(seq.tables[0]) * self._block_size
+        if num_computed + num_tokens == seq.compacts_at and not seq.targets:
+            seq.targets = [group.allocate_targets(seq) for group in self.groups]
+        seq.num_writable = self._num_writable(seq)
         return True
+
+    def _num_writable(self, seq: SequenceBlocks) -> int:
+        """The token with which the cache is compacted may be written once the targets exist."""
+        num_writable = len(seq.tables[0]) * self._block_size + seq.num_evicted
+        return min(num_writable, seq.compacts_at if seq.targets else seq.compacts_at - 1)
 
     def advance(
         self,
@@ -134,35 +146,50 @@ class KvBlocks:
         num_computed: int,
     ) -> None:
         """After the step: close and publish the blocks that it filled, and free those outside the
-        windows.
+        windows, or those that it compacted.
 
         `token_ids` must be final up to `num_computed`.
         """
         num_full = num_computed // self._block_size
         for group in self.groups:
             group.close(seq, num_full)
-        if self._prefixes is not None:
+        if self._prefixes is not None and not seq.num_evicted:
             self._prefixes.publish(seq, namespace, token_ids, num_full)
         for group in self._windowed:
             group.leave_behind(seq, num_computed)
+        if seq.eviction and num_computed == seq.compacts_at:
+            self._compact(seq, seq.eviction)
         if not self._windowed:
-            seq.num_tokens_handled = (num_full + 1) * self._block_size - 1
+            num_handled = (num_full + 1) * self._block_size - 1
+            seq.num_tokens_handled = min(num_handled, seq.compacts_at - 1)
+
+    def _compact(self, seq: SequenceBlocks, plan: EvictionPlan) -> None:
+        """Go on in the targets, which the step has filled. What they hold is no prefix."""
+        for group in self.groups:
+            group.compact(seq)
+        seq.targets = []
+        seq.num_published = 0
+        seq.num_evicted = seq.compacts_at - plan.budget
+        seq.compacts_at = plan.next_after(seq.compacts_at)
+        seq.num_writable = self._num_writable(seq)
 
     def shrink(self, seq: SequenceBlocks, num_tokens: int) -> None:
         """Free the blocks after the first `num_tokens`, of which no more are computed.
 
         They are reused first, because their content is useless.
         """
-        num_blocks = num_blocks_for(num_tokens, self._block_size)
+        num_blocks = num_blocks_for(num_tokens - seq.num_evicted, self._block_size)
         for group in self.groups:
             group.shrink(seq, num_blocks)
-        seq.num_writable = min(seq.num_writable, num_blocks * self._block_size)
+        seq.num_writable = min(seq.num_writable, num_blocks * self._block_size + seq.num_evicted)
 
     def release(self, seq: SequenceBlocks) -> None:
         """Free all blocks and host slots. Idempotent."""
         for group in self.groups:
             group.release(seq)
-        seq.num_published = seq.num_writable = seq.num_tokens_handled = 0
+        seq.targets = []
+        seq.num_published = seq.num_writable = seq.num_tokens_handled = seq.num_evicted = 0
+        seq.compacts_at = seq.eviction.next_after(0) if seq.eviction else NEVER
 
     def swap_out(self, seq: SequenceBlocks, num_computed: int) -> int:
         """Move the computed blocks to the host; returns the number of computed tokens in them.
@@ -175,7 +202,7 @@ class KvBlocks:
             num_computed -= num_computed % self._block_size
             if not all(group.sees_all_it_needs(seq, num_computed) for group in self.groups):
                 return 0
-        num_blocks = num_blocks_for(num_computed, self._block_size)
+        num_blocks = num_blocks_for(num_computed - seq.num_evicted, self._block_size)
         counts = [group.num_to_swap(seq, num_blocks) for group in self.groups]
         if not any(counts) or any(
             count > group.swap.num_free for count, group in zip(counts, self.groups, strict=True)
@@ -183,6 +210,7 @@ class KvBlocks:
             return 0
         for group in self.groups:
             group.swap_out(seq, num_blocks)
+        seq.targets = []
         seq.num_writable = 0
         return num_computed
 
@@ -202,9 +230,12 @@ class KvBlocks:
         step."""
         return min(group.longest() for group in self.groups)
 
-    def fits_alone(self, num_tokens: int, chunk: int) -> bool:
+    def fits_alone(self, num_tokens: int, chunk: int, eviction: EvictionPlan | None = None) -> bool:
         """Whether a sequence that runs alone can have `num_tokens`, with `chunk` tokens per
         step."""
+        if eviction:
+            num_blocks = eviction.num_blocks(0, 0, num_tokens)
+            return all(num_blocks <= group.pool.num_usable for group in self.groups)
         return all(group.fits_alone(num_tokens, chunk) for group in self.groups)
 
     def share(self, seq: SequenceBlocks) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernels.kv_groups import SPARE_SLOT
 from ...kernels.kv_pages import KeyPrefix, KvPages, stack_pages, vector_bytes
 from ..config import KvDtype
 from ..errors import UnsupportedModel
@@ -54,11 +55,6 @@ def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.dev
                 )
             return KvFormat(dtype, torch.float8_e4m3fn)
         case KvDtype.INT4 | KvDtype.INT2:
-            if device.type != "cpu":
-                raise UnsupportedModel(
-                    f"--kv-dtype {kv_dtype} is not supported on this device ({device.type}); "
-                    "use int8"
-                )
             return KvFormat(dtype, torch.uint8, KV_BITS[kv_dtype])
         case _:
             assert_never(kv_dtype)
@@ -120,6 +116,8 @@ class KvCache:
                 pages.update({_Part(layer, False): own for layer, own in made.values.items()})
                 self._tensors.append(made.tensors)
                 self._open.append(made.open)
+                if has_spare_blocks and num_open_slots is not None:
+                    made.open.blocks.open([group.num_blocks], [SPARE_SLOT])
                 continue
             tensors: list[Tensor] = []
             for (num_heads, dim), parts in _parts_by_size(group, shapes).items():
@@ -158,7 +156,7 @@ class KvCache:
         return [group.num_blocks for group in self.groups]
 
     def clear(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
-        """Zero positions `[start, end)` of the sequence with these blocks, by group."""
+        """Zero places `[start, end)` of the sequence with these blocks, by group."""
         if self._open:
             self._clear_open(tables, start, end)
             return
@@ -171,8 +169,8 @@ class KvCache:
     def move(
         self, tables: Sequence[BlockTable], sources: Sequence[int], targets: Sequence[int]
     ) -> None:
-        """Copy the entries of positions `sources` to `targets` in the sequence with these blocks,
-        as if all were read before any is written."""
+        """Copy the entries of places `sources` to `targets` in the sequence with these blocks, as
+        if all were read before any is written."""
         assert not self._open, "draft trees are not served over quantized blocks"
         for table, tensors in zip(tables, self._tensors, strict=True):
             read, written = (self._slots(table, positions) for positions in (sources, targets))

@@ -128,26 +128,44 @@ class GroupBlocks:
         self, seq: SequenceBlocks, num_computed: int, num_tokens: int, chunk: int | None = None
     ) -> int:
         """See `KvBlocks.num_missing`."""
-        total, table = num_computed + num_tokens, seq.tables[self.index]
-        num_new = max(num_blocks_for(total, self._block_size) - len(table), 0)
+        start, table = num_computed - seq.num_evicted, seq.tables[self.index]
+        total = start + num_tokens
+        num_blocks = num_blocks_for(total, self._block_size)
+        if seq.eviction:
+            num_blocks = seq.eviction.num_blocks(seq.num_evicted, num_computed, num_tokens)
+            num_blocks -= len(self._targets(seq))
+        num_new = max(num_blocks - len(table), 0)
         if chunk is not None and self.layout.window is not None:
             peak = self.layout.peak_blocks(total, chunk, self._block_size)
             num_new = min(num_new, max(peak - self.num_held(seq), 0))
         if seq.is_swapped:
             return num_new + self._num_to_restore(seq)
-        unwritten = table[num_computed // self._block_size :].tolist()
+        unwritten = table[start // self._block_size :].tolist()
         return num_new + sum(map(self._is_shared, unwritten))
 
     def grow(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> None:
         """Make `num_tokens` more tokens writable. Enough free blocks must exist."""
-        table, first = seq.tables[self.index], num_computed // self._block_size
+        table, start = seq.tables[self.index], num_computed - seq.num_evicted
+        first = start // self._block_size
         held = table[first:].tolist()
         own = list(map(self._own, held))
-        num_blocks = num_blocks_for(num_computed + num_tokens, self._block_size)
+        num_blocks = num_blocks_for(start + num_tokens, self._block_size)
         new = self._allocate(max(num_blocks - len(table), 0))
         if new or own != held:
             seq.tables[self.index] = _joined(table[:first], own + new)
         self._operations.zero(self.index, new, self.open.open(new) if self.open else ())
+
+    def allocate_targets(self, seq: SequenceBlocks) -> BlockTable:
+        """Blocks for what a compaction keeps; enough free ones must exist."""
+        assert seq.eviction is not None, "only such a sequence is compacted"
+        block_ids = self._allocate(seq.eviction.num_target_blocks)
+        self._operations.zero(self.index, block_ids)
+        return block_table(block_ids)
+
+    def compact(self, seq: SequenceBlocks) -> None:
+        """Replace the sequence's blocks by its targets. Others may still hold the old ones."""
+        self._free(seq.tables[self.index].tolist())
+        seq.tables[self.index] = seq.targets[self.index]
 
     def can_open(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> bool:
         """Whether the blocks that `grow` allocates can be open."""
@@ -192,7 +210,7 @@ class GroupBlocks:
     def release(self, seq: SequenceBlocks) -> None:
         """Free all blocks and host slots."""
         table, slots = seq.tables[self.index], seq.host_slots[self.index]
-        self._free(table.tolist())
+        self._free([*table.tolist(), *self._targets(seq)])
         self.swap.give_back(slots.values())
         seq.tables[self.index] = NO_BLOCKS
         slots.clear()
@@ -210,7 +228,7 @@ class GroupBlocks:
         slots = self.swap.take(len(indices))
         moved = tuple(table[index] for index in indices)
         self._operations.add(SwapOut(self.index, moved, tuple(slots)))
-        self._free(table)
+        self._free([*table, *self._targets(seq)])
         seq.host_slots[self.index] = dict(zip(indices, slots, strict=True))
         seq.tables[self.index] = block_table([NULL_BLOCK] * num_blocks)
 
@@ -241,7 +259,11 @@ class GroupBlocks:
         if self.open:
             self.open.check_integrity(self.pool.ref_count)
         self.cached.check_integrity()
-        holders = Counter(block_id for seq in live for block_id in seq.tables[self.index].tolist())
+        holders = Counter(
+            block_id
+            for seq in live
+            for block_id in (*seq.tables[self.index].tolist(), *self._targets(seq))
+        )
         for block_id in range(1, self.pool.num_blocks):
             count = self.pool.ref_count(block_id)
             assert count == holders[block_id], (
@@ -265,6 +287,9 @@ class GroupBlocks:
                 assert prefix == seq.chain[index], f"block {block_id} is published as another's"
 
     # --- the inside -------------------------------------------------------------------------------
+
+    def _targets(self, seq: SequenceBlocks) -> list[int]:
+        return seq.targets[self.index].tolist() if seq.targets else []
 
     def _left(self, seq: SequenceBlocks) -> range:
         """The table indices whose blocks the window has freed."""

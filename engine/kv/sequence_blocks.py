@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from .eviction import NEVER, EvictionPlan
 from .prefix_cache import Prefix
 
 BlockTable = npt.NDArray[np.int64]
@@ -32,28 +33,39 @@ class SequenceBlocks:
     change it."""
 
     tables: list[BlockTable]
-    """The block of positions `[i * size, (i + 1) * size)`, per group; NULL_BLOCK if a window freed
-    it or it is swapped out."""
+    """The block of places `[i * size, (i + 1) * size)`, per group; NULL_BLOCK if a window freed
+    it or it is swapped out. A token's place is its position less `num_evicted`."""
     num_freed: list[int]
     """The number of first blocks that windows have freed, per group; sinks are kept."""
     host_slots: list[dict[int, int]]
     """The host slots of swapped-out blocks, by table index, per group."""
     num_writable: int = 0
     """Tokens up to this number have blocks that only this sequence holds, so they may be
-    written."""
+    written. It includes the evicted ones."""
     num_tokens_handled: int = 0
     """`KvBlocks.advance` has nothing to do until more tokens than this are computed."""
     num_published: int = 0
     """The number of first blocks that were published or found in the prefix cache."""
     chain: list[Prefix] = field(default_factory=list)
     """The known keys of the sequence's prefixes; includes at least the published ones."""
+    eviction: EvictionPlan | None = None
+    """None: all computed tokens stay in the cache."""
+    num_evicted: int = 0
+    """The computed tokens that every layer and KV head has evicted, each its own."""
+    compacts_at: int = NEVER
+    """The step that computes up to this number of tokens compacts the cache, and none computes
+    more."""
+    targets: list[BlockTable] = field(default_factory=list)
+    """Where it moves the kept tokens, per group; empty before that step."""
 
     @classmethod
-    def empty(cls, num_groups: int) -> SequenceBlocks:
+    def empty(cls, num_groups: int, eviction: EvictionPlan | None = None) -> SequenceBlocks:
         return cls(
             tables=[NO_BLOCKS] * num_groups,
             num_freed=[0] * num_groups,
             host_slots=[{} for _ in range(num_groups)],
+            eviction=eviction,
+            compacts_at=eviction.next_after(0) if eviction else NEVER,
         )
 
     @property

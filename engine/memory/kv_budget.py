@@ -26,7 +26,7 @@ class KvDemand:
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of open blocks, and of the slot that is none."""
+        """Bytes of open blocks, and of the slot to which padding writes."""
         if self.num_open_slots is None:
             return 0
         return (1 + self.num_open_slots) * self.bytes_per_open_slot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,8 +32,10 @@ def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
         shared_parameters=sum(linear.in_features * linear.out_features for linear in linears),
         head_parameters=_num_head_parameters(base.model),
         kv_reads=kv_reads,
-        expert_bytes=sum(weight.nbytes for weight in experts),
-        expert_parameters=sum(weight.numel() for weight in experts),
+        expert_bytes=sum(weight.nbytes for weight in experts)
+        + sum(packed.weight_bytes for packed in base.packed_experts),
+        expert_parameters=sum(weight.numel() for weight in experts)
+        + sum(prod(packed.shape) for packed in base.packed_experts),
         expert_share=base.config.num_experts_per_tok / num_experts if num_experts else 0.0,
     )
 

@@ -40,6 +40,8 @@ class EngineInfo:
     """One of `config.Acceptance`."""
     serves_grammars: bool = False
     """Whether requests may have a grammar."""
+    kv_policy_obstacle: str | None = None
+    """Why requests may have no KV policy; None: they may."""
     embedding_size: int = 0
     """The dimension of an embedding."""
     embedding_format: str = "none"

@@ -8,6 +8,7 @@ from enum import StrEnum
 from ...adapters.identity import AdapterKey
 from ..config import MAX_DRAFT_TOKENS
 from ..errors import InvalidParameter
+from ..kv_policy import KvPolicy
 from ..sampling_params import SamplingParams
 
 
@@ -60,6 +61,8 @@ class GenerationRequest:
     and the others share its blocks. None: no group."""
     speculation: SpeculationParams | None = None
     """None: the engine's choice."""
+    kv_policy: KvPolicy | None = None
+    """None: the engine's default."""
     priority: int = 0
     """Lower values run first within the tenant. It has no effect between tenants."""
     tenant_weight: float = 1.0

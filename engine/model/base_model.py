@@ -21,12 +21,20 @@ from ...kernels.int8_linear import Int8Linear
 from ...kernels.joined_linear import JoinedLinear
 from ...kernels.linear import DenseLinear, Linear
 from ...kernels.linear_packing import pack_linear
+from ...kernels.packed_experts import PackedExperts
+from ...kernels.packed_experts_cpu import PanelExperts
 from ...kernels.quantize import WeightFormat
-from ...kernels.quantized_weight import QuantizedWeight, stack_rows
+from ...kernels.quantized_linear_cpu import QuantizedPanelLinear
+from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
-from ..checkpoint.stored_weights import dense, find_packed_format, weight_values
+from ..checkpoint.stored_weights import (
+    dense,
+    find_packed_format,
+    stack_values,
+    weight_values,
+)
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import load_config, load_weights
 from ..config import EngineConfig, Quantization
@@ -45,7 +53,7 @@ from .admission import (
     quantized_blocks_cases,
 )
 from .embedding_and_head import ModelEnds, adapt_ends
-from .experts import MoeLayer, replace_experts
+from .experts import MoeLayer, experts_parameters, pack_moe_layers, replace_experts
 from .fused_layers import FusedLayers, fuse_layers, fuses_layers
 from .host_reads import find_host_reads
 from .latent_attention import replace_latents
@@ -108,6 +116,7 @@ class BaseModel:
     def weight_bytes(self) -> int:
         """The bytes of the weights as served."""
         packed = sum(linear.weight_bytes for linear in self.linears)
+        packed += sum(experts.weight_bytes for experts in self.packed_experts)
         rest: int = sum(parameter.nbytes for parameter in self.model.parameters())
         return packed + rest
 
@@ -121,6 +130,12 @@ class BaseModel:
         """The formats of its quantized weights, for people; none: there are none."""
         ends = self.packed_ends
         return name_formats(self.quantization, ends.served_table.format, ends.served_head.format)
+
+    @property
+    def packed_experts(self) -> list[PackedExperts]:
+        """The quantized experts, by layer and parameter."""
+        weights = [part.weight for layer in self.moe_layers for part in layer.experts]
+        return [weight for weight in weights if isinstance(weight, PackedExperts)]
 
     @cached_property
     def host_reads(self) -> tuple[str, ...]:
@@ -179,6 +194,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         dtype,
         device,
         left_stored=decoder_linears if is_smaller else None,
+        left_experts=experts_parameters if packs_experts(engine, stored_format) else None,
         packed_later=model_ends if stored_format else None,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -204,13 +220,15 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     packed_ends = pack_ends(model, ends, weight_format(engine.embedding_quantization))
     return_freed_memory()
     projections = replace_linears(model, quantization=engine.quantization, kept_dense=absorbed)
+    pack_moe_layers(moe_layers, weight_format(engine.quantization))
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
-    formats = {engine.quantization, engine.embedding_quantization}
-    keeps_values = formats == {Quantization.NONE} and not any(
-        isinstance(fused.linear, Int8Linear) for fused in projections
-    )
-    error = check_parity(model, kv_shapes, cases) if keeps_values else 0.0
+    error = 0.0
+    if {engine.quantization, engine.embedding_quantization} == {Quantization.NONE}:
+        parts: list[object] = [part for fused in projections for part in fused.linear.modules()]
+        parts += packed_ends.linears
+        parts += [part.weight for layer in moe_layers for part in layer.experts]
+        error = _packed_error(model, kv_shapes, cases, parts)
     layout = describe_layout(
         model,
         order,
@@ -243,6 +261,23 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
     )
 
 
+def _packed_error(
+    model: nn.Module,
+    shapes: list[LayerKvShape],
+    cases: list[tuple[list[int], Tensor]],
+    parts: Sequence[object],
+) -> float:
+    """The error of a model of these packed parts, as `check_parity`; 0 if bytes are multiplied,
+    which changes values."""
+    if any(isinstance(part, Int8Linear) for part in parts):
+        return 0.0
+    rounds_inputs = any(
+        isinstance(part, QuantizedPanelLinear | PanelExperts) and part.rounds_inputs
+        for part in parts
+    )
+    return check_parity(model, shapes, cases, rounds_inputs=rounds_inputs)
+
+
 def check_quantized_once(engine: EngineConfig, stored_format: str | None) -> None:
     """Raise InvalidParameter if a base in this format is to be quantized again."""
     if stored_format and engine.quantization is not Quantization.NONE:
@@ -264,6 +299,11 @@ def are_packed_smaller(
     is_wider = dtype is torch.float32 and checkpoint is torch.bfloat16
     is_quantized = quantization is not Quantization.NONE or stored_format is not None
     return is_quantized or (device.type == "cpu" and is_wider)
+
+
+def packs_experts(engine: EngineConfig, stored_format: str | None) -> bool:
+    """Whether experts are packed: where they are quantized, in the files or while they load."""
+    return engine.quantization is not Quantization.NONE or stored_format is not None
 
 
 def choose_device(name: str) -> torch.device:
@@ -397,17 +437,8 @@ def group_weights(group: Sequence[nn.Module]) -> Sequence[Tensor | QuantizedWeig
     """The weights of linear layers that read the same input: one, `[out, in]` below one another;
     one for each if they are not of one form. Raises QuantizedBase."""
     weights = [_rows_of(module) for module in group]
-    stacked = _stacked(weights)
+    stacked = stack_values(weights)
     return weights if stacked is None else [stacked]
-
-
-def _stacked(weights: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight | None:
-    """The weights below one another; None unless they are of one form."""
-    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-    plain = [weight for weight in weights if isinstance(weight, Tensor)]
-    if quantized and plain:
-        return None
-    return stack_rows(quantized) if quantized else torch.cat(plain)
 
 
 def _rows_of(module: nn.Module) -> Tensor | QuantizedWeight:

@@ -6,11 +6,11 @@ The model is built on the meta device, and its linear layers are chosen by the c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from ...adapters.layout import Projection, Slice
+from ...kernels.expert_packing import ExpertsKind, empty_experts
 from ...kernels.linear_packing import LinearKind, choose_linear
 from ...kernels.linear_sizes import linear_bytes
+from ...kernels.packed_experts import PackedExperts
 from ...kernels.quantize import WeightFormat
 from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.files import locate_base
 from ..checkpoint.quantization_error import QuantizedAtLoad
-from ..checkpoint.stored_weights import Values, find_packed_format, kept_dtype
+from ..checkpoint.stored_experts import ExpertsParameter, Stacking, StoredPart
+from ..checkpoint.stored_weights import Values, find_packed_format, kept_dtype, stack_values
 from ..checkpoint.weight_forms import WeightForm, quantized_form, read_weight_forms
 from ..checkpoint.weights import EmptyModel, build_model, empty_model, load_config
 from ..config import EngineConfig
@@ -38,15 +41,16 @@ from .base_model import (
     choose_dtype,
     decoder_linears,
     group_weights,
+    packs_experts,
     sibling_groups,
     weight_format,
 )
 from .expected_ends import ExpectedEnds, expect_ends
+from .experts import experts_parameters
 from .latent_attention import replace_latents
 from .packed_ends import name_formats
 from .skeleton import bypass_experts
 
-_EXPERTS_KERNEL = "grouped_linear"
 _READS = (
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.is_nonzero.default,
@@ -100,7 +104,8 @@ class ExpectedBase:
     projections: Sequence[Projection]
     """The linear layers of the decoder."""
     quantized_at_load: Mapping[str, QuantizedAtLoad]
-    """The stored weights that `--quantize` and `--quantize-embeddings` quantize."""
+    """The stored weights, those of experts too, that `--quantize` and `--quantize-embeddings`
+    quantize."""
     kv_shapes: list[LayerKvShape] | None
     """None: only a model with values tells."""
     kv_format: KvFormat
@@ -142,6 +147,7 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
         leaves_stored=are_packed_smaller(
             engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
         ),
+        packs_experts=packs_experts(engine, stored_format),
     )
     return ExpectedBase(
         model_dir=model_dir,
@@ -193,6 +199,14 @@ class _ValuesAreOne(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Experts(NamedTuple):
+    """Experts that stay quantized."""
+
+    packed: PackedExperts
+    """Without values."""
+    parts: Sequence[StoredPart]
+
+
 class _Outline:
     """Sorts a model's weights by kind and finds their served form."""
 
@@ -206,8 +220,10 @@ class _Outline:
         *,
         ends: ExpectedEnds,
         leaves_stored: bool,
+        packs_experts: bool,
     ) -> None:
-        """`leaves_stored`: linear layers are packed from the form in the files."""
+        """`leaves_stored`: linear layers are packed from the form in the files; `packs_experts`: so
+        are experts."""
         self._model = empty.model
         self._stored_names = empty.stored_names
         self._forms = forms
@@ -221,6 +237,7 @@ class _Outline:
         self._left = self._stored_names.keys() & self._linears.keys() if leaves_stored else set()
         for path in self._left:
             self._leave(path)
+        self._experts = dict(self._find_experts(empty.stacking)) if packs_experts else {}
 
     @property
     def projections(self) -> list[Projection]:
@@ -235,6 +252,7 @@ class _Outline:
         kinds = self._stored_kinds()
         packed = {self._stored_names[path] for path in self._left - self._absorbed}
         packed |= {end.stored_name for end in self._ends.stored_once if end.stored_name}
+        packed |= {part.name for experts in self._experts.values() for part in experts.parts}
         for name, form in self._forms.items():
             kind = kinds.get(name) or _kind_by_name(name)
             part = found[kind]
@@ -258,10 +276,42 @@ class _Outline:
             for path in self._linears.keys() & self._stored_names.keys():
                 is_transposed = isinstance(self._linears[path], Conv1D)
                 found[self._stored_names[path]] = QuantizedAtLoad(self._quantized_to, is_transposed)
+            for parameter, experts in self._experts.items():
+                for part in experts.parts:
+                    found[part.name] = QuantizedAtLoad(self._quantized_to, parameter.is_transposed)
         for end in self._ends.stored_once:
             if end.stored_name and end.quantized_to:
                 found[end.stored_name] = QuantizedAtLoad(end.quantized_to, is_transposed=False)
         return found
+
+    def _find_experts(self, stacking: Stacking) -> Iterator[tuple[ExpertsParameter, _Experts]]:
+        """The experts that stay quantized, as `ExpertsProjection.pack` decides."""
+        for parameter in experts_parameters(self._model):
+            weight = getattr(self._model.get_submodule(parameter.path), parameter.name)
+            matrices = stacking.matrices(weight, is_transposed=parameter.is_transposed)
+            if matrices is None:
+                continue
+            forms = [self._expert(parts, parameter.is_transposed) for parts in matrices]
+            packed = empty_experts(forms[0], len(forms), device_type=self._device_type)
+            if packed is not None and all(
+                isinstance(form, QuantizedWeight) and packed.accepts(form) for form in forms
+            ):
+                yield parameter, _Experts(packed, [part for parts in matrices for part in parts])
+
+    def _expert(self, parts: Sequence[StoredPart], is_transposed: bool) -> Values:
+        """One expert's matrix, as `StoredExperts.read` gives it, quantized if it is to be."""
+        values = []
+        for part in parts:
+            value = self._forms[part.name].values
+            if isinstance(value, Tensor) and part.expert is not None:
+                value = value[0].T if is_transposed else value[0]
+            values.append(value)
+        stacked = stack_values(values)
+        if stacked is None:
+            return torch.empty(0, device="meta")  # it becomes dense
+        if isinstance(stacked, Tensor) and self._quantized_to is not None:
+            return quantized_form(stacked, self._quantized_to)
+        return stacked
 
     def _leave(self, path: str) -> None:
         """Let the module's weight be read in its stored form, as `leave_stored` does."""
@@ -323,12 +373,17 @@ class _Outline:
         if is_dense and self._device_type == "cpu" and type(head) is nn.Linear:
             self._add_packed(found[WeightKind.HEAD], head.weight.detach())
             done |= {id(p) for p in head.parameters() if p is not table.weight}
+        packed = {f"{p.path}.{p.name}": experts.packed for p, experts in self._experts.items()}
         for path, parameter in self._model.named_parameters():
             if id(parameter) in done:
                 continue
             kind = _kind_by_name(path)
+            if path in packed:
+                found[kind].kernels[type(packed[path]).__name__] += 1
+                found[kind].served_bytes += packed[path].weight_bytes
+                continue
             if kind is WeightKind.EXPERTS:
-                found[kind].kernels[_EXPERTS_KERNEL] += 1
+                found[kind].kernels[ExpertsKind.DENSE] += 1
             if parameter is table.weight:
                 kind = WeightKind.EMBEDDING
             elif parameter is head.weight:

@@ -8,6 +8,7 @@ routing, base matmuls and LoRA deltas are Loraplex's own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ...adapters.layout import Projection, Slice, SliceKind
+from ...adapters.malloc import return_freed_memory
+from ...kernels.expert_packing import pack_experts
 from ...kernels.expert_pairs import ExpertPairs, sort_pairs
 from ...kernels.grouped_linear import grouped_linear
 from ...kernels.lora_batch import LoraBatch
 from ...kernels.lora_experts import add_experts
+from ...kernels.packed_experts import PackedExperts
+from ...kernels.quantize import WeightFormat
+from ..checkpoint.load_progress import report_progress
+from ..checkpoint.stored_experts import ExpertsParameter, left_experts
 from .expert_router import RouterProjection, find_routers
 from .forward import ForwardContext, current_forward
 
@@ -36,20 +43,37 @@ class ExpertsProjection:
         """name: the parameter's path in the model; parameter: its name in `experts`."""
         self._experts: Any = experts
         self._parameter = parameter
-        num_experts, rows, columns = self.weight.shape
-        is_transposed = self._experts.is_transposed
-        in_features, out_features = (rows, columns) if is_transposed else (columns, rows)
+        num_experts, out_features, in_features = matrices_shape(experts, parameter)
         part = Slice(name, in_features, out_features, SliceKind.EXPERTS, num_experts)
         self.projection = Projection((part,))
         self._arena: Arena | None = None
         self._slice_index = 0
 
     @property
-    def weight(self) -> Tensor:
-        """`[experts, out, in]`, or `[experts, in, out]` if the class sets `is_transposed`."""
+    def weight(self) -> Tensor | PackedExperts:
+        """Packed; or `[experts, out, in]`, `[experts, in, out]` if the class sets
+        `is_transposed`."""
         weight = getattr(self._experts, self._parameter)
-        assert isinstance(weight, Tensor)
+        assert isinstance(weight, Tensor | PackedExperts)
         return weight
+
+    def pack(self, weight_format: WeightFormat | None) -> None:
+        """Read the matrices, if they were left in their files, and keep them as they are
+        multiplied: in their quantized form, or in `weight_format`. What has no packed form becomes
+        dense."""
+        left = left_experts(self._experts)
+        if left is None or self._parameter not in left.stored:
+            return
+        left.stop()
+        packed = pack_experts(
+            left.matrices(self._parameter),
+            self.projection.slices[0].num_experts,
+            weight_format=weight_format,
+            device_type=left.device.type,
+        )
+        weight: nn.Module | nn.Parameter = packed or left.dense(self._parameter)
+        delattr(self._experts, self._parameter)
+        setattr(self._experts, self._parameter, weight)
 
     @property
     def num_rows(self) -> int:
@@ -93,7 +117,7 @@ class ServedExperts:
     def __init__(self, path: str, module: nn.Module) -> None:
         """From now on this object computes `module`, whose path in the model is `path`."""
         self._module: Any = module
-        first, second = _parameter_names(module)
+        first, second = parameter_names(module)
         self.up = ExpertsProjection(f"{path}.{first}", module, first)
         self.down = ExpertsProjection(f"{path}.{second}", module, second)
         module.__dict__["forward"] = self.forward  # the module's other attributes remain
@@ -141,6 +165,10 @@ class MoeLayer:
     projections: tuple[RouterProjection | ExpertsProjection, ...]
     """In the order of execution."""
 
+    @property
+    def experts(self) -> list[ExpertsProjection]:
+        return [part for part in self.projections if isinstance(part, ExpertsProjection)]
+
 
 def replace_experts(model: nn.Module) -> list[MoeLayer]:
     """Replace the forward methods of experts and routers that support adapters.
@@ -150,6 +178,33 @@ def replace_experts(model: nn.Module) -> list[MoeLayer]:
     experts = {path: module for path, module in model.named_modules() if are_served(module)}
     routers = find_routers(model, experts)
     return [_replace_layer(model, path, routers.get(path)) for path in experts]
+
+
+def pack_moe_layers(layers: Sequence[MoeLayer], weight_format: WeightFormat | None) -> None:
+    """Pack the experts that were left in their files, one parameter after another."""
+    parts = [part for layer in layers for part in layer.experts]
+    with report_progress("packing experts", len(parts)) as advance:
+        for part in parts:
+            part.pack(weight_format)
+            return_freed_memory()
+            advance()
+
+
+def experts_parameters(model: nn.Module) -> Iterator[ExpertsParameter]:
+    """The matrices of all experts that `replace_experts` replaces."""
+    for path, module in model.named_modules():
+        if are_served(module):
+            experts: Any = module
+            for name in parameter_names(module):
+                yield ExpertsParameter(path, name, experts.is_transposed)
+
+
+def matrices_shape(experts: Any, parameter: str) -> tuple[int, int, int]:
+    """`[experts, out, in]` of a parameter, packed or not."""
+    weight = getattr(experts, parameter)
+    num_experts, rows, columns = weight.shape
+    is_turned = experts.is_transposed and not isinstance(weight, PackedExperts)
+    return (num_experts, columns, rows) if is_turned else (num_experts, rows, columns)
 
 
 def _replace_layer(model: nn.Module, path: str, router_path: str | None) -> MoeLayer:
@@ -166,9 +221,12 @@ def are_served(module: nn.Module) -> bool:
     """Whether the module is of the experts interface, its parameters 3-D."""
     if not all(hasattr(module, name) for name in _INTERFACE):
         return False
-    weights = [getattr(module, name, None) for name in _parameter_names(module)]
-    return all(isinstance(weight, Tensor) and weight.ndim == 3 for weight in weights)
+    weights = [getattr(module, name, None) for name in parameter_names(module)]
+    return all(
+        isinstance(weight, Tensor | PackedExperts) and len(weight.shape) == 3 for weight in weights
+    )
 
 
-def _parameter_names(experts: Any) -> tuple[str, str]:
+def parameter_names(experts: Any) -> tuple[str, str]:
+    """Of the matrices of a class with the experts interface."""
     return ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj")

@@ -19,7 +19,7 @@ from ...kernels import cpu_library
 from ...kernels.gated_activation import Activation, gated_activation
 from ...kernels.rms_norm import NormForm, rms_norm
 from .agreement import agree
-from .experts import are_served
+from .experts import are_served, matrices_shape
 from .fused_rotary import fuse_rotary
 from .linear import ProjectionSlice
 
@@ -219,8 +219,8 @@ def _gated_experts(model: nn.Module) -> Iterator[Any]:
 
 
 def _fuse_experts(module: Any, samples: _Samples) -> bool:
-    size = module.gate_up_proj.shape[2 if module.is_transposed else 1]
-    x = samples.draw(size)[0]
+    _, out_features, _ = matrices_shape(module, "gate_up_proj")
+    x = samples.draw(out_features)[0]
     activation = _matching(*_halved(x), module._apply_gate(x))
     if activation is None:
         return False

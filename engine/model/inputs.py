@@ -44,26 +44,34 @@ class SequenceChunk(NamedTuple):
     it follows, -1 for the token before them all; None: every token follows the one before."""
     is_prompt: bool = False
     """Its logits rows are read, and verify nothing."""
+    num_evicted: int = 0
+    """Tokens before it that are no longer in the blocks: a token's place in them is its position
+    less these."""
 
     def tokens(self) -> list[SequenceChunk]:
         """Each token as a separate chunk that sees those before it, for a chunk without a tree."""
         if len(self.token_ids) == 1:
             return [self]
         return [
-            SequenceChunk([token], position, self.tables)
+            SequenceChunk([token], position, self.tables, num_evicted=self.num_evicted)
             for token, position in zip(self.token_ids, self.positions, strict=True)
         ]
 
     @property
+    def place(self) -> int:
+        """That of its first token; the others follow, whatever their tree."""
+        return self.start - self.num_evicted
+
+    @property
     def end(self) -> int:
-        """The end of the blocks' positions that it writes."""
-        return self.start + len(self.token_ids)
+        """The end of the blocks' places that it writes."""
+        return self.place + len(self.token_ids)
 
     @property
     def positions(self) -> Sequence[int]:
         """The position of each token in its sequence."""
         if self.tree is None:
-            return range(self.start, self.end)
+            return range(self.start, self.start + len(self.token_ids))
         positions: list[int] = []
         for parent in self._parents:
             positions.append(self.start if parent < 0 else positions[parent] + 1)
@@ -221,7 +229,7 @@ class _Rows(NamedTuple):
     """The rows of a step: its tokens, chunk by chunk."""
 
     starts: Integers
-    """For each chunk the position of its first token in its sequence's blocks."""
+    """For each chunk the place of its first token in its sequence's blocks."""
     counts: Integers
     """For each chunk the number of its tokens."""
     is_tree: npt.NDArray[np.bool_]
@@ -235,20 +243,26 @@ class _Rows(NamedTuple):
     offsets: Integers
     """For each row its place in this block."""
     positions: Integers
-    """For each row."""
+    """For each row that in its sequence."""
+    places: Integers
+    """For each row the same, less the evicted tokens: attention counts cached tokens alone."""
 
 
 def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
-    starts = np.array([chunk.start for chunk in chunks])
+    num_evicted = np.array([chunk.num_evicted for chunk in chunks])
+    starts = np.array([chunk.start for chunk in chunks]) - num_evicted
     counts = np.array([len(chunk.token_ids) for chunk in chunks])
     is_tree = np.array([chunk.tree is not None for chunk in chunks])
     begins = np.cumsum(counts) - counts
-    places = positions = _ranges(starts, counts)
+    written = places = _ranges(starts, counts)
     if is_tree.any():
-        positions = places.copy()
+        places = written.copy()
         for index in np.flatnonzero(is_tree).tolist():
             own = slice(begins[index], begins[index] + counts[index])
-            positions[own] = chunks[index].positions
+            places[own] = np.array(chunks[index].positions) - num_evicted[index]
+    positions = places
+    if num_evicted.any():
+        positions = places + np.repeat(num_evicted, counts)
     firsts, ends = starts // block_size, -(-(starts + counts) // block_size)
     before = np.cumsum(ends - firsts) - ends
     return _Rows(
@@ -257,9 +271,10 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
         is_tree,
         begins,
         written=list(zip(firsts.tolist(), ends.tolist(), strict=True)),
-        blocks=places // block_size + np.repeat(before, counts),
-        offsets=places % block_size,
+        blocks=written // block_size + np.repeat(before, counts),
+        offsets=written % block_size,
         positions=positions,
+        places=places,
     )
 
 
@@ -330,7 +345,7 @@ class _Layout:
         columns = np.arange(counts.max())
         # A chunk's last row is computed again; in place, a row of -1 is no work.
         rows = self.rows.begins[members, None] + np.minimum(columns, counts - 1)
-        positions = self.rows.positions[rows]
+        positions = self.rows.places[rows]
         if self.in_place:
             rows[columns >= counts] = positions[columns >= counts] = -1
         begins = None

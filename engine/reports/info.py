@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..checkpoint.base_identity import compute_runtime_id
-from ..config import EngineConfig
+from ..config import EngineConfig, KvDtype
+from ..kv.eviction import eviction_obstacle
 from ..memory.plan import MemoryPlan
 from ..messages import EngineInfo
 from ..model.base_model import BaseModel
@@ -47,5 +48,10 @@ def describe_engine(
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
         serves_grammars=serves_grammars,
+        kv_policy_obstacle=eviction_obstacle(
+            plan.kv_groups,
+            base.kv_shapes,
+            quantizes_blocks=KvDtype(config.kv_dtype).quantizes_blocks,
+        ),
         embedding_size=base.embedding_size,
     )

@@ -130,7 +130,8 @@ class AdmissionPlanner:
             return
         parent = self._groups.parent(request)
         shared = request.num_prompt_tokens - 1
-        if parent and self._kv.fork(parent.kv, request.kv, shared):
+        may_fork = parent is not None and shared <= request.num_reusable_tokens
+        if parent and may_fork and self._kv.fork(parent.kv, request.kv, shared):
             self._fork = request
             request.num_computed_tokens = shared
             return

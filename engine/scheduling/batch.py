@@ -62,22 +62,32 @@ class ScheduledSequence(NamedTuple):
         return self.samples and self.request.submitted.sampling.max_tokens > 0
 
     @property
-    def context_len(self) -> int:
-        """Tokens in the cache once the step has run."""
+    def end(self) -> int:
+        """The position after its last token."""
         return self.start + self.num_tokens
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that its last one attends to."""
+        return self.start + self.num_tokens - self.request.kv.num_evicted
+
+    @property
+    def compacts(self) -> bool:
+        """Whether the step moves what the request keeps of its cache."""
+        return self.end == self.request.kv.compacts_at
 
     @property
     def read(self) -> range:
         """Positions of the prompt that the step computes and that are to be read."""
         unread = self.request.unread
         start = max(unread.start, self.start)
-        return range(start, max(start, min(unread.stop, self.context_len)))
+        return range(start, max(start, min(unread.stop, self.end)))
 
     @property
     def num_logits_rows(self) -> int:
         """Its last rows whose logits are looked at: those to draw from and those to read."""
         if self.request.reads_logits and (read := self.read):
-            return self.context_len - read.start
+            return self.end - read.start
         return 1 + self.num_draft_tokens
 
     def with_draft(self) -> ScheduledSequence:
@@ -163,7 +173,9 @@ class Step:
 
     def room_for(self, request: Request) -> int:
         """How many of the request's known tokens may be added; 0: none in this step."""
-        num_tokens = min(request.num_remaining_tokens, self.budget)
+        # No step computes tokens on both sides of a compaction.
+        num_uncompacted = request.kv.compacts_at - request.num_computed_tokens
+        num_tokens = min(request.num_remaining_tokens, self.budget, num_uncompacted)
         if not (request.reads_logits and request.unread):
             return num_tokens
         if not self._num_free_rows:
@@ -204,8 +216,10 @@ class Step:
         return StepShape(
             num_prefill_tokens=self._num_prefill_tokens,
             num_decodes=len(self.decodes),
-            num_context_tokens=sum(request.num_computed_tokens for request in self.decodes)
-            + sum(request.num_computed_tokens for request in self._prefills),
+            num_context_tokens=sum(
+                request.num_computed_tokens - request.kv.num_evicted
+                for request in chain(self.decodes, self._prefills)
+            ),
             num_draft_tokens=self.num_draft_tokens,
         )
 
@@ -218,7 +232,8 @@ class Step:
         for request, sequence in self.decodes.items():
             if sequence.num_draft_tokens:
                 continue
-            classes[(request.num_computed_tokens // self._block_size).bit_length()].append(sequence)
+            num_cached = request.num_computed_tokens - request.kv.num_evicted
+            classes[(num_cached // self._block_size).bit_length()].append(sequence)
         decodes = chain.from_iterable(
             sorted(classes[number], key=_arena_row) for number in sorted(classes)
         )

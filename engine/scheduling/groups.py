@@ -46,7 +46,7 @@ class Groups:
     def _others(self, request: Request) -> list[Request]:
         """Those that run and indeed have the same prompt; none for one that reads its prompt."""
         key = _key(request)
-        if key is None or request.num_reusable_tokens < request.num_prompt_tokens - 1:
+        if key is None or not request.num_reusable_tokens:
             return []
         prompt = request.submitted.prompt_token_ids
         return [

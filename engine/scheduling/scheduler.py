@@ -20,6 +20,8 @@ from ...adapters.tier import Tier
 from ..config import MAX_READ_ROWS
 from ..errors import DeadlineExceeded, EngineError, PromptTooLong
 from ..kv.blocks import KvBlocks
+from ..kv.eviction import plan_eviction
+from ..kv.sequence_blocks import SequenceBlocks
 from ..messages import RequestStarted
 from ..request import Request
 from .adapter_leases import AdapterLeases
@@ -207,12 +209,12 @@ class Scheduler:
         Raises PromptTooLong if it could not even run alone, DeadlineExceeded if it comes too late,
         TenantQueueFull or Overloaded if it could not run in time.
         """
+        request.kv = self._new_kv(request)
         self._check_fits(request)
         if request.submitted.deadline_seconds == 0.0:
             raise DeadlineExceeded
         self._check_queue(request)
         assert request.request_id not in self._requests, "request ids are unique"
-        request.kv = self._kv.new_sequence()
         self._requests[request.request_id] = request
         self._backlog.enter(request)
         self._deadlines.add(request)
@@ -250,10 +252,19 @@ class Scheduler:
         if not self._requests:  # and perhaps no step for a long time
             self._leases.expect_none()
 
+    def _new_kv(self, request: Request) -> SequenceBlocks:
+        plan = plan_eviction(
+            request.submitted.kv_policy,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_num_tokens=request.max_num_tokens,
+            block_size=self.limits.block_size,
+        )
+        return self._kv.new_sequence(plan)
+
     def _check_fits(self, request: Request) -> None:
-        longest = request.max_num_tokens
+        longest, plan = request.max_num_tokens, request.kv.eviction
         chunk = self.limits.max_num_batched_tokens
-        if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk):
+        if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk, plan):
             capacity = min(self.limits.max_model_len, self._kv.longest())
             raise PromptTooLong(
                 f"{request.num_prompt_tokens} prompt tokens and max_tokens="
@@ -416,7 +427,9 @@ class Scheduler:
             return
         for request, num_wanted in self._drafts.plan(step.decodes.keys(), num_free).items():
             left = request.submitted.sampling.max_tokens - request.num_generated_tokens
-            num_tokens = min(num_wanted, left - 1, num_free)
+            # None is in the step that compacts, as it may be wrong.
+            num_uncompacted = request.kv.compacts_at - request.num_computed_tokens
+            num_tokens = min(num_wanted, left - 1, num_free, num_uncompacted - 2)
             if num_tokens > 0:
                 step.draft_token(request, num_tokens)
                 num_free -= num_tokens

@@ -137,7 +137,8 @@ def _last_token(chain: GrowingChain) -> SequenceChunk:
     known = chain.request.token_ids
     last = (chain.token_ids or known)[-1]
     start = len(known) + len(chain.token_ids) - 1
-    return SequenceChunk([last], start=start, tables=chain.request.kv.tables)
+    kv = chain.request.kv
+    return SequenceChunk([last], start=start, tables=kv.tables, num_evicted=kv.num_evicted)
 
 
 def num_exit_layers(config: EngineConfig) -> int:

@@ -65,21 +65,36 @@ inline float weigh(const AttentionLayer &layer, float *scores, Softmax &softmax,
     return kept;
 }
 
+// Blocks of vectors, which are read in place.
+template <typename T> struct PlainPages {
+    static constexpr long num_numbers = 1;  // none are made
+    const T *data;
+    long vector_size, num_heads, block_size, stride;
+
+    PlainPages(const T *data, long vector_size, const AttentionLayer &layer)
+        : data(data), vector_size(vector_size), num_heads(layer.num_kv_heads), block_size(layer.block_size),
+          stride(layer.num_kv_heads * vector_size) {}
+
+    const T *block(long id, long head, float *) const { return data + (id * block_size * num_heads + head) * vector_size; }
+};
+
 // Some rows of one sequence, some of its key/value heads, and some of the query heads that share each.
 struct Part {
     long sequence, first_row, num_rows, first_kv_head, num_kv_heads, first_shared, num_shared;
 };
 
-template <typename T>
-void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const T *keys, const T *values,
+// `keys` and `values` are pages: `block(id, head, numbers)` is a block's first vector of one head, and `stride` the way to the next.
+template <typename T, typename Pages>
+void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const Pages &keys, const Pages &values,
                  T *out, const Part &part) {
     const long num_shared = part.num_shared, dim = layer.dim, value_dim = layer.value_dim;
     const long all_shared = layer.num_heads / layer.num_kv_heads, size = layer.block_size, per_head = part.num_rows * num_shared;
-    const long count = per_head * part.num_kv_heads, value_stride = layer.value_stride;
+    const long count = per_head * part.num_kv_heads;
     const long *rows = group.rows + part.sequence * group.max_rows + part.first_row;
     const long *positions = group.positions + part.sequence * group.max_rows + part.first_row;
     // The queries by key/value head, then by row, then by the heads that share it.
     float queries[count * dim], sums[count * value_dim], scores[per_head * size], kept[per_head];
+    float numbers[keys.num_numbers > values.num_numbers ? keys.num_numbers : values.num_numbers];
     Softmax softmaxes[count];
     auto row_of = [&](long i) { return i % per_head / num_shared; };
     auto head_of = [&](long i) { return (part.first_kv_head + i / per_head) * all_shared + part.first_shared + i % num_shared; };
@@ -98,18 +113,18 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
         if (begin > last) continue;
         const long num_keys = last - begin + 1 < size ? last - begin + 1 : size;
         for (long head = 0; head < part.num_kv_heads; head++) {
-            const long vector = group.block_tables[at] * size * layer.num_kv_heads + part.first_kv_head + head;
-            const T *k = keys + vector * dim, *v = values + vector * value_stride;
-            const long first = head * per_head;
+            const long first = head * per_head, id = group.block_tables[at];
+            const auto *k = keys.block(id, part.first_kv_head + head, numbers);
             each_pair(per_head, [&](long i, auto num_rows) {
-                dot_products<num_rows.value>(queries + (first + i) * dim, dim, k, layer.num_kv_heads * dim, dim,
-                                             scores + i * size, size, size);
+                dot_products<num_rows.value>(queries + (first + i) * dim, dim, k, keys.stride, dim, scores + i * size,
+                                             size, size);
             });
             for (long i = 0; i < per_head; i++)
                 kept[i] = weigh(layer, scores + i * size, softmaxes[first + i], begin, positions[row_of(i)]);
+            const auto *v = values.block(id, part.first_kv_head + head, numbers);
             each_pair(per_head, [&](long i, auto num_rows) {
                 add_products<num_rows.value>(sums + (first + i) * value_dim, value_dim, kept + i, scores + i * size,
-                                             size, v, layer.num_kv_heads * value_stride, num_keys, value_dim);
+                                             size, v, values.stride, num_keys, value_dim);
             });
         }
     }
@@ -140,8 +155,8 @@ inline long shared_at_a_time(const AttentionGroup &group, const AttentionLayer &
     return num_shared < MIN_SHARED ? num_shared : MIN_SHARED;
 }
 
-template <typename T>
-void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const T *keys, const T *values, T *out) {
+template <typename T, typename Pages>
+void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q, const Pages &keys, const Pages &values, T *out) {
     const long num_shared = layer.num_heads / layer.num_kv_heads, heads = heads_at_a_time(group, layer);
     const long num_parts = (layer.num_kv_heads + heads - 1) / heads;
     const long some = heads > 1 ? num_shared : shared_at_a_time(group, layer, num_parts);
@@ -164,7 +179,8 @@ void attend(const AttentionGroup &group, const AttentionLayer &layer, const T *q
 #define ATTEND(T, NAME)                                                                                                \
     extern "C" void NAME(const AttentionGroup *group, const AttentionLayer *layer, const T *q, const T *keys,           \
                          const T *values, T *out) {                                                                    \
-        attend(*group, *layer, q, keys, values, out);                                                                  \
+        attend(*group, *layer, q, PlainPages<T>(keys, layer->dim, *layer),                                             \
+               PlainPages<T>(values, layer->value_stride, *layer), out);                                               \
     }
 ATTEND(float, attend_float32)
 ATTEND(bf16, attend_bfloat16)

@@ -91,10 +91,9 @@ void multiply_panel(const float *x, const T *panel, float *totals, long num_rows
 }
 
 // y [num_rows, out] = x [num_rows, in] @ weight.T + bias [out]; the bias may be null.
-// multiply(x, panel, totals, num_rows) adds the products of some rows and a panel, by its number.
+// multiply(row, panel, totals, num_rows) adds the products of the rows from `row` on and a panel, by its number.
 template <typename Multiply>
-void each_panel(const float *x, const float *bias, float *y, long num_rows, long in_features, long out_features,
-                long num_threads, const Multiply &multiply) {
+void each_panel(const float *bias, float *y, long num_rows, long out_features, long num_threads, const Multiply &multiply) {
     const long num_panels = (out_features + PANEL - 1) / PANEL, num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     share(num_blocks * num_panels, num_threads, [&](long index) {
         const long row = index / num_panels * BLOCK_ROWS, panel = index % num_panels, column = panel * PANEL;
@@ -104,7 +103,7 @@ void each_panel(const float *x, const float *bias, float *y, long num_rows, long
         float start[PANEL] = {};
         if (bias) memcpy(start, bias + column, columns * sizeof(float));
         for (long i = 0; i < rows; i++) memcpy(totals + i * PANEL, start, sizeof start);
-        multiply(x + row * in_features, panel, totals, rows);
+        multiply(row, panel, totals, rows);
         for (long i = 0; i < rows; i++)
             memcpy(y + (row + i) * out_features + column, totals + i * PANEL, columns * sizeof(float));
     });
@@ -114,10 +113,9 @@ void each_panel(const float *x, const float *bias, float *y, long num_rows, long
 template <typename T>
 void linear(const float *x, const T *weight, const float *bias, float *y, long num_rows, long in_features,
             long out_features, long num_threads) {
-    each_panel(x, bias, y, num_rows, in_features, out_features, num_threads,
-               [&](const float *rows, long panel, float *totals, long count) {
-                   multiply_panel(rows, weight + panel * PANEL * in_features, totals, count, in_features);
-               });
+    each_panel(bias, y, num_rows, out_features, num_threads, [&](long row, long panel, float *totals, long count) {
+        multiply_panel(x + row * in_features, weight + panel * PANEL * in_features, totals, count, in_features);
+    });
 }
 
 #define LINEAR(T, NAME)                                                                                                \

@@ -28,9 +28,11 @@ def test_figures_beyond_their_bounds_are_named() -> None:
         "formats": [row],
         "kv": [{"format": "int4", "tokens_over_bf16": 3.4, "kl": 0.0}],
         "mla": {"max_error": 1.0},
+        "eviction": [{"policy": "h2o", "budget": 64, "needle_right": 0.9, "full_right": 0.9}],
         "mutations": {"crashes": 1, "first_crash": "KeyError"},
     }
     faults = list(quantization_evidence.find_faults(evidence))
     assert [fault.partition(":")[0] for fault in faults] == [
-        *("gptq", "gptq", "gptq", "--kv-dtype int4", "latent attention", "a damaged checkpoint"),
+        *("gptq", "gptq", "gptq", "--kv-dtype int4", "latent attention", "the full cache"),
+        "a damaged checkpoint",
     ]

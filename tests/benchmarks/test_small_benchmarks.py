@@ -25,8 +25,10 @@ from benchmarks import (
     bench_api,
     bench_api_pairs,
     bench_cpu_attention,
+    bench_cpu_experts,
     bench_cpu_linear,
     bench_kv_dtype,
+    bench_kv_eviction,
     bench_loading,
     bench_lora,
     bench_peers,
@@ -143,6 +145,18 @@ def test_each_kv_format_is_compared_with_the_models_own(tiny_base: Path, tmp_pat
     assert room["int2"] >= 6
 
 
+def test_a_full_cache_answers_the_tasks_that_eviction_is_measured_by(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ("--length", "300", "--needles", "4", "--copies", "1", "--budgets", "64")
+    bench_kv_eviction.main([*sizes, "--json", str(report)])
+    results = json.loads(report.read_text())["results"]
+    assert [(row["policy"], row["budget"]) for row in results] == [("snapkv", 64), ("h2o", 64)]
+    assert all(row["full_right"] == row["full_copy_right"] == 1 for row in results)
+    snapkv, h2o = (row["needle_right"] for row in results)
+    assert snapkv > h2o
+    assert all(row["copy_right"] < 0.5 for row in results)
+
+
 def test_lora_is_timed_in_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_lora, "MAX_MS", 0.0)  # the fewest repeats
     report = tmp_path / "report.json"
@@ -220,6 +234,16 @@ def test_linear_layers_on_the_cpu_are_timed_in_every_form(tmp_path: Path) -> Non
     rows = json.loads(report.read_text())
     assert [row["rows"] for row in rows] == [1, 3]
     assert all(is_figure(row[name]) for row in rows for name in bench_cpu_linear.FORMS)
+
+
+@needs_cpu_library
+def test_experts_on_the_cpu_are_timed_in_every_form(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ["--num-layers", "1", "--hidden-size", "64", "--intermediate-size", "32"]
+    bench_cpu_experts.main([*sizes, "--tokens", "1", "3", "--repeats", "1", "--json", str(report)])
+    rows = json.loads(report.read_text())
+    assert [row["tokens"] for row in rows] == [1, 3]
+    assert all(is_figure(row[name]) for row in rows for name in bench_cpu_experts.FORMS)
 
 
 def make_fake_vllm(folder: Path) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 import loraplex.engine.model.experts
@@ -22,9 +23,12 @@ from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.kernels.lora_batch import LoraBatchBuilder
+from loraplex.kernels.quantize import WeightFormat, quantize
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.marks import marked_slow
 from support.paged import paged_logits
+from support.quantized import logit_bound
+from support.quantized_checkpoints import FORMATS, gpt_oss_experts, write_checkpoint
 from support.tuned import adapted_layers, make_tuned
 
 pytestmark = pytest.mark.filterwarnings(
@@ -377,15 +381,115 @@ def test_an_adapter_that_left_changes_no_expert_any_more(tmp_path: Path) -> None
         assert (plain - dense_logits(load_dense(model), sequences[1])).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("form", [Quantization.INT8, Quantization.INT4])
-def test_a_quantized_base_keeps_its_experts_and_routers_as_they_are(
-    form: Quantization, tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("qwen3_moe", Quantization.INT8),
+        ("gpt_oss-sinks-window", Quantization.INT4),
+        pytest.param("mixtral", Quantization.NF4, marks=pytest.mark.slow),
+        pytest.param("granitemoe", Quantization.FP8, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3-mla", Quantization.MXFP4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_quantized_base_computes_with_rounded_experts_and_its_routers_as_they_are(
+    family: str, form: Quantization, tmp_path: Path
 ) -> None:
-    path = save_family(tmp_path, *SERVED["qwen3_moe"])
-    exact = load_base_model(EngineConfig(str(path), device="cpu"))
-    quantized = load_base_model(EngineConfig(str(path), device="cpu", quantization=form))
-    assert quantized.layout == exact.layout
-    weights = dict(exact.model.named_parameters())
-    for name, weight in quantized.model.named_parameters():
-        assert torch.equal(weight, weights[name])
-    assert "model.layers.0.mlp.experts.down_proj" in dict(quantized.model.named_parameters())
+    path = save_family(tmp_path / "base", *SERVED[family])
+    base = load_base_model(EngineConfig(str(path), device="cpu", quantization=form))
+    plain = load_base_model(EngineConfig(str(path), device="cpu"))
+    assert base.layout == plain.layout
+    assert len(base.packed_experts) == sum(len(layer.experts) for layer in base.moe_layers) > 0
+    num_bytes = sum(experts.weight_bytes for experts in base.packed_experts)
+    num_parameters = sum(prod(experts.shape) for experts in base.packed_experts)
+    bits = base.packed_experts[0].code_type.bits
+    assert num_bytes <= {4: 0.30, 8: 0.55}[bits] * 2 * num_parameters
+    weights = dict(plain.model.named_parameters())
+    routers = [name for name in weights if name.endswith(tuple(ROUTERS))]
+    assert routers
+    ours = dict(base.model.named_parameters())
+    assert all(torch.equal(ours[name], weights[name]) for name in routers)
+    tuned = [make_tuned(rounded(path, base, form), seed=0, **ADAPTERS["all-of-moe"])]
+    sequences = draw_sequences(2)
+    logits = make_resident(base, tuned, tmp_path).logits(sequences, [0, None])
+    models = [*tuned, rounded(path, base, form)]
+    for tokens, found, model in zip(sequences, logits, models, strict=True):
+        expected = dense_logits(model, tokens)
+        bound = max(logit_bound(base), TOLERANCE)
+        assert (found - expected).abs().max() < bound * max(float(expected.abs().max()), 1.0)
+
+
+def rounded(path: Path, base: BaseModel, form: Quantization) -> Any:
+    """transformers' model with the numbers of the codes, of the parts that the base quantizes."""
+    model = load_dense(path)
+    kept = {f"{name}.weight" for name in base.absorbed}
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if type(module) is nn.Linear and f"{name}.weight" not in kept:
+                if module is not model.get_output_embeddings():
+                    module.weight.copy_(rounded_matrix(module.weight, form))
+            elif hasattr(module, "down_proj") and isinstance(module.down_proj, nn.Parameter):
+                for weight in (module.gate_up_proj, module.down_proj):
+                    for matrix in weight:
+                        rows = matrix.T if module.is_transposed else matrix
+                        rows.copy_(rounded_matrix(rows.clone(), form))
+    return model
+
+
+def rounded_matrix(weight: Tensor, form: Quantization) -> Tensor:
+    return quantize(weight.contiguous(), WeightFormat(form.value)).dequantize()
+
+
+def test_adapters_over_stacked_mxfp4_experts_equal_peft_over_their_values(tmp_path: Path) -> None:
+    dense = save_family(tmp_path / "dense", *SERVED["gpt_oss-sinks-window"])
+    model = load_dense(dense)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("_bias"):  # they begin with zeros, or close to it
+                parameter.copy_(torch.randn(parameter.shape))
+    model.save_pretrained(dense)
+    packed = gpt_oss_experts(dense, tmp_path / "packed")
+    base = load_base_model(EngineConfig(str(packed), device="cpu"))
+    assert len(base.packed_experts) == 4
+    names = ("all-of-moe", "patterns", "one-layer")
+    tuned = [
+        make_tuned(load_dense(dense), seed=seed, **ADAPTERS[name])
+        for seed, name in enumerate(names)
+    ]
+    sequences = draw_sequences(4)
+    logits = make_resident(base, tuned, tmp_path).logits(sequences, [0, 1, 2, None])
+    for tokens, ours, theirs in zip(sequences, logits, (*tuned, load_dense(dense)), strict=True):
+        expected = dense_logits(theirs, tokens)
+        assert (ours - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+MAX_BYTES = {4: 0.41, 8: 0.60}
+"""Of packed experts, over those in bf16, by the bits of a code. With groups of 16 inputs, a scale,
+a zero point and the places of the inputs take much of it."""
+BLOCKS_WITHIN_ROWS = {"nf4", "nf4-nested", "fp4", "ct-mxfp4"}
+"""down_proj, of 48 inputs, has no form of codes there."""
+
+
+@pytest.mark.parametrize(
+    "name", marked_slow(FORMATS, slow=FORMATS.keys() - {"gptq-ordered", "deepseek-fp8"})
+)
+def test_adapters_over_quantized_experts_equal_peft_over_their_values(
+    name: str, tmp_path: Path
+) -> None:
+    dense = save_family(tmp_path / "dense", *SERVED["qwen3_moe"])
+    packed = write_checkpoint(dense, tmp_path / "packed", FORMATS[name])
+    base = load_base_model(EngineConfig(str(packed), device="cpu"))
+    assert len(base.packed_experts) == (2 if name in BLOCKS_WITHIN_ROWS else 4)
+    for experts in base.packed_experts:
+        most = MAX_BYTES[experts.code_type.bits]
+        assert experts.weight_bytes <= most * 2 * prod(experts.shape)
+    names = ("all-of-moe", "other-rank-with-linears")
+    tuned = [
+        make_tuned(load_dense(dense), seed=seed, **ADAPTERS[each])
+        for seed, each in enumerate(names)
+    ]
+    sequences = draw_sequences(3)
+    logits = make_resident(base, tuned, tmp_path).logits(sequences, [0, 1, None])
+    for tokens, ours, theirs in zip(sequences, logits, (*tuned, load_dense(dense)), strict=True):
+        expected = dense_logits(theirs, tokens)
+        bound = max(logit_bound(base), TOLERANCE)
+        assert (ours - expected).abs().max() < bound * expected.abs().max()

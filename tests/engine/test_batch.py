@@ -6,6 +6,7 @@ import pytest
 
 from loraplex.engine.draft import Draft
 from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.messages import GenerationRequest, Pooling
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
@@ -32,6 +33,7 @@ def make_request(
         num_lone_steps=num_lone_steps,
     )
     request = Request(submitted, CacheNamespace("acme", "runtime", None), 0, 0.0, None)
+    request.kv = SequenceBlocks.empty(1)
     request.num_computed_tokens = computed
     return request
 

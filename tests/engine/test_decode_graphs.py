@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 from loraplex.engine.execution import decode_graphs
 from loraplex.engine.execution.decode_graphs import RANK_CLASSES, Shape, max_rows, row_sizes
 from loraplex.engine.execution.runner import StepOutput
@@ -107,7 +107,14 @@ def _serve(
 
 
 @pytest.mark.parametrize(
-    "config", [{}, WINDOWS, pytest.param({"kv_dtype": "int8"}, marks=pytest.mark.slow)], ids=str
+    "config",
+    [
+        {},
+        WINDOWS,
+        pytest.param({"kv_dtype": "int8"}, marks=pytest.mark.slow),
+        pytest.param({"kv_dtype": "int4"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object]
@@ -189,14 +196,19 @@ def test_adapters_with_vectors_are_served_by_replays_beside_plain_ones(
 
 
 @pytest.mark.parametrize(
-    "family",
-    ["qwen2_moe-window", pytest.param("gpt_oss-sinks-window", marks=pytest.mark.slow)],
+    ("family", "quantization"),
+    [
+        ("qwen2_moe-window", Quantization.NONE),
+        pytest.param("gpt_oss-sinks-window", Quantization.NONE, marks=pytest.mark.slow),
+        pytest.param("gpt_oss-sinks-window", Quantization.INT4, marks=pytest.mark.slow),
+    ],
 )
 def test_a_base_with_experts_is_served_by_replays_with_adapters_of_any_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, quantization: Quantization
 ) -> None:
     base = save_family(tmp_path / "base", *SERVED[family])
-    engines = Engines(base, tmp_path, monkeypatch, arena_bytes=16 << 20)
+    settings = {"arena_bytes": 16 << 20, "quantization": quantization}
+    engines = Engines(base, tmp_path, monkeypatch, **settings)
     assert engines.replayed.core.parts.base.moe_layers
     plain, experts, router, both = map(engines.add_adapter, save_moe_adapters(base, tmp_path))
     at_start = engines.recorder.num_captured
@@ -250,13 +262,14 @@ def only_biases(folder: Path, path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("config", [WINDOWS, {"kv_dtype": "int4"}], ids=str)
 def test_drafts_are_verified_and_short_prompts_computed_by_replays(
-    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object]
 ) -> None:
     proposer = ScriptedProposer({}, error=0.2)
     with scripted(proposer) as name:
         engines = Engines(
-            tiny_base, tmp_path, monkeypatch, max_num_seqs=24, speculation=(name,), **WINDOWS
+            tiny_base, tmp_path, monkeypatch, max_num_seqs=24, speculation=(name,), **config
         )
     key = engines.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
     expected = _serve(engines.eager, [None, key], max_tokens=60)
@@ -593,9 +606,20 @@ def test_graphs_reach_to_all_sequences_and_to_few_tokens_more() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_captured_steps_give_what_eager_steps_give(tiny_base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int4", "int2"])
+def test_captured_steps_give_what_eager_steps_give(
+    tiny_base: Path, tmp_path: Path, kv_dtype: str
+) -> None:
     engines = [
-        LocalEngine(tiny_base, tmp_path, device="cuda", dtype="float32", enforce_eager=is_eager)
+        LocalEngine(
+            tiny_base,
+            tmp_path,
+            device="cuda",
+            dtype="float32",
+            enforce_eager=is_eager,
+            kv_dtype=KvDtype(kv_dtype),
+            kv_block_size=16,
+        )
         for is_eager in (False, True)
     ]
     folders = [make_adapter(tiny_base, tmp_path / f"{r}", seed=r, r=r) for r in RANKS]

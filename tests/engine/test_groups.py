@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.messages import GenerationRequest, Pooling
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
@@ -29,7 +30,9 @@ def make_request(
         num_prompt_logprobs=num_prompt_logprobs,
         pooling=pooling,
     )
-    return Request(submitted, CacheNamespace(tenant, "runtime", None), 0, 0.0, None)
+    request = Request(submitted, CacheNamespace(tenant, "runtime", None), 0, 0.0, None)
+    request.kv = SequenceBlocks.empty(1)
+    return request
 
 
 def seen_by(request: Request, other: Request, *, is_running: bool = True) -> tuple[bool, bool]:

@@ -56,10 +56,10 @@ class Expected:
         self.slots = [
             chunk.tables[index].tolist()[position // BLOCK] * BLOCK + position % BLOCK
             for chunk in chunks
-            for position in range(chunk.start, chunk.end)
+            for position in range(chunk.place, chunk.end)
         ]
         self.seen = [
-            visible_blocks(chunk.tables[index].tolist(), chunk.start, chunk.end, self._group)
+            visible_blocks(chunk.tables[index].tolist(), chunk.place, chunk.end, self._group)
             for chunk in chunks
         ]
         self._classes: dict[Hashable, list[int]] = {}
@@ -95,7 +95,7 @@ class Expected:
         num_rows = max(len(chunk.token_ids) for chunk in chunks)
         width = max(len(blocks.block_ids) for blocks in seen)
         rows = [range(self._starts[i], self._starts[i + 1]) for i in members]
-        positions = [list(chunk.positions) for chunk in chunks]
+        positions = [[each - chunk.num_evicted for each in chunk.positions] for chunk in chunks]
 
         def filled(parts: Sequence[Sequence[int]]) -> list[list[int]]:
             return [padded(part, -1 if self._in_place else part[-1], num_rows) for part in parts]
@@ -142,8 +142,9 @@ def random_chunk(rng: random.Random) -> SequenceChunk:
     if count > 1 and rng.random() < 0.3:
         tree = [rng.randrange(-1, index) for index in range(rng.randrange(1, count))]
     token_ids = [rng.randrange(1000) for _ in range(count)]
-    kept = rng.randint(0, count)
-    return SequenceChunk(token_ids, start, random_tables(rng, start + count), kept, tree)
+    kept, tables = rng.randint(0, count), random_tables(rng, start + count)
+    evicted = rng.choice((0, rng.randrange(500)))
+    return SequenceChunk(token_ids, start + evicted, tables, kept, tree, num_evicted=evicted)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -185,8 +186,9 @@ class Decoding:
         kept = [chunk for chunk in self.chunks if rng.random() > 0.1 and chunk.end < MAX_LEN - 1]
         self.chunks = [self._next(chunk) for chunk in kept]
         while len(self.chunks) < rng.randint(1, most):
-            start = rng.randrange(MAX_LEN - 1)
-            self.chunks.append(SequenceChunk([start], start, random_tables(rng, start + 1)))
+            place, evicted = rng.randrange(MAX_LEN - 1), rng.choice((0, rng.randrange(9)))
+            tables, start = random_tables(rng, place + 1), place + evicted
+            self.chunks.append(SequenceChunk([start], start, tables, num_evicted=evicted))
         if rng.random() < 0.2:
             rng.shuffle(self.chunks)
         del self.chunks[most:]
@@ -196,12 +198,12 @@ class Decoding:
         start = chunk.start + (rng.random() < 0.8)
         for index, table in enumerate(tables):
             block_ids = table.tolist()
-            if start // BLOCK >= len(block_ids):
+            if (start - chunk.num_evicted) // BLOCK >= len(block_ids):
                 tables[index] = block_table([*block_ids, rng.randrange(1, 999)])
             elif rng.random() < 0.1:  # copied on write, or found in the prefix cache
                 block_ids[rng.randrange(len(block_ids))] = rng.randrange(1, 999)
                 tables[index] = block_table(block_ids)
-        return SequenceChunk([start], start, tables)
+        return SequenceChunk([start], start, tables, num_evicted=chunk.num_evicted)
 
 
 def test_a_graph_s_rows_are_those_of_a_loop_over_lists_after_any_steps_before() -> None:
@@ -223,6 +225,7 @@ def test_a_graph_s_rows_are_those_of_a_loop_over_lists_after_any_steps_before() 
             (found,), width = batch.groups, layout.table_width(GROUPS[index])
             tables = [padded(blocks.block_ids, NULL_BLOCK, width) for blocks in expected.seen]
             assert found.block_tables.tolist() == tables
+            assert found.positions.flatten().tolist() == [chunk.place for chunk in chunks]
             if found.block_positions is not None:
                 begins = [padded(blocks.positions, MAX_LEN, width) for blocks in expected.seen]
                 assert found.block_positions.tolist() == begins

@@ -5,6 +5,8 @@ tensors store these. Whatever a sequence reads must be its own.
 
 With open blocks, as of formats that quantize complete blocks, a sequence reads its own block in its
 open slot and complete blocks as they were when their last token was written.
+
+Some sequences are compacted: here their last tokens stay.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.eviction import EvictionPlan
 from loraplex.engine.kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.kv_policy import EvictionMethod
 from support.block_tables import tables_of
 
 SIZE = 2
@@ -39,6 +43,7 @@ Content = tuple[CacheNamespace, tuple[int, ...]]
 
 LAYOUTS = [
     [KvGroup((0,), None, 0, 9)],
+    [KvGroup((0,), None, 0, 20)],
     [KvGroup((0,), 3, 0, 7)],
     [KvGroup((0,), None, 0, 11), KvGroup((1,), 4, 0, 8)],
     [KvGroup((0,), None, 0, 10), KvGroup((1,), 2, 3, 9)],
@@ -52,9 +57,16 @@ class Sequence:
     token_ids: list[int]
     num_computed: int = 0
     num_scheduled: int = 0
+    kept: list[Content] = field(default_factory=list)
+    """What the last compaction left, in its first places."""
 
     def content(self, position: int) -> Content:
         return self.namespace, tuple(self.token_ids[: position + 1])
+
+    def content_at(self, place: int) -> Content:
+        if place < len(self.kept):
+            return self.kept[place]
+        return self.content(place + self.kv.num_evicted)
 
 
 @dataclass
@@ -124,6 +136,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
         """A chunk of 8 tokens is in up to 5 blocks."""
         self.layout = layout
         self.opens = num_open_slots is not None
+        self.compacts = not self.opens and all(group.window is None for group in layout)
         self.kv = KvBlocks(
             layout,
             SIZE,
@@ -160,9 +173,21 @@ class KvBlocksMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(NAMESPACES),
         num_common=st.integers(1, 10),
         token_ids=st.lists(st.integers(0, 1), max_size=4),
+        method=st.none() | st.sampled_from(EvictionMethod),
+        budget=st.integers(2, 6),
     )
-    def admit(self, namespace: CacheNamespace, num_common: int, token_ids: list[int]) -> Sequence:
-        sequence = Sequence(self.kv.new_sequence(), namespace, [0] * num_common + token_ids)
+    def admit(
+        self,
+        namespace: CacheNamespace,
+        num_common: int,
+        token_ids: list[int],
+        method: EvictionMethod | None = None,
+        budget: int = 2,
+    ) -> Sequence:
+        token_ids = [0] * num_common + token_ids
+        plan = EvictionPlan(method, budget, len(token_ids), SIZE) if method else None
+        kv = self.kv.new_sequence(plan if self.compacts else None)
+        sequence = Sequence(kv, namespace, token_ids)
         self.live.append(sequence)
         self._match(sequence)
         return sequence
@@ -181,8 +206,9 @@ class KvBlocksMachine(RuleBasedStateMachine):
         if num_tokens > 0 and self.kv.fork(parent.kv, child.kv, num_tokens):
             child.num_computed = num_tokens
         else:
-            # An own block that is swapped out or complete cannot be continued.
-            assert back or num_tokens <= 0 or parent.kv.is_swapped
+            # An own block that is swapped out, compacted or complete cannot be continued.
+            is_elsewhere = parent.kv.is_swapped or parent.kv.num_evicted
+            assert back or num_tokens <= 0 or is_elsewhere
         return child
 
     @rule(sequence=sequences, num_tokens=st.integers(1, 8))
@@ -193,6 +219,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> None:
         num_tokens = min(num_tokens, len(sequence.token_ids) - sequence.num_computed)
+        num_tokens = min(num_tokens, sequence.kv.compacts_at - sequence.num_computed)
         if sequence not in self.live or sequence.num_scheduled or not num_tokens:
             return
         computed = sequence.num_computed
@@ -209,7 +236,8 @@ class KvBlocksMachine(RuleBasedStateMachine):
             return
         assert held == tables_of(sequence.kv), "all groups or none"
         alone = not any(other is not sequence and self.kv.share(other.kv) for other in self.live)
-        assert not (alone and self.kv.fits_alone(computed + num_tokens, num_tokens))
+        plan = sequence.kv.eviction
+        assert not (alone and self.kv.fits_alone(computed + num_tokens, num_tokens, plan))
 
     @rule(chunk=st.integers(1, 8), order=st.randoms(use_true_random=False))
     def step(self, chunk: int, order: Random) -> None:
@@ -228,7 +256,14 @@ class KvBlocksMachine(RuleBasedStateMachine):
     def _advance(self, sequence: Sequence) -> None:
         sequence.num_computed += sequence.num_scheduled
         sequence.num_scheduled = 0
+        num_cached = sequence.num_computed - sequence.kv.num_evicted
+        kept = [sequence.content_at(place) for place in range(num_cached)]
+        is_compacted = sequence.num_computed == sequence.kv.compacts_at
         self.kv.advance(sequence.kv, sequence.namespace, sequence.token_ids, sequence.num_computed)
+        if is_compacted:
+            assert sequence.kv.eviction is not None
+            sequence.kept = kept[-sequence.kv.eviction.budget :]
+            self.tensors.counts["compactions"] += 1
         if sequence.num_computed == len(sequence.token_ids) < 20:
             sequence.token_ids.append(sequence.num_computed % 2)
 
@@ -236,11 +271,12 @@ class KvBlocksMachine(RuleBasedStateMachine):
         end = sequence.num_computed + sequence.num_scheduled
         for group, table in enumerate(tables_of(sequence.kv)):
             for position in range(sequence.num_computed, end):
-                block_id = table[position // SIZE]
+                place = position - sequence.kv.num_evicted
+                block_id = table[place // SIZE]
                 assert block_id != NULL_BLOCK
                 block = self.tensors.device[group, block_id]
                 if not self.opens:
-                    block[position % SIZE] = sequence.content(position)
+                    block[place % SIZE] = sequence.content(position)
                     continue
                 opened = self.kv.groups[group].open
                 assert opened is not None
@@ -250,9 +286,24 @@ class KvBlocksMachine(RuleBasedStateMachine):
                 if position % SIZE == SIZE - 1:
                     block[:] = self.tensors.open[group, slot]
 
+        if sequence.kv.targets and sequence.num_scheduled:
+            self._compact(sequence, end - sequence.kv.num_evicted)
+
+    def _compact(self, sequence: Sequence, num_cached: int) -> None:
+        """Write what stays to the targets, which nobody else holds."""
+        assert sequence.kv.eviction is not None
+        budget = sequence.kv.eviction.budget
+        for group, target in enumerate(sequence.kv.targets):
+            for place in range(budget):
+                block_id = target.item(place // SIZE)
+                assert self.kv.groups[group].pool.ref_count(block_id) == 1
+                content = sequence.content_at(num_cached - budget + place)
+                self.tensors.device[group, block_id][place % SIZE] = content
+
     @rule(sequence=sequences)
     def preempt(self, sequence: Sequence) -> None:
         self.kv.release(sequence.kv)
+        sequence.kept = []
         sequence.num_computed = sequence.num_scheduled = 0
 
     @rule(sequence=sequences)
@@ -272,6 +323,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
     def finish(self, sequence: Sequence) -> None:
         for _ in range(2):  # a second release changes nothing
             self.kv.release(sequence.kv)
+            sequence.kept = []
             sequence.num_computed = sequence.num_scheduled = 0
         sequence.token_ids = sequence.token_ids[:1]
         if sequence in self.live:
@@ -299,14 +351,15 @@ class KvBlocksMachine(RuleBasedStateMachine):
     def _check_readable(self, sequence: Sequence, group: int) -> None:
         """Every position that the next query sees is there, on the device or on the host."""
         layout = self.layout[group]
-        for position in range(sequence.num_computed):
+        for position in range(sequence.kv.num_evicted, sequence.num_computed):
             if (
                 layout.window is not None
                 and position <= sequence.num_computed - layout.window
                 and position >= layout.sinks
             ):
                 continue
-            index = position // SIZE
+            place = position - sequence.kv.num_evicted
+            index = place // SIZE
             if self.opens and index == sequence.num_computed // SIZE:
                 block_id = tables_of(sequence.kv)[group][index]
                 block = self.tensors.open[group, self.tensors.slots[group, block_id]]
@@ -314,7 +367,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
                 block = self.tensors.host[group, sequence.kv.host_slots[group][index]]
             else:
                 block = self.tensors.device[group, tables_of(sequence.kv)[group][index]]
-            assert block[position % SIZE] == sequence.content(position)
+            assert block[place % SIZE] == sequence.content_at(place)
 
     def _check_published(self, key: bytes, block: list[Content | None]) -> None:
         """The content is that of one sequence, whose key this is."""
@@ -371,7 +424,8 @@ def test_long_walks_reach_every_mechanism(has_open_blocks: bool, num_runs: int) 
         reached += machine.tensors.counts
         reached["left behind"] += sum(map(any, (seq.kv.num_freed for seq in machine.live)))
         machine.teardown()
-    for mechanism in ("hits", "copies", "evictions", "swapped in", "left behind"):
+    mechanisms = ["hits", "copies", "evictions", "swapped in", "left behind"]
+    for mechanism in mechanisms + ["compactions"] * (not has_open_blocks):
         # Swapped sequences and forks end at complete blocks if the others are open.
         assert reached[mechanism] >= (2 if has_open_blocks else 30), reached
 
@@ -379,7 +433,9 @@ def test_long_walks_reach_every_mechanism(has_open_blocks: bool, num_runs: int) 
 def _walk(machine: KvBlocksMachine, rng: Random) -> None:
     if len(machine.live) < 2 or (len(machine.live) < 5 and rng.random() < 0.1):
         tail = [rng.randrange(2) for _ in range(rng.randrange(5))]
-        machine.admit(rng.choice(NAMESPACES[:2]), rng.randint(1, 10), tail)
+        method = rng.choice([None, *EvictionMethod])
+        namespace, num_common = rng.choice(NAMESPACES[:2]), rng.randint(1, 10)
+        machine.admit(namespace, num_common, tail, method, rng.randint(2, 4))
         return
     sequence = rng.choice(machine.live)
     action = rng.random()

@@ -338,10 +338,11 @@ def test_the_error_is_told_at_load_and_grows_with_fewer_bits(tmp_path: Path) -> 
     assert int2 < 1.0
 
 
-def test_formats_are_refused_where_they_are_not_computed() -> None:
+def test_draft_trees_are_refused_and_every_device_computes_the_formats() -> None:
     for kv_dtype in FORMATS:
-        with pytest.raises(UnsupportedModel, match=f"{kv_dtype}.*cuda.*use int8"):
-            choose_kv_format(kv_dtype, dtype=torch.bfloat16, device=torch.device("cuda"))
+        for device in ("cpu", "cuda"):
+            found = choose_kv_format(kv_dtype, dtype=torch.bfloat16, device=torch.device(device))
+            assert found == (torch.bfloat16, torch.uint8, int(kv_dtype.removeprefix("int")))
         with pytest.raises(InvalidParameter, match="medusa_tree"):
             EngineConfig("m", kv_dtype=kv_dtype, speculation=("medusa_tree:heads",))
     assert EngineConfig("m").kv_block_size == 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -64,8 +65,29 @@ def interpreted_codes() -> ModuleType:
 
 
 @pytest.fixture
+def interpreted_expert_codes(
+    nearest_bf16: None, interpreted_codes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    """Stands for the compiled module, where `WNA16Experts` imports it."""
+    # Its kernel calls one of the other module.
+    monkeypatch.setitem(sys.modules, "loraplex.kernels.wna16_triton", interpreted_codes)
+    module = interpreted("wna16_experts_triton")
+    monkeypatch.setitem(sys.modules, "loraplex.kernels.wna16_experts_triton", module)
+    return module
+
+
+@pytest.fixture
 def interpreted_attention(interpreted_reductions: None) -> ModuleType:
     return interpreted("attention_triton")
+
+
+@pytest.fixture
+def interpreted_attention_groups(
+    interpreted_attention: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    # It imports kernels of the other module.
+    monkeypatch.setitem(sys.modules, "loraplex.kernels.attention_triton", interpreted_attention)
+    return interpreted("attention_groups_triton")
 
 
 @pytest.fixture

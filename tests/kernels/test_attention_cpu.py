@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from loraplex.kernels import attention_cpu, cpu_library
-from loraplex.kernels.attention import AttentionOptions, SequenceGroup
+from loraplex.kernels.attention import AttentionBatch, AttentionOptions, SequenceGroup
+from loraplex.kernels.attention_groups import by_block
+from loraplex.kernels.kv_groups import GroupedPages
 from support.attention_cases import AttentionCase, Sequences, Sizes
 from support.cpu_kernels import needs_cpu_library
 
@@ -36,16 +40,33 @@ SIZES = {
 SIX_HEADS = SIZES["plain"]
 
 
+GROUPED_SIZES = {
+    "plain": SIX_HEADS,
+    "groups-of-two": Sizes(4, 2, 64, 128, block_size=64),
+    "one-head-for-all": Sizes(5, 1, 80, 48, block_size=16),
+    "many-heads": Sizes(160, 2, 16, 32, block_size=32),
+}
+
+
 def attend_group(case: AttentionCase, group: SequenceGroup, out: Tensor) -> bool:
-    function = cpu_library.function("attend", case.q.dtype)
+    name = "attend_groups" if isinstance(case.keys, GroupedPages) else "attend"
+    function = cpu_library.function(name, case.q.dtype)
     assert function is not None
     return attention_cpu.attend_group(
         function, case.q, out, case.keys, case.values, group, case.options
     )
 
 
-def attend(case: AttentionCase) -> Tensor:
+def cut(case: AttentionCase) -> AttentionBatch:
+    """The step, with tables that name open blocks where pages have them."""
     batch = case.batch(in_place=False)
+    if isinstance(case.keys, GroupedPages):
+        return by_block(batch, case.keys.blocks, case.sizes.block_size)
+    return batch
+
+
+def attend(case: AttentionCase) -> Tensor:
+    batch = cut(case)
     assert not batch.chunks, "they are PyTorch's"
     out = torch.empty(*case.q.shape[:2], case.sizes.value_dim, dtype=case.q.dtype)
     for group in batch.groups:
@@ -91,6 +112,48 @@ def test_a_token_s_bits_do_not_depend_on_those_computed_with_it() -> None:
         assert torch.equal(out[row], expected[row])
 
 
+@pytest.mark.parametrize("bits", [4, 2])
+@pytest.mark.parametrize("sequences", [DECODES, VERIFIED], ids=["decodes", "verified"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_blocks_of_codes_equal_the_plain_op(name: str, sequences: Sequences, bits: int) -> None:
+    case = AttentionCase(sequences, OPTIONS[name], SIX_HEADS, bits=bits)
+    assert (attend(case) - case.expected()).abs().max() <= 4e-6
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+@pytest.mark.parametrize("sizes", GROUPED_SIZES.values(), ids=GROUPED_SIZES)
+def test_blocks_of_codes_may_have_any_number_and_size(sizes: Sizes, bits: int) -> None:
+    case = AttentionCase(VERIFIED, sizes=sizes, bits=bits)
+    ours = attend(case)
+    assert (ours - case.expected()).abs().max() <= 4e-6
+    torch.set_num_threads(2)
+    assert torch.equal(attend(case), ours)
+
+
+def test_blocks_of_codes_of_bf16_are_as_exact_as_its_elements() -> None:
+    case = AttentionCase(VERIFIED, sizes=SIX_HEADS, dtype=torch.bfloat16, bits=4)
+    expected = case.expected()
+    assert (attend(case).float() - expected).abs().max() <= 2.0**-7 * expected.abs().max()
+
+
+def test_a_token_s_bits_over_codes_do_not_depend_on_those_computed_with_it() -> None:
+    """The tokens lie in two blocks."""
+    case = AttentionCase(Sequences([(83, 6), (40, 1), (33, 3)]), sizes=SIX_HEADS, bits=4)
+    assert isinstance(case.keys, GroupedPages)
+    expected = attend(case)
+    whole = case.batch(in_place=False)
+    (group,) = (g for g in whole.groups if len(g.rows[0]) > 4)
+    for row in range(6):
+        lone = SequenceGroup(
+            group.rows[:, row : row + 1], group.positions[:, row : row + 1], group.block_tables
+        )
+        batch = replace(whole, groups=(lone,))
+        (part,) = by_block(batch, case.keys.blocks, case.sizes.block_size).groups
+        out = torch.zeros_like(expected)
+        assert attend_group(case, part, out)
+        assert torch.equal(out[row], expected[row])
+
+
 def test_a_sequence_that_is_not_finite_changes_no_other() -> None:
     case = AttentionCase(DECODES, sizes=SIX_HEADS)
     expected = attend(case)
@@ -112,15 +175,16 @@ def test_large_scores_overflow_in_no_exponential() -> None:
     "case",
     [
         AttentionCase(DECODES, sizes=SIX_HEADS, code_dtype=torch.int8),
+        AttentionCase(DECODES, sizes=Sizes(6, 2, 16, 80, block_size=16), bits=4),
         AttentionCase(DECODES, sizes=Sizes(6, 2, 24, 16, block_size=16)),
         AttentionCase(DECODES, sizes=Sizes(6, 2, 16, 8, block_size=16)),
         AttentionCase(DECODES, sizes=Sizes(6, 2, 16, 16, block_size=4)),
         AttentionCase(Sequences([(40, 5)], [[-1, -1, 0, 0]]), sizes=SIX_HEADS),
     ],
-    ids=["codes", "dim", "value dim", "block size", "tree"],
+    ids=["codes", "groups of 40", "dim", "value dim", "block size", "tree"],
 )
 def test_what_is_not_served_is_left_alone(case: AttentionCase) -> None:
     out = torch.zeros(*case.q.shape[:2], case.sizes.value_dim, dtype=case.q.dtype)
-    (group, *_) = case.batch(in_place=False).groups
+    (group, *_) = cut(case).groups
     assert not attend_group(case, group, out)
     assert not out.any()

@@ -14,6 +14,7 @@ from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionOptions, paged_attention
 from loraplex.kernels.kv_groups import (
+    NOT_OPEN,
     GroupedPages,
     OpenBlocks,
     block_bytes,
@@ -228,8 +229,11 @@ def test_a_complete_block_is_never_written() -> None:
     places = blocks.places(torch.tensor([3 * BLOCK + 7, BLOCK]), BLOCK)
     assert places.written.tolist() == [2 * BLOCK + 7, BLOCK]
     assert (places.complete.tolist(), places.complete_slots.tolist()) == ([3], [2])
+    address = blocks.slots.data_ptr()
     blocks.open([4], [2])  # the slot of block 3
-    assert (blocks.slot(3), blocks.slot(4)) == (0, 2)
+    assert blocks.slots.data_ptr() == address, "captured steps read it there"
+    assert (blocks.slot(3), blocks.slot(4)) == (NOT_OPEN, 2)
+    assert blocks.slots.tolist() == [NOT_OPEN, 1, NOT_OPEN, NOT_OPEN, 2]
     with pytest.raises(AssertionError, match="complete"):
         blocks.places(torch.tensor([3 * BLOCK]), BLOCK)
 

@@ -17,8 +17,8 @@ from loraplex.kernels.report import ARCHITECTURES, KernelUsage, all_cases, exces
 PACKAGE_PARENT = Path(report_module.__file__).parents[2]
 KERNELS = {
     *("lora_shrink", "lora_expand", "lora_vectors", "kv_write"),
-    *("attend", "attend_latent", "attend_combine"),
-    *("coded", "dequantize", "sum_splits", "rms_norm", "rotary", "gated"),
+    *("attend", "attend_latent", "attend_combine", "attend_groups", "kv_close"),
+    *("coded", "coded_experts", "dequantize", "sum_splits", "rms_norm", "rotary", "gated"),
     *("sort_pairs", "grouped"),
 }
 COMPILE_SOME = """
@@ -65,6 +65,7 @@ def test_a_kernel_of_each_kind_compiles_and_stays_within_its_limits() -> None:
         ("kv_write[bf16]", "sm_90", 0, 64 << 10),
         ("attend[bf16,bf16,rows1,dim128,none]", "sm_90", 16, 76 << 10),
         ("attend[bf16,bf16,rows512,dim128,none]", "sm_90", 16, 144 << 10),
+        ("attend_groups[int4,bf16,rows512,dim128,none]", "sm_90", 0, 64 << 10),
         ("coded[bf16,int8,rows1]", "sm_90", 0, 76 << 10),
         ("coded[bf16,int8,rows512]", "sm_80", 0, 96 << 10),
         ("coded[bf16,int8,rows512]", "sm_90", 0, 112 << 10),

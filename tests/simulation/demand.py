@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
 from loraplex.engine.messages import GenerationRequest, Pooling
 from loraplex.engine.sampling_params import SamplingParams
 
@@ -22,6 +23,8 @@ class Demand:
         self._rng = rng
         self._asking = Random(scenario.seed + 3)
         """What is asked of prompts changes nothing of what else is drawn."""
+        self._policies = Random(scenario.seed + 4)
+        """Likewise for KV policies."""
         self._num_requests = 0
         self._max_len = scenario.limits.max_model_len
         self._templates = [self._tokens(rng.randint(1, self._max_len - 2)) for _ in range(3)]
@@ -66,6 +69,7 @@ class Demand:
             deadline = self._scenario.deadline_seconds * rng.uniform(0.1, 3.0)
         group, ignore_eos = self._next_id(), rng.random() < 0.7
         pooling, num_logprobs = self._asked_of_prompt() if number == 1 else (None, None)
+        policy = self._policy()
         max_tokens = 0 if pooling or self._asking.random() < 0.02 else max_tokens
         return [
             GenerationRequest(
@@ -77,6 +81,7 @@ class Demand:
                 ),
                 adapter=adapter,
                 group_id=group if number > 1 else None,
+                kv_policy=policy,
                 priority=priority,
                 tenant_weight=tenant.weight,
                 deadline_seconds=deadline,
@@ -85,6 +90,15 @@ class Demand:
             )
             for _ in range(number)
         ]
+
+    def _policy(self) -> KvPolicy | None:
+        """Of a quarter, where the cache supports them."""
+        rng = self._policies
+        method = rng.choice([None] * 6 + [*EvictionMethod])
+        budget = rng.randint(2, 2 * self._scenario.limits.block_size + 3)
+        if method is None or any(group.window is not None for group in self._scenario.groups):
+            return None
+        return KvPolicy(method, max(budget, method.min_budget))
 
     def _asked_of_prompt(self) -> tuple[Pooling | None, int | None]:
         """Of most nothing."""

@@ -54,10 +54,14 @@ class Computed(NamedTuple):
     tables: Sequence[Sequence[int]]
     """By group, those with which the step was launched."""
     start: int
+    """The place of its first token."""
     before: Sequence[int] | None
-    """The values of the positions before `start`; None: they were not finite."""
+    """The values of the places before `start`; None: they were not finite."""
     values: Sequence[int]
     """Those of its tokens, known, pending and draft tokens."""
+    targets: Sequence[Sequence[int]] = ()
+    """By group, where the step moves the last tokens that it keeps; empty: it does not compact."""
+    num_kept: int = 0
 
 
 class FakeDevice:
@@ -121,7 +125,7 @@ class FakeDevice:
             self._read(row)
         for index in range(len(self._groups)):
             for row in rows:
-                for block_id in self._write(index, row):
+                for block_id in self._write(index, row) | self._compact(index, row):
                     owners = num_owners[index][block_id]
                     require(
                         owners == 1,
@@ -131,7 +135,7 @@ class FakeDevice:
                     )
 
     def clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
-        """Zero positions `[start, end)` of the sequence with these blocks, in its turn."""
+        """Zero places `[start, end)` of the sequence with these blocks, in its turn."""
         self.launch(lambda: self._clear(tables, start, end))
 
     def _clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
@@ -180,6 +184,20 @@ class FakeDevice:
             f"{row.name}'s last block ends with somebody else's {rest}",
         )
         return written
+
+    def _compact(self, index: int, row: Computed) -> set[int]:
+        """Move the last tokens to the targets; return the blocks that were written."""
+        if not row.targets:
+            return set()
+        size, cells = self._block_size, self.cells[index]
+        table, target = row.tables[index], row.targets[index]
+        first = row.start + len(row.values) - row.num_kept
+        for place in range(row.num_kept):
+            source = first + place
+            value = cells[table[source // size] * size + source % size]
+            cells[target[place // size] * size + place % size] = value
+        self.counts["compactions"] += 1
+        return set(target)
 
     def _set_block(self, group: int, block_id: int, values: list[int]) -> None:
         require(block_id, Invariant.ONE_WRITER, "an operation writes the null block")

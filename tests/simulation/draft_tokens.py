@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from loraplex.engine.draft import Draft
+from loraplex.engine.kv_policy import EvictionMethod
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledSequence
 
@@ -41,7 +42,7 @@ class DrawnTokens:
         """See `DraftPolicy`."""
         rng = self._rng
         if self._max_tokens:
-            chosen = [request for request in decodes if rng.random() < 0.7]
+            chosen = [request for request in decodes if rng.random() < 0.7 and _may_draft(request)]
             self.wanted = {request: rng.randint(1, self._max_tokens) for request in chosen}
         return self.wanted
 
@@ -86,6 +87,13 @@ class DrawnTokens:
         self.drafting = {entry.request for entry in sequences if entry.num_draft_tokens}
         for request, num_tokens, num_draft_tokens, *_ in sequences:
             if num_draft_tokens:
-                first = request.num_computed_tokens // self._block_size
-                last = (request.num_computed_tokens + num_tokens - 1) // self._block_size
+                place = request.num_computed_tokens - request.kv.num_evicted
+                first = place // self._block_size
+                last = (place + num_tokens - 1) // self._block_size
                 self.counts["drafts_over_borders"] += first < last
+
+
+def _may_draft(request: Request) -> bool:
+    """As `RequestLifecycle` decides."""
+    policy = request.submitted.kv_policy
+    return policy is None or policy.method is not EvictionMethod.H2O

@@ -12,7 +12,7 @@ from loraplex.engine.execution.execution import Drawn, Sampled
 from loraplex.engine.messages import TokensGenerated
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledSequence
-from support.block_tables import tables_of
+from support.block_tables import blocks_of, tables_of, targets_of
 from support.manager import FakeArena
 
 from .contents import NAN, Contents, next_token
@@ -106,7 +106,7 @@ class FakeForward:
         num_draft_tokens = sum(sequence.num_draft_tokens for sequence in sequences)
         if ids & faults.poison or (faults.raises and len(sequences) + num_draft_tokens > 1):
             raise StepFailed
-        all_tables = [tables_of(request.kv) for request in self._live()]
+        all_tables = [blocks_of(request.kv) for request in self._live()]
         num_owners = [
             Counter(chain.from_iterable(tables)) for tables in zip(*all_tables, strict=True)
         ]
@@ -115,6 +115,8 @@ class FakeForward:
                 sequence,
                 self._contents[sequence.request.request_id],
                 tables_of(sequence.request.kv),
+                targets_of(sequence.request.kv) if sequence.compacts else [],
+                sequence.request.kv.num_evicted,
                 faults,
                 sampled,
             )
@@ -149,7 +151,8 @@ class FakeForward:
         require(list(path) == list(range(len(path))), Invariant.AS_PLAIN, f"{path} of a chain")
 
     def clear(self, request: Request, start: int, end: int) -> None:
-        self._device.clear(tables_of(request.kv), start, end)
+        kv = request.kv
+        self._device.clear(tables_of(kv), start - kv.num_evicted, end - kv.num_evicted)
 
 
 class _Entry(NamedTuple):
@@ -158,6 +161,8 @@ class _Entry(NamedTuple):
     sequence: ScheduledSequence
     contents: Contents
     tables: list[list[int]]
+    targets: list[list[int]]
+    num_evicted: int
     faults: Faults
     sampled: Sampled | None
 
@@ -169,7 +174,7 @@ class _Entry(NamedTuple):
             assert self.sampled is not None
             tokens = [*tokens, self.sampled.draws.token_of(request)]
         values = self.contents.up_to(tokens, end)
-        before, known = values[:start], values[start:end]
+        before, known = values[self.num_evicted : start], values[start:end]
         drafted: list[int] = []
         if self.sequence.num_draft_tokens:
             drafted = self.contents.behind(request.draft.token_ids)
@@ -184,9 +189,11 @@ class _Entry(NamedTuple):
             request.request_id,
             self.contents.owner,
             self.tables,
-            start,
+            start - self.num_evicted,
             None if request in spoiled else before,
             [*known, *drafted],
+            self.targets,
+            request.kv.eviction.budget if request.kv.eviction else 0,
         )
 
 

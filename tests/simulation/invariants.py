@@ -16,7 +16,7 @@ from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
-from support.block_tables import tables_of
+from support.block_tables import blocks_of, tables_of
 
 from .contents import STOP_TOKEN, Contents, next_token, values_of_block
 from .evictions import EvictionChecks
@@ -98,6 +98,8 @@ class Checks:
             is_right = submitted.adapter in self._world.deleting
         elif isinstance(refusal, PromptTooLong):
             num_blocks = -(-_length(submitted) // limits.block_size)
+            if submitted.kv_policy:  # for one step it also holds what it compacts to
+                num_blocks += -(-submitted.kv_policy.budget // limits.block_size)
             is_right = _length(submitted) > limits.max_model_len or any(
                 num_blocks > self._kv.num_usable(group) for group in range(self._num_groups)
             )
@@ -190,7 +192,7 @@ class Checks:
 
     def _num_spare(self, request: Request) -> int:
         """Blocks that the known tokens do not need."""
-        num_tokens = len(request.token_ids) + request.num_pending_tokens
+        num_tokens = len(request.token_ids) + request.num_pending_tokens - request.kv.num_evicted
         needed = -(-num_tokens // self._limits.block_size)
         return max(len(tables_of(request.kv)[0]) - needed, 0)
 
@@ -206,7 +208,7 @@ class Checks:
             return
         allowed = self._engine.costs.max_prefill_tokens(
             len(decodes),
-            sum(request.num_computed_tokens for request in decodes),
+            sum(request.num_computed_tokens - request.kv.num_evicted for request in decodes),
             target - self._seconds_of_drafts(batch),
             self._limits.max_num_batched_tokens,
         )
@@ -248,7 +250,7 @@ class Checks:
 
     def _held_share(self, requests: list[Request], group: int) -> float:
         """The part of a group's blocks that these requests hold, each block counted once."""
-        blocks = set(chain.from_iterable(tables_of(request.kv)[group] for request in requests))
+        blocks = set(chain.from_iterable(blocks_of(request.kv)[group] for request in requests))
         return len(blocks - {0}) / self._kv.num_usable(group)
 
     def after_step(self, batch: ScheduledBatch | None) -> None:
@@ -277,7 +279,7 @@ class Checks:
         self._check_output(request)
         self._num_left.pop(request.request_id, None)
         require(
-            not any(chain.from_iterable(tables_of(request.kv))) and not request.kv.is_swapped,
+            not any(chain.from_iterable(blocks_of(request.kv))) and not request.kv.is_swapped,
             Invariant.QUIESCENT,
             f"{request.request_id} ended with {reason} and holds {tables_of(request.kv)}",
         )
@@ -340,7 +342,7 @@ class Checks:
     def _check_blocks(self, live: list[Request]) -> None:
         running = [request for request in live if request in self._scheduler._running]
         for group in range(self._num_groups):
-            held = set(chain.from_iterable(tables_of(request.kv)[group] for request in running))
+            held = set(chain.from_iterable(blocks_of(request.kv)[group] for request in running))
             held.discard(0)
             require(
                 len(held) + self._kv.num_free(group) == self._kv.num_usable(group),
@@ -351,7 +353,7 @@ class Checks:
             if request in self._scheduler._running:
                 is_right, what = not self._num_spare(request), "keeps the blocks of its draft"
             else:
-                is_right, what = not any(map(any, tables_of(request.kv))), "waits and holds blocks"
+                is_right, what = not any(map(any, blocks_of(request.kv))), "waits and holds blocks"
             if not is_right:
                 detail = f"{request.request_id} {what}: {tables_of(request.kv)}"
                 raise Violation(Invariant.BLOCKS_CONSERVED, detail)

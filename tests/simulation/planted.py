@@ -36,7 +36,7 @@ from loraplex.engine.kv.layout import (
     ZeroBlocks,
 )
 from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
-from loraplex.engine.kv.sequence_blocks import SequenceBlocks
+from loraplex.engine.kv.sequence_blocks import BlockTable, SequenceBlocks
 from loraplex.engine.kv.shared_prefixes import SharedPrefixes
 from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
@@ -168,6 +168,13 @@ def hands_out_blocks_as_they_are(take: Any, self: OperationLog) -> list[KvOperat
 def writes_shared_blocks_in_place(is_shared: Any, self: GroupBlocks, block_id: int) -> bool:
     """Forks have the same prompt, so they write the same."""
     return False
+
+
+@_plant(GroupBlocks, "allocate_targets")
+def compacts_in_place(allocate: Any, self: GroupBlocks, seq: SequenceBlocks) -> BlockTable:
+    """What stays has room in the sequence's first blocks."""
+    assert seq.eviction is not None
+    return seq.tables[self.index][: seq.eviction.num_target_blocks]
 
 
 @_plant(KvGroup, "first_visible_block")

@@ -29,6 +29,7 @@ REQUIRED_COVERAGE = (
     "adapter_failures",
     "bursts",
     "clock_jumps",
+    "compactions",
     "computed_in_vain",
     "copies",
     "crashes",

@@ -284,6 +284,7 @@ class World:
         coverage["preemptions"] += engine.scheduler.num_preemptions
         coverage["swaps"] += engine.device.counts["swaps_out"]
         coverage["swaps_in"] += engine.device.counts["swaps_in"]
+        coverage["compactions"] += engine.device.counts["compactions"]
         coverage["copies"] += engine.device.counts["copies"]
         coverage["prefix_evictions"] += sum(
             group.cached.num_evictions for group in engine.kv.groups

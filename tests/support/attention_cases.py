@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, attend_gathered
+from loraplex.kernels.kv_groups import NOT_OPEN, GroupedPages, OpenBlocks, stack_grouped_pages
 from loraplex.kernels.kv_pages import (
     KeyPrefix,
     KvPages,
@@ -69,7 +70,9 @@ class AttentionCase:
         *,
         dtype: torch.dtype = torch.float32,
         code_dtype: torch.dtype | None = None,
+        bits: int | None = None,
     ) -> None:
+        """`bits`: of pages of `kv_groups`, instead of `code_dtype`."""
         self.sizes = sizes or Sizes()
         self.magnitude = 1.0
         """Of the answers, about."""
@@ -80,26 +83,30 @@ class AttentionCase:
         num_blocks = 1 + sum(len(chunk.tables[0]) for chunk in self.chunks)
         self._groups = [KvGroup((0,), window, sinks, num_blocks)]
         dims = (self.sizes.dim, self.sizes.value_dim)
-        self.keys, self.values = (
-            make_pages(
-                (num_blocks, size, self.sizes.kv_heads, dim),
-                dtype=dtype,
-                code_dtype=code_dtype,
-                device=CPU,
+        page_sizes = [(num_blocks, size, self.sizes.kv_heads, dim) for dim in dims]
+        if bits is None:
+            self.keys, self.values = (
+                make_pages(each, dtype=dtype, code_dtype=code_dtype, device=CPU)
+                for each in page_sizes
             )
-            for dim in dims
-        )
+        else:
+            self.keys, self.values = _grouped_pages(page_sizes, bits, dtype)
         if self.sizes.is_latent:
             self.values = KeyPrefix(self.keys, self.sizes.value_dim)
         slots = torch.cat([self._slots(chunk) for chunk in self.chunks])
         for pages, dim in zip((self.keys, self.values), dims, strict=True):
             pages.write(slots, torch.randn(len(slots), self.sizes.kv_heads, dim).to(dtype))
-            if not isinstance(pages, KeyPrefix):
+            if isinstance(pages, GroupedPages):
+                _poison_forms(pages, slots, self.chunks)
+            elif not isinstance(pages, KeyPrefix):
                 _poison(pages, slots)
         num_tokens = sum(len(chunk.token_ids) for chunk in self.chunks)
         self.q = torch.randn(num_tokens, self.sizes.heads, self.sizes.dim).to(dtype)
 
     def pages_on(self, device: torch.device) -> tuple[KvPages, KvPages]:
+        if isinstance(self.keys, GroupedPages) and isinstance(self.values, GroupedPages):
+            blocks = _open_blocks(self.keys.blocks.slots.tolist(), device)
+            return _moved_groups(self.keys, blocks), _moved_groups(self.values, blocks)
         keys = _moved(self.keys, device, self.q.dtype)
         if self.sizes.is_latent:
             return keys, KeyPrefix(keys, self.sizes.value_dim)
@@ -157,7 +164,55 @@ def _poison(pages: KvPages, written: Tensor) -> None:
     flat[written] = kept
 
 
+def _grouped_pages(
+    sizes: Sequence[tuple[int, int, int, int]], bits: int, dtype: torch.dtype
+) -> Iterator[KvPages]:
+    """Of keys and of values, with open blocks in slots of another order."""
+    num_blocks = sizes[0][0]
+    order = 1 + torch.randperm(num_blocks - 1)
+    blocks = _open_blocks([NOT_OPEN, *order.tolist()], CPU)
+    for size, is_key in zip(sizes, (True, False), strict=True):
+        (pages,) = stack_grouped_pages(
+            1, size, dtype=dtype, bits=bits, is_key=is_key, blocks=blocks, device=CPU
+        ).pages
+        yield pages
+
+
+def _open_blocks(slots: Sequence[int], device: torch.device) -> OpenBlocks:
+    """Of each block the slot."""
+    blocks = OpenBlocks(len(slots), len(slots) - 1, device)
+    ids = [block for block, slot in enumerate(slots) if slot != NOT_OPEN]
+    blocks.open(ids, [slots[block] for block in ids])
+    return blocks
+
+
+def _poison_forms(pages: GroupedPages, written: Tensor, chunks: Sequence[SequenceChunk]) -> None:
+    """NaN wherever nothing was written, and in the forms of blocks that no new token reads."""
+    size = pages.block_size
+    is_kept = torch.zeros(len(pages.opened), size, dtype=torch.bool)
+    is_kept[pages.blocks.slots_of(written // size), written % size] = True
+    is_coded = torch.zeros(len(pages.data), dtype=torch.bool)
+    for chunk in chunks:
+        first, last = chunk.start // size, (chunk.end - 1) // size
+        table = torch.tensor(chunk.tables[0].tolist())
+        is_kept[pages.blocks.slots_of(table[:first])] = False
+        is_coded[table[:last]] = True
+    pages.opened[~is_kept] = torch.nan
+    assert pages.scales is not None
+    pages.scales[~is_coded] = torch.nan
+
+
+def _moved_groups(pages: GroupedPages, blocks: OpenBlocks) -> GroupedPages:
+    tensors = (tensor.to(blocks.slots.device) for tensor in (*pages.tensors, pages.opened))
+    return GroupedPages(*tensors, is_key=pages.is_key, blocks=blocks)
+
+
 def _readable(pages: KvPages, dtype: torch.dtype) -> KvPages:
+    if isinstance(pages, GroupedPages):
+        codes, steps = pages.tensors
+        opened = pages.opened.to(dtype).nan_to_num(0.0)
+        steps = steps.nan_to_num(0.0)
+        return GroupedPages(codes, steps, opened, is_key=pages.is_key, blocks=pages.blocks)
     if pages.scales is None:
         return PlainPages(pages.data.to(dtype).nan_to_num(0.0))
     return QuantizedPages(pages.data, pages.scales.nan_to_num(0.0), dtype=dtype)

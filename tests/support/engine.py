@@ -16,6 +16,7 @@ from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
 from loraplex.engine.execution.grammars import Grammars
+from loraplex.engine.kv_policy import KvPolicy
 from loraplex.engine.messages import (
     Abort,
     AdapterEvicted,
@@ -119,6 +120,7 @@ class LocalEngine:
         cache_namespace: str = "",
         group_id: str | None = None,
         speculation: SpeculationParams | None = None,
+        kv_policy: KvPolicy | None = None,
         journal_slot: int | None = None,
         pooling: Pooling | None = None,
         num_prompt_logprobs: int | None = None,
@@ -141,6 +143,7 @@ class LocalEngine:
             num_lone_steps=num_lone_steps,
             group_id=group_id,
             speculation=speculation,
+            kv_policy=kv_policy,
             journal_slot=journal_slot,
             pooling=pooling,
             num_prompt_logprobs=num_prompt_logprobs,

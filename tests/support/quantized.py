@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from loraplex.engine.model.base_model import BaseModel
+from loraplex.kernels.int8_linear import Int8Linear
+from loraplex.kernels.packed_experts_cpu import PanelExperts
 from loraplex.kernels.quantize import WeightFormat, quantize
+from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
 
 
 def rounded_weight(weight: Tensor, weight_format: WeightFormat) -> Tensor:
@@ -26,3 +30,19 @@ def load_rounded(model: Path, weight_format: WeightFormat) -> PreTrainedModel:
             if isinstance(module, nn.Linear) and name.endswith("_proj"):
                 module.weight.copy_(rounded_weight(module.weight, weight_format))
     return loaded.eval()
+
+
+def logit_bound(base: BaseModel) -> float:
+    """The largest error of a served base in fp32, relative to the largest logit.
+
+    Inputs have 8 bits in products of bytes, 16 bits in those of int8 and int4 codes (decision 55).
+    """
+    parts = [part for fused in base.projections for part in fused.linear.modules()]
+    if any(isinstance(part, Int8Linear) for part in parts):
+        return 0.05
+    parts += base.packed_experts
+    rounds = any(
+        isinstance(part, QuantizedPanelLinear | PanelExperts) and part.rounds_inputs
+        for part in parts
+    )
+    return 1e-3 if rounds else 1e-5

@@ -102,3 +102,8 @@ def plain_values(weight: QuantizedWeight) -> Tensor:
         place = column if weight.order is None else int(weight.order[column])
         values[:, place] = numbers * weight.scale[:, group].float()
     return values
+
+
+def inputs_of_15_bits(*shape: int) -> Tensor:
+    """Random fp32 numbers that no product rounds (decision 55), from -4 to 4."""
+    return torch.randint(1 - 2**15, 2**15, shape) * 2.0**-13

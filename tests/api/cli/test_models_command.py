@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +126,37 @@ def test_a_gguf_file_is_served_as_the_report_says(
     assert embedding["num_made_dense"] == 0
 
 
-def test_quantized_experts_are_said_to_become_dense(run: Run, tmp_path: Path) -> None:
+def test_quantized_experts_are_said_to_stay_quantized(run: Run, tmp_path: Path) -> None:
     path = save_packed(tmp_path, "qwen3_moe", "awq")
-    weights = ask(run, path)["weights"]
-    assert weights["linear layers"]["num_made_dense"] == 0
-    experts = weights["experts"]
-    assert (experts["num_quantized"], experts["num_made_dense"]) == (24, 24)
-    assert experts["served_bytes"] > 4 * experts["file_bytes"]
-    assert "Experts: 24 quantized weights become float32 at load." in run(path)[1]
+    report = ask(run, path)
+    assert_as_loaded(report, load(path))
+    experts = report["weights"]["experts"]
+    assert (experts["num_quantized"], experts["num_made_dense"]) == (24, 0)
+    assert experts["served_bytes"] < 1.2 * experts["file_bytes"]
+    assert "become float32" not in run(path)[1]
+
+
+def test_experts_that_are_quantized_at_load_are_served_as_the_report_says(
+    run: Run, tmp_path: Path
+) -> None:
+    path = save_family(tmp_path, *SERVED["gpt_oss-sinks-window"])
+    save_byte_tokenizer(path)
+    config = EngineConfig(str(path), device="cpu", quantization=Quantization.INT4)
+    report = ask(run, path, "--quantize", "int4")
+    assert_as_loaded(report, load_base_model(config))
+    experts = report["weights"]["experts"]
+    assert experts["served_bytes"] < 0.15 * experts["file_bytes"], "from 32 bits to 4"
+
+
+def test_experts_of_several_forms_are_said_to_become_dense(run: Run, tmp_path: Path) -> None:
+    path = save_packed(tmp_path, "qwen3_moe", "awq", but=["experts.1.down_proj"])
+    report = ask(run, path)
+    assert_as_loaded(report, load(path))
+    experts = report["weights"]["experts"]
+    # Of both layers, the down projections of all four experts but the one that was not quantized.
+    assert experts["num_made_dense"] == 2 * 3
+    assert experts["kernels"] == {"PanelExperts": 2, "grouped_linear": 2}
+    assert "become float32 at load." in run(path)[1]
 
 
 def test_the_report_says_what_fits(run: Run, tiny_base: Path) -> None:
@@ -265,19 +288,19 @@ def test_kl_needs_a_reference(run: Run, tiny_base: Path) -> None:
     assert (code, err) == (ExitCode.USAGE, "Error: --kl compares with --reference: give it\n")
 
 
-def save_packed(tmp_path: Path, family: str, form: str) -> Path:
+def save_packed(tmp_path: Path, family: str, form: str, *, but: Sequence[str] = ()) -> Path:
     """A quantized checkpoint, beside `original` and `dense`, which has the values of its codes."""
     save_family(tmp_path / "original", *SERVED[family])
     save_byte_tokenizer(tmp_path / "original")
-    return pack(tmp_path, form)
+    return pack(tmp_path, form, but=but)
 
 
-def pack(tmp_path: Path, form: str) -> Path:
+def pack(tmp_path: Path, form: str, *, but: Sequence[str] = ()) -> Path:
     dense = tmp_path / "dense"
     dense.mkdir()
     for path in (tmp_path / "original").iterdir():
         (dense / path.name).write_bytes(path.read_bytes())
-    return write_checkpoint(dense, tmp_path / "packed", FORMATS[form])
+    return write_checkpoint(dense, tmp_path / "packed", FORMATS[form], but=but)
 
 
 def save_gguf(path: Path) -> Path:
@@ -319,7 +342,9 @@ def assert_as_loaded(report: Any, base: BaseModel) -> None:
     for part in report["weights"].values():
         kernels += Counter(part["kernels"])
     del kernels["grouped_linear"]
-    assert kernels == linear_classes(base)
+    assert kernels == linear_classes(base) + Counter(
+        type(experts).__name__ for experts in base.packed_experts
+    )
     groups = group_layers(base.kv_shapes, max_model_len=base.max_model_len)
     assert report["memory"]["kv_bytes_per_token"] == sum(
         kv_bytes_per_block(group, base.kv_shapes, block_size=1, kv_format=base.kv_format)

@@ -207,9 +207,7 @@ def spoil_drafts(engine: LocalEngine, spoil: Spoil, monkeypatch: pytest.MonkeyPa
     runner = engine.core.parts.runner
     run_chunks, num_calls, spoiled, fails_next = runner.run_chunks, 0, [], False
 
-    def run(
-        chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None], pending: Any = None
-    ) -> StepOutput:
+    def run(chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None], *_: Any) -> StepOutput:
         nonlocal num_calls, fails_next
         if len(engine.core.parts.base.model.model.layers) > 1:
             fails, fails_next = fails_next, False
