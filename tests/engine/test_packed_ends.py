@@ -82,11 +82,10 @@ def assert_equal_to_peft(family: str, tmp_path: Path, **how: Any) -> None:
     assert_are_packed(world.base)
     sequences = world.sequences()
     models = [world.plain, *world.tuned, world.plain]
+    bound = max(logit_bound(world.base), 1e-4)
     for model, tokens, ours in zip(models, sequences, world.serve(sequences), strict=True):
         expected = dense_logits(model, tokens)
-        assert (ours - expected).abs().max() < max(
-            logit_bound(world.base), 1e-4
-        ) * expected.abs().max()
+        assert (ours - expected).abs().max() < bound * expected.abs().max()
 
 
 def assert_are_packed(base: BaseModel) -> None:
