@@ -3,7 +3,8 @@
     make bench-cpu-linear         ARGS="--shape 120m --rows 1 16 --json FILE"
 
 All linear layers of a random Llama, the output head included, multiply one after another, with as
-many threads as PyTorch takes: more weights than any cache holds. The forms take turns. The figure
+many threads as PyTorch takes: more weights than any cache holds. The shapes `head-...` are an
+output head of 2,048 inputs alone. The forms take turns. The figure
 is the least time of several repeats, in milliseconds. Weights are exact in bf16, but for those of
 `fp32`.
 """
@@ -34,6 +35,7 @@ def _quantized(weight: Tensor, *, weight_format: WeightFormat) -> Linear:
 
 
 MODELS = {"120m": BaseShape(), **SHAPES}
+HEADS = {"head-32k": (32_000, 2_048), "head-128k": (128_256, 2_048)}
 FORMS: dict[str, Callable[[Tensor], Linear]] = {
     "oneDNN": PackedLinear,
     "fp32": lambda weight: PanelLinear(weight + 2.0**-20),
@@ -47,13 +49,14 @@ weights and activations in int8."""
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shape", choices=MODELS, default="120m")
+    parser.add_argument("--shape", choices=(*MODELS, *HEADS), default="120m")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    sizes = layer_sizes(MODELS[options.shape])
+    shape = options.shape
+    sizes = [HEADS[shape]] if shape in HEADS else layer_sizes(MODELS[shape])
     forms = {name: make_layers(FORMS[name], sizes) for name in options.forms}
     rows = [measure(forms, num_rows, options.repeats) for num_rows in options.rows]
     print(f"ms of all linear layers, {options.shape}, {torch.get_num_threads()} threads")

@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 class Quantization(StrEnum):
-    """How the base's linear layers are quantized while they are loaded (`kernels/quantize.py`)."""
+    """How weights of the base are quantized while they are loaded (`kernels/quantize.py`)."""
 
     NONE = "none"
     """They stay as the checkpoint has them."""
@@ -83,6 +83,10 @@ class EngineConfig:
     """A model directory or Hugging Face model ID."""
     quantization: Annotated[Quantization, Option(name="quantize")] = Quantization.NONE
     """Quantization of the linear layers while they are loaded."""
+    embedding_quantization: Annotated[Quantization, Option(name="quantize_embeddings")] = (
+        Quantization.NONE
+    )
+    """Quantization of the input embedding and the output head while they are loaded."""
     dtype: Annotated[str, Option()] = "auto"
     """auto, float32, bfloat16 or float16. auto is the checkpoint's dtype if the device computes it
     fast, else float32."""

@@ -36,6 +36,15 @@ class Linear(nn.Module):
         raise NotImplementedError
 
 
+class QuantizedLinear(Linear):
+    """A linear layer whose weight can be read row by row, as an embedding is."""
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        """Some rows of the weight, dequantized: fp32 `[n, in]` of `indices [n]`, int64. Nothing
+        waits for the device."""
+        raise NotImplementedError
+
+
 class DenseLinear(Linear):
     """The unquantized weight, on any device."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .int8_linear import Int8Linear, has_fast_int8, serves_int8
-from .linear import DenseLinear, Linear, PackedLinear
+from .linear import DenseLinear, Linear, PackedLinear, QuantizedLinear
 from .linear_cpu import PanelLinear, serves_linear
 from .quantize import WeightFormat, quantize
 from .quantized_linear import DequantizedLinear
@@ -57,15 +57,36 @@ def choose_linear(
     dtype. The weight itself may be on the meta device."""
     if isinstance(weight, Tensor):
         return _choose_exact(weight.dtype, dtype, device_type)
+    chosen = choose_readable(weight, device_type=device_type)
+    if device_type == "cpu" and serves_int8(weight):
+        is_faster = chosen is LinearKind.DEQUANTIZED or has_fast_int8()
+        return LinearKind.INT8 if is_faster else chosen
+    return chosen
+
+
+def choose_readable(weight: QuantizedWeight, *, device_type: str) -> LinearKind:
+    """The form that `pack_readable` gives a weight on a device of this type; DENSE: none."""
     if device_type == "cuda":
         return LinearKind.WNA16 if has_served_groups(weight) else LinearKind.DENSE
-    is_on_cpu = device_type == "cpu"
-    is_for_onednn = is_on_cpu and serves_int8(weight)
-    if is_for_onednn and has_fast_int8():
-        return LinearKind.INT8
-    if is_on_cpu and serves_quantized(weight):
-        return LinearKind.QUANTIZED_PANEL
-    return LinearKind.INT8 if is_for_onednn else LinearKind.DEQUANTIZED
+    is_in_panels = device_type == "cpu" and serves_quantized(weight)
+    return LinearKind.QUANTIZED_PANEL if is_in_panels else LinearKind.DEQUANTIZED
+
+
+def pack_readable(weight: QuantizedWeight, bias: Tensor | None = None) -> QuantizedLinear:
+    """The fastest form whose rows can be read, which multiplies activations that are not quantized.
+
+    Only if `choose_readable` has one.
+    """
+    match choose_readable(weight, device_type=weight.codes.device.type):
+        case LinearKind.QUANTIZED_PANEL:
+            return QuantizedPanelLinear(weight, bias)
+        case LinearKind.DEQUANTIZED:
+            return DequantizedLinear(weight, bias)
+        case kind:
+            assert kind is LinearKind.WNA16
+            from .wna16_linear import WNA16Linear  # needs Triton, as above
+
+            return WNA16Linear(weight, bias)
 
 
 def packed_dtype(stored: torch.dtype, *, dtype: torch.dtype, device_type: str) -> torch.dtype:
@@ -96,10 +117,8 @@ def _pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.d
     match choose_linear(weight, dtype=dtype, device_type=weight.codes.device.type):
         case LinearKind.INT8:
             return Int8Linear(weight, bias)
-        case LinearKind.QUANTIZED_PANEL:
-            return QuantizedPanelLinear(weight, bias)
-        case LinearKind.DEQUANTIZED:
-            return DequantizedLinear(weight, bias)
+        case LinearKind.QUANTIZED_PANEL | LinearKind.DEQUANTIZED:
+            return pack_readable(weight, bias)
         case _:
             from .wna16_linear import pack_wna16  # needs Triton, which a CPU build may lack
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from .linear import Linear
+from .linear import QuantizedLinear
 from .quantized_weight import QuantizedWeight
 
 _PIECE_ROWS = 256
 
 
-class DequantizedLinear(Linear):
+class DequantizedLinear(QuantizedLinear):
     """Dequantizes a few rows of the weight at a time for each call, on any device.
 
     It serves where nothing faster does: on a CPU without a compiler. A code takes a byte.
@@ -31,6 +31,9 @@ class DequantizedLinear(Linear):
 
     def products(self, x: Tensor) -> Tensor:
         return multiply_dequantized(x, self.weight)
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        return self.weight.pick(indices).dequantize()
 
 
 def multiply_dequantized(x: Tensor, weight: QuantizedWeight) -> Tensor:

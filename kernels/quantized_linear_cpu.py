@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import cpu_library
-from .linear import Linear
+from .linear import QuantizedLinear
 from .quantized_weight import CodeType, QuantizedWeight
 
 _PANEL = 16
@@ -49,7 +49,7 @@ class Panels:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-class QuantizedPanelLinear(Linear):
+class QuantizedPanelLinear(QuantizedLinear):
     """Codes in panels of 16 outputs; sums in fp32.
 
     The bits of a row do not depend on the rows that are computed with it.
@@ -79,6 +79,21 @@ class QuantizedPanelLinear(Linear):
         unit = largest / torch.frexp(largest).mantissa * 2.0**-14
         coarse = (x / unit).round_().mul_(unit)
         return self._multiply(coarse, None) + self._multiply(x - coarse, None)
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        panels, places = indices // _PANEL, indices % _PANEL
+        stored = self.panels
+        words = stored.codes[panels, :, places]
+        zero = None if stored.zero is None else stored.zero[panels, :, places]
+        return QuantizedWeight(
+            stored.code_type,
+            _unpacked(words, stored.code_type)[:, : self.in_features],
+            stored.scale[panels, :, places],
+            stored.group,
+            zero=zero,
+            table=stored.table,
+            order=self.order,
+        ).dequantize()
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x [..., in]` to fp32 `[..., out]`."""
@@ -142,6 +157,15 @@ def _packed_codes(weight: QuantizedWeight) -> Tensor:
             words = (words[..., :2] & 15) | (words[..., 2:] << 4)
         pieces.append(_in_panels(words))
     return torch.cat(pieces)
+
+
+def _unpacked(words: Tensor, code_type: CodeType) -> Tensor:
+    """The codes of words, int8 `[n, words, 2]`, one after another: `[n, codes]`."""
+    if code_type.bits == 4:
+        low, high = (words << 4) >> 4, words >> 4  # with their signs, as the codes of INT4 have one
+        words = torch.cat([low, high], dim=-1)
+        words = words if code_type is CodeType.INT4 else words & 15
+    return words.flatten(1)
 
 
 def _in_panels(rows: Tensor) -> Tensor:

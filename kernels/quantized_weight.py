@@ -78,6 +78,11 @@ class QuantizedWeight:
         codes, scale = self.codes[start:end], self.scale[start:end]
         return replace(self, codes=codes, scale=scale, zero=zero)
 
+    def pick(self, indices: Tensor) -> QuantizedWeight:
+        """The rows with these indices, int64 `[n]`."""
+        zero = None if self.zero is None else self.zero[indices]
+        return replace(self, codes=self.codes[indices], scale=self.scale[indices], zero=zero)
+
     def to(self, device: torch.device) -> QuantizedWeight:
         """The same on this device."""
         tensors = {

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .linear import DenseLinear, Linear
+from .linear import DenseLinear, Linear, QuantizedLinear
 from .quantized_weight import QuantizedWeight
 from .wna16_triton import dequantize_weight, multiply_quantized
-from .wna16_weight import has_served_groups, pack_codes
+from .wna16_weight import has_served_groups, pack_codes, pick_rows
 
 MAX_WNA16_ROWS = {torch.bfloat16: 512, torch.float16: 512, torch.float32: 32}
 """The maximum rows for which codes are multiplied directly; beyond that, dequantizing the weight
 costs less than PyTorch's matmul saves."""
 
 
-class WNA16Linear(Linear):
+class WNA16Linear(QuantizedLinear):
     """The codes of any quantized weight, unquantized activations, sums in fp32.
 
     A table's numbers are rounded to the activations' dtype. With many rows the whole weight is
@@ -41,6 +43,10 @@ class WNA16Linear(Linear):
 
     def products(self, x: Tensor) -> Tensor:
         return self._multiply(x.float(), None)
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        rows = pick_rows(self.packed, indices)
+        return replace(rows, order=self.order).dequantize()
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x [n, in] @ weight.T + bias` in x's type."""

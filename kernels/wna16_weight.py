@@ -100,6 +100,30 @@ def pack_codes(weight: QuantizedWeight) -> WNA16Weight:
     )
 
 
+def pick_rows(weight: WNA16Weight, indices: Tensor) -> QuantizedWeight:
+    """The rows with these indices, int64 `[n]`, in the common form."""
+    bits, in_features = weight.code_type.bits, weight.in_features
+    group = weight.group or in_features
+    words = weight.words[:, indices]
+    parts = [words >> shift & ((1 << bits) - 1) for shift in range(0, WORD_BITS, bits)]
+    codes = torch.stack(parts, dim=2).flatten(2).transpose(0, 1).flatten(1)[:, :in_features]
+    if weight.code_type is CodeType.INT4:
+        codes = (codes ^ 8) - 8  # the highest bit is the sign
+    num_groups = -(-in_features // group)
+
+    def by_row(stored: Tensor) -> Tensor:
+        return stored[:num_groups, indices].T
+
+    return QuantizedWeight(
+        weight.code_type,
+        codes.to(torch.int8),
+        by_row(weight.scale),
+        group,
+        zero=None if weight.zero is None else by_row(weight.zero),
+        table=weight.table,
+    )
+
+
 def served_group(group: int, in_features: int, *, has_zeros: bool) -> int | None:
     """Columns of a stored scale of a weight with such groups: the most that divide a group and a
     unit; see `WNA16Weight.group`."""

@@ -58,6 +58,12 @@ def check(
     quantize: Annotated[
         Quantization, typer.Option(help="Quantization of the linear layers while they are loaded.")
     ] = Quantization.NONE,
+    quantize_embeddings: Annotated[
+        Quantization,
+        typer.Option(
+            help="Quantization of the input embedding and the output head while they are loaded."
+        ),
+    ] = Quantization.NONE,
     dtype: Annotated[Dtype, typer.Option(help="Serving dtype of the base.")] = Dtype.AUTO,
     device: Annotated[
         Device, typer.Option(help="With --memory-gib, cuda needs no GPU on this machine.")
@@ -94,7 +100,13 @@ def check(
         raise CommandFailed("the check builds the model's layers: pip install 'loraplex[engine]'")
     if kl and reference is None:
         raise CommandFailed("--kl compares with --reference: give it", ExitCode.USAGE)
-    config = EngineConfig(path, quantization=quantize, dtype=dtype, device=device)
+    config = EngineConfig(
+        path,
+        quantization=quantize,
+        embedding_quantization=quantize_embeddings,
+        dtype=dtype,
+        device=device,
+    )
     try:
         report = _Check(config, memory_gib).run()
         if reference is not None:
@@ -142,17 +154,11 @@ class _Check:
         """Measure what the quantization loses."""
         from ...engine.checkpoint.files import locate_base
         from ...engine.checkpoint.quantization_error import measure_errors
-        from ...engine.model.base_model import weight_format
 
-        if self.base.quantization == Quantization.NONE:
+        if self.base.weight_formats == Quantization.NONE:
             raise InvalidParameter("reference", f"{self._config.model} is not quantized")
         folder = locate_base(reference)
-        self.errors = measure_errors(
-            self.base.model_dir,
-            folder,
-            linear_names=self.base.linear_names,
-            quantized_to=weight_format(self._config.quantization),
-        )
+        self.errors = measure_errors(self.base.model_dir, folder, self.base.quantized_at_load)
         if prompts:
             self.drift = self._measure_drift(folder, prompts)
 
@@ -244,9 +250,9 @@ def _base_lines(base: ExpectedBase) -> Iterator[str]:
         "tests it with its weights."
     )
     yield (
-        f"The format of the weights is {base.quantization}. They take {_size(base.file_bytes)} in "
-        f"files and {_size(base.weight_bytes)} served, on {base.device_type} in "
-        f"{_dtype_name(base)}."
+        f"The format of the weights is {base.weight_formats}. They take "
+        f"{_size(base.file_bytes)} in files and {_size(base.weight_bytes)} served, on "
+        f"{base.device_type} in {_dtype_name(base)}."
     )
 
 

@@ -205,6 +205,16 @@ class SpeculationView(AnswerModel):
 
 
 @dataclass(frozen=True, slots=True)
+class EndView(AnswerModel):
+    """The weight of the base's input embedding or output head."""
+
+    quantization: str
+    """Its format; `none`: it is in the base's dtype."""
+    bytes: int
+    """Memory that it takes; 0 for a head that shares the embedding's weight."""
+
+
+@dataclass(frozen=True, slots=True)
 class BaseView(AnswerModel):
     """The base model that adapters must fit."""
 
@@ -214,6 +224,8 @@ class BaseView(AnswerModel):
     num_parameters: int
     dtype: str
     quantization: str
+    embedding: EndView
+    output_head: EndView
     max_model_len: int
     num_modules: int
     targets: list[str]

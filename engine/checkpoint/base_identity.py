@@ -41,6 +41,7 @@ def compute_runtime_id(
     base_id: str,
     *,
     quantization: str,
+    embedding_quantization: str,
     dtype: str,
     kv_dtype: str,
     attention_window: int | None,
@@ -51,10 +52,11 @@ def compute_runtime_id(
     `attention_window`, `attention_sinks`: the operator's limits on attention, which change the keys
     and values of all later layers.
     """
-    hasher = hashlib.sha256(b"loraplex runtime v2")
+    hasher = hashlib.sha256(b"loraplex runtime v3")
     for name, value in (
         ("base", base_id),
         ("quantization", quantization),
+        ("embedding_quantization", embedding_quantization),
         ("dtype", dtype),
         ("kv_dtype", kv_dtype),
         ("attention_window", str(attention_window)),

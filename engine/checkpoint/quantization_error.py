@@ -22,6 +22,14 @@ from .weight_forms import read_weight_forms
 _CPU = torch.device("cpu")
 
 
+class QuantizedAtLoad(NamedTuple):
+    """How a weight is quantized while it is loaded."""
+
+    form: WeightFormat
+    is_transposed: bool
+    """It is stored as `[in, out]`."""
+
+
 class ProjectionErrors(NamedTuple):
     """The relative errors ‖W - W'‖ / ‖W‖ of the weights of one kind of projection."""
 
@@ -41,30 +49,24 @@ class QuantizationErrors(NamedTuple):
 
 
 def measure_errors(
-    folder: Path,
-    reference: Path,
-    *,
-    linear_names: Mapping[str, bool],
-    quantized_to: WeightFormat | None,
+    folder: Path, reference: Path, at_load: Mapping[str, QuantizedAtLoad]
 ) -> QuantizationErrors:
-    """The errors of a base's quantized weights.
+    """The errors of a base's quantized weights, in its files and `at_load`.
 
-    `linear_names`: its weights that `quantized_to` quantizes, and whether they are transposed.
     Raises InvalidParameter for a reference that is quantized or of other shapes, and a subclass of
     UnsupportedModel for files that cannot be read.
     """
     stored, originals = stored_weights(folder), stored_weights(reference)
     names = [name for name, form in read_weight_forms(folder).items() if form.format is not None]
-    if quantized_to is not None:
-        names = list(linear_names)
+    names += at_load
     compared = [name for name in names if name in originals]
     errors: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
     with report_progress("comparing weights", len(compared)) as advance:
         for name in compared:
             original = _read_original(originals[name], stored[name].shape, name)
             values = stored[name].read()
-            if quantized_to is not None and isinstance(values, Tensor):
-                values = _quantized(values, quantized_to, is_transposed=linear_names[name])
+            if name in at_load and isinstance(values, Tensor):
+                values = _quantized(values, *at_load[name])
             errors[_projection(name)].append((_relative_error(original, values), name))
             advance()
     return QuantizationErrors(
@@ -86,7 +88,7 @@ def _read_original(weight: AnyStoredWeight, shape: tuple[int, ...], name: str) -
     return values.float()
 
 
-def _quantized(values: Tensor, form: WeightFormat, *, is_transposed: bool) -> Tensor:
+def _quantized(values: Tensor, form: WeightFormat, is_transposed: bool) -> Tensor:
     """fp32, in the shape of `values`."""
     if values.ndim == 3:  # experts
         each = [_quantized(matrix, form, is_transposed=is_transposed) for matrix in values]

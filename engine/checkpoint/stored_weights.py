@@ -112,6 +112,16 @@ def stored_weights(folder: Path) -> dict[str, AnyStoredWeight]:
     return found
 
 
+def format_of(stored: AnyStoredWeight) -> str | None:
+    """The format of a weight, such as gptq-int4 or gguf-q4_k; None: it is not quantized."""
+    match stored:
+        case StoredPackedWeight(packed):
+            return packed.format
+        case GgufTensor(kind=kind) if stored.is_quantized:
+            return f"gguf-{kind.lower()}"
+    return None
+
+
 def find_packed_format(folder: Path) -> str | None:
     """The format of the base's quantized weights; None if it has none. Raises as above."""
     if (folder / GGUF_FILE).exists():
@@ -168,20 +178,28 @@ def leave_stored(
     def drop(module: nn.Module, _args: Any, _output: Any) -> None:
         module.weight = empty
 
+    module.register_forward_pre_hook(fill)
+    module.register_forward_hook(drop)
+    read_again(module, stored, dtype=dtype, device=device)
+
+
+def read_again(
+    module: nn.Module, stored: AnyStoredWeight, *, dtype: torch.dtype, device: torch.device
+) -> None:
+    """From now on `weight_values` reads the module's weight from the file, in its form there."""
+
     def read() -> Values:
         values = stored.read()
         if isinstance(values, QuantizedWeight):
             return values.to(device)
         return values.to(device=device, dtype=kept_dtype(values.dtype, dtype))
 
-    module.register_forward_pre_hook(fill)
-    module.register_forward_hook(drop)
     module.__dict__["read_weight"] = read
     module.__dict__["stored_weight"] = stored
 
 
 def stored_weight(module: nn.Module) -> AnyStoredWeight | None:
-    """Where the module's weight was left; None if it is in memory."""
+    """Where `weight_values` reads the module's weight; None: from the module."""
     stored: AnyStoredWeight | None = module.__dict__.get("stored_weight")
     return stored
 
@@ -198,8 +216,9 @@ def kept_dtype(stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
 
 
 def weight_values(module: nn.Module) -> Values:
-    """The module's weight; read from its file if it was left there. Then it is quantized as in the
-    file, or in the file's dtype, if that holds the same values in fewer bytes."""
+    """The module's weight; read from its file if it was left there, or is to be read again. Then it
+    is quantized as in the file, or in the file's dtype, if that holds the same values in fewer
+    bytes."""
     read: Callable[[], Values] | None = module.__dict__.get("read_weight")
     if read is not None:
         return read()

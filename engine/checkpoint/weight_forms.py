@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.quantize import MXFP4_GROUP
+from ...kernels.quantize import MXFP4_GROUP, WeightFormat, quantize
 from ...kernels.quantized_weight import CodeType, QuantizedWeight
 from ..gguf.blocks import unpack_blocks
 from ..gguf.file import GgufTensor, tensor_names
@@ -82,6 +82,18 @@ def repeat_row(row: QuantizedWeight, num_rows: int) -> QuantizedWeight:
         row.scale.dtype,
         zero_dtype=None if row.zero is None else row.zero.dtype,
     )
+
+
+def quantized_form(weight: Tensor, weight_format: WeightFormat) -> QuantizedWeight:
+    """A weight without values, quantized to this format."""
+    num_rows, in_features = weight.shape
+    return repeat_row(_quantized_row(in_features, weight_format), num_rows)
+
+
+@cache
+def _quantized_row(in_features: int, weight_format: WeightFormat) -> QuantizedWeight:
+    """All rows have the form of one. It has values: on the meta device, quantizing is slow."""
+    return quantize(torch.ones(1, in_features), weight_format)
 
 
 def _plain_form(tensor: StoredTensor) -> WeightForm:

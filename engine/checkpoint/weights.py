@@ -47,8 +47,10 @@ from .stored_weights import (
     StoredPackedWeight,
     StoredWeight,
     dense,
+    format_of,
     leave_stored,
     placeholder,
+    read_again,
     stored_weights,
     unconverted,
 )
@@ -105,12 +107,15 @@ def load_weights(
     *,
     left_stored: ModulesOf | None = None,
     left_experts: ExpertsOf | None = None,
+    packed_later: ModulesOf | None = None,
 ) -> PreTrainedModel:
     """The model with the weights of the folder's files, every one and no other.
 
     `left_stored` chooses modules whose weights are read from the files only when they are used (see
-    `stored_weights`), `left_experts` experts whose matrices are (see `stored_experts`). Raises
-    WeightsMissing, WeightsUnexpected, ShapesDiffer, QuantizedBase or DamagedBase.
+    `stored_weights`), `left_experts` experts whose matrices are (see `stored_experts`).
+    `packed_later` chooses modules that are loaded dense, and whose quantized weights
+    `weight_values` reads again. Raises WeightsMissing, WeightsUnexpected, ShapesDiffer,
+    QuantizedBase or DamagedBase.
     """
     with torch.device("meta"):
         kind = type(build_model(config))  # the fault is the configuration's, not the weights'
@@ -120,10 +125,13 @@ def load_weights(
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
         stored = stored_weights(model_dir)
-        left = loader.find(stored, left_stored, left_experts)
+        left = loader.find(stored, left_stored, left_experts, packed_later)
         model = loader.read(stored, left=left.names)
     for name, tensor in left.modules.items():
         leave_stored(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
+    for name, tensor in left.packed_later.items():
+        if format_of(stored[tensor]) is not None:
+            read_again(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
     leave_experts(model, left.experts, dtype=dtype, device=device)
     model.requires_grad_(False)
     model.eval()._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
@@ -160,16 +168,18 @@ def empty_model(model_dir: Path, config: Any, dtype: torch.dtype) -> EmptyModel:
     return EmptyModel(model, unconverted(modules, placeholders), stacking)
 
 
-class _Left(NamedTuple):
-    """What stays in the files."""
+class _Found(NamedTuple):
+    """What the files hold as the model has it: what stays there, and what is read again."""
 
     modules: dict[str, str]
     """The modules whose weights the files hold as they are, each with its stored tensor's name."""
     experts: dict[ExpertsParameter, StoredExperts]
+    packed_later: dict[str, str]
+    """Like `modules`, but read now, and again to be packed."""
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the stored tensors."""
+        """Of the stored tensors that are not read now."""
         of_experts = (name for experts in self.experts.values() for name in experts.names)
         return frozenset((*self.modules.values(), *of_experts))
 
@@ -190,16 +200,18 @@ class _Loader(NamedTuple):
         stored: Mapping[str, AnyStoredWeight],
         modules_of: ModulesOf | None,
         experts_of: ExpertsOf | None,
-    ) -> _Left:
+        later_of: ModulesOf | None,
+    ) -> _Found:
         """What of the chosen parts the files hold as it is. No values are read."""
-        if modules_of is None and experts_of is None:
-            return _Left({}, {})
+        if modules_of is None and experts_of is None and later_of is None:
+            return _Found({}, {}, {})
         model, placeholders, stacking = self.fill_empty(stored)
-        modules = modules_of(model) if modules_of else {}
-        experts = experts_of(model) if experts_of else ()
-        return _Left(
-            unconverted(modules, placeholders), find_experts(model, experts, stacking, stored)
+        modules, later = (
+            unconverted(choose(model), placeholders) if choose else {}
+            for choose in (modules_of, later_of)
         )
+        experts = experts_of(model) if experts_of else ()
+        return _Found(modules, find_experts(model, experts, stacking, stored), later)
 
     def fill_empty(
         self, stored: Mapping[str, AnyStoredWeight]

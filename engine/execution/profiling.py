@@ -68,7 +68,7 @@ def plan_engine(
         activation_bytes=activation_bytes,
         kv=tuple(_kv_demand(config, base, group) for group in groups),
         graph_bytes=graph_bytes,
-        weight_format=base.quantization,
+        weight_format=base.weight_formats,
     )
     plan = plan_memory(config, measure_memory(base.device), demand, proposers)
     if base.kv_format.code_dtype is not None:

@@ -61,7 +61,7 @@ def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int)
         plan = plan_memory(
             config,
             DeviceMemory(available, is_host=is_host),
-            BaseDemand(base.weight_bytes, 0, demands, weight_format=base.quantization),
+            BaseDemand(base.weight_bytes, 0, demands, weight_format=base.weight_formats),
         )
     except InsufficientMemory as exc:
         return MemoryForecast(

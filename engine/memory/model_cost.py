@@ -24,9 +24,11 @@ def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
         is_expert = weight.ndim == 3 and weight.shape[0] == num_experts
         (experts if is_expert else shared).append(weight)
     linears = [fused.linear for fused in base.projections]
+    head = base.packed_ends.head
+    read = linears if head is None else [*linears, head]
     return ModelCost(
         shared_bytes=sum(weight.nbytes for weight in shared)
-        + sum(linear.weight_bytes for linear in base.linears),
+        + sum(linear.weight_bytes for linear in read),
         shared_parameters=sum(linear.in_features * linear.out_features for linear in linears),
         head_parameters=_num_head_parameters(base.model),
         kv_reads=kv_reads,
@@ -41,7 +43,7 @@ def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
 def _weights_read_whole(model: PreTrainedModel) -> Iterator[Tensor]:
     """All weights except tables of which a step reads a few rows; a tied table is the output head
     too."""
-    head = model.get_output_embeddings().weight
+    head = getattr(model.get_output_embeddings(), "weight", None)
     tables = {
         id(module.weight)
         for module in model.modules()

@@ -44,3 +44,10 @@ class EngineInfo:
     """Why requests may have no KV policy; None: they may."""
     embedding_size: int = 0
     """The dimension of an embedding."""
+    embedding_format: str = "none"
+    """The format of the input embedding's weight; none: it is in `dtype`."""
+    embedding_bytes: int = 0
+    head_format: str = "none"
+    """Likewise of the output head's."""
+    head_bytes: int = 0
+    """0: the embedding's weight serves both."""

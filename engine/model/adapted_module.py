@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...adapters.layout import Projection
 
@@ -59,3 +59,9 @@ class ExtendedModule(AdaptedModule, Protocol):
 
     @property
     def base_weights(self) -> BaseWeights: ...
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Let the model have another module at this path."""
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, module)

@@ -41,7 +41,7 @@ from ..config import EngineConfig, Quantization
 from ..errors import InvalidParameter, QuantizedBase, UnsupportedModel
 from ..kv.cache import KvFormat, check_kv_format, choose_kv_format
 from ..kv.groups import LayerKvShape
-from .adapted_module import AdaptedModule, ExtendedModule
+from .adapted_module import AdaptedModule, ExtendedModule, replace_module
 from .admission import (
     SELF_TEST_CUTS,
     check_config,
@@ -58,6 +58,7 @@ from .fused_layers import FusedLayers, fuse_layers, fuses_layers
 from .host_reads import find_host_reads
 from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
+from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
 from .threshold_test import check_thresholds
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -74,8 +75,7 @@ class BaseModel:
     projections: tuple[FusedProjection, ...]
     """The packed linear layers of the decoder."""
     ends: ModelEnds
-    packed_head: Linear | None
-    """The output head; None: it is the model's own."""
+    packed_ends: PackedEnds
     moe_layers: tuple[MoeLayer, ...]
     absorbed: tuple[str, ...]
     """The linear layers that attention multiplies by itself; see `latent_attention`."""
@@ -89,7 +89,7 @@ class BaseModel:
     device: torch.device
     num_parameters: int
     quantization: str
-    """The format of its files, or of `--quantize`; none: neither."""
+    """The format of its files, or of `--quantize`; none: neither. The ends have their own."""
     self_test_error: float
     kv_error: float
     """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
@@ -122,9 +122,14 @@ class BaseModel:
 
     @property
     def linears(self) -> list[Linear]:
-        """The packed linear layers."""
-        decoder = [fused.linear for fused in self.projections]
-        return decoder if self.packed_head is None else [*decoder, self.packed_head]
+        """The packed linear layers, those of the ends included."""
+        return [*(fused.linear for fused in self.projections), *self.packed_ends.linears]
+
+    @property
+    def weight_formats(self) -> str:
+        """The formats of its quantized weights, for people; none: there are none."""
+        ends = self.packed_ends
+        return name_formats(self.quantization, ends.served_table.format, ends.served_head.format)
 
     @property
     def packed_experts(self) -> list[PackedExperts]:
@@ -190,6 +195,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         device,
         left_stored=decoder_linears if is_smaller else None,
         left_experts=experts_parameters if packs_experts(engine, stored_format) else None,
+        packed_later=model_ends if stored_format else None,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
@@ -210,25 +216,19 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         kv_error = paged_error(model, kv_shapes, kv_cases, kv_format, kv_cuts)
     ends = adapt_ends(model)
     digests = end_digests(model, model_dir)
-    # PyTorch's own matmul of 16 rows takes three times as long on the CPU. The decoder's layers may
-    # still be in their files: there is room for two copies of the head.
-    packed_head = ends.head.pack(model) if ends.head and device.type == "cpu" else None
+    # The decoder's layers may still be in their files: there is room for two copies of the ends.
+    packed_ends = pack_ends(model, ends, weight_format(engine.embedding_quantization))
+    return_freed_memory()
     projections = replace_linears(model, quantization=engine.quantization, kept_dense=absorbed)
     pack_moe_layers(moe_layers, weight_format(engine.quantization))
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
-    parts = [part for fused in projections for part in fused.linear.modules()]
-    keeps_values = engine.quantization is Quantization.NONE and not any(
-        isinstance(part, Int8Linear) for part in parts
-    )
-    experts = [part.weight for layer in moe_layers for part in layer.experts]
-    rounds = any(
-        isinstance(part, QuantizedPanelLinear | PanelExperts) and part.rounds_inputs
-        for part in (*parts, *experts)
-    )
     error = 0.0
-    if keeps_values:
-        error = check_parity(model, kv_shapes, cases, rounds_inputs=rounds)
+    if {engine.quantization, engine.embedding_quantization} == {Quantization.NONE}:
+        parts: list[object] = [part for fused in projections for part in fused.linear.modules()]
+        parts += packed_ends.linears
+        parts += [part.weight for layer in moe_layers for part in layer.experts]
+        error = _packed_error(model, kv_shapes, cases, parts)
     layout = describe_layout(
         model,
         order,
@@ -244,7 +244,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         layout=layout,
         projections=tuple(projections),
         ends=ends,
-        packed_head=packed_head,
+        packed_ends=packed_ends,
         moe_layers=tuple(moe_layers),
         absorbed=tuple(absorbed),
         fused=fused,
@@ -259,6 +259,23 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         self_test_error=error,
         kv_error=kv_error,
     )
+
+
+def _packed_error(
+    model: nn.Module,
+    shapes: list[LayerKvShape],
+    cases: list[tuple[list[int], Tensor]],
+    parts: Sequence[object],
+) -> float:
+    """The error of a model of these packed parts, as `check_parity`; 0 if bytes are multiplied,
+    which changes values."""
+    if any(isinstance(part, Int8Linear) for part in parts):
+        return 0.0
+    rounds_inputs = any(
+        isinstance(part, QuantizedPanelLinear | PanelExperts) and part.rounds_inputs
+        for part in parts
+    )
+    return check_parity(model, shapes, cases, rounds_inputs=rounds_inputs)
 
 
 def check_quantized_once(engine: EngineConfig, stored_format: str | None) -> None:
@@ -390,8 +407,7 @@ def _replace_group(
     )
     fused = FusedProjection(projection, linear)
     for index, (name, _) in enumerate(group):
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, ProjectionSlice(fused, index))
+        replace_module(model, name, ProjectionSlice(fused, index))
     return fused
 
 

@@ -22,12 +22,13 @@ from ...kernels.expert_packing import ExpertsKind, empty_experts
 from ...kernels.linear_packing import LinearKind, choose_linear
 from ...kernels.linear_sizes import linear_bytes
 from ...kernels.packed_experts import PackedExperts
-from ...kernels.quantize import WeightFormat, quantize
+from ...kernels.quantize import WeightFormat
 from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.files import locate_base
+from ..checkpoint.quantization_error import QuantizedAtLoad
 from ..checkpoint.stored_experts import ExpertsParameter, Stacking, StoredPart
 from ..checkpoint.stored_weights import Values, find_packed_format, kept_dtype, stack_values
-from ..checkpoint.weight_forms import WeightForm, read_weight_forms, repeat_row
+from ..checkpoint.weight_forms import WeightForm, quantized_form, read_weight_forms
 from ..checkpoint.weights import EmptyModel, build_model, empty_model, load_config
 from ..config import EngineConfig
 from ..errors import UnsupportedModel
@@ -44,8 +45,10 @@ from .base_model import (
     sibling_groups,
     weight_format,
 )
+from .expected_ends import ExpectedEnds, expect_ends
 from .experts import experts_parameters
 from .latent_attention import replace_latents
+from .packed_ends import name_formats
 from .skeleton import bypass_experts
 
 _READS = (
@@ -94,13 +97,15 @@ class ExpectedBase:
     device_type: str
     dtype: torch.dtype
     quantization: str
-    """The format of its files, or of `--quantize`; none: neither."""
+    """The format of its files, or of `--quantize`; none: neither. The ends have their own."""
+    weight_formats: str
+    """As `BaseModel.weight_formats`."""
     weights: Mapping[WeightKind, ExpectedWeights]
     projections: Sequence[Projection]
     """The linear layers of the decoder."""
-    linear_names: Mapping[str, bool]
-    """The stored weights that `--quantize` quantizes: linear layers and experts' matrices. And
-    whether they are transposed."""
+    quantized_at_load: Mapping[str, QuantizedAtLoad]
+    """The stored weights, those of experts too, that `--quantize` and `--quantize-embeddings`
+    quantize."""
     kv_shapes: list[LayerKvShape] | None
     """None: only a model with values tells."""
     kv_format: KvFormat
@@ -126,12 +131,19 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     stored_format = find_packed_format(model_dir)
     check_quantized_once(engine, stored_format)
+    empty, forms = empty_model(model_dir, config, dtype), read_weight_forms(model_dir)
     outline = _Outline(
-        empty_model(model_dir, config, dtype),
-        read_weight_forms(model_dir),
+        empty,
+        forms,
         dtype,
         device.type,
         weight_format(engine.quantization),
+        ends=expect_ends(
+            empty,
+            forms,
+            weight_format(engine.embedding_quantization),
+            device_type=device.type,
+        ),
         leaves_stored=are_packed_smaller(
             engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
         ),
@@ -144,9 +156,10 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
         device_type=device.type,
         dtype=dtype,
         quantization=stored_format or engine.quantization,
+        weight_formats=outline.weight_formats(stored_format or engine.quantization),
         weights=outline.weights(),
         projections=outline.projections,
-        linear_names=outline.linear_names(),
+        quantized_at_load=outline.quantized_at_load(),
         kv_shapes=_kv_shapes(config, max_model_len),
         kv_format=choose_kv_format(engine.kv_dtype, dtype=dtype, device=device),
         max_model_len=max_model_len,
@@ -205,6 +218,7 @@ class _Outline:
         device_type: str,
         quantized_to: WeightFormat | None,
         *,
+        ends: ExpectedEnds,
         leaves_stored: bool,
         packs_experts: bool,
     ) -> None:
@@ -216,6 +230,7 @@ class _Outline:
         self._dtype = dtype
         self._device_type = device_type
         self._quantized_to = quantized_to
+        self._ends = ends
         self._linears = decoder_linears(empty.model)
         self._absorbed = frozenset(replace_latents(empty.model, has_values=False))
         self.num_parameters = sum(parameter.numel() for parameter in empty.model.parameters())
@@ -235,32 +250,39 @@ class _Outline:
         """By kind, without the kinds that the model does not have."""
         found = {kind: ExpectedWeights() for kind in WeightKind}
         kinds = self._stored_kinds()
-        left = {self._stored_names[path] for path in self._left - self._absorbed}
-        left |= {part.name for experts in self._experts.values() for part in experts.parts}
+        packed = {self._stored_names[path] for path in self._left - self._absorbed}
+        packed |= {end.stored_name for end in self._ends.stored_once if end.stored_name}
+        packed |= {part.name for experts in self._experts.values() for part in experts.parts}
         for name, form in self._forms.items():
             kind = kinds.get(name) or _kind_by_name(name)
             part = found[kind]
             part.formats[form.format or "none"] += 1
             part.file_bytes += form.file_bytes
-            stays = name in left and isinstance(form.values, QuantizedWeight)
+            stays = name in packed and isinstance(form.values, QuantizedWeight)
             part.num_made_dense += form.format is not None and not stays
         for paths in sibling_groups(self._linears):
             self._add_group(found[_linear_kind(paths[0])], paths)
         self._add_rest(found)
         return {kind: part for kind, part in found.items() if part.formats or part.served_bytes}
 
-    def linear_names(self) -> dict[str, bool]:
-        linears = {
-            self._stored_names[path]: isinstance(module, Conv1D)
-            for path, module in self._linears.items()
-            if path in self._stored_names
-        }
-        experts = {
-            part.name: parameter.is_transposed
-            for parameter, experts in self._experts.items()
-            for part in experts.parts
-        }
-        return linears | experts
+    def weight_formats(self, linears: str) -> str:
+        """`linears`: the format of the linear layers."""
+        ends = (self._ends.table, self._ends.head)
+        return name_formats(linears, *("none" if end is None else end.format for end in ends))
+
+    def quantized_at_load(self) -> dict[str, QuantizedAtLoad]:
+        found = {}
+        if self._quantized_to is not None:
+            for path in self._linears.keys() & self._stored_names.keys():
+                is_transposed = isinstance(self._linears[path], Conv1D)
+                found[self._stored_names[path]] = QuantizedAtLoad(self._quantized_to, is_transposed)
+            for parameter, experts in self._experts.items():
+                for part in experts.parts:
+                    found[part.name] = QuantizedAtLoad(self._quantized_to, parameter.is_transposed)
+        for end in self._ends.stored_once:
+            if end.stored_name and end.quantized_to:
+                found[end.stored_name] = QuantizedAtLoad(end.quantized_to, is_transposed=False)
+        return found
 
     def _find_experts(self, stacking: Stacking) -> Iterator[tuple[ExpertsParameter, _Experts]]:
         """The experts that stay quantized, as `ExpertsProjection.pack` decides."""
@@ -288,7 +310,7 @@ class _Outline:
         if stacked is None:
             return torch.empty(0, device="meta")  # it becomes dense
         if isinstance(stacked, Tensor) and self._quantized_to is not None:
-            return _quantize(stacked, self._quantized_to)
+            return quantized_form(stacked, self._quantized_to)
         return stacked
 
     def _leave(self, path: str) -> None:
@@ -325,7 +347,7 @@ class _Outline:
             return
         for values in group_weights([self._linears[path] for path in paths]):
             if isinstance(values, Tensor) and self._quantized_to is not None:
-                values = _quantize(values, self._quantized_to)
+                values = quantized_form(values, self._quantized_to)
             self._add_packed(part, values)
 
     def _add_packed(self, part: ExpectedWeights, values: Values) -> None:
@@ -342,8 +364,13 @@ class _Outline:
         """Add the parameters that are no linear layer's."""
         head, table = self._model.get_output_embeddings(), self._model.get_input_embeddings()
         done = {id(p) for module in self._linears.values() for p in module.parameters()}
+        for end in self._ends.stored_once:
+            kind = WeightKind.EMBEDDING if end is self._ends.table else WeightKind.HEAD
+            self._add_linear(found[kind], end.weight, end.kind)
+            done.add(id(end.module.weight))
         # On the CPU a plain head gets a packed copy; a table that is tied to it stays.
-        if self._device_type == "cpu" and type(head) is nn.Linear:
+        is_dense = self._ends.head is None
+        if is_dense and self._device_type == "cpu" and type(head) is nn.Linear:
             self._add_packed(found[WeightKind.HEAD], head.weight.detach())
             done |= {id(p) for p in head.parameters() if p is not table.weight}
         packed = {f"{p.path}.{p.name}": experts.packed for p, experts in self._experts.items()}
@@ -363,11 +390,6 @@ class _Outline:
                 kind = WeightKind.HEAD
                 found[kind].kernels[LinearKind.DENSE] += 1
             found[kind].served_bytes += parameter.nbytes
-
-
-def _quantize(weight: Tensor, form: WeightFormat) -> QuantizedWeight:
-    """The form of the quantized weight: all rows have that of one."""
-    return repeat_row(quantize(weight[:1], form), len(weight))
 
 
 def _linear_kind(path: str) -> WeightKind:

@@ -1,22 +1,26 @@
 """The input embedding: adapters add to its rows or replace them.
 
-The embedding module remains unchanged, and may be tied to the output head. In a step whose adapters
-change it, a hook changes its result. LoRA's A is stored by token, so a token's delta is one row of
-A times B.
+The embedding may be tied to the output head. Unless it is quantized, it remains the model's own
+module. In a step whose adapters change it, a hook changes its result. LoRA's A is stored by token,
+so a token's delta is one row of A times B.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...adapters.arena import Arena
 from ...adapters.layout import Projection, Slice, SliceKind
+from ...kernels.linear import QuantizedLinear
 from ...kernels.lora_batch import Segment
+from ...kernels.quantized_embedding import QuantizedEmbedding
+from .adapted_module import replace_module
 from .slice_auxiliary import HeldAuxiliary, change_embedding
 
 _PIECE_TOKENS = 1024
@@ -30,10 +34,22 @@ class InputEmbedding:
         self.projection = Projection(
             (Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING),)
         )
-        self.base_weights = TableWeights(module)
+        weight = module.weight.detach()
+        self.base_weights = TableWeights(partial(F.embedding, weight=weight), module)
+        self._name = name
         self._scale = scale
-        self._module = module
+        self._module: nn.Embedding | QuantizedEmbedding = module
         self._adapters: _TableAdapters | None = None
+
+    def read_from(self, linear: QuantizedLinear, model: nn.Module) -> None:
+        """Let the model look tokens up in the rows of this layer's weight."""
+        weight = self._module.weight
+        packed = QuantizedEmbedding(
+            linear, scale=self._scale, dtype=weight.dtype, device=weight.device
+        )
+        replace_module(model, self._name, packed)
+        self.base_weights = TableWeights(linear.weight_rows, packed)
+        self._module = packed
 
     def attach(self, arena: Arena, slice_range: range) -> None:
         num_tokens = self.projection.in_features
@@ -94,19 +110,26 @@ class TableWeights:
 
     bias = None
 
-    def __init__(self, module: nn.Embedding) -> None:
-        self._table = module.weight.detach()
+    def __init__(
+        self, read_rows: Callable[[Tensor], Tensor], module: nn.Embedding | QuantizedEmbedding
+    ) -> None:
+        """read_rows: the rows `[n, dim]` of the tokens `[n]`, without the module's factor."""
+        self._read_rows = read_rows
+        self._tokens = torch.arange(module.num_embeddings, device=module.weight.device)
+        self._dim = module.embedding_dim
 
     @cached_property
     def row_norms(self) -> Tensor:
-        squares = torch.zeros(self._table.shape[1], device=self._table.device)
-        for rows in self._table.split(_PIECE_TOKENS):
-            squares += rows.float().square().sum(dim=0)
+        squares = self._zeros(self._dim)
+        for tokens in self._tokens.split(_PIECE_TOKENS):
+            squares += self._read_rows(tokens).float().square().sum(dim=0)
         return squares.sqrt()
 
     def products(self, x: Tensor) -> Tensor:
-        result = torch.zeros(x.shape[0], self._table.shape[1], device=self._table.device)
-        pieces = zip(x.split(_PIECE_TOKENS, dim=1), self._table.split(_PIECE_TOKENS), strict=True)
-        for columns, rows in pieces:
-            result += columns.float() @ rows.float()
+        result = self._zeros(x.shape[0], self._dim)
+        for tokens in self._tokens.split(_PIECE_TOKENS):
+            result += x[:, tokens].float() @ self._read_rows(tokens).float()
         return result
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, device=self._tokens.device)

@@ -1,8 +1,7 @@
 """The output head: it runs on the logits rows only, so its adapter rows differ from the step's.
 
-The head is not quantized, and may be tied to the input embedding. In a step whose adapters change
-it, a hook changes its result. The model's own operations on logits (caps, scales) follow after
-that.
+The head may be tied to the input embedding. In a step whose adapters change it, a hook changes its
+result. The model's own operations on logits (caps, scales) follow after that.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ...adapters.layout import Projection, Slice
 from ...kernels.linear import Linear, row_norms
 from ...kernels.linear_packing import pack_linear
 from ...kernels.lora_batch import LoraBatch
-from .adapted_module import BaseWeights
+from .adapted_module import BaseWeights, replace_module
 from .linear import LinearAdapters
 
 
@@ -35,16 +34,19 @@ class OutputHead:
         self._module: nn.Module = module
         self._adapters: LinearAdapters | None = None
 
-    def pack(self, model: PreTrainedModel) -> Linear:
+    def pack(self, model: nn.Module) -> Linear:
         """Replace the head in the model by one that stores its weight as the device multiplies it
         fastest. A table that was tied to the head keeps its own copy."""
         weights = self.base_weights
         assert isinstance(weights, HeadWeights), "it is packed once"
         packed = pack_linear(weights.weight, weights.bias)
-        parent, _, leaf = self._name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, packed)
-        self._module = self.base_weights = packed
+        self.multiply_by(packed, model)
         return packed
+
+    def multiply_by(self, linear: Linear, model: nn.Module) -> None:
+        """Let the model have this layer as its head."""
+        replace_module(model, self._name, linear)
+        self._module = self.base_weights = linear
 
     def attach(self, arena: Arena, slice_range: range) -> None:
         self._adapters = LinearAdapters(self.projection, self.base_weights, arena, slice_range)

@@ -14,12 +14,14 @@ def describe_engine(
     config: EngineConfig, base: BaseModel, plan: MemoryPlan, *, serves_grammars: bool
 ) -> EngineInfo:
     dtype = str(base.dtype).removeprefix("torch.")
+    ends = base.packed_ends
     windowed = config.attention_window is not None
     return EngineInfo(
         base_id=base.layout.base_id,
         runtime_id=compute_runtime_id(
             base.layout.base_id,
             quantization=config.quantization,
+            embedding_quantization=config.embedding_quantization,
             dtype=dtype,
             kv_dtype=config.kv_dtype,
             attention_window=config.attention_window,
@@ -33,6 +35,10 @@ def describe_engine(
         device=str(base.device),
         dtype=dtype,
         quantization=base.quantization,
+        embedding_format=ends.served_table.format,
+        embedding_bytes=ends.served_table.num_bytes,
+        head_format=ends.served_head.format,
+        head_bytes=ends.served_head.num_bytes,
         num_kv_blocks=plan.num_kv_blocks,
         kv_block_size=config.kv_block_size,
         arena_bytes=plan.arena_bytes,

@@ -49,18 +49,20 @@ def test_ids_are_those_of_the_tagged_parts_with_their_lengths(tmp_path: Path) ->
     encoded = b"loraplex base v1" + b"".join(parts)
     base_id = compute_base_id(tmp_path)
     assert base_id == "sha256:" + hashlib.sha256(encoded).hexdigest()
-    served = encode(b"base", base_id.encode(), b"quantization", b"int8", b"dtype", b"bfloat16")
+    served = encode(b"base", base_id.encode(), b"quantization", b"int8")
+    served += encode(b"embedding_quantization", b"int4", b"dtype", b"bfloat16")
     served += encode(b"kv_dtype", b"auto", b"attention_window", b"64", b"attention_sinks", b"4")
     assert (
         compute_runtime_id(
             base_id,
             quantization="int8",
+            embedding_quantization="int4",
             dtype="bfloat16",
             kv_dtype="auto",
             attention_window=64,
             attention_sinks=4,
         )
-        == "sha256:" + hashlib.sha256(b"loraplex runtime v2" + served).hexdigest()
+        == "sha256:" + hashlib.sha256(b"loraplex runtime v3" + served).hexdigest()
     )
 
 
@@ -87,6 +89,7 @@ def test_how_a_base_is_served_is_part_of_its_runtime_id_only(tiny_base: Path) ->
     base_id = compute_base_id(tiny_base)
     served = {
         "quantization": "none",
+        "embedding_quantization": "none",
         "dtype": "float32",
         "kv_dtype": "auto",
         "attention_window": None,
@@ -96,6 +99,7 @@ def test_how_a_base_is_served_is_part_of_its_runtime_id_only(tiny_base: Path) ->
         {},
         {"quantization": "int8"},
         {"quantization": "int4"},
+        {"embedding_quantization": "int4"},
         {"dtype": "bfloat16"},
         {"kv_dtype": "int8"},
         {"attention_window": 64},

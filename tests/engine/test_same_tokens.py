@@ -27,7 +27,7 @@ from support.families import SERVED, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
 from support.marks import marked_slow
 from support.models import make_adapter
-from support.quantized_checkpoints import FORMATS, write_checkpoint
+from support.quantized_checkpoints import ENDS, FORMATS, write_checkpoint
 
 NEAR_TIE = 1e-4
 """Logit gap, fp32, that another order of summation may cross."""
@@ -57,7 +57,7 @@ QUANTIZED = {
     "deepseek_v2-mla nf4-nested": "nf4-nested",
     "phi3-fused deepseek-fp8": "deepseek-fp8",
 }
-"""A family and the format of its checkpoint."""
+"""A family and the format of its checkpoint, its embedding and output head included."""
 SLOW_FAMILIES = {*FAMILIES, *QUANTIZED} - {
     "llama gptq-ordered",
     "gpt_oss-sinks-window",
@@ -103,7 +103,7 @@ def family(
     model = dense = save_family(root / "base", model_type, {**differences, **UNTIED})
     if request.param in QUANTIZED:
         form = FORMATS[QUANTIZED[request.param]]
-        model = write_checkpoint(dense, root / "packed", form)
+        model = write_checkpoint(dense, root / "packed", form, ends=ENDS)
     adapters = [
         make_adapter(
             dense,

@@ -94,7 +94,7 @@ def test_the_cost_of_a_llama_is_its_linears_and_its_head(tmp_path: Path, is_tied
     assert cost.shared_parameters == linears
     assert cost.head_parameters == base.vocab_size * hidden
     # The CPU library stores whole panels of 16 rows.
-    has_panels = isinstance(base.packed_head, PanelLinear)
+    has_panels = isinstance(base.packed_ends.head, PanelLinear)
     head_rows = -(-base.vocab_size // 16) * 16 if has_panels else base.vocab_size
     assert cost.shared_bytes == 4 * (linears + norms + head_rows * hidden)
 

@@ -177,6 +177,14 @@ def test_two_codes_of_four_bits_share_a_byte() -> None:
     assert linear.weight_bytes == out_features * in_features * (0.5 + 2 / case.group)
 
 
+@EACH_CASE
+def test_the_rows_read_from_panels_are_those_of_the_weight(case: Case) -> None:
+    weight = make_weight(case)
+    indices = torch.arange(len(weight.codes)).flip(0).repeat(2)
+    linear = QuantizedPanelLinear(weight)
+    assert torch.equal(linear.weight_rows(indices), plain_values(weight)[indices])
+
+
 def test_groups_that_would_share_a_word_are_dequantized() -> None:
     for case in (Case(CodeType.INT4, 6), Case(CodeType.INT8, 5)):
         kind = choose_linear(make_weight(case), dtype=torch.float32, device_type="cpu")

@@ -237,6 +237,14 @@ def test_groups_that_the_layout_lacks_are_served_dense() -> None:
     assert isinstance(pack_wna16(make_weight(CASES[0]), None, x.dtype), WNA16Linear)
 
 
+@FORMS
+def test_the_rows_read_from_the_layout_are_those_of_the_weight(case: Case) -> None:
+    weight = make_weight(case)
+    indices = torch.arange(len(weight.codes)).flip(0).repeat(2)
+    linear = WNA16Linear(weight)
+    assert torch.equal(linear.weight_rows(indices), weight.dequantize()[indices])
+
+
 @pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=str)
 def test_the_bytes_of_a_layer_are_known_without_packing_it(case: Case) -> None:
     weight = make_weight(case)

@@ -101,25 +101,35 @@ def make_world(
     features: Sequence[Feature],
     *,
     weight_format: WeightFormat | None = None,
+    end_format: WeightFormat | None = None,
     form: Format | None = None,
+    ends: Sequence[str] = (),
     dtype: str = "float32",
 ) -> World:
     """weight_format: the base is quantized, and PEFT's own base multiplies as it does, in plain
-    PyTorch. form: the base is served from a checkpoint of this format, and PEFT's own base has the
-    values that its codes stand for."""
+    PyTorch; end_format: likewise the embedding and the output head. form: the base is served from a
+    checkpoint of this format, of the `ends` too, and PEFT's own base has the values that its codes
+    stand for."""
     model = save_family(tmp_path / "base", *SERVED[family])
     change_weights(model, _draw_bias)
     load = load_plain
     if weight_format:
         change_weights(model, partial(_round_to_codes, weight_format=weight_format))
         load = partial(load_quantized, weight_format=weight_format)
-    served = write_checkpoint(model, tmp_path / "packed", form) if form else model
+    if end_format:
+        change_weights(model, partial(_round_ends, weight_format=end_format))
+    served = write_checkpoint(model, tmp_path / "packed", form, ends=ends) if form else model
     tuned = [
         tune(model, tmp_path / str(index), feature, seed=index, load=load)
         for index, feature in enumerate(features)
     ]
-    quantization = Quantization(weight_format or "none")
-    config = EngineConfig(str(served), device="cpu", quantization=quantization, dtype=dtype)
+    config = EngineConfig(
+        str(served),
+        device="cpu",
+        quantization=Quantization(weight_format or "none"),
+        embedding_quantization=Quantization(end_format or "none"),
+        dtype=dtype,
+    )
     base = load_base_model(config)
     world = World(base, load(model), tuned, *make_memory(base), rows=[], path=tmp_path)
     for index in range(len(tuned)):
@@ -154,6 +164,11 @@ def _draw_bias(name: str, parameter: Tensor) -> None:
 def _round_to_codes(name: str, parameter: Tensor, *, weight_format: WeightFormat) -> None:
     """Leave of the decoder's matrices what codes can hold: quantizing changes nothing more."""
     if name.endswith("_proj.weight"):
+        parameter.copy_(rounded_weight(parameter, weight_format))
+
+
+def _round_ends(name: str, parameter: Tensor, *, weight_format: WeightFormat) -> None:
+    if name.endswith(("embed_tokens.weight", "lm_head.weight")):
         parameter.copy_(rounded_weight(parameter, weight_format))
 
 

@@ -40,7 +40,7 @@ def logit_bound(base: BaseModel) -> float:
     parts = [part for fused in base.projections for part in fused.linear.modules()]
     if any(isinstance(part, Int8Linear) for part in parts):
         return 0.05
-    parts += base.packed_experts
+    parts += [*base.packed_experts, *base.packed_ends.linears]
     rounds = any(
         isinstance(part, QuantizedPanelLinear | PanelExperts) and part.rounds_inputs
         for part in parts

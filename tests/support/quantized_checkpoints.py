@@ -49,16 +49,27 @@ class Format(NamedTuple):
     """Matrices are quantized whose inputs are a multiple of this."""
 
 
-def write_checkpoint(dense: Path, folder: Path, form: Format, *, but: Sequence[str] = ()) -> Path:
-    """Quantize the decoder's matrices of a saved model into the folder, `but` some by their names.
+ENDS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def write_checkpoint(
+    dense: Path,
+    folder: Path,
+    form: Format,
+    *,
+    but: Sequence[str] = (),
+    ends: Sequence[str] = (),
+) -> Path:
+    """Quantize the decoder's matrices of a saved model into the folder, `but` some by their names,
+    and the `ends`, by theirs.
 
     Those of `dense` are set to the values that the codes stand for.
     """
     tensors = load_file(dense / WEIGHTS)
     matrices = {
-        name: tensor
+        name: _without_zero_rows(tensor)
         for name, tensor in tensors.items()
-        if is_quantized(name, tensor)
+        if (is_quantized(name, tensor) or name in ends)
         and tensor.shape[1] % form.multiple == 0
         and not any(part in name for part in but)
     }
@@ -113,6 +124,12 @@ def gpt_oss_experts(dense: Path, folder: Path) -> Path:
     _save(tensors, dense)
     _write_config(dense, folder, {"quant_method": "mxfp4"})
     return folder
+
+
+def _without_zero_rows(matrix: Tensor) -> Tensor:
+    """The row of a padding token is zero, and not every writer here can scale that."""
+    signs = torch.arange(matrix.shape[1]) % 2 * 2 - 1
+    return matrix.where(matrix.any(dim=1, keepdim=True), signs / 100)
 
 
 def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -89,6 +89,30 @@ def test_a_base_that_is_quantized_at_load_is_served_as_the_report_says(
     assert_as_loaded(ask(run, tiny_base, "--quantize", quantize), load_base_model(config))
 
 
+@pytest.mark.parametrize("is_tied", marked_slow([True, False], slow=[False]))
+def test_ends_that_are_quantized_at_load_are_served_as_the_report_says(
+    is_tied: bool, run: Run, tmp_path: Path
+) -> None:
+    path = make_tiny_llama(tmp_path, tie_word_embeddings=is_tied)
+    config = EngineConfig(str(path), device="cpu", embedding_quantization=Quantization.INT8)
+    base = load_base_model(config)
+    options = ("--quantize-embeddings", "int8", "--reference", str(path))
+    report = ask(run, path, *options)
+    assert_as_loaded(report, base)
+    weights = report["weights"]
+    assert weights["embedding"]["served_bytes"] == base.packed_ends.served_table.num_bytes
+    head_bytes = base.packed_ends.served_head.num_bytes
+    assert weights.get("output head", {"served_bytes": 0})["served_bytes"] == head_bytes
+    stored = load_file(path / WEIGHTS)
+    errors = report["errors"]["projections"]
+    assert errors.keys() == ({"embed_tokens"} if is_tied else {"embed_tokens", "lm_head"})
+    for name, found in errors.items():
+        (weight,) = (tensor for key, tensor in stored.items() if name in key)
+        difference = quantize(weight, WeightFormat.INT8).dequantize() - weight
+        assert found["mean"] == pytest.approx(float(difference.norm() / weight.norm()), rel=1e-4)
+    assert "The format of the weights is embedding and output head int8." in run(path, *options)[1]
+
+
 def test_a_gguf_file_is_served_as_the_report_says(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +123,7 @@ def test_a_gguf_file_is_served_as_the_report_says(
     assert report["quantization"] == "gguf-q4_0"
     embedding = report["weights"]["embedding"]
     assert embedding["formats"] == {"gguf-q8_0": 1}
-    assert embedding["num_made_dense"] == 1
+    assert embedding["num_made_dense"] == 0
 
 
 def test_quantized_experts_are_said_to_stay_quantized(run: Run, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from loraplex.engine.config import Acceptance, EngineConfig, KvDtype, Quantizati
 
 ENGINE_OPTIONS = {
     "--quantize": "int8",
+    "--quantize-embeddings": "int4",
     "--dtype": "float16",
     "--device": "cpu",
     "--max-model-len": "101",
@@ -71,6 +72,7 @@ def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
     assert started.config == EngineConfig(
         model="base",
         quantization=Quantization.INT8,
+        embedding_quantization=Quantization.INT4,
         dtype="float16",
         device="cpu",
         max_model_len=101,
