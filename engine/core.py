@@ -40,10 +40,9 @@ from .token_journal import JournalCounters
 class EngineCore:
     """One base model and everything that runs on it.
 
-    Raises InvalidParameter on construction if the default KV policy is not supported.
-
     `handle` takes messages, `step` does one iteration and returns messages. The caller owns the
-    thread and the transport.
+    thread and the transport. Raises InvalidParameter on construction if the default KV policy is
+    not supported.
     """
 
     def __init__(self, parts: EngineParts) -> None:

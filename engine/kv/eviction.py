@@ -35,7 +35,8 @@ class EvictionPlan:
         return self.budget + self.block_size
 
     def next_after(self, num_computed: int) -> int:
-        """The next such number after `num_computed`; NEVER if there is none."""
+        """The number of computed tokens at which the cache is compacted next, if `num_computed` are
+        computed now; NEVER if it no longer is."""
         if num_computed < self.first:
             return self.first
         if self.method is EvictionMethod.SNAPKV:
@@ -60,8 +61,8 @@ class EvictionPlan:
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Tokens, from the first, that may have been computed for others, as the attention of their
-        queries is not asked for."""
+        """The first tokens of the prompt, whose attention does not count: they may come from the
+        prefix cache."""
         return self.first_observed
 
     @property

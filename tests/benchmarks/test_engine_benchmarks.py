@@ -26,6 +26,7 @@ from benchmarks import (
     bench_paging,
     bench_prefix,
     bench_prompts,
+    bench_quantized_serving,
     bench_speculation,
     bench_target_itl,
     drawn_base,
@@ -44,6 +45,7 @@ BENCHMARKS = {
     "many-adapters": bench_many_adapters,
     "mixed-step": bench_mixed_step,
     "prompts": bench_prompts,
+    "quantized-serving": bench_quantized_serving,
     "adapter-load": bench_adapter_load,
     "speculation": bench_speculation,
 }

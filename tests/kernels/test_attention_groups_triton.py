@@ -1,6 +1,6 @@
 """The Triton kernel for pages of `kv_groups` in the interpreter, compared with the plain op.
 
-What nobody wrote is NaN, and so is each form of a block that no query reads.
+Memory that was not written is NaN, and so is each form of a block that no query reads.
 """
 
 from __future__ import annotations
