@@ -20,7 +20,7 @@ def test_the_page_has_the_newest_evidence() -> None:
 def test_the_evidence_has_every_format() -> None:
     evidence = newest_evidence()
     assert {row["name"] for row in evidence["formats"]} == FORMATS.keys()
-    assert evidence.keys() == {"formats", "mutations", "kv", "mla"}
+    assert evidence.keys() == {"formats", "mutations", "kv", "mla", "eviction"}
 
 
 def test_a_page_without_the_section_is_an_error() -> None:

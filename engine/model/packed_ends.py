@@ -1,7 +1,8 @@
 """Packs the output head, and with it a quantized input embedding.
 
 Quantized ends are packed in a form that the head multiplies and whose rows the embedding reads, so
-that tied ends share one weight. Neither quantizes activations: the head's error is the logits' own.
+that tied ends share one weight. Their inputs are never rounded to 8 bits: an error of the head is
+an error of the logits.
 """
 
 from __future__ import annotations
