@@ -202,12 +202,13 @@ def test_answers_do_not_depend_on_how_they_are_served(
     kv_bytes_per_token = 2 * 2 * 32 * 4
     crowded, engine = serve(
         kv_block_size=4,
-        kv_cache_bytes=40 * 4 * kv_bytes_per_token,
+        kv_cache_bytes=22 * 4 * kv_bytes_per_token,  # two whole requests, three at first
         swap_bytes=1 << 20,
         max_model_len=64,
     )
     assert crowded == alone
     assert engine.core.parts.scheduler.num_swaps > 0
+    assert engine.core.stats().num_cached_tokens > 0
     drafting, engine = serve(speculation=("early_exit:1",))
     assert drafting == alone
     drafted = [engine.answers[name].end.num_draft_tokens for name in engine.answers]
