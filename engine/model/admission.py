@@ -10,6 +10,7 @@ forward pass. Effects beyond the self-test's few tokens are tested on a small co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import LayerKvShape, one_group
 from ..kv.sequence_blocks import block_table
 from .attention_windows import PROBE_NAME, LayerProbe
+from .expert_choices import MAX_REPLACED, LayerChoices, ReplacedChoices, choosing, recording
 from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from .rope import batch_wide_limit
@@ -33,6 +35,16 @@ SELF_TEST_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16:
 """Largest error relative to the largest logit; the half types round at every layer."""
 ROUNDED_INPUTS_TOLERANCE = SELF_TEST_TOLERANCE[torch.float16]
 """Of layers that round their inputs to 16 bits (decision 55), which fp16 does to 11 bits."""
+
+
+class DenseCase(NamedTuple):
+    """One sequence, and what the dense forward pass computed."""
+
+    token_ids: list[int]
+    logits: Tensor
+    """`[num_tokens, vocab]`, fp32."""
+    choices: LayerChoices
+    """Of each MoE layer."""
 
 
 class Cuts(NamedTuple):
@@ -106,8 +118,8 @@ def run_probe(model: nn.Module, probe: LayerProbe) -> None:
 
 def dense_reference(
     model: nn.Module, vocab_size: int, lengths: Sequence[int] = SELF_TEST_LENGTHS
-) -> list[tuple[list[int], Tensor]]:
-    """The model's own logits of fixed random sequences, before anything in it is replaced.
+) -> list[DenseCase]:
+    """What the model itself computes of fixed random sequences, before anything in it is replaced.
 
     Raises DamagedBase if they are not finite.
     """
@@ -116,20 +128,20 @@ def dense_reference(
     cases = []
     for length in lengths:
         token_ids = torch.randint(vocab_size, (length,), generator=generator)
-        with torch.inference_mode():
+        with torch.inference_mode(), recording(model) as choices:
             logits = model(input_ids=token_ids[None].to(device), use_cache=False).logits[0]
         if not logits.isfinite().all():
             raise DamagedBase(
                 "its own logits are not finite: a tensor in its files is damaged, or --dtype is "
                 "too narrow for it"
             )
-        cases.append((token_ids.tolist(), logits.float()))
+        cases.append(DenseCase(token_ids.tolist(), logits.float(), choices))
     return cases
 
 
 def quantized_blocks_cases(
     model: nn.Module, vocab_size: int, block_size: int, *, max_model_len: int
-) -> tuple[list[tuple[list[int], Tensor]], Cuts]:
+) -> tuple[list[DenseCase], Cuts]:
     """As `dense_reference`, for a cache that quantizes complete blocks: sequences of some blocks of
     the served size, because the error grows with the size."""
     lengths = [min(num_halves * block_size // 2, max_model_len) for num_halves in (5, 3)]
@@ -140,7 +152,7 @@ def quantized_blocks_cases(
 def check_parity(
     model: nn.Module,
     shapes: list[LayerKvShape],
-    cases: list[tuple[list[int], Tensor]],
+    cases: list[DenseCase],
     *,
     rounds_inputs: bool = False,
 ) -> float:
@@ -165,15 +177,27 @@ def check_parity(
 def paged_error(
     model: nn.Module,
     shapes: list[LayerKvShape],
-    cases: list[tuple[list[int], Tensor]],
+    cases: list[DenseCase],
     kv_format: KvFormat,
     cuts: Cuts = SELF_TEST_CUTS,
 ) -> float:
-    """The difference of the paged forward pass's logits to `cases`, relative to the largest."""
-    paged = run_paged(model, shapes, [token_ids for token_ids, _ in cases], kv_format, cuts)
+    """The difference of the paged forward pass's logits to `cases`, relative to the largest.
+
+    In the half types a token goes to the experts that the dense forward pass chose. Raises
+    UnsupportedModel if more choices differ than rounding explains.
+    """
+    is_half = next(model.parameters()).dtype is not torch.float32
+    choices = ReplacedChoices([case.choices for case in cases]) if is_half else None
+    sequences = [case.token_ids for case in cases]
+    with choosing(model, choices.choose) if choices else nullcontext():
+        paged = run_paged(model, shapes, sequences, kv_format, cuts, choices=choices)
+    if choices and choices.share > MAX_REPLACED:
+        raise UnsupportedModel(
+            f"its paged forward chooses other experts for {choices.share:.0%} of the tokens"
+        )
     return max(
-        ((ours - theirs).abs().max() / theirs.abs().max()).item()
-        for ours, (_, theirs) in zip(paged, cases, strict=True)
+        ((ours - case.logits).abs().max() / case.logits.abs().max()).item()
+        for ours, case in zip(paged, cases, strict=True)
     )
 
 
@@ -183,8 +207,13 @@ def run_paged(
     sequences: list[list[int]],
     kv_format: KvFormat,
     cuts: Cuts = SELF_TEST_CUTS,
+    *,
+    choices: ReplacedChoices | None = None,
 ) -> list[Tensor]:
-    """Logits of all positions, computed in chunks, all sequences in a batch."""
+    """Logits of all positions, computed in chunks, all sequences in a batch.
+
+    choices: learns which positions each step has.
+    """
     size = cuts.block_size
     per_sequence = -(-max(map(len, sequences)) // size)
     device = next(model.parameters()).device
@@ -215,6 +244,11 @@ def run_paged(
             block_size=size,
             device=device,
         )
+        if choices:
+            lengths = {index: len(chunk.token_ids) for index, chunk in chunks.items()}
+            choices.begin_step(
+                [(index, slice(done[index], done[index] + lengths[index])) for index in order]
+            )
         rows = torch.arange(len(inputs.input_ids), device=device)
         out = run_model(
             model, PagedForward(cache, inputs.attention), inputs.input_ids, inputs.positions, rows

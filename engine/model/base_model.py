@@ -44,6 +44,7 @@ from ..kv.groups import LayerKvShape
 from .adapted_module import AdaptedModule, ExtendedModule, replace_module
 from .admission import (
     SELF_TEST_CUTS,
+    DenseCase,
     check_config,
     check_parity,
     check_replaced,
@@ -264,7 +265,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
 def _packed_error(
     model: nn.Module,
     shapes: list[LayerKvShape],
-    cases: list[tuple[list[int], Tensor]],
+    cases: list[DenseCase],
     parts: Sequence[object],
 ) -> float:
     """The error of a model of these packed parts, as `check_parity`; 0 if bytes are multiplied,

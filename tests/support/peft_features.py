@@ -267,7 +267,7 @@ def _small(vocab_size: int) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "num_experts_per_tok": 2,
         "max_position_embeddings": 256,
-        "initializer_range": 0.2,
+        "initializer_range": 0.1,
         "bos_token_id": None,
         "eos_token_id": vocab_size - 1,
         "pad_token_id": None,
