@@ -1,4 +1,4 @@
-"""Rewrites the section of measured formats in `docs/quantization.md`, from the newest evidence.
+"""Rewrites the measured sections of `docs/quantization.md`, from the newest evidence and matrix.
 
 python -m benchmarks.quantization_list docs/quantization.md
 """
@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-_SECTION = re.compile(r"^## Measured\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
-def newest_evidence() -> dict[str, Any]:
-    """The newest committed `*-quantization-evidence.json`."""
-    newest = max(RESULTS.glob("*-quantization-evidence.json"))
-    evidence: dict[str, Any] = json.loads(newest.read_text())
-    return evidence
+def newest(kind: str) -> dict[str, Any]:
+    """The newest committed `*-quantization-{kind}.json`."""
+    path = max(RESULTS.glob(f"*-quantization-{kind}.json"))
+    figures: dict[str, Any] = json.loads(path.read_text())
+    return figures
 
 
-def section(evidence: dict[str, Any]) -> str:
-    """The section's text."""
+def measured_section(evidence: dict[str, Any]) -> str:
+    """The section of formats, of `make quantization-evidence`."""
     tried, crashes = (evidence["mutations"][name] for name in ("tried", "crashes"))
     lines = [
         "## Measured",
@@ -47,19 +46,82 @@ def section(evidence: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def combinations_section(matrix: dict[str, Any]) -> str:
+    """The section of combinations, of `make quantization-matrix`."""
+    rows = matrix["formats"]
+    kv_dtypes = list(rows[0]["kv"])
+    proposers = ", ".join(f"`{each}`" for each in _proposers(rows) if each != "none")
+    lines = [
+        "## Combinations",
+        "",
+        "`make quantization-matrix` serves each format with the rows of [formats.md](formats.md)",
+        "that its files can hold, in mixed batches, and with each `--kv-dtype` and proposer.",
+        "*Features* are the rows that equal PEFT over the format's values, with the largest error",
+        "relative to the largest logit. *bf16* is the largest error in bf16, as a multiple of",
+        "PEFT's own. In the other columns, *all* means that plain decoding and each proposer",
+        f"({proposers}) gave the answers of the dense base",
+        "alone, in an engine that cuts and reuses prompts and swaps sequences out. CUDA is",
+        "`unmeasured`.",
+        "",
+        f"| format | features | bf16 | {' | '.join(f'KV {each}' for each in kv_dtypes)} |",
+        "| --- " * (3 + len(kv_dtypes)) + "|",
+    ]
+    refusals: dict[str, str] = {}
+    for row in rows:
+        errors = row["features"].values()
+        cells = [_kv_cell(row["kv"][each], _proposers(rows), refusals) for each in kv_dtypes]
+        lines.append(
+            f"| {row['format']} | {len(errors)}, {max(errors):.0e} | {row['bf16']:.2f} "
+            f"| {' | '.join(cells)} |"
+        )
+    lines += ["", *(f"- {mark}: {reason}" for reason, mark in refusals.items())]
+    return "\n".join(lines) + "\n\n"
+
+
+def _proposers(rows: list[dict[str, Any]]) -> list[str]:
+    return list(rows[0]["kv"]["auto"]["different"])
+
+
+def _kv_cell(kv: Any, proposers: list[str], refusals: dict[str, str]) -> str:
+    """What is served, or a mark of why it is refused."""
+
+    def mark(reason: str) -> str:
+        return refusals.setdefault(reason, f"refused ({chr(ord('a') + len(refusals))})")
+
+    if isinstance(kv, str):
+        return mark(kv)
+    served = [each for each in proposers if kv["different"].get(each) == 0]
+    if len(served) == len(proposers):
+        return "all"
+    refused = [f"{each} {mark(reason)}" for each, reason in kv["refused"].items()]
+    if len(served) + len(refused) == len(proposers):
+        return "; ".join(["all others", *refused])
+    return "; ".join([", ".join(served), *refused])
+
+
 def with_section(page: str, text: str) -> str:
     """The page with this section in place of its own. Raises ValueError if it has none."""
-    replaced, count = _SECTION.subn(lambda _match: text, page)
+    heading = text.partition("\n")[0]
+    own = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    replaced, count = own.subn(lambda _match: text, page)
     if count != 1:
-        raise ValueError("the page has no section of measured formats")
+        raise ValueError(f"the page has no section {heading}")
     return replaced
+
+
+def sections() -> list[str]:
+    """The generated sections."""
+    return [measured_section(newest("evidence")), combinations_section(newest("matrix"))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("page", type=Path)
     page = parser.parse_args().page
-    page.write_text(with_section(page.read_text(), section(newest_evidence())))
+    text = page.read_text()
+    for section in sections():
+        text = with_section(text, section)
+    page.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""The documented formats are those of the newest evidence."""
+"""The documented formats and combinations are those of the newest evidence."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from benchmarks.quantization_list import newest_evidence, section, with_section
+from benchmarks.quantization_list import newest, sections, with_section
 
+from loraplex.adapters.formats import SERVED
+from loraplex.engine.config import KvDtype
+from support.quantized_bases import makers
 from support.quantized_checkpoints import FORMATS
 
 PAGE = Path(__file__).parents[1] / "docs" / "quantization.md"
@@ -14,13 +17,24 @@ PAGE = Path(__file__).parents[1] / "docs" / "quantization.md"
 
 def test_the_page_has_the_newest_evidence() -> None:
     page = PAGE.read_text()
-    assert with_section(page, section(newest_evidence())) == page, "run `make docs`"
+    for section in sections():
+        assert with_section(page, section) == page, "run `make docs`"
 
 
 def test_the_evidence_has_every_format() -> None:
-    evidence = newest_evidence()
+    evidence = newest("evidence")
     assert {row["name"] for row in evidence["formats"]} == FORMATS.keys()
     assert evidence.keys() == {"formats", "mutations", "kv", "mla", "eviction"}
+
+
+def test_the_matrix_has_every_combination() -> None:
+    rows = {row["format"]: row for row in newest("matrix")["formats"]}
+    assert rows.keys() == makers().keys()
+    features = {feature.name for feature in SERVED}
+    for name, row in rows.items():
+        assert row["kv"].keys() == set(KvDtype)
+        if not name.startswith("gguf"):
+            assert row["features"].keys() == features
 
 
 def test_a_page_without_the_section_is_an_error() -> None:
