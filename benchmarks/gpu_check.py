@@ -42,6 +42,7 @@ from benchmarks.fused_layers_check import check_fused_layers, time_fused_layers
 from benchmarks.gpu_bars import bars
 from benchmarks.idle_check import check_idle
 from benchmarks.lora_check import check_rows, check_vectors
+from benchmarks.packed_experts_check import check_packed_experts, time_packed_experts
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.quantized_forms_check import check_forms, time_forms
 from benchmarks.speculation_check import check_speculation
@@ -351,6 +352,7 @@ PARTS: Mapping[str, Part] = {
     "speculation": lambda folder, told: check_speculation(folder, device=told.device),
     "quantization": lambda folder, told: check_quantization(folder, device=told.device),
     "quantized_forms": lambda _, told: check_forms(told.device),
+    "packed_experts": lambda _, told: check_packed_experts(told.device),
     "attention": lambda _, told: check_attention(told.device),
     "fused_layers": lambda _, told: check_fused_layers(told.device),
     "lora_rows": lambda _, told: check_rows(told.device),
@@ -363,6 +365,7 @@ PARTS: Mapping[str, Part] = {
     "expert_times": lambda _, told: time_experts(told.device),
     "linear_times": lambda *_: time_quantization(),
     "form_times": lambda *_: time_forms(),
+    "packed_expert_times": lambda *_: time_packed_experts(),
     "adapter_load": lambda _, told: time_adapter_load(told.device),
     "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
     "mixed_step_int8": lambda _, told: time_mixed_step(told.device, Quantization.INT8),
@@ -374,12 +377,13 @@ PARTS: Mapping[str, Part] = {
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
     *("lora_vectors", "serving_experts", "experts", "features", "quantized_forms"),
+    "packed_experts",
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
     *("attention", "fused_layers", "lora_rows", "lora_vectors", "serving_experts", "experts"),
     *("quantized_forms", "attention_times", "fused_times", "expert_times"),
-    *("linear_times", "form_times"),
+    *("packed_experts", "linear_times", "form_times", "packed_expert_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4"),
     *("idle", "prompts", "speculation_times"),
 )

@@ -20,17 +20,25 @@ from benchmarks.idle_check import SAMPLING, check_waits
 from benchmarks.speculation_check import LEAST_P_VALUE, least_p_value
 from torch import Tensor
 
-from benchmarks import expert_check, fused_layers_check, lora_check, quantized_forms_check
+from benchmarks import (
+    expert_check,
+    fused_layers_check,
+    lora_check,
+    packed_experts_check,
+    quantized_forms_check,
+)
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import Acceptance
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
+from loraplex.kernels.expert_packing import pack_experts
 from loraplex.kernels.linear import DenseLinear
 from loraplex.kernels.lora_vectors import apply_vectors
 from loraplex.kernels.lora_weights import AdapterWeights
+from loraplex.kernels.packed_experts import PackedExperts
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from support.plain_tiles import multiply_tiles, plain_expert_kernels
-from support.quantized_weights import Case
+from support.quantized_weights import Case, make_weight
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +134,39 @@ def test_quantized_forms_that_differ_or_change_other_rows_are_named(
 
     found = quantized_forms_check.check_forms("cpu", pack_centred)
     assert len(found["rows_changed_by_others"]) == 6, "those of several rows"
+
+
+def test_packed_experts_that_differ_or_change_other_tokens_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(CodeType.TABLE4, 32, shape=(9, 64))
+    monkeypatch.setattr(packed_experts_check, "CHECKED", (case,))
+    found = packed_experts_check.check_packed_experts("cpu")
+    ok = {"ok": True, "differing": [], "tokens_changed_by_others": [], "served_dense": []}
+    assert found == ok
+    other = make_weight(case, seed=9)
+
+    def pack_last_otherwise(
+        matrices: Sequence[QuantizedWeight], num_experts: int, **how: Any
+    ) -> PackedExperts | None:
+        return pack_experts([*matrices[:-1], other], num_experts, **how)
+
+    monkeypatch.setattr(packed_experts_check, "pack_experts", pack_last_otherwise)
+    found = packed_experts_check.check_packed_experts("cpu")
+    assert not found["ok"]
+    assert 6 <= len(found["differing"]) <= 12, "those of several tokens"
+
+    def pack_mean(matrices: Sequence[QuantizedWeight], *_: Any, **__: Any) -> Any:
+        values = torch.stack([matrix.dequantize() for matrix in matrices])
+        return lambda x, pairs: torch.einsum("pi,poi->po", x - x.mean(), values[pairs.experts])
+
+    monkeypatch.setattr(packed_experts_check, "pack_experts", pack_mean)
+    monkeypatch.setattr(packed_experts_check, "DTYPES", (torch.float32,))
+    found = packed_experts_check.check_packed_experts("cpu")
+    assert len(found["tokens_changed_by_others"]) == 3, "those of several tokens"
+    monkeypatch.setattr(packed_experts_check, "pack_experts", lambda *_, **__: None)
+    found = packed_experts_check.check_packed_experts("cpu")
+    assert found["served_dense"] == [str(case)]
 
 
 def test_vectors_that_differ_or_change_other_rows_are_named(
