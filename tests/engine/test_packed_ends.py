@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from loraplex.api.routes.adapter_views import base_view
+from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.memory.model_cost import model_cost
@@ -22,6 +23,8 @@ from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.expected_base import expect_base
 from loraplex.engine.model.packed_ends import check_ends
 from loraplex.engine.scheduling.step_costs import StepCosts
+from loraplex.engine.speculation.medusa_checkpoint import save_heads
+from loraplex.engine.speculation.medusa_heads import untrained_heads
 from loraplex.kernels.linear import QuantizedLinear
 from loraplex.kernels.quantize import WeightFormat
 from loraplex.kernels.quantized_embedding import QuantizedEmbedding
@@ -169,8 +172,8 @@ def test_an_unchanged_copy_of_the_head_is_known_although_the_base_quantizes_it(
 def test_answers_do_not_depend_on_how_they_are_served(
     is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, in a crowd that swaps, after prefix hits, and with drafts of the first layer, whose
-    logits are the same head's."""
+    """Alone, in a crowd that swaps, after prefix hits, with drafts of the first layer, whose
+    logits are the same head's, and with those of Medusa."""
     monkeypatch.setattr(StepCosts, "swap_seconds", lambda *_: 0.0)  # whatever was measured
     path = make_tiny_llama(tmp_path / "base", tie_word_embeddings=is_tied)
     targets = ["embed_tokens", "lm_head", "q_proj"][is_tied:]
@@ -212,10 +215,13 @@ def test_answers_do_not_depend_on_how_they_are_served(
     assert crowded == alone
     assert engine.core.parts.scheduler.num_swaps > 0
     assert engine.core.stats().num_cached_tokens > 0
-    drafting, engine = serve(speculation=("early_exit:1",))
-    assert drafting == alone
-    drafted = [engine.answers[name].end.num_draft_tokens for name in engine.answers]
-    assert sum(drafted) > 20
+    heads = untrained_heads(load_plain(path).get_output_embeddings(), num_heads=3, num_layers=1)
+    save_heads(heads, tmp_path / "heads", base_id=compute_base_id(path))
+    for proposer in ("early_exit:1", f"medusa:{tmp_path / 'heads'}"):
+        drafting, engine = serve(speculation=(proposer,))
+        assert drafting == alone
+        drafted = [engine.answers[name].end.num_draft_tokens for name in engine.answers]
+        assert sum(drafted) > 20
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

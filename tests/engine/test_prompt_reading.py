@@ -14,15 +14,22 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.config import Quantization
 from loraplex.engine.execution.pooling import pool
 from loraplex.engine.messages import FinishReason, Pooling
 from loraplex.engine.model.forward import run_model
+from loraplex.kernels.quantize import WeightFormat
 from support import peft_features
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
+from support.features import change_weights
+from support.marks import marked_slow
 from support.models import make_adapter
+from support.quantized import rounded_weight
 
 TOLERANCE = 1e-4
+ENDS = (Quantization.NONE, Quantization.FP8)
+"""How the embedding and the output head are quantized."""
 FAMILIES = ("llama", "gemma2-softcap-window", "gpt2-conv1d", "granite", "opt", "cohere")
 
 
@@ -84,7 +91,15 @@ def check_logprobs(
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_family(tmp_path_factory.mktemp("base"), *SERVED["llama"])
+    """Its ends have values of fp8, so that quantizing them changes nothing."""
+    path = save_family(tmp_path_factory.mktemp("base"), *SERVED["llama"])
+    change_weights(path, _round_ends)
+    return path
+
+
+def _round_ends(name: str, parameter: Tensor) -> None:
+    if name in ("model.embed_tokens.weight", "lm_head.weight"):
+        parameter.copy_(rounded_weight(parameter, WeightFormat.FP8))
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +111,16 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return [make_adapter(base, folder / "1", seed=1, r=4), folder / "2"]
 
 
-@pytest.fixture
-def engine(base: Path, tmp_path: Path) -> Iterator[LocalEngine]:
+@pytest.fixture(params=marked_slow(ENDS, slow=ENDS[1:]))
+def engine(base: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
     """Of small steps, so that prompts take several."""
     local = LocalEngine(
-        base, tmp_path, max_num_batched_tokens=24, max_num_seqs=8, speculation=("ngram",)
+        base,
+        tmp_path,
+        embedding_quantization=request.param,
+        max_num_batched_tokens=24,
+        max_num_seqs=8,
+        speculation=("ngram",),
     )
     yield local
     local.close()

@@ -56,6 +56,9 @@ def _while_loading(form: WeightFormat) -> Maker:
     def leave_codes(name: str, parameter: torch.Tensor) -> None:
         if name.endswith("_proj.weight"):
             parameter.copy_(rounded_weight(parameter, form))
+        if ".experts." in name:
+            for matrix in parameter:
+                matrix.copy_(rounded_weight(matrix, form))
 
     def make(dense: Path, folder: Path) -> QuantizedBase:
         change_weights(dense, leave_codes)
@@ -83,9 +86,3 @@ def _from_gguf(kind_of: Callable[[str], str]) -> Maker:
         return QuantizedBase(file, dense)
 
     return make
-
-
-def copy_base(source: Path, target: Path) -> Path:
-    """Another copy of a dense model, to be changed."""
-    shutil.copytree(source, target)
-    return target

@@ -1,9 +1,10 @@
-"""One quantized base served in every way at once, beside its dense values served plainly.
+"""One quantized base served in every way at once, beside one served plainly.
 
 The reference is the dense base, one request at a time, without any reuse and without draft tokens,
-with keys and values in the same form. The quantized base has too little memory for its requests:
-prompts are cut and found in the prefix cache, sequences are swapped out, and each request has draft
-tokens of one proposer.
+with keys and values in the same form. Where these are quantized in groups it is the quantized base
+itself: keys that differ by the rounding of inputs may get another code. The quantized base has too
+little memory for its requests: prompts are cut and found in the prefix cache, sequences are swapped
+out, and each request has draft tokens of one proposer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -75,7 +76,7 @@ class _Case(NamedTuple):
 
 
 class Reference:
-    """The dense base with two adapters, and its answers."""
+    """The reference with two adapters, and its answers."""
 
     def __init__(self, base: QuantizedBase, folder: Path, kv_dtype: KvDtype) -> None:
         folder.mkdir(parents=True)
@@ -87,7 +88,7 @@ class Reference:
             )
             for index, name in enumerate(("lora", "dora"))
         ]
-        self._alone = self._open(base.plain, max_num_seqs=1, prefix_caching=False)
+        self._alone = self._open_alone()
         self._keys = [self._alone.add_adapter(path) for path in self._adapters]
         self._cases = list(self._make_cases())
 
@@ -168,6 +169,12 @@ class Reference:
             accepted=sum(answer.end.num_accepted_tokens for _, answer in answers),
             drafted=sum(answer.end.num_draft_tokens for _, answer in answers),
         )
+
+    def _open_alone(self) -> LocalEngine:
+        alone: dict[str, Any] = {"max_num_seqs": 1, "prefix_caching": False}
+        if not self._kv_dtype.quantizes_blocks:
+            return self._open(self._base.plain, **alone)
+        return self._open(self._base.served, quantization=self._base.quantization, **alone)
 
     def _open_crowded(self) -> LocalEngine:
         parts = self._alone.core.parts
