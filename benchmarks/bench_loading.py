@@ -1,15 +1,15 @@
 """Memory and time that loading a base takes, and the engine's memory once it is ready.
 
-    make bench-loading [ARGS="--shape 1b"]
+    make bench-loading [ARGS="--shape 1b --bases ./a-quantized-checkpoint"]
 
 Each row loads a base in a fresh process, for one quantization and one serving dtype. The base is a
 Llama with random weights in sharded bf16 files, or with `--experts N` a Qwen3-MoE whose experts are
-each a quarter of the Llama's MLP. "peak" is the most anonymous memory above that of
-the process before loading, divided by the bytes of the loaded weights. Pages mapped from files are
-not in it, because the system takes them back when it needs memory; "peak with files" is the same
-for all resident pages (VmHWM). The last row is a whole engine with its default plan, when it is
-ready. Exits with 1 if a peak exceeds 1.15, or the engine's resident memory 1.15 × the weights +
-1 GiB.
+each a quarter of the Llama's MLP. `--bases` are others, served as they are. "peak" is the most
+anonymous memory above that of the process before loading, divided by the bytes of the loaded
+weights. Pages mapped from files are not in it, because the system takes them back when it needs
+memory; "peak with files" is the same for all resident pages (VmHWM). The last row is a whole engine
+with its default plan, when it is ready. Exits with 1 if a peak exceeds 1.15, or the engine's
+resident memory 1.15 × the weights + 1 GiB.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for form, dtype in itertools.product(options.quantization, options.dtype)
         if "loads" in options.parts
     ]
+    loads += [
+        measure_load(replace(config, model=str(base), dtype=dtype), warm)
+        for base, dtype in itertools.product(options.bases, options.dtype)
+    ]
     engines = [measure_engine(config)] if "engine" in options.parts else []
     tables = [(name, rows) for name, rows in (("loads", loads), ("engine", engines)) if rows]
     print_report("loading", tables[0][1], *tables[1:], shape=options.shape)
@@ -99,6 +103,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     forms = [str(form) for form in Quantization]
     parser.add_argument("--quantization", nargs="+", choices=forms, default=forms)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--bases", nargs="+", type=Path, default=(), help="other folders")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", type=Path, default=MODELS, help="where the base is kept")
@@ -118,6 +123,7 @@ def measure_load(config: EngineConfig, warm: Path) -> dict[str, Any]:
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     weights = figures["weight_bytes"]
     row: dict[str, Any] = {
+        "base": Path(config.model).name,
         "quantization": str(config.quantization),
         "dtype": config.dtype,
         "weights_gib": weights / GIB,

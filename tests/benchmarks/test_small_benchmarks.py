@@ -123,11 +123,13 @@ def test_loads_are_measured_in_a_process_of_their_own_and_so_is_the_engine(
 ) -> None:
     monkeypatch.setattr(bench_loading, "EngineClient", partial(EngineClient, command=FAKE_ENGINE))
     arguments = ("--shape", "smoke", "--quantization", "int4", "--dtype", "float32")
-    bench_loading.main([*arguments, "--models", str(tmp_path)])
+    written = str(tmp_path / "loading-smoke")
+    bench_loading.main([*arguments, "--models", str(tmp_path), "--bases", written])
     report = json.loads(capfd.readouterr().out.splitlines()[-1])
-    (row,) = report["rows"]
-    assert is_figure(row["weights_gib"])
-    assert is_figure(row["seconds"])
+    in_int4, as_it_is = report["rows"]
+    assert is_figure(in_int4["weights_gib"])
+    assert is_figure(in_int4["seconds"])
+    assert as_it_is["weights_gib"] > in_int4["weights_gib"]
     assert is_figure(report["engine"][0]["resident_gib"])
 
 
