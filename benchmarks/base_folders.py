@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.engine.checkpoint.files import locate_base
-from loraplex.engine.checkpoint.stored_weights import dense, find_packed_format, stored_weights
+from loraplex.engine.checkpoint.packed_format import find_packed_format
+from loraplex.engine.checkpoint.stored_weights import dense, stored_weights
 from loraplex.engine.checkpoint.weights import load_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel

@@ -58,11 +58,19 @@ class EngineParts:
     """Whether a step may be in flight while the next one is scheduled."""
 
 
-def open_parts(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineParts:
-    """Load the model and size the pools. Raises EngineError if that is impossible."""
+def open_parts(
+    config: EngineConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    base_id: str | None = None,
+) -> EngineParts:
+    """Load the model and size the pools. Raises EngineError if that is impossible.
+
+    base_id: to which the base's adapters are bound, if not to its files.
+    """
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    loaded = _load(config)
+    loaded = _load(config, base_id)
     base = loaded.base
     plan = plan_engine(
         config,
@@ -126,8 +134,8 @@ class _Loaded(NamedTuple):
         return (self.base,) if self.draft is None else (self.base, self.draft)
 
 
-def _load(config: EngineConfig) -> _Loaded:
-    base = load_base_model(config)
+def _load(config: EngineConfig, base_id: str | None) -> _Loaded:
+    base = load_base_model(config, base_id=base_id)
     return _Loaded(base, load_draft_model(config, base), open_medusas(config, base))
 
 

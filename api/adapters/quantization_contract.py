@@ -1,6 +1,7 @@
 """Measures, per adapter, how far the served base deviates from the unquantized base.
 
-With `--reference-base`, every new version runs the probe prompts on both. A separate process loads
+With `--reference-base`, every new version runs the probe prompts on both. The served base may be
+quantized while it is loaded, or its checkpoint is quantized already. A separate process loads
 the reference base for the duration of the measurement; the engine never waits for it. A failed
 measurement reports the reason and does not delay the version.
 """
@@ -22,7 +23,9 @@ from ...adapters.errors import AdapterError
 from ...adapters.fetcher import FetchedBlock
 from ...adapters.identity import AdapterKey
 from ...adapters.niceness import yield_processor
+from ...engine.checkpoint.base_config import read_config_file
 from ...engine.checkpoint.base_identity import compute_base_id
+from ...engine.checkpoint.packed_format import find_packed_format
 from ...engine.process.engine_process import engine_environment
 from ...engine.process.reference_base import ReferenceRequest
 from ...platform.errors import InvalidValue, PlatformError
@@ -33,6 +36,11 @@ DRIFTED = "quantization_drift"
 MEASURE_SECONDS = 900.0
 """Time for fetching the block, loading the reference and running it."""
 MAX_REASON_CHARACTERS = 300
+_SIZES = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+"""Settings in which a base and its quantized checkpoint are alike."""
 REFERENCE_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.process.reference_base")
 
 
@@ -93,6 +101,7 @@ class QuantizationContract:
         self,
         *,
         reference_dir: Path,
+        reference_id: str,
         base_id: str,
         prompts: Sequence[list[int]],
         fetch: Callable[[AdapterKey], Awaitable[FetchedBlock]],
@@ -101,9 +110,10 @@ class QuantizationContract:
         measure_seconds: float = MEASURE_SECONDS,
         command: Sequence[str] = REFERENCE_COMMAND,
     ) -> None:
-        """`fetch` fetches an adapter's block to the local disk. `limit`: the largest accepted KL
-        divergence."""
+        """`reference_id`: the base id of that folder. `base_id`: the served one. `fetch` fetches an
+        adapter's block to the local disk. `limit`: the largest accepted KL divergence."""
         self._reference_dir = reference_dir
+        self._reference_id = reference_id
         self._base_id = base_id
         self._prompts = list(prompts)
         self._fetch = fetch
@@ -132,6 +142,7 @@ class QuantizationContract:
     def _request(self, block: Path) -> ReferenceRequest:
         return ReferenceRequest(
             model=str(self._reference_dir),
+            model_id=self._reference_id,
             base_id=self._base_id,
             block_path=str(block),
             prompts=self._prompts,
@@ -175,12 +186,31 @@ class QuantizationContract:
         return compare_with_reference(list(reference), served, limit=self._limit)
 
 
-def check_reference(reference_dir: Path, base_id: str) -> None:
-    """Raise InvalidValue if the folder does not contain the served base. Reads all its files."""
+def check_reference(reference_dir: Path, served_dir: Path, base_id: str) -> str:
+    """The base id of the reference. Reads all its files.
+
+    base_id: the served one. Raises InvalidValue unless the folder holds the served base, or an
+    unquantized base of the same sizes if the served checkpoint is quantized.
+    """
     found = compute_base_id(reference_dir)
-    if found != base_id:
-        raise InvalidValue(
-            f"--reference-base {reference_dir} holds another model or tokenizer ({found}) than the "
-            f"one that is served ({base_id}).",
-            param="reference_base",
+    if found == base_id:
+        return found
+    if find_packed_format(served_dir) is None:
+        raise _not_the_reference(
+            f"{reference_dir} holds another model or tokenizer ({found}) than the one that is "
+            f"served ({base_id})"
         )
+    if form := find_packed_format(reference_dir):
+        raise _not_the_reference(f"{reference_dir} is quantized itself: {form}")
+    reference, served = read_config_file(reference_dir), read_config_file(served_dir)
+    for name in _SIZES:
+        if name in reference and name in served and reference[name] != served[name]:
+            raise _not_the_reference(
+                f"{reference_dir} holds another model than the one that is served: its {name} is "
+                f"{reference[name]}, not {served[name]}"
+            )
+    return found
+
+
+def _not_the_reference(reason: str) -> InvalidValue:
+    return InvalidValue(f"--reference-base {reason}.", param="reference_base")

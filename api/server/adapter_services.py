@@ -75,12 +75,12 @@ async def _open_attestations(planes: Planes) -> Attestations:
 
 def _open_contract(planes: Planes, prompts: list[list[int]]) -> QuantizationContract | None:
     """The contract with the reference base, if the operator gave one. Raises InvalidValue."""
-    reference_dir, base_id = planes.bases.reference, planes.engine.info.base_id
-    if reference_dir is None:
+    bases, base_id = planes.bases, planes.engine.info.base_id
+    if bases.reference is None:
         return None
-    check_reference(reference_dir, base_id)
     return QuantizationContract(
-        reference_dir=reference_dir,
+        reference_dir=bases.reference,
+        reference_id=check_reference(bases.reference, bases.served, base_id),
         base_id=base_id,
         prompts=prompts,
         fetch=planes.blocks.fetch,

@@ -23,8 +23,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ..checkpoint.base_identity import compute_base_id
+from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.stored_tensors import StoredTensor, read_stored_tensors
-from ..checkpoint.stored_weights import find_packed_format
 from ..checkpoint.weights import load_config, load_weights
 from ..errors import QuantizedBase
 from ..gguf.header import GGUF_FILE

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ...kernels.quantized_weight import QuantizedWeight, stack_rows
-from ..gguf.file import GgufTensor, quantized_kind, tensor_names
+from ..gguf.file import GgufTensor, tensor_names
 from ..gguf.header import GGUF_FILE
 from .base_config import read_config_file
 from .packed_weights import PackedWeight, find_packed_weights
@@ -120,14 +120,6 @@ def format_of(stored: AnyStoredWeight) -> str | None:
         case GgufTensor(kind=kind) if stored.is_quantized:
             return f"gguf-{kind.lower()}"
     return None
-
-
-def find_packed_format(folder: Path) -> str | None:
-    """The format of the base's quantized weights; None if it has none. Raises as above."""
-    if (folder / GGUF_FILE).exists():
-        return quantized_kind(folder / GGUF_FILE)
-    tensors = read_stored_tensors(folder)
-    return find_packed_weights(tensors, read_config_file(folder), folder).format
 
 
 def dense(values: Values, *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -131,13 +130,6 @@ def tensor_names(path: Path, config: Mapping[str, Any]) -> dict[str, GgufTensor]
             "the original checkpoint"
         )
     return found
-
-
-def quantized_kind(path: Path) -> str | None:
-    """The kind of most quantized matrices, such as gguf-q4_k; None if there are none."""
-    tensors = read_header(path).tensors.values()
-    kinds = Counter(tensor.kind for tensor in tensors if tensor.kind in QUANTIZED_KINDS)
-    return f"gguf-{kinds.most_common(1)[0][0].lower()}" if kinds else None
 
 
 def _gguf_names(architecture: str, num_layers: int) -> Mapping[str, str]:

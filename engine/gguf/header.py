@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DamagedBase, ForeignBase, QuantizedBase
-from .kinds import BLOCK_SIZES, KIND_NAMES
+from .kinds import BLOCK_SIZES, KIND_NAMES, QUANTIZED_KINDS
 
 GGUF_FILE = "loraplex.gguf"
 """The link to the file in the folder that its base is served from."""
@@ -246,3 +247,10 @@ class _Reader:
         return DamagedBase(
             f"{self.path} is damaged or only a part of the file ({reason}): download it again"
         )
+
+
+def quantized_kind(path: Path) -> str | None:
+    """The kind of most quantized matrices, such as gguf-q4_k; None if there are none."""
+    tensors = read_header(path).tensors.values()
+    kinds = Counter(tensor.kind for tensor in tensors if tensor.kind in QUANTIZED_KINDS)
+    return f"gguf-{kinds.most_common(1)[0][0].lower()}" if kinds else None

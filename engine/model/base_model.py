@@ -29,12 +29,8 @@ from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
-from ..checkpoint.stored_weights import (
-    dense,
-    find_packed_format,
-    stack_values,
-    weight_values,
-)
+from ..checkpoint.packed_format import find_packed_format
+from ..checkpoint.stored_weights import dense, stack_values, weight_values
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import load_config, load_weights
 from ..config import EngineConfig, Quantization
@@ -176,8 +172,11 @@ class BaseModel:
             module.forget_step()
 
 
-def load_base_model(engine: EngineConfig) -> BaseModel:
-    """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot."""
+def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> BaseModel:
+    """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot.
+
+    base_id: to which its adapters are bound, if not to these files.
+    """
     model_dir = locate_base(engine.model)
     config = load_config(model_dir)
     max_model_len = check_config(config, max_model_len=engine.max_model_len)
@@ -236,7 +235,7 @@ def load_base_model(engine: EngineConfig) -> BaseModel:
         ends=ends,
         projections=projections,
         moe_layers=moe_layers,
-        base_id=compute_base_id(model_dir),
+        base_id=base_id or compute_base_id(model_dir),
         digests=digests,
     )
     return BaseModel(

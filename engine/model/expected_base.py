@@ -25,9 +25,10 @@ from ...kernels.packed_experts import PackedExperts
 from ...kernels.quantize import WeightFormat
 from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.files import locate_base
+from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.quantization_error import QuantizedAtLoad
 from ..checkpoint.stored_experts import ExpertsParameter, Stacking, StoredPart
-from ..checkpoint.stored_weights import Values, find_packed_format, kept_dtype, stack_values
+from ..checkpoint.stored_weights import Values, kept_dtype, stack_values
 from ..checkpoint.weight_forms import WeightForm, quantized_form, read_weight_forms
 from ..checkpoint.weights import EmptyModel, build_model, empty_model, load_config
 from ..config import EngineConfig

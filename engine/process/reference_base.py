@@ -25,6 +25,7 @@ from ...adapters.errors import AdapterError
 from ...adapters.identity import AdapterKey
 from ...adapters.logs import log_to_stderr
 from ...adapters.manager import Tier
+from ..checkpoint.base_identity import compute_base_id
 from ..config import EngineConfig
 from ..errors import EngineError
 from ..messages import (
@@ -58,8 +59,10 @@ class ReferenceRequest:
 
     model: str
     """The folder of the unquantized base."""
-    base_id: str
+    model_id: str
     """The expected id of that folder."""
+    base_id: str
+    """The id of the served base, which is another one if its checkpoint is quantized."""
     block_path: str
     """The adapter's canonical block."""
     prompts: list[list[int]]
@@ -79,10 +82,10 @@ def compute_reference_logits(request: ReferenceRequest) -> list[bytes]:
 
     block = Path(request.block_path)
     header = read_block_header(block)
-    core = EngineCore(open_parts(_config(request, header)))
+    if compute_base_id(Path(request.model)) != request.model_id:
+        raise EngineError("the reference base is no longer the one that the server started with")
+    core = EngineCore(open_parts(_config(request, header), base_id=request.base_id))
     try:
-        if not core.info.base_id == request.base_id == header.base_id:
-            raise EngineError("the reference base is no longer the base that is served")
         return _Questions(core, AdapterKey(_TENANT, header.digest), block).ask(request.prompts)
     finally:
         core.close()

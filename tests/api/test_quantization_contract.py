@@ -34,6 +34,7 @@ from loraplex.platform.errors import InvalidValue
 from support.engine import LocalEngine
 from support.http_uploads import WEIGHTS, commit, open_upload, put
 from support.models import make_adapter, make_tiny_llama
+from support.quantized_checkpoints import FORMATS, write_checkpoint
 from support.server import Caller, serving
 from support.waiting import wait_for
 
@@ -58,6 +59,11 @@ def served(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     directory = tmp_path_factory.mktemp("served")
     adapter = make_adapter(tiny_base, directory / "adapter", seed=5)
     engine = LocalEngine(tiny_base, directory, quantization=Quantization.INT8)
+    yield probe(engine, tiny_base, adapter)
+    engine.close()
+
+
+def probe(engine: LocalEngine, reference: Path, adapter: Path) -> Served:
     key = engine.add_adapter(adapter)
     info = engine.core.info
     prompts = probe_prompts([5, 6, 7], info.vocab_size)
@@ -65,8 +71,7 @@ def served(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     engine.run()
     found = [engine.answers[name].tokens[0].logits for name in names]
     logits = [np.frombuffer(entry or b"", np.float32) for entry in found]
-    yield Served(tiny_base, info.base_id, adapter, key, engine.paths[key], prompts, logits)
-    engine.close()
+    return Served(reference, info.base_id, adapter, key, engine.paths[key], prompts, logits)
 
 
 ONCE = """
@@ -121,6 +126,7 @@ def make_contract(
 
     settings: dict[str, object] = {
         "reference_dir": served.base,
+        "reference_id": served.base_id,
         "base_id": served.base_id,
         "prompts": served.prompts,
         "fetch": fetch,
@@ -205,7 +211,7 @@ def test_a_reference_that_stalls_is_ended_and_the_next_one_gets_its_turn(
 def test_another_folder_than_at_the_start_is_not_measured(served: Served, tmp_path: Path) -> None:
     other = make_tiny_llama(tmp_path / "other", seed=9)
     contract = make_contract(served, reference_dir=other)
-    with pytest.raises(NotMeasured, match="no longer the base"):
+    with pytest.raises(NotMeasured, match="no longer the one"):
         asyncio.run(contract.measure(served.key, served.logits))
 
 
@@ -221,10 +227,32 @@ def test_an_outage_of_the_store_is_not_measured(served: Served) -> None:
 def test_a_reference_of_another_base_is_refused_at_the_start(
     served: Served, tmp_path: Path
 ) -> None:
-    check_reference(served.base, served.base_id)
+    assert check_reference(served.base, served.base, served.base_id) == served.base_id
     other = make_tiny_llama(tmp_path / "other", seed=9)
     with pytest.raises(InvalidValue, match="another model"):
-        check_reference(other, served.base_id)
+        check_reference(other, served.base, served.base_id)
+
+
+def test_a_quantized_checkpoint_is_compared_with_the_model_that_it_was_made_from(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    dense = Path(shutil.copytree(tiny_base, tmp_path / "dense"))
+    packed = write_checkpoint(dense, tmp_path / "packed", FORMATS["gptq"])
+    adapter = make_adapter(tiny_base, tmp_path / "adapter", seed=5)
+    engine = LocalEngine(packed, tmp_path)
+    served = probe(engine, tiny_base, adapter)
+    engine.close()
+    reference_id = check_reference(tiny_base, packed, served.base_id)
+    assert reference_id != served.base_id
+    contract = make_contract(served, reference_dir=tiny_base, reference_id=reference_id)
+    drift = asyncio.run(contract.measure(served.key, served.logits))
+    assert drift.kl_max == pytest.approx(max(peft_divergences(served)), rel=0.02)
+    assert drift.kl_max > 1e-3
+    with pytest.raises(InvalidValue, match="quantized itself: gptq-int4"):
+        check_reference(write_checkpoint(dense, tmp_path / "8", FORMATS["gptq"]), packed, "sha256:")
+    narrow = make_tiny_llama(tmp_path / "narrow", intermediate_size=48)
+    with pytest.raises(InvalidValue, match="its intermediate_size is 48, not 96"):
+        check_reference(narrow, packed, served.base_id)
 
 
 def push_until_settled(caller: Caller, folder: Path, name: str) -> dict[str, Any]:

@@ -15,13 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from loraplex.engine.checkpoint.packed_format import find_packed_format
 from loraplex.engine.checkpoint.stored_experts import StoredExperts
-from loraplex.engine.checkpoint.stored_weights import (
-    StoredPackedWeight,
-    dense,
-    find_packed_format,
-    stored_weights,
-)
+from loraplex.engine.checkpoint.stored_weights import StoredPackedWeight, dense, stored_weights
 from loraplex.engine.checkpoint.weights import load_config, load_weights
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter
