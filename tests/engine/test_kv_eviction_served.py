@@ -33,6 +33,7 @@ TOLERANCE = 1e-4
 SNAPKV = KvPolicy(EvictionMethod.SNAPKV, 50)
 H2O = KvPolicy(EvictionMethod.H2O, 40)
 POLICIES = (None, SNAPKV, H2O)
+WHEN = ("in the prompt", "in the output")
 LENGTHS = (106, 81)
 """Of prompts: the second ends one token into a block."""
 MAX_TOKENS = 36
@@ -165,7 +166,7 @@ def test_h2o_reads_no_prefix(world: World, engine: LocalEngine) -> None:
         world.check(engine, request_id, 0, H2O)
 
 
-@pytest.mark.parametrize("policy", [SNAPKV, H2O])
+@pytest.mark.parametrize("policy", marked_slow([SNAPKV, H2O], slow=[SNAPKV]))
 def test_the_cached_prompt_of_a_compacted_sequence_stays_whole(
     world: World, engine: LocalEngine, policy: KvPolicy
 ) -> None:
@@ -191,7 +192,7 @@ def test_the_output_of_a_compacted_sequence_is_no_prefix(world: World, engine: L
     assert started.num_cached_tokens == LENGTHS[0] // BLOCK_SIZE * BLOCK_SIZE
 
 
-@pytest.mark.parametrize("policy", [SNAPKV, H2O])
+@pytest.mark.parametrize("policy", marked_slow([SNAPKV, H2O], slow=[SNAPKV]))
 def test_the_choices_of_a_request_are_compacted_each_for_itself(
     world: World, engine: LocalEngine, policy: KvPolicy
 ) -> None:
@@ -208,7 +209,7 @@ SHORTAGES = {80: 1, 114: 2, 120: 2, 121: 2, 130: 2}
 before a compaction of an output, and where one of its blocks is full. A decoding one asks twice."""
 
 
-@pytest.mark.parametrize("swap_bytes", [0, 4 * MIB])
+@pytest.mark.parametrize("swap_bytes", marked_slow([0, 4 * MIB], slow={0}))
 @pytest.mark.parametrize("policy", [SNAPKV, H2O])
 def test_a_preempted_sequence_goes_on_with_what_it_kept(
     world: World, policy: KvPolicy, swap_bytes: int
@@ -254,7 +255,7 @@ def test_a_crowd_shares_a_pool_that_is_too_small(world: World) -> None:
 
 
 @pytest.mark.parametrize("policy", [SNAPKV, H2O])
-@pytest.mark.parametrize("when", ["in the prompt", "in the output"])
+@pytest.mark.parametrize("when", marked_slow(WHEN, slow=WHEN[:1]))
 def test_an_aborted_sequence_leaves_no_blocks(world: World, policy: KvPolicy, when: str) -> None:
     engine = world.engine(max_num_seqs=4, max_num_batched_tokens=40)
     request_id = world.submit(engine, 0, policy)
@@ -308,7 +309,7 @@ def test_h2o_verifies_no_draft_tokens(world: World) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("policy", [SNAPKV, H2O])
+@pytest.mark.parametrize("policy", marked_slow([SNAPKV, H2O], slow=[H2O]))
 def test_quantized_entries_are_kept_as_they_are(world: World, policy: KvPolicy) -> None:
     reference = EvictingLlama(world.base, has_int8_cache=True)
     expected = reference.generate(world.prompts[1], MAX_TOKENS, policy)

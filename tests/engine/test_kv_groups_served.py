@@ -183,10 +183,9 @@ def test_forks_answer_as_requests_of_their_own(length: int, tmp_path: Path) -> N
         engine.close()
 
 
-@pytest.mark.parametrize("kv_dtype", marked_slow(FORMATS, slow={KvDtype.INT2}))
-@pytest.mark.parametrize(
-    "speculation", marked_slow(["ngram", "early_exit:1", "draft"], slow={"ngram", "draft"})
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", FORMATS)
+@pytest.mark.parametrize("speculation", ["ngram", "early_exit:1", "draft"])
 def test_draft_tokens_do_not_change_the_answer(
     speculation: str, kv_dtype: KvDtype, tmp_path: Path
 ) -> None:

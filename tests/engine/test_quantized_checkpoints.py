@@ -44,9 +44,9 @@ from support.quantized_checkpoints import (
 CPU = torch.device("cpu")
 SEQUENCES = ([5, 6, 7, 8, 9, 10, 11], [1, 2, 3])
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-SAMPLE = {"gptq-ordered", "ct-int4-asymmetric", "nf4-nested", "deepseek-fp8"}
+SAMPLE = ("ct-int4-asymmetric", "gptq-ordered", "nf4-nested", "deepseek-fp8")
 """Of each kind of layout one, with everything that it may have."""
-SAMPLED = pytest.mark.parametrize("name", marked_slow(FORMATS, slow=FORMATS.keys() - SAMPLE))
+SAMPLED = pytest.mark.parametrize("name", marked_slow(FORMATS, slow=FORMATS.keys() - set(SAMPLE)))
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
@@ -110,7 +110,7 @@ FEATURES: list[Feature] = [
 ]
 
 
-@SAMPLED
+@pytest.mark.parametrize("name", marked_slow(SAMPLE, slow=SAMPLE[1:]))
 def test_adapters_over_a_checkpoint_equal_peft_over_its_values(name: str, tmp_path: Path) -> None:
     world = make_world(tmp_path, "llama", FEATURES, form=FORMATS[name])
     sequences = world.sequences()

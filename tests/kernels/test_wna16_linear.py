@@ -17,6 +17,7 @@ from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from loraplex.kernels.wna16_linear import MAX_WNA16_ROWS, WNA16Linear, pack_wna16
 from loraplex.kernels.wna16_weight import has_served_groups, pack_codes
+from support.marks import marked_slow
 from support.quantized import rounded_weight
 from support.quantized_weights import CASES, Case, make_weight, plain_values
 
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.filterwarnings(
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 EACH_FORMAT = pytest.mark.parametrize("weight_format", [WeightFormat.INT8, WeightFormat.INT4])
 FORMS = pytest.mark.parametrize("case", CASES, ids=str)
+MULTIPLIED = (*CASES[2:4], CASES[7], CASES[9], CASES[12], CASES[14])
+"""Of each type of code, one with everything that it may have."""
 WIDE = (20, 2100)
 WIDE_CASES = (
     Case(CodeType.INT8, 192, shape=WIDE),
@@ -70,7 +73,7 @@ def assert_product(result: Tensor, x: Tensor, values: Tensor, bias: Tensor | Non
 @pytest.mark.parametrize(
     ("in_features", "out_features"), [(1, 1), (63, 133), (128, 32), (300, 70)], ids=str
 )
-@pytest.mark.parametrize("num_rows", [1, 16, 17, 40])
+@pytest.mark.parametrize("num_rows", marked_slow([1, 16, 17, 40], slow={16, 40}))
 def test_equals_the_product_with_the_rounded_weight(
     num_rows: int, in_features: int, out_features: int, has_bias: bool, weight_format: WeightFormat
 ) -> None:
@@ -82,7 +85,7 @@ def test_equals_the_product_with_the_rounded_weight(
 
 @EACH_FORMAT
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("num_rows", [3, 20, 70])
+@pytest.mark.parametrize("num_rows", marked_slow([3, 20, 70], slow={3}))
 def test_half_types_multiply_the_same_codes(
     num_rows: int, dtype: torch.dtype, weight_format: WeightFormat
 ) -> None:
@@ -93,7 +96,7 @@ def test_half_types_multiply_the_same_codes(
 
 @EACH_FORMAT
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("in_features", [2048, 2304, 2100])
+@pytest.mark.parametrize("in_features", marked_slow([2048, 2304, 2100], slow={2048, 2304}))
 def test_programs_that_share_a_row_add_up_to_it(
     in_features: int, has_bias: bool, weight_format: WeightFormat, interpreted_codes: ModuleType
 ) -> None:
@@ -114,7 +117,7 @@ def test_many_rows_meet_the_weight_written_out(weight_format: WeightFormat) -> N
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy computes the interpreted overflow
 @EACH_FORMAT
 @pytest.mark.parametrize("poison", [torch.inf, torch.nan, 3e38])
-@pytest.mark.parametrize("num_rows", [2, 18, 40])
+@pytest.mark.parametrize("num_rows", marked_slow([2, 18, 40], slow={2, 40}))
 def test_keeps_one_rows_outlier_in_its_row(
     num_rows: int, poison: float, weight_format: WeightFormat
 ) -> None:
@@ -155,7 +158,7 @@ def test_holds_a_byte_or_half_of_one_per_weight_and_its_scales() -> None:
     assert make_linear(weight, None, WeightFormat.INT4).weight_bytes == 20 * 256 // 2 + 20 * 2 * 2
 
 
-@FORMS
+@pytest.mark.parametrize("case", marked_slow(CASES, slow=set(CASES) - set(MULTIPLIED)), ids=str)
 def test_every_form_multiplies_its_values(case: Case) -> None:
     weight = make_weight(case)
     values, bias = plain_values(weight), torch.randn(case.shape[0])
