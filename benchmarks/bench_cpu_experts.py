@@ -25,7 +25,7 @@ from loraplex.kernels.expert_packing import pack_experts
 from loraplex.kernels.expert_pairs import ExpertPairs, sort_pairs
 from loraplex.kernels.grouped_linear import grouped_linear
 from loraplex.kernels.packed_experts import PackedExperts
-from loraplex.kernels.quantize import WeightFormat
+from loraplex.kernels.quantize import WeightFormat, quantize
 
 DENSE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FORMS = (*DENSE, *WeightFormat)
@@ -91,7 +91,8 @@ def _matrices(form: str, size: tuple[int, int, int], generator: torch.Generator)
     weight = torch.randn(size, generator=generator).mul_(size[2] ** -0.5)
     if form in DENSE:
         return weight.to(DENSE[form])
-    packed = pack_experts(weight, len(weight), weight_format=WeightFormat(form), device_type="cpu")
+    matrices = (quantize(matrix, WeightFormat(form)) for matrix in weight)
+    packed = pack_experts(matrices, len(weight), device_type="cpu")
     assert packed is not None, "all are of one form"
     return packed
 

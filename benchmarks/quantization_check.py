@@ -20,6 +20,7 @@ from torch import Tensor
 
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model.base_model import load_base_model, weight_format
+from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.kernels.linear import Linear
 from loraplex.kernels.linear_packing import pack_linear
 from loraplex.kernels.quantize import WeightFormat
@@ -206,7 +207,8 @@ def _linear(
     """A layer with random weight and bias, which come with it."""
     weight = _random(out_features, in_features, dtype=dtype, device=device)
     bias = _random(out_features, dtype=dtype, device=device)
-    linear = pack_linear(weight, bias if has_bias else None, weight_format=weight_format(form))
+    packed = LoadQuantization(weight_format(form)).apply("layer", weight)
+    linear = pack_linear(packed, bias if has_bias else None, dtype=weight.dtype)
     return linear, weight, bias
 
 

@@ -18,6 +18,7 @@ from benchmarks.quantization_check import COLD_BYTES, MAX_CALLS, TOLERANCE, seco
 from torch import Tensor
 
 from loraplex.engine.memory.device_peak import measure_peak
+from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.kernels.linear import DenseLinear, Linear
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from support.quantized_weights import CASES, Case, make_weight
@@ -82,7 +83,10 @@ def check_forms(device: str, pack: Pack | None = None) -> dict[str, Any]:
 def time_forms() -> list[dict[str, Any]]:
     """Each form in bf16, and bf16 by cuBLAS, over a copy of the weight's bytes."""
     bandwidth = measure_peak(
-        torch.device("cuda"), torch.bfloat16, weight_format=None, threads=torch.get_num_threads()
+        torch.device("cuda"),
+        torch.bfloat16,
+        quantization=LoadQuantization(),
+        threads=torch.get_num_threads(),
     ).bytes_per_second
     rows = []
     with torch.inference_mode():

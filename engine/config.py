@@ -14,7 +14,11 @@ GIB = 1 << 30
 
 
 class Quantization(StrEnum):
-    """How weights of the base are quantized while they are loaded (`kernels/quantize.py`)."""
+    """How weights of the base are quantized while they are loaded (`kernels/quantize.py`).
+
+    The groups of inputs that share a scale are each format's own; `quantization_group_size` asks
+    for others.
+    """
 
     NONE = "none"
     """They stay as the checkpoint has them."""
@@ -52,6 +56,9 @@ class KvDtype(StrEnum):
         return self in (KvDtype.INT4, KvDtype.INT2)
 
 
+GROUP_SIZE_STEP = 16
+"""The groups of inputs that all kernels multiply are multiples of this."""
+MXFP4_GROUP_SIZE = 32
 BLOCK_SIZE = 16
 QUANTIZED_BLOCK_SIZE = 64
 """Where a block is a group of tokens: their steps take half a bit per element."""
@@ -82,7 +89,16 @@ class EngineConfig:
     model: Annotated[str, Option()]
     """A model directory or Hugging Face model ID."""
     quantization: Annotated[Quantization, Option(name="quantize")] = Quantization.NONE
-    """Quantization of the linear layers while they are loaded."""
+    """Quantization of the linear layers and experts while they are loaded."""
+    quantization_group_size: Annotated[
+        int | None, Option(name="quantize_group_size", minimum=0), Unset("the format's")
+    ] = None
+    """Inputs that share a scale of --quantize, a multiple of 16; 0: a scale per output."""
+    quantization_exclude: Annotated[
+        tuple[str, ...], Option(name="quantize_exclude", metavar="GLOB")
+    ] = ()
+    """Linear layers and experts that --quantize leaves as they are, such as '*.down_proj'.
+    Repeatable."""
     embedding_quantization: Annotated[Quantization, Option(name="quantize_embeddings")] = (
         Quantization.NONE
     )
@@ -190,6 +206,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, option in options_of(EngineConfig).items():
             option.check(name, getattr(self, name))
+        self._check_quantization()
         if self.kv_policy is not None:
             parse_kv_policy(self.kv_policy)
         quantizes_blocks = KvDtype(self.kv_dtype).quantizes_blocks
@@ -203,4 +220,20 @@ class EngineConfig:
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise InvalidParameter(
                 "max_num_batched_tokens", "must exceed max_num_seqs, or prompts would never advance"
+            )
+
+    def _check_quantization(self) -> None:
+        size = self.quantization_group_size
+        if self.quantization == Quantization.NONE:
+            for name in ("quantization_group_size", "quantization_exclude"):
+                if getattr(self, name) not in (None, ()):
+                    raise InvalidParameter(name, "requires --quantize")
+        elif self.quantization == Quantization.MXFP4 and size not in (None, MXFP4_GROUP_SIZE):
+            raise InvalidParameter(
+                "quantization_group_size", f"mxfp4 has groups of {MXFP4_GROUP_SIZE} inputs"
+            )
+        elif size is not None and size % GROUP_SIZE_STEP:
+            raise InvalidParameter(
+                "quantization_group_size",
+                f"must be a multiple of {GROUP_SIZE_STEP}, or 0 for a scale per output",
             )

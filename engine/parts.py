@@ -25,6 +25,7 @@ from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
 from .model.base_model import BaseModel, load_base_model, weight_format
+from .model.load_quantization import LoadQuantization
 from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
@@ -143,7 +144,9 @@ def _open_utilization(config: EngineConfig, base: BaseModel) -> Utilization:
     peak = measure_peak(
         base.device,
         base.dtype,
-        weight_format=weight_format(config.quantization),
+        quantization=LoadQuantization(
+            weight_format(config.quantization), config.quantization_group_size
+        ),
         threads=torch.get_num_threads(),
     )
     return Utilization(peak)

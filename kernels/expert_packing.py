@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .packed_experts import DequantizedExperts, PackedExperts
 from .packed_experts_cpu import PanelExperts
-from .quantize import WeightFormat, quantize
 from .quantized_linear_cpu import serves_quantized
 from .quantized_weight import QuantizedWeight
 from .wna16_experts import WNA16Experts
@@ -43,21 +42,19 @@ def pack_experts(
     matrices: Iterable[Tensor | QuantizedWeight],
     num_experts: int,
     *,
-    weight_format: WeightFormat | None = None,
     device_type: str,
 ) -> PackedExperts | None:
     """The experts of these matrices `[out, in]`, all on a device of this type; None if they are
     not all quantized in one form, or in none that is multiplied there.
 
-    `weight_format`: how matrices that are not quantized yet are quantized first. Each is packed
-    before the next is read.
+    Each is packed before the next is read.
     """
-    quantized = (_quantized(matrix, weight_format) for matrix in matrices)
-    first = next(quantized)
+    rest = iter(matrices)
+    first = next(rest)
     packed = empty_experts(first, num_experts, device_type=device_type)
     if packed is None:
         return None
-    for expert, matrix in enumerate(chain((first,), quantized)):
+    for expert, matrix in enumerate(chain((first,), rest)):
         if isinstance(matrix, Tensor) or not packed.put(expert, matrix):
             return None
     return packed
@@ -79,11 +76,3 @@ def empty_experts(
             return WNA16Experts(num_experts, form)
         case _:
             return None
-
-
-def _quantized(
-    matrix: Tensor | QuantizedWeight, weight_format: WeightFormat | None
-) -> Tensor | QuantizedWeight:
-    if isinstance(matrix, QuantizedWeight) or weight_format is None:
-        return matrix
-    return quantize(matrix, weight_format)

@@ -1,4 +1,4 @@
-"""int4 quantization: a weight's rows in groups of 128 columns, each with its own scale.
+"""int4 quantization: a weight's rows in groups of columns, each with its own scale.
 
     w[o, c] ≈ codes[o, c] × scale[o, group of c],   codes in -8..7
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GROUP = 128
-"""Columns that share a scale."""
+"""Columns that share a scale, where nothing else is asked for."""
 MIN_CODE, MAX_CODE = -8, 7
 CLIPPING = (7.0, 8.0, 9.1, 10.2, 11.3, 12.5)
 """Candidates for the code of a group's largest value. Beyond -8 it is clipped, which gives the many
@@ -23,24 +23,24 @@ dequantized weight gives the same codes."""
 _PIECE_ROWS = 64
 
 
-def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 codes `[out, groups, GROUP]` and bf16 scales `[out, groups]` of `weight [out, in]`.
+def quantize_groups(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
+    """int8 codes `[out, groups, group]` and bf16 scales `[out, groups]` of `weight [out, in]`.
 
     Of each group the scale with the least squared error. Columns beyond `in` have codes of zero.
     """
-    pieces = [_quantize(_grouped(rows)) for rows in weight.split(_PIECE_ROWS)]
+    pieces = [_quantize(_grouped(rows, group)) for rows in weight.split(_PIECE_ROWS)]
     return torch.cat([quantized for quantized, _ in pieces]), torch.cat(
         [scale for _, scale in pieces]
     )
 
 
-def _grouped(rows: Tensor) -> Tensor:
-    """fp32 `[n, groups, GROUP]` of `rows [n, in]`, filled up with zeros."""
-    return F.pad(rows.float(), (0, -rows.shape[1] % GROUP)).view(len(rows), -1, GROUP)
+def _grouped(rows: Tensor, group: int) -> Tensor:
+    """fp32 `[n, groups, group]` of `rows [n, in]`, filled up with zeros."""
+    return F.pad(rows.float(), (0, -rows.shape[1] % group)).view(len(rows), -1, group)
 
 
 def _quantize(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales of `groups [..., GROUP]` in fp32."""
+    """Codes and scales of `groups [..., group]` in fp32."""
     largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
     best_scale, best_error = torch.ones_like(largest), torch.full_like(largest, torch.inf)
     for code in CLIPPING:

@@ -14,8 +14,6 @@ from .linear import Linear, row_norms
 from .quantized_weight import CodeType, QuantizedWeight
 
 INT8_MAX = 127
-_PIECE_ROWS = 256
-"""Rows of a weight that become codes at a time: in fp32 they take eight times the codes' bytes."""
 NUM_EXACT_PASSES = 3
 """The number of int8 products whose sum is as exact as fp32: each multiplies the rounding error of
 the previous ones."""
@@ -124,7 +122,7 @@ def seconds_of_exact_ways() -> dict[Int8Arithmetic, float]:
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 codes `[n, k]` and fp32 scales `[n, 1]` of `rows [n, k]`, symmetric, one scale per row.
+    """int8 codes `[..., k]` and fp32 scales `[..., 1]` of `rows [..., k]`, symmetric, a scale each.
 
     codes × scale is nearest to the row; a row of zeros has codes of zero.
     """
@@ -132,13 +130,6 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     scale = rows.abs().amax(dim=-1, keepdim=True).div_(INT8_MAX)
     scale.clamp_min_(torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale
-
-
-def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes and scales of `quantize_rows`, a few rows at a time."""
-    pieces = [quantize_rows(rows) for rows in weight.split(_PIECE_ROWS)]
-    codes, scales = zip(*pieces, strict=True)
-    return torch.cat(codes), torch.cat(scales)
 
 
 def int8_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

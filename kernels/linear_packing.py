@@ -11,7 +11,6 @@ from torch import Tensor
 from .int8_linear import Int8Linear, has_fast_int8, serves_int8
 from .linear import DenseLinear, Linear, PackedLinear, QuantizedLinear
 from .linear_cpu import PanelLinear, serves_linear
-from .quantize import WeightFormat, quantize
 from .quantized_linear import DequantizedLinear
 from .quantized_linear_cpu import QuantizedPanelLinear, serves_quantized
 from .quantized_weight import QuantizedWeight
@@ -34,19 +33,15 @@ def pack_linear(
     weight: Tensor | QuantizedWeight,
     bias: Tensor | None = None,
     *,
-    weight_format: WeightFormat | None = None,
     dtype: torch.dtype | None = None,
 ) -> Linear:
     """The fastest form that keeps the weight's values.
 
-    weight: `[out, in]`; bias: `[out]`. `weight_format`: how a weight that is not quantized yet is
-    quantized first. `dtype`: in which it is multiplied, if not in the weight's.
+    weight: `[out, in]`; bias: `[out]`. `dtype`: in which it is multiplied, if not in the weight's,
+    or of a quantized one in fp32.
     """
     if isinstance(weight, Tensor):
-        dtype = dtype or weight.dtype
-        if weight_format is None:
-            return _pack_exactly(weight, bias, dtype)
-        weight = quantize(weight, weight_format)
+        return _pack_exactly(weight, bias, dtype or weight.dtype)
     return _pack_quantized(weight, bias, dtype or torch.float32)
 
 

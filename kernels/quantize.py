@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .int4_quantized import GROUP, quantize_groups
-from .int8_linear import quantize_weight
+from .int8_linear import quantize_rows
 from .quantized_weight import CodeType, QuantizedWeight
 
 _PIECE_ROWS = 256
@@ -20,19 +20,26 @@ MAX_FP8, MAX_MXFP4 = 448.0, 6.0
 
 
 class WeightFormat(StrEnum):
-    """A way to quantize a weight without calibration."""
+    """A way to quantize a weight without calibration: a scale per output and group of inputs."""
 
     INT8 = "int8"
-    """A scale per output."""
     INT4 = "int4"
-    """A scale per output and 128 inputs."""
     FP8 = "fp8"
-    """e4m3 numbers, a scale per output."""
+    """e4m3 numbers."""
     NF4 = "nf4"
-    """Quantiles of the normal distribution (QLoRA, Dettmers et al. 2023, appendix E), a scale per
-    output and 64 inputs."""
+    """Quantiles of the normal distribution (QLoRA, Dettmers et al. 2023, appendix E)."""
     MXFP4 = "mxfp4"
-    """e2m1 numbers, a power of two per output and 32 inputs (OCP Microscaling Formats 1.0)."""
+    """e2m1 numbers; scales are powers of two (OCP Microscaling Formats 1.0)."""
+
+
+GROUP_SIZES: Mapping[WeightFormat, int] = {
+    WeightFormat.INT8: 0,
+    WeightFormat.INT4: GROUP,
+    WeightFormat.FP8: 0,
+    WeightFormat.NF4: NF4_GROUP,
+    WeightFormat.MXFP4: MXFP4_GROUP,
+}
+"""The inputs that share a scale, where nothing else is asked for; 0: all of them."""
 
 
 NF4_TABLE = (
@@ -47,22 +54,29 @@ E2M1_TABLE = tuple(
 """The numbers of a sign, two bits of exponent and one of fraction, by their bits."""
 
 
-def quantize(weight: Tensor, weight_format: WeightFormat) -> QuantizedWeight:
-    """`weight [out, in]` of any float type, on its device."""
+def quantize(
+    weight: Tensor, weight_format: WeightFormat, group_size: int | None = None
+) -> QuantizedWeight:
+    """`weight [out, in]` of any float type, on its device.
+
+    `group_size`: the inputs that share a scale, of which the last group may have fewer; 0: all of
+    them; None: as in `GROUP_SIZES`.
+    """
+    in_features = weight.shape[1]
+    size = GROUP_SIZES[weight_format] if group_size is None else group_size
+    group = min(size or in_features, in_features)
     match weight_format:
         case WeightFormat.INT8:
-            codes, scale = quantize_weight(weight)
-            return QuantizedWeight(CodeType.INT8, codes, scale, group=weight.shape[1])
+            return _by_pieces(weight, _to_int8, CodeType.INT8, group)
         case WeightFormat.INT4:
-            codes, scale = quantize_groups(weight)
-            codes = codes.flatten(1)[:, : weight.shape[1]]
-            return QuantizedWeight(CodeType.INT4, codes, scale, GROUP)
+            codes, scale = quantize_groups(weight, group)
+            return QuantizedWeight(CodeType.INT4, codes.flatten(1)[:, :in_features], scale, group)
         case WeightFormat.FP8:
-            return _by_pieces(weight, _to_fp8, CodeType.FP8, weight.shape[1])
+            return _by_pieces(weight, _to_fp8, CodeType.FP8, group)
         case WeightFormat.NF4:
-            return _by_pieces(weight, _to_nf4, CodeType.TABLE4, NF4_GROUP, NF4_TABLE)
+            return _by_pieces(weight, _to_nf4, CodeType.TABLE4, group, NF4_TABLE)
         case WeightFormat.MXFP4:
-            return _by_pieces(weight, _to_mxfp4, CodeType.TABLE4, MXFP4_GROUP, E2M1_TABLE)
+            return _by_pieces(weight, _to_mxfp4, CodeType.TABLE4, group, E2M1_TABLE)
 
 
 def _by_pieces(
@@ -76,7 +90,8 @@ def _by_pieces(
     in_features = weight.shape[1]
     codes, scales = [], []
     for rows in weight.split(_PIECE_ROWS):
-        groups = F.pad(rows.float(), (0, -in_features % group)).unflatten(1, (-1, group))
+        numbers = rows.float().contiguous()  # a Conv1D's are not
+        groups = F.pad(numbers, (0, -in_features % group)).unflatten(1, (-1, group))
         piece, scale = convert(groups)
         codes.append(piece.flatten(1)[:, :in_features])
         scales.append(scale)
@@ -87,6 +102,11 @@ def _by_pieces(
         group,
         table=None if table is None else torch.tensor(table, device=weight.device),
     )
+
+
+def _to_int8(groups: Tensor) -> tuple[Tensor, Tensor]:
+    codes, scale = quantize_rows(groups)
+    return codes, scale.squeeze(-1)
 
 
 def _to_fp8(groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,8 +56,26 @@ def check(
         str, typer.Argument(help="A model directory, a .gguf file or a Hugging Face model ID.")
     ],
     quantize: Annotated[
-        Quantization, typer.Option(help="Quantization of the linear layers while they are loaded.")
+        Quantization,
+        typer.Option(help="Quantization of the linear layers and experts while they are loaded."),
     ] = Quantization.NONE,
+    quantize_group_size: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Inputs that share a scale of --quantize, a multiple of 16; 0: a scale per "
+            "output.",
+            show_default="the format's",
+        ),
+    ] = None,
+    quantize_exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Linear layers and experts that --quantize leaves as they are, such as "
+            "'*.down_proj'. Repeatable.",
+        ),
+    ] = None,
     quantize_embeddings: Annotated[
         Quantization,
         typer.Option(
@@ -103,6 +121,8 @@ def check(
     config = EngineConfig(
         path,
         quantization=quantize,
+        quantization_group_size=quantize_group_size,
+        quantization_exclude=tuple(quantize_exclude or ()),
         embedding_quantization=quantize_embeddings,
         dtype=dtype,
         device=device,

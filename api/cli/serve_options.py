@@ -95,9 +95,11 @@ def _settings(values: Mapping[str, Any]) -> Settings:
 
 
 def _in_fields(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the configuration's options in the units of its fields."""
+    """The values of the configuration's options in the units and types of its fields."""
     found = {name: values[name] for name in options_of(config)}
     for name, option in options_of(config).items():
         if option.unit != 1 and found[name] is not None:
             found[name] = round(found[name] * option.unit)
+        elif isinstance(found[name], list):
+            found[name] = tuple(found[name])
     return found

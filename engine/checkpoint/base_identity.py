@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..gguf.header import GGUF_FILE
@@ -41,6 +42,8 @@ def compute_runtime_id(
     base_id: str,
     *,
     quantization: str,
+    quantization_group_size: int | None,
+    quantization_exclude: Sequence[str],
     embedding_quantization: str,
     dtype: str,
     kv_dtype: str,
@@ -52,10 +55,12 @@ def compute_runtime_id(
     `attention_window`, `attention_sinks`: the operator's limits on attention, which change the keys
     and values of all later layers.
     """
-    hasher = hashlib.sha256(b"loraplex runtime v3")
+    hasher = hashlib.sha256(b"loraplex runtime v4")
     for name, value in (
         ("base", base_id),
         ("quantization", quantization),
+        ("quantization_group_size", str(quantization_group_size)),
+        ("quantization_exclude", json.dumps(list(quantization_exclude))),
         ("embedding_quantization", embedding_quantization),
         ("dtype", dtype),
         ("kv_dtype", kv_dtype),

@@ -28,6 +28,8 @@ class QuantizedAtLoad(NamedTuple):
     form: WeightFormat
     is_transposed: bool
     """It is stored as `[in, out]`."""
+    group_size: int | None = None
+    """As of `quantize`."""
 
 
 class ProjectionErrors(NamedTuple):
@@ -66,7 +68,7 @@ def measure_errors(
             original = _read_original(originals[name], stored[name].shape, name)
             values = stored[name].read()
             if name in at_load and isinstance(values, Tensor):
-                values = _quantized(values, *at_load[name])
+                values = _quantized(values, at_load[name])
             errors[_projection(name)].append((_relative_error(original, values), name))
             advance()
     return QuantizationErrors(
@@ -88,14 +90,13 @@ def _read_original(weight: AnyStoredWeight, shape: tuple[int, ...], name: str) -
     return values.float()
 
 
-def _quantized(values: Tensor, form: WeightFormat, is_transposed: bool) -> Tensor:
+def _quantized(values: Tensor, at_load: QuantizedAtLoad) -> Tensor:
     """fp32, in the shape of `values`."""
     if values.ndim == 3:  # experts
-        each = [_quantized(matrix, form, is_transposed=is_transposed) for matrix in values]
-        return torch.stack(each)
-    rows = values.T if is_transposed else values
-    numbers = quantize(rows, form).dequantize()
-    return numbers.T if is_transposed else numbers
+        return torch.stack([_quantized(matrix, at_load) for matrix in values])
+    rows = values.T if at_load.is_transposed else values
+    numbers = quantize(rows, at_load.form, at_load.group_size).dequantize()
+    return numbers.T if at_load.is_transposed else numbers
 
 
 def _relative_error(original: Tensor, values: Tensor | QuantizedWeight) -> float:

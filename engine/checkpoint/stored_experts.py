@@ -37,6 +37,11 @@ class ExpertsParameter(NamedTuple):
     is_transposed: bool
     """It is `[experts, in, out]`, else `[experts, out, in]`."""
 
+    @property
+    def full_name(self) -> str:
+        """Its path in the model."""
+        return f"{self.path}.{self.name}"
+
 
 ExpertsOf = Callable[[PreTrainedModel], Iterable[ExpertsParameter]]
 """Chooses parameters of a model."""

@@ -84,16 +84,20 @@ def repeat_row(row: QuantizedWeight, num_rows: int) -> QuantizedWeight:
     )
 
 
-def quantized_form(weight: Tensor, weight_format: WeightFormat) -> QuantizedWeight:
-    """A weight without values, quantized to this format."""
+def quantized_form(
+    weight: Tensor, weight_format: WeightFormat, group_size: int | None = None
+) -> QuantizedWeight:
+    """A weight without values, as `quantize` gives it."""
     num_rows, in_features = weight.shape
-    return repeat_row(_quantized_row(in_features, weight_format), num_rows)
+    return repeat_row(_quantized_row(in_features, weight_format, group_size), num_rows)
 
 
 @cache
-def _quantized_row(in_features: int, weight_format: WeightFormat) -> QuantizedWeight:
+def _quantized_row(
+    in_features: int, weight_format: WeightFormat, group_size: int | None
+) -> QuantizedWeight:
     """All rows have the form of one. It has values: on the meta device, quantizing is slow."""
-    return quantize(torch.ones(1, in_features), weight_format)
+    return quantize(torch.ones(1, in_features), weight_format, group_size)
 
 
 def _plain_form(tensor: StoredTensor) -> WeightForm:

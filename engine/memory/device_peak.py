@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from ...kernels.linear_packing import pack_linear
-from ...kernels.quantize import WeightFormat
+from ..model.load_quantization import LoadQuantization
 from .utilization import DevicePeak
 
 SECONDS_EACH = 0.05
@@ -20,16 +20,14 @@ COPY_BYTES = 32 << 20
 
 @cache
 def measure_peak(
-    device: torch.device, dtype: torch.dtype, *, weight_format: WeightFormat | None, threads: int
+    device: torch.device, dtype: torch.dtype, *, quantization: LoadQuantization, threads: int
 ) -> DevicePeak:
     """The best of a few copies, and of a few products by the layers that the engine would use.
 
     `threads` are those that torch runs now: another number is another measurement.
     """
     with torch.inference_mode():
-        peak = DevicePeak(
-            _copy_rate(device), _matmul_rate(device, dtype, weight_format=weight_format)
-        )
+        peak = DevicePeak(_copy_rate(device), _matmul_rate(device, dtype, quantization))
     if device.type == "cuda":
         torch.cuda.empty_cache()  # so that later queries of free memory are correct
     return peak
@@ -41,13 +39,12 @@ def _copy_rate(device: torch.device) -> float:
     return 2 * COPY_BYTES / _least_seconds(lambda: target.copy_(source), device)
 
 
-def _matmul_rate(
-    device: torch.device, dtype: torch.dtype, *, weight_format: WeightFormat | None
-) -> float:
+def _matmul_rate(device: torch.device, dtype: torch.dtype, quantization: LoadQuantization) -> float:
+    """FLOP per second of a layer that is not excluded."""
     num_rows, size = (256, 1024) if device.type == "cpu" else (4096, 4096)
     generator = torch.Generator(device).manual_seed(0)  # does not change the global generator
     weight = torch.randn(size, size, device=device, generator=generator).to(dtype)
-    layer = pack_linear(weight, weight_format=weight_format)
+    layer = pack_linear(quantization.apply("layer", weight), dtype=dtype)
     x = torch.randn(num_rows, size, device=device, generator=generator).to(dtype)
     return 2 * num_rows * size * size / _least_seconds(lambda: layer(x), device)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
 from ..checkpoint.packed_format import find_packed_format
-from ..checkpoint.stored_weights import dense, stack_values, weight_values
+from ..checkpoint.stored_weights import Values, dense, stack_values, weight_values
 from ..checkpoint.weight_digests import end_digests
-from ..checkpoint.weights import load_config, load_weights
+from ..checkpoint.weights import build_model, load_config, load_weights
 from ..config import EngineConfig, Quantization
 from ..errors import InvalidParameter, QuantizedBase, UnsupportedModel
+from ..exclusion import excluded_layers
 from ..kv.cache import KvFormat, check_kv_format, choose_kv_format
 from ..kv.groups import LayerKvShape
 from .adapted_module import AdaptedModule, ExtendedModule, replace_module
@@ -55,6 +56,7 @@ from .fused_layers import FusedLayers, fuse_layers, fuses_layers
 from .host_reads import find_host_reads
 from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
+from .load_quantization import LoadQuantization
 from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
 from .threshold_test import check_thresholds
 
@@ -86,7 +88,8 @@ class BaseModel:
     device: torch.device
     num_parameters: int
     quantization: str
-    """The format of its files, or of `--quantize`; none: neither. The ends have their own."""
+    """The format of its files, or of `--quantize` with what is asked for beside it; none: neither.
+    The ends have their own."""
     self_test_error: float
     kv_error: float
     """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
@@ -185,6 +188,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     stored_format = find_packed_format(model_dir)
     check_quantized_once(engine, stored_format)
+    quantization = choose_quantization(engine, config)
     is_smaller = are_packed_smaller(
         engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
     )
@@ -219,8 +223,8 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     # The decoder's layers may still be in their files: there is room for two copies of the ends.
     packed_ends = pack_ends(model, ends, weight_format(engine.embedding_quantization))
     return_freed_memory()
-    projections = replace_linears(model, quantization=engine.quantization, kept_dense=absorbed)
-    pack_moe_layers(moe_layers, weight_format(engine.quantization))
+    projections = replace_linears(model, quantization=quantization, kept_dense=absorbed)
+    pack_moe_layers(moe_layers, quantization)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
     error = 0.0
@@ -255,7 +259,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         dtype=dtype,
         device=device,
         num_parameters=num_parameters,
-        quantization=stored_format or engine.quantization,
+        quantization=stored_format or quantization.name,
         self_test_error=error,
         kv_error=kv_error,
     )
@@ -341,6 +345,20 @@ def weight_format(quantization: Quantization) -> WeightFormat | None:
     return None if quantization is Quantization.NONE else WeightFormat(quantization.value)
 
 
+def choose_quantization(engine: EngineConfig, config: Any) -> LoadQuantization:
+    """How the model of this configuration is to be quantized; no weight is read. Raises
+    InvalidParameter if an exclusion matches no layer."""
+    excluded: frozenset[str] = frozenset()
+    if engine.quantization_exclude:
+        with torch.device("meta"):
+            model = build_model(config)
+        paths = [*decoder_linears(model), *(each.full_name for each in experts_parameters(model))]
+        excluded = excluded_layers(paths, engine.quantization_exclude, param="quantization_exclude")
+    return LoadQuantization(
+        weight_format(engine.quantization), engine.quantization_group_size, excluded
+    )
+
+
 def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Every linear layer but the output head, by its path."""
     head = model.get_output_embeddings()
@@ -352,7 +370,7 @@ def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def replace_linears(
-    model: PreTrainedModel, *, quantization: Quantization, kept_dense: Collection[str] = ()
+    model: PreTrainedModel, *, quantization: LoadQuantization, kept_dense: Collection[str] = ()
 ) -> list[FusedProjection]:
     """Swap every linear layer but the output head for a slice of a packed projection.
 
@@ -368,7 +386,7 @@ def replace_linears(
             if kept_dense and set(names) <= set(kept_dense):
                 linear: Linear = _dense_linear(group[0][1])
             else:
-                linear = _pack_group([module for _, module in group], quantization)
+                linear = _pack_group(group, quantization)
             projections.append(_replace_group(model, group, linear))
             del group
             return_freed_memory()
@@ -419,29 +437,35 @@ def _dense_linear(module: nn.Module) -> DenseLinear:
     return DenseLinear(weight, _bias([module]))
 
 
-def _pack_group(group: Sequence[nn.Module], quantization: Quantization) -> Linear:
+def _pack_group(group: Sequence[tuple[str, nn.Module]], quantization: LoadQuantization) -> Linear:
     """One linear layer of these, which read the same input."""
-    weights = group_weights(group)
-    pack = partial(
-        pack_linear,
-        weight_format=weight_format(quantization),
-        dtype=_weight(group[0]).dtype,
-    )
+    weights = group_weights(group, quantization)
+    modules = [module for _, module in group]
+    dtype = _weight(modules[0]).dtype
     if len(weights) == 1:
-        return pack(weights[0], _bias(group))
-    parts = [(weight, _bias([module])) for weight, module in zip(weights, group, strict=True)]
-    return JoinedLinear([pack(weight, bias) for weight, bias in parts])
+        return pack_linear(weights[0], _bias(modules), dtype=dtype)
+    return JoinedLinear(
+        [
+            pack_linear(weight, _bias([module]), dtype=dtype)
+            for weight, module in zip(weights, modules, strict=True)
+        ]
+    )
 
 
-def group_weights(group: Sequence[nn.Module]) -> Sequence[Tensor | QuantizedWeight]:
+def group_weights(
+    group: Sequence[tuple[str, nn.Module]], quantization: LoadQuantization
+) -> Sequence[Values]:
     """The weights of linear layers that read the same input: one, `[out, in]` below one another;
-    one for each if they are not of one form. Raises QuantizedBase."""
-    weights = [_rows_of(module) for module in group]
+    one for each if they are not of one form.
+
+    group: the layers by their paths. Raises QuantizedBase.
+    """
+    weights = [quantization.apply(path, _rows_of(module)) for path, module in group]
     stacked = stack_values(weights)
     return weights if stacked is None else [stacked]
 
 
-def _rows_of(module: nn.Module) -> Tensor | QuantizedWeight:
+def _rows_of(module: nn.Module) -> Values:
     """The module's weight, `[out_features, in_features]`. Raises QuantizedBase."""
     values = weight_values(module)
     if isinstance(values, Tensor):

@@ -22,14 +22,13 @@ from ...kernels.expert_packing import ExpertsKind, empty_experts
 from ...kernels.linear_packing import LinearKind, choose_linear
 from ...kernels.linear_sizes import linear_bytes
 from ...kernels.packed_experts import PackedExperts
-from ...kernels.quantize import WeightFormat
 from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.files import locate_base
 from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.quantization_error import QuantizedAtLoad
 from ..checkpoint.stored_experts import ExpertsParameter, Stacking, StoredPart
 from ..checkpoint.stored_weights import Values, kept_dtype, stack_values
-from ..checkpoint.weight_forms import WeightForm, quantized_form, read_weight_forms
+from ..checkpoint.weight_forms import WeightForm, read_weight_forms
 from ..checkpoint.weights import EmptyModel, build_model, empty_model, load_config
 from ..config import EngineConfig
 from ..errors import UnsupportedModel
@@ -40,6 +39,7 @@ from .base_model import (
     are_packed_smaller,
     check_quantized_once,
     choose_dtype,
+    choose_quantization,
     decoder_linears,
     group_weights,
     packs_experts,
@@ -49,6 +49,7 @@ from .base_model import (
 from .expected_ends import ExpectedEnds, expect_ends
 from .experts import experts_parameters
 from .latent_attention import replace_latents
+from .load_quantization import LoadQuantization
 from .packed_ends import name_formats
 from .skeleton import bypass_experts
 
@@ -98,7 +99,7 @@ class ExpectedBase:
     device_type: str
     dtype: torch.dtype
     quantization: str
-    """The format of its files, or of `--quantize`; none: neither. The ends have their own."""
+    """As `BaseModel.quantization`."""
     weight_formats: str
     """As `BaseModel.weight_formats`."""
     weights: Mapping[WeightKind, ExpectedWeights]
@@ -132,13 +133,14 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     stored_format = find_packed_format(model_dir)
     check_quantized_once(engine, stored_format)
+    quantization = choose_quantization(engine, config)
     empty, forms = empty_model(model_dir, config, dtype), read_weight_forms(model_dir)
     outline = _Outline(
         empty,
         forms,
         dtype,
         device.type,
-        weight_format(engine.quantization),
+        quantization,
         ends=expect_ends(
             empty,
             forms,
@@ -156,8 +158,8 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
         num_parameters=outline.num_parameters,
         device_type=device.type,
         dtype=dtype,
-        quantization=stored_format or engine.quantization,
-        weight_formats=outline.weight_formats(stored_format or engine.quantization),
+        quantization=stored_format or quantization.name,
+        weight_formats=outline.weight_formats(stored_format or quantization.name),
         weights=outline.weights(),
         projections=outline.projections,
         quantized_at_load=outline.quantized_at_load(),
@@ -217,7 +219,7 @@ class _Outline:
         forms: Mapping[str, WeightForm],
         dtype: torch.dtype,
         device_type: str,
-        quantized_to: WeightFormat | None,
+        quantization: LoadQuantization,
         *,
         ends: ExpectedEnds,
         leaves_stored: bool,
@@ -230,7 +232,7 @@ class _Outline:
         self._forms = forms
         self._dtype = dtype
         self._device_type = device_type
-        self._quantized_to = quantized_to
+        self._quantization = quantization
         self._ends = ends
         self._linears = decoder_linears(empty.model)
         self._absorbed = frozenset(replace_latents(empty.model, has_values=False))
@@ -272,18 +274,30 @@ class _Outline:
         return name_formats(linears, *("none" if end is None else end.format for end in ends))
 
     def quantized_at_load(self) -> dict[str, QuantizedAtLoad]:
-        found = {}
-        if self._quantized_to is not None:
-            for path in self._linears.keys() & self._stored_names.keys():
-                is_transposed = isinstance(self._linears[path], Conv1D)
-                found[self._stored_names[path]] = QuantizedAtLoad(self._quantized_to, is_transposed)
-            for parameter, experts in self._experts.items():
-                for part in experts.parts:
-                    found[part.name] = QuantizedAtLoad(self._quantized_to, parameter.is_transposed)
+        found: dict[str, QuantizedAtLoad] = {}
+        for path in self._linears.keys() & self._stored_names.keys():
+            is_transposed = isinstance(self._linears[path], Conv1D)
+            self._note_quantized(found, path, [self._stored_names[path]], is_transposed)
+        for parameter, experts in self._experts.items():
+            names = [part.name for part in experts.parts]
+            self._note_quantized(found, parameter.full_name, names, parameter.is_transposed)
         for end in self._ends.stored_once:
             if end.stored_name and end.quantized_to:
                 found[end.stored_name] = QuantizedAtLoad(end.quantized_to, is_transposed=False)
         return found
+
+    def _note_quantized(
+        self,
+        found: dict[str, QuantizedAtLoad],
+        path: str,
+        names: Sequence[str],
+        is_transposed: bool,
+    ) -> None:
+        """Add the stored weights of the layer at this path, if it is quantized while loading."""
+        if weight_format := self._quantization.format_of(path):
+            group_size = self._quantization.group_size
+            at_load = QuantizedAtLoad(weight_format, is_transposed, group_size)
+            found.update(dict.fromkeys(names, at_load))
 
     def _find_experts(self, stacking: Stacking) -> Iterator[tuple[ExpertsParameter, _Experts]]:
         """The experts that stay quantized, as `ExpertsProjection.pack` decides."""
@@ -292,7 +306,12 @@ class _Outline:
             matrices = stacking.matrices(weight, is_transposed=parameter.is_transposed)
             if matrices is None:
                 continue
-            forms = [self._expert(parts, parameter.is_transposed) for parts in matrices]
+            forms = [
+                self._quantization.apply(
+                    parameter.full_name, self._expert(parts, parameter.is_transposed)
+                )
+                for parts in matrices
+            ]
             packed = empty_experts(forms[0], len(forms), device_type=self._device_type)
             if packed is not None and all(
                 isinstance(form, QuantizedWeight) and packed.accepts(form) for form in forms
@@ -300,7 +319,7 @@ class _Outline:
                 yield parameter, _Experts(packed, [part for parts in matrices for part in parts])
 
     def _expert(self, parts: Sequence[StoredPart], is_transposed: bool) -> Values:
-        """One expert's matrix, as `StoredExperts.read` gives it, quantized if it is to be."""
+        """One expert's matrix, as `StoredExperts.read` gives it."""
         values = []
         for part in parts:
             value = self._forms[part.name].values
@@ -308,11 +327,7 @@ class _Outline:
                 value = value[0].T if is_transposed else value[0]
             values.append(value)
         stacked = stack_values(values)
-        if stacked is None:
-            return torch.empty(0, device="meta")  # it becomes dense
-        if isinstance(stacked, Tensor) and self._quantized_to is not None:
-            return quantized_form(stacked, self._quantized_to)
-        return stacked
+        return torch.empty(0, device="meta") if stacked is None else stacked  # it becomes dense
 
     def _leave(self, path: str) -> None:
         """Let the module's weight be read in its stored form, as `leave_stored` does."""
@@ -346,9 +361,8 @@ class _Outline:
             weight = torch.empty(size, dtype=self._dtype, device="meta")
             self._add_linear(part, weight, LinearKind.DENSE)
             return
-        for values in group_weights([self._linears[path] for path in paths]):
-            if isinstance(values, Tensor) and self._quantized_to is not None:
-                values = quantized_form(values, self._quantized_to)
+        group = [(path, self._linears[path]) for path in paths]
+        for values in group_weights(group, self._quantization):
             self._add_packed(part, values)
 
     def _add_packed(self, part: ExpectedWeights, values: Values) -> None:
@@ -374,7 +388,7 @@ class _Outline:
         if is_dense and self._device_type == "cpu" and type(head) is nn.Linear:
             self._add_packed(found[WeightKind.HEAD], head.weight.detach())
             done |= {id(p) for p in head.parameters() if p is not table.weight}
-        packed = {f"{p.path}.{p.name}": experts.packed for p, experts in self._experts.items()}
+        packed = {p.full_name: experts.packed for p, experts in self._experts.items()}
         for path, parameter in self._model.named_parameters():
             if id(parameter) in done:
                 continue

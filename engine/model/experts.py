@@ -23,11 +23,11 @@ from ...kernels.grouped_linear import grouped_linear
 from ...kernels.lora_batch import LoraBatch
 from ...kernels.lora_experts import add_experts
 from ...kernels.packed_experts import PackedExperts
-from ...kernels.quantize import WeightFormat
 from ..checkpoint.load_progress import report_progress
 from ..checkpoint.stored_experts import ExpertsParameter, left_experts
 from .expert_router import RouterProjection, find_routers
 from .forward import ForwardContext, current_forward
+from .load_quantization import LoadQuantization
 
 if TYPE_CHECKING:
     from ...adapters.arena import Arena
@@ -57,18 +57,18 @@ class ExpertsProjection:
         assert isinstance(weight, Tensor | PackedExperts)
         return weight
 
-    def pack(self, weight_format: WeightFormat | None) -> None:
+    def pack(self, quantization: LoadQuantization) -> None:
         """Read the matrices, if they were left in their files, and keep them as they are
-        multiplied: in their quantized form, or in `weight_format`. What has no packed form becomes
-        dense."""
+        multiplied: quantized in their files, or now. What has no packed form becomes dense."""
         left = left_experts(self._experts)
         if left is None or self._parameter not in left.stored:
             return
         left.stop()
+        (experts,) = self.projection.slices
+        matrices = left.matrices(self._parameter)
         packed = pack_experts(
-            left.matrices(self._parameter),
-            self.projection.slices[0].num_experts,
-            weight_format=weight_format,
+            (quantization.apply(experts.name, matrix) for matrix in matrices),
+            experts.num_experts,
             device_type=left.device.type,
         )
         weight: nn.Module | nn.Parameter = packed or left.dense(self._parameter)
@@ -180,12 +180,12 @@ def replace_experts(model: nn.Module) -> list[MoeLayer]:
     return [_replace_layer(model, path, routers.get(path)) for path in experts]
 
 
-def pack_moe_layers(layers: Sequence[MoeLayer], weight_format: WeightFormat | None) -> None:
+def pack_moe_layers(layers: Sequence[MoeLayer], quantization: LoadQuantization) -> None:
     """Pack the experts that were left in their files, one parameter after another."""
     parts = [part for layer in layers for part in layer.experts]
     with report_progress("packing experts", len(parts)) as advance:
         for part in parts:
-            part.pack(weight_format)
+            part.pack(quantization)
             return_freed_memory()
             advance()
 

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from ...adapters.layout import BaseLayout, layout_to_json
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import build_model, load_config
-from ..config import Quantization
 from ..errors import UnsupportedModel
 from .admission import check_config
 from .base_model import describe_layout, module_order, replace_linears
 from .embedding_and_head import declare_ends
 from .experts import are_served, replace_experts
+from .load_quantization import LoadQuantization
 
 UNKNOWN_BASE_ID = "unknown"
 """The identity of a base covers its checkpoint, which is not read here."""
@@ -60,7 +60,7 @@ def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
         model,
         order,
         ends=declare_ends(model),
-        projections=replace_linears(model, quantization=Quantization.NONE),
+        projections=replace_linears(model, quantization=LoadQuantization()),
         moe_layers=moe_layers,
         base_id=UNKNOWN_BASE_ID,
         digests=end_digests(model, folder),

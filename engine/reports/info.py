@@ -21,6 +21,8 @@ def describe_engine(
         runtime_id=compute_runtime_id(
             base.layout.base_id,
             quantization=config.quantization,
+            quantization_group_size=config.quantization_group_size,
+            quantization_exclude=config.quantization_exclude,
             embedding_quantization=config.embedding_quantization,
             dtype=dtype,
             kv_dtype=config.kv_dtype,

@@ -37,7 +37,13 @@ def load_draft_model(config: EngineConfig, base: BaseModel) -> BaseModel | None:
         _check_tokens(folder, locate_base(config.model), base.vocab_size)
         kv_dtype = KvDtype.AUTO if config.kv_dtype.quantizes_blocks else config.kv_dtype
         return load_base_model(
-            replace(config, model=str(folder), max_model_len=None, kv_dtype=kv_dtype)
+            replace(
+                config,
+                model=str(folder),
+                quantization_exclude=(),  # these are the base's layers
+                max_model_len=None,
+                kv_dtype=kv_dtype,
+            )
         )
 
 

@@ -50,19 +50,23 @@ def test_ids_are_those_of_the_tagged_parts_with_their_lengths(tmp_path: Path) ->
     base_id = compute_base_id(tmp_path)
     assert base_id == "sha256:" + hashlib.sha256(encoded).hexdigest()
     served = encode(b"base", base_id.encode(), b"quantization", b"int8")
+    served += encode(b"quantization_group_size", b"32")
+    served += encode(b"quantization_exclude", b'["*.o_proj", "b"]')
     served += encode(b"embedding_quantization", b"int4", b"dtype", b"bfloat16")
     served += encode(b"kv_dtype", b"auto", b"attention_window", b"64", b"attention_sinks", b"4")
     assert (
         compute_runtime_id(
             base_id,
             quantization="int8",
+            quantization_group_size=32,
+            quantization_exclude=("*.o_proj", "b"),
             embedding_quantization="int4",
             dtype="bfloat16",
             kv_dtype="auto",
             attention_window=64,
             attention_sinks=4,
         )
-        == "sha256:" + hashlib.sha256(b"loraplex runtime v3" + served).hexdigest()
+        == "sha256:" + hashlib.sha256(b"loraplex runtime v4" + served).hexdigest()
     )
 
 
@@ -89,6 +93,8 @@ def test_how_a_base_is_served_is_part_of_its_runtime_id_only(tiny_base: Path) ->
     base_id = compute_base_id(tiny_base)
     served = {
         "quantization": "none",
+        "quantization_group_size": None,
+        "quantization_exclude": (),
         "embedding_quantization": "none",
         "dtype": "float32",
         "kv_dtype": "auto",
@@ -99,6 +105,9 @@ def test_how_a_base_is_served_is_part_of_its_runtime_id_only(tiny_base: Path) ->
         {},
         {"quantization": "int8"},
         {"quantization": "int4"},
+        {"quantization": "int4", "quantization_group_size": 0},
+        {"quantization": "int4", "quantization_exclude": ("a",)},
+        {"quantization": "int4", "quantization_exclude": ("a", "b")},
         {"embedding_quantization": "int4"},
         {"dtype": "bfloat16"},
         {"kv_dtype": "int8"},

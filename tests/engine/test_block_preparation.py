@@ -19,7 +19,7 @@ from loraplex.engine.model.input_embedding import InputEmbedding
 from loraplex.engine.model.output_head import OutputHead
 from loraplex.kernels.linear import DenseLinear
 from loraplex.kernels.linear_packing import pack_linear
-from loraplex.kernels.quantize import WeightFormat
+from loraplex.kernels.quantize import WeightFormat, quantize
 from support.quantized import rounded_weight
 
 VOCAB, HIDDEN, WIDE = 60, 24, 40
@@ -58,7 +58,7 @@ def make_base(
 ) -> Base:
     torch.manual_seed(0)
     weight, bias = torch.randn(2 * WIDE, HIDDEN), torch.randn(2 * WIDE)
-    linear = pack_linear(weight, bias, weight_format=weight_format)
+    linear = pack_linear(quantize(weight, weight_format) if weight_format else weight, bias)
     if weight_format:
         weight = rounded_weight(weight, weight_format)
     qk = Fused(Projection((Slice("q", HIDDEN, WIDE), Slice("k", HIDDEN, WIDE))), linear)

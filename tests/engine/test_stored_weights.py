@@ -17,9 +17,10 @@ from loraplex.engine.checkpoint.weights import ModulesOf, load_config, load_weig
 from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.model import base_model
 from loraplex.engine.model.base_model import decoder_linears, load_base_model, replace_linears
+from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.kernels.linear import Linear
 from loraplex.kernels.linear_packing import pack_linear
-from loraplex.kernels.quantize import WeightFormat
+from loraplex.kernels.quantize import WeightFormat, quantize
 from support.cpu_kernels import needs_cpu_library
 from support.families import SERVED, save_family
 
@@ -41,9 +42,8 @@ def test_codes_are_those_of_the_original_weights(
         rows = [m.weight.T if isinstance(m, Conv1D) else m.weight for m in originals]
         biases = [m.bias for m in originals if m.bias is not None]
         expected = pack_linear(
-            torch.cat(rows).detach(),
+            quantize(torch.cat(rows).detach(), WeightFormat(form)),
             torch.cat(biases).detach() if biases else None,
-            weight_format=WeightFormat(form),
         )
         x = torch.randn(5, fused.linear.in_features)
         assert torch.equal(fused.linear(x), expected(x))
@@ -63,7 +63,8 @@ def test_codes_are_those_of_the_weights_in_the_serving_dtype(
     assert base.projections
     for fused in base.projections:
         parts = [dense.get_submodule(part.name).weight for part in fused.projection.slices]
-        expected = pack_linear(torch.cat(parts).detach(), weight_format=WeightFormat(form))
+        weight = quantize(torch.cat(parts).detach(), WeightFormat(form))
+        expected = pack_linear(weight, dtype=base.dtype)
         x = torch.randn(5, fused.linear.in_features)
         assert torch.equal(fused.linear(x), expected(x))
 
@@ -127,7 +128,7 @@ def test_an_original_is_freed_before_the_next_projection_is_packed(
 
     monkeypatch.setattr(base_model, "pack_linear", noting)
     gc.disable()
-    replace_linears(model, quantization=Quantization.INT8)
+    replace_linears(model, quantization=LoadQuantization(WeightFormat.INT8))
     gc.enable()
     layer = [7, 4, 3, 1]  # before q, k and v; o; gate and up; down
     assert num_alive == [7 * later + many for later in (1, 0) for many in layer]

@@ -20,6 +20,7 @@ from loraplex.engine.memory.utilization import (
     Utilization,
 )
 from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.engine.scheduling.tenant_labels import OTHER_TENANTS, TenantLabels
 from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantize import WeightFormat
@@ -138,7 +139,8 @@ def test_the_cost_of_a_family_leaves_out_only_norms_and_tables(case: str, tmp_pa
 
 @pytest.mark.parametrize("weight_format", [None, WeightFormat.INT8, WeightFormat.INT4])
 def test_the_peak_is_what_a_copy_and_a_matmul_reach(weight_format: WeightFormat | None) -> None:
-    peak = measure_peak(torch.device("cpu"), torch.float32, weight_format=weight_format, threads=1)
+    quantization = LoadQuantization(weight_format)
+    peak = measure_peak(torch.device("cpu"), torch.float32, quantization=quantization, threads=1)
     assert 1e8 < peak.bytes_per_second < 1e13
     assert 1e8 < peak.flops_per_second < 1e15
 

@@ -40,10 +40,10 @@ def test_dense_forms_equal_torch(
 
 
 @needs_cpu_library
-def test_packs_codes_when_asked_and_keeps_the_values_otherwise() -> None:
+def test_packs_codes_for_the_library_and_keeps_other_values() -> None:
     weight, x = torch.randn(8, 16), torch.randn(3, 16)
     for weight_format in WeightFormat:
-        packed = pack_linear(weight, weight_format=weight_format)
+        packed = pack_linear(quantize(weight, weight_format))
         is_multiplied_as_bytes = weight_format is WeightFormat.INT8 and has_fast_int8()
         assert type(packed) is (Int8Linear if is_multiplied_as_bytes else QuantizedPanelLinear)
     torch.testing.assert_close(pack_linear(weight)(x), x @ weight.T)
@@ -53,7 +53,7 @@ def test_codes_are_served_by_pytorch_without_the_library(monkeypatch: pytest.Mon
     remove_cpu_library(monkeypatch)
     weight, bias, x = torch.randn(8, 16), torch.randn(8), torch.randn(3, 16)
     for weight_format in WeightFormat:
-        packed = pack_linear(weight, bias, weight_format=weight_format)
+        packed = pack_linear(quantize(weight, weight_format), bias)
         is_int8 = weight_format is WeightFormat.INT8
         assert type(packed) is (Int8Linear if is_int8 else DequantizedLinear)
         expected = F.linear(x, rounded_weight(weight, weight_format), bias)
@@ -93,12 +93,34 @@ def test_the_bytes_of_a_layer_are_known_without_packing_it(
         remove_cpu_library(monkeypatch)
     weight = torch.randn(shape)
     for stored in (torch.float32, torch.bfloat16):
-        packed = pack_linear(weight.to(stored), weight_format=weight_format, dtype=torch.float32)
         values = quantize(weight, weight_format) if weight_format else weight.to(stored)
+        packed = pack_linear(values, dtype=torch.float32)
         kind = choose_linear(values, dtype=torch.float32, device_type="cpu")
         assert type(packed).__name__ == kind
         expected = linear_bytes(values, kind, dtype=torch.float32, device_type="cpu")
         assert packed.weight_bytes == expected
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+@pytest.mark.parametrize("size", [16, 48, 0])
+@pytest.mark.parametrize("weight_format", WeightFormat)
+def test_groups_of_any_size_are_multiplied(
+    weight_format: WeightFormat, size: int, has_library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_library:
+        remove_cpu_library(monkeypatch)
+    weight, bias, x = torch.randn(37, 200), torch.randn(37), torch.randn(5, 200)
+    values = quantize(weight, weight_format, size)
+    packed = pack_linear(values, bias)
+    is_int8 = type(packed) is Int8Linear
+    assert not is_int8 or (weight_format, size) == (WeightFormat.INT8, 0)
+    kind = choose_linear(values, dtype=torch.float32, device_type="cpu")
+    assert type(packed).__name__ == kind
+    expected_bytes = linear_bytes(values, kind, dtype=torch.float32, device_type="cpu")
+    assert packed.weight_bytes == expected_bytes
+    expected = F.linear(x, values.dequantize(), bias)
+    bound = 0.02 if is_int8 else 1e-3  # whose activations are quantized too; of 15 bits
+    assert (packed(x) - expected).norm() < bound * expected.norm()
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
@@ -116,7 +138,7 @@ def test_products_and_row_lengths_are_those_of_the_weight_as_it_is_multiplied(
 ) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(130, 48), torch.randn(130), torch.randn(5, 48)
-    linear = pack_linear(weight, bias, weight_format=weight_format)
+    linear = pack_linear(quantize(weight, weight_format) if weight_format else weight, bias)
     if weight_format:
         weight = rounded_weight(weight, weight_format)
     expected = x @ weight.T

@@ -241,12 +241,12 @@ def test_matrices_of_several_forms_are_not_packed() -> None:
     assert pack_experts(tables, 2, device_type="cpu") is None
 
 
+@pytest.mark.parametrize("group_size", [None, 48])
 @pytest.mark.parametrize("form", WeightFormat)
-def test_matrices_of_floats_are_quantized_first(form: WeightFormat) -> None:
-    weight = torch.randn(NUM_EXPERTS, 24, 160)
-    packed = pack_experts(weight, NUM_EXPERTS, weight_format=form, device_type="cpu")
+def test_every_format_of_floats_is_multiplied(form: WeightFormat, group_size: int | None) -> None:
+    matrices = [quantize(matrix, form, group_size) for matrix in torch.randn(NUM_EXPERTS, 24, 160)]
+    packed = pack_experts(matrices, NUM_EXPERTS, device_type="cpu")
     assert packed is not None
     pairs = make_pairs(7)
     x = inputs_of_15_bits(pairs.num_pairs, 160)
-    matrices = [quantize(matrix, form) for matrix in weight]
     assert_close(grouped_linear(x, packed, pairs), expected(x, matrices, pairs))

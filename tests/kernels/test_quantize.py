@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+from loraplex.kernels.int4_quantized import CLIPPING
 from loraplex.kernels.quantize import E2M1_TABLE, NF4_TABLE, WeightFormat, quantize
 
 ERRORS = {
@@ -15,6 +17,8 @@ ERRORS = {
     WeightFormat.MXFP4: 0.13,
 }
 """Of normally distributed weights, relative to their norm."""
+FREE_GROUPS = tuple(form for form in WeightFormat if form is not WeightFormat.MXFP4)
+"""MXFP4 has groups of 32 by its specification."""
 EACH_FORMAT = pytest.mark.parametrize("weight_format", WeightFormat)
 
 
@@ -75,3 +79,36 @@ def test_mxfp4_rounds_ties_to_even_and_scales_by_powers_of_two() -> None:
     expected = torch.tensor([4.0, 0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 0.0, -4.0])
     assert torch.equal(found.dequantize()[0, : len(ties)], expected)
     assert quantize(8 * weight, WeightFormat.MXFP4).scale.item() == 8.0
+
+
+@pytest.mark.parametrize("size", [16, 48, 128, 192, 0, 4096])
+@pytest.mark.parametrize("weight_format", FREE_GROUPS)
+def test_each_group_is_rounded_by_itself(weight_format: WeightFormat, size: int) -> None:
+    weight = torch.randn(5, 200) * torch.logspace(-2, 2, 200)
+    weight[3, :48] = 0
+    found = quantize(weight, weight_format, size)
+    groups = weight.split(size or 200, dim=1)
+    assert found.scale.shape == (5, len(groups))
+    expected = torch.cat([rounded_alone(group, weight_format) for group in groups], dim=1)
+    torch.testing.assert_close(found.dequantize(), expected, rtol=1e-6, atol=0)
+
+
+def rounded_alone(group: Tensor, weight_format: WeightFormat) -> Tensor:
+    """The numbers of the codes of columns that share a scale in each row."""
+    largest = group.abs().amax(dim=1, keepdim=True)
+    largest = torch.where(largest > 0, largest, 1.0)
+    match weight_format:
+        case WeightFormat.INT8:
+            return (group / (largest / 127)).round() * (largest / 127)
+        case WeightFormat.FP8:
+            return (group / (largest / 448)).to(torch.float8_e4m3fn).float() * (largest / 448)
+        case WeightFormat.NF4:
+            scale, table = largest.bfloat16().float(), torch.tensor(NF4_TABLE)
+            return table[((group / scale)[..., None] - table).abs().argmin(dim=-1)] * scale
+    assert weight_format is WeightFormat.INT4
+    signed = group.gather(1, group.abs().argmax(dim=1, keepdim=True))
+    scales = [(signed / -code).bfloat16().float() for code in CLIPPING]
+    scales = [torch.where(scale == 0, 1.0, scale) for scale in scales]
+    tried = torch.stack([(group / scale).round().clamp(-8, 7) * scale for scale in scales])
+    best = (tried - group).square().sum(dim=2).argmin(dim=0)
+    return tried[best, torch.arange(len(group))]

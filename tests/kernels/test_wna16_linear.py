@@ -107,6 +107,14 @@ def test_programs_that_share_a_row_add_up_to_it(
     assert_right(make_linear(weight, bias, weight_format)(x), x, weight, bias, weight_format)
 
 
+@pytest.mark.parametrize("size", [16, 48, 0])
+@pytest.mark.parametrize("weight_format", WeightFormat)
+def test_groups_of_any_size_are_multiplied(weight_format: WeightFormat, size: int) -> None:
+    weight = quantize(torch.randn(20, 200), weight_format, size)
+    x = torch.randn(3, 200)
+    assert_product(WNA16Linear(weight)(x), x, weight.dequantize(), None)
+
+
 @EACH_FORMAT
 def test_many_rows_meet_the_weight_written_out(weight_format: WeightFormat) -> None:
     for num_rows in (MAX_WNA16_ROWS[torch.float32], MAX_WNA16_ROWS[torch.float32] + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,21 +102,25 @@ def make_world(
     features: Sequence[Feature],
     *,
     weight_format: WeightFormat | None = None,
+    group_size: int | None = None,
+    exclude: Sequence[str] = (),
     end_format: WeightFormat | None = None,
     form: Format | None = None,
     ends: Sequence[str] = (),
     dtype: str = "float32",
 ) -> World:
-    """weight_format: the base is quantized, and PEFT's own base multiplies as it does, in plain
-    PyTorch; end_format: likewise the embedding and the output head. form: the base is served from a
-    checkpoint of this format, of the `ends` too, and PEFT's own base has the values that its codes
-    stand for."""
+    """weight_format: the base is quantized, with this group size and without these layers, and
+    PEFT's own base multiplies as it does, in plain PyTorch; end_format: likewise the embedding and
+    the output head. form: the base is served from a checkpoint of this format, of the `ends` too,
+    and PEFT's own base has the values that its codes stand for."""
     model = save_family(tmp_path / "base", *SERVED[family])
     change_weights(model, _draw_bias)
     load = load_plain
     if weight_format:
-        change_weights(model, partial(_round_to_codes, weight_format=weight_format))
-        load = partial(load_quantized, weight_format=weight_format)
+        rounding = partial(_round_to_codes, weight_format=weight_format, group_size=group_size)
+        change_weights(model, partial(rounding, exclude=exclude))
+        if not group_size:  # groups are never multiplied as bytes
+            load = partial(load_quantized, weight_format=weight_format)
     if end_format:
         change_weights(model, partial(_round_ends, weight_format=end_format))
     served = write_checkpoint(model, tmp_path / "packed", form, ends=ends) if form else model
@@ -127,6 +132,8 @@ def make_world(
         str(served),
         device="cpu",
         quantization=Quantization(weight_format or "none"),
+        quantization_group_size=group_size,
+        quantization_exclude=tuple(exclude),
         embedding_quantization=Quantization(end_format or "none"),
         dtype=dtype,
     )
@@ -161,10 +168,18 @@ def _draw_bias(name: str, parameter: Tensor) -> None:
         parameter += torch.randn(parameter.shape, generator=generator) * 0.3
 
 
-def _round_to_codes(name: str, parameter: Tensor, *, weight_format: WeightFormat) -> None:
+def _round_to_codes(
+    name: str,
+    parameter: Tensor,
+    *,
+    weight_format: WeightFormat,
+    group_size: int | None,
+    exclude: Sequence[str],
+) -> None:
     """Leave of the decoder's matrices what codes can hold: quantizing changes nothing more."""
-    if name.endswith("_proj.weight"):
-        parameter.copy_(rounded_weight(parameter, weight_format))
+    path = name.removesuffix(".weight")
+    if path.endswith("_proj") and not any(fnmatchcase(path, glob) for glob in exclude):
+        parameter.copy_(rounded_weight(parameter, weight_format, group_size))
 
 
 def _round_ends(name: str, parameter: Tensor, *, weight_format: WeightFormat) -> None:

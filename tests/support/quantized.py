@@ -15,12 +15,16 @@ from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
 
 
-def rounded_weight(weight: Tensor, weight_format: WeightFormat) -> Tensor:
+def rounded_weight(
+    weight: Tensor, weight_format: WeightFormat, group_size: int | None = None
+) -> Tensor:
     """fp32: the weight that the codes of `weight [out, in]` stand for."""
-    return quantize(weight, weight_format).dequantize()
+    return quantize(weight, weight_format, group_size).dequantize()
 
 
-def load_rounded(model: Path, weight_format: WeightFormat) -> PreTrainedModel:
+def load_rounded(
+    model: Path, weight_format: WeightFormat, group_size: int | None = None
+) -> PreTrainedModel:
     """transformers' own fp32 model on the CPU, its decoder's matrices rounded to codes."""
     loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager"
@@ -28,7 +32,7 @@ def load_rounded(model: Path, weight_format: WeightFormat) -> PreTrainedModel:
     with torch.no_grad():
         for name, module in loaded.named_modules():
             if isinstance(module, nn.Linear) and name.endswith("_proj"):
-                module.weight.copy_(rounded_weight(module.weight, weight_format))
+                module.weight.copy_(rounded_weight(module.weight, weight_format, group_size))
     return loaded.eval()
 
 

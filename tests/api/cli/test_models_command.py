@@ -148,6 +148,53 @@ def test_experts_that_are_quantized_at_load_are_served_as_the_report_says(
     assert experts["served_bytes"] < 0.15 * experts["file_bytes"], "from 32 bits to 4"
 
 
+def test_groups_and_excluded_layers_are_served_as_the_report_says(run: Run, tmp_path: Path) -> None:
+    path = save_family(tmp_path, *SERVED["gpt_oss-sinks-window"])
+    save_byte_tokenizer(path)
+    globs = ("*.q_proj", "*.layers.0.mlp.experts.down_proj", "*.layers.1.mlp.*")
+    config = EngineConfig(
+        str(path),
+        device="cpu",
+        quantization=Quantization.INT8,
+        quantization_group_size=16,
+        quantization_exclude=globs,
+    )
+    options = ["--quantize", "int8", "--quantize-group-size", "16", "--reference", str(path)]
+    options += [word for glob in globs for word in ("--quantize-exclude", glob)]
+    report = ask(run, path, *options)
+    assert_as_loaded(report, load_base_model(config))
+    assert report["quantization"] == "int8, groups of 16, 5 layers excluded"
+    assert report["weights"]["experts"]["kernels"] == {"PanelExperts": 1, "grouped_linear": 3}
+    errors = report["errors"]["projections"]
+    numbers = {name: found["num_weights"] for name, found in errors.items()}
+    assert numbers == {"k_proj": 2, "v_proj": 2, "o_proj": 2, "experts.gate_up_proj": 1}
+    stored = load_file(path / WEIGHTS)
+    originals = [stored[f"model.layers.{layer}.self_attn.o_proj.weight"] for layer in (0, 1)]
+    relative = [
+        float((quantize(each, WeightFormat.INT8, 16).dequantize() - each).norm() / each.norm())
+        for each in originals
+    ]
+    assert errors["o_proj"]["mean"] == pytest.approx(sum(relative) / 2, rel=1e-4)
+    assert "is int8, groups of 16, 5 layers excluded." in run(path, *options)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--quantize-group-size", "32"), "quantization_group_size: requires --quantize"),
+        (("--quantize", "mxfp4", "--quantize-group-size", "64"), "mxfp4 has groups of 32 inputs"),
+        (("--quantize", "int4", "--quantize-exclude", "*.q"), "*.q matches no linear layer"),
+    ],
+    ids=str,
+)
+def test_options_of_quantization_that_cannot_be_applied_are_refused(
+    options: tuple[str, ...], message: str, run: Run, tiny_base: Path
+) -> None:
+    code, _, err = run(tiny_base, *options)
+    assert code == ExitCode.USAGE
+    assert message in err
+
+
 def test_experts_of_several_forms_are_said_to_become_dense(run: Run, tmp_path: Path) -> None:
     path = save_packed(tmp_path, "qwen3_moe", "awq", but=["experts.1.down_proj"])
     report = ask(run, path)

@@ -15,6 +15,7 @@ from loraplex.engine.config import Acceptance, EngineConfig, KvDtype, Quantizati
 
 ENGINE_OPTIONS = {
     "--quantize": "int8",
+    "--quantize-group-size": "64",
     "--quantize-embeddings": "int4",
     "--dtype": "float16",
     "--device": "cpu",
@@ -40,6 +41,7 @@ ENGINE_OPTIONS = {
     "--tenant-cap": "0.75",
     "--num-threads": "110",
 }
+REPEATED = ("--quantize-exclude", "*.o_proj", "--quantize-exclude", "*.layers.0.*")
 SWITCHES = ("--enforce-eager", "--no-async-scheduling")
 GIB = 1 << 30
 
@@ -68,10 +70,12 @@ def run(*options: str) -> None:
 
 
 def test_every_option_of_the_engine_reaches_it(started: Started) -> None:
-    run(*(word for option in ENGINE_OPTIONS.items() for word in option), *SWITCHES)
+    run(*(word for option in ENGINE_OPTIONS.items() for word in option), *REPEATED, *SWITCHES)
     assert started.config == EngineConfig(
         model="base",
         quantization=Quantization.INT8,
+        quantization_group_size=64,
+        quantization_exclude=("*.o_proj", "*.layers.0.*"),
         embedding_quantization=Quantization.INT4,
         dtype="float16",
         device="cpu",
