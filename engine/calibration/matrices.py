@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import nn
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoint.stored_weights import StoredWeight, stored_weight
 from ..errors import InvalidParameter, UnsupportedModel
+from ..exclusion import excluded_layers
 from .decoder_walk import DecoderWalk
 from .recipe import Recipe
 
@@ -57,7 +57,8 @@ def choose_matrices(model: PreTrainedModel, walk: DecoderWalk, recipe: Recipe) -
         raise UnsupportedModel(
             f"{model.config.model_type} has no linear layers in its files that could be quantized"
         )
-    chosen = _without(chosen, recipe.exclude)
+    excluded = excluded_layers(chosen, recipe.exclude, param="exclude")
+    chosen = [name for name in chosen if name not in excluded]
     _check_groups({name: linears[name] for name in chosen}, recipe)
     ignored = [name for name in linears if name not in set(chosen)]
     if any(name.endswith(".experts") for name, _ in model.named_modules()):
@@ -82,18 +83,6 @@ def _is_quantizable(name: str, module: nn.Module, path: str) -> bool:
         and isinstance(stored, StoredWeight)
         and stored.name.endswith(".weight")
     )
-
-
-def _without(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InvalidParameter(
-                "exclude", f"{pattern} matches no linear layer, such as {names[0]}"
-            )
-    left = [n for n in names if not any(fnmatchcase(n, pattern) for pattern in patterns)]
-    if not left:
-        raise InvalidParameter("exclude", "excludes every linear layer")
-    return left
 
 
 def _check_groups(linears: Mapping[str, nn.Linear], recipe: Recipe) -> None:
