@@ -52,8 +52,9 @@ class NotMeasured(Exception):
 class Drift:
     """The served base against the reference under one adapter, over the probe prompts."""
 
+    kl: tuple[float, ...]
+    """KL(reference ‖ served) of the token after each prompt, in nats."""
     kl_mean: float
-    """KL(reference ‖ served) of the next token, in nats."""
     kl_max: float
     top_token_changed: int
     """The number of prompts whose most probable token differs."""
@@ -86,6 +87,7 @@ def compare_with_reference(
     pairs = list(zip(reference, served, strict=True))
     divergences = [kl_divergence(one, other) for one, other in pairs]
     return Drift(
+        kl=tuple(divergences),
         kl_mean=sum(divergences) / len(divergences),
         kl_max=max(divergences),
         top_token_changed=sum(bool(one.argmax() != other.argmax()) for one, other in pairs),

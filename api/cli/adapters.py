@@ -266,10 +266,14 @@ def _effect(version: dict[str, Any]) -> str:
     attested = version["attestation"]
     if not attested:
         return "not attested"
-    return (
+    effect = (
         f"moves logits by up to {attested['max_logit_delta']:.3g}"
         f" (noise {attested['noise_floor']:.1g})"
     )
+    drift = attested["reference"]
+    if isinstance(drift, str):
+        return effect
+    return f"{effect}, KL to the unquantized base up to {drift['kl_max']:.2g}"
 
 
 def _receipt(entry: dict[str, Any]) -> str:

@@ -31,6 +31,7 @@ from loraplex.api.adapters.quantization_contract import (
 from loraplex.api.cli.push import SETTLED_STATES
 from loraplex.engine.config import Quantization
 from loraplex.platform.errors import InvalidValue
+from support.command import Command
 from support.engine import LocalEngine
 from support.http_uploads import WEIGHTS, commit, open_upload, put
 from support.models import make_adapter, make_tiny_llama
@@ -145,7 +146,8 @@ def test_the_drift_is_what_peft_on_the_unquantized_base_says(
     drift = asyncio.run(contract.measure(served.key, served.logits))
     expected = peft_divergences(served)
     assert max(expected) > 1e-5  # there is something to measure
-    assert drift.kl_max == pytest.approx(max(expected), rel=0.02)
+    assert drift.kl == pytest.approx(expected, rel=0.02)
+    assert drift.kl_max == max(drift.kl)
     assert drift.kl_mean == pytest.approx(sum(expected) / len(expected), rel=0.02)
     dense = peft_logits(served.base, served.adapter, served.prompts)
     changed = [
@@ -265,7 +267,10 @@ def push_until_settled(caller: Caller, folder: Path, name: str) -> dict[str, Any
 
 
 def test_a_version_beyond_the_limit_is_rejected_and_one_that_cannot_be_measured_is_not(
-    served: Served, tmp_path: Path
+    served: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     reference = Path(shutil.copytree(served.base, tmp_path / "reference"))
     limit = min(peft_divergences(served)) / 100
@@ -278,12 +283,14 @@ def test_a_version_beyond_the_limit_is_rejected_and_one_that_cannot_be_measured_
         (reference / "model.safetensors").unlink()
         other = make_adapter(served.base, tmp_path / "other", seed=6)
         unmeasured = push_until_settled(caller, other, "other")
+        _, told, _ = Command(monkeypatch, capsys, caller)("show", "bot")
     assert rejected["state"] == "rejected"
     assert rejected["reason"]["code"] == "quantization_drift"
     assert rejected["attestation"]["max_logit_delta"] > 0
     drift = rejected["attestation"]["reference"]
     assert drift["limit"] == pytest.approx(limit)
     assert drift["kl_max"] > limit
-    assert drift["num_probes"] == len(served.prompts)
+    assert drift["num_probes"] == len(drift["kl"]) == len(served.prompts)
+    assert f"KL to the unquantized base up to {drift['kl_max']:.2g}" in told
     assert unmeasured["state"] == "ready"
     assert unmeasured["attestation"]["reference"].startswith("not measured: ")

@@ -5,6 +5,8 @@ import { Facts, Panel } from "../layout.tsx";
 import { Badge } from "../values.tsx";
 
 interface Drift {
+  /** Of each probe. */
+  kl: number[];
   kl_mean: number;
   kl_max: number;
   top_token_changed: number;
@@ -56,7 +58,7 @@ export function Attestation({ version }: { version: AdapterVersion }): ReactNode
         ["Next token changed", `${measured.num_top_tokens_changed} of ${plural(measured.probes.length, "probe")}`],
         ["Against the unquantized base", <Reference key="reference" reference={measured.reference} />],
       ]} />
-      <Probes probes={measured.probes} />
+      <Probes probes={measured.probes} drift={kls(measured.reference)} />
     </Panel>
   );
 }
@@ -72,7 +74,12 @@ function Reference({ reference }: { reference: Drift | string }): ReactNode {
   );
 }
 
-function Probes({ probes }: { probes: Probe[] }): ReactNode {
+function kls(reference: Drift | string): number[] | undefined {
+  return typeof reference === "string" ? undefined : reference.kl;
+}
+
+/** `drift`: the divergence of each probe from the unquantized base, if it was measured. */
+function Probes({ probes, drift }: { probes: Probe[]; drift?: number[] | undefined }): ReactNode {
   return (
     <details>
       <summary>Probes</summary>
@@ -83,6 +90,7 @@ function Probes({ probes }: { probes: Probe[] }): ReactNode {
               <th scope="col" className="end">Tokens</th><th scope="col" className="end">Logit change</th>
               <th scope="col" className="end">Noise</th><th scope="col" className="end">KL</th>
               <th scope="col">Next token</th>
+              {drift && <th scope="col" className="end">KL to unquantized</th>}
             </tr>
           </thead>
           <tbody>
@@ -93,6 +101,7 @@ function Probes({ probes }: { probes: Probe[] }): ReactNode {
                 <td className="end">{digits(probe.noise_floor)}</td>
                 <td className="end">{digits(probe.kl_divergence)}</td>
                 <td>{probe.changes_top_token ? <Badge tone="accent">changed</Badge> : "the same"}</td>
+                {drift && <td className="end">{digits(drift[i] ?? NaN)}</td>}
               </tr>
             ))}
           </tbody>
