@@ -89,8 +89,8 @@ function Probes({ probes, drift }: { probes: Probe[]; drift?: number[] | undefin
             <tr>
               <th scope="col" className="end">Tokens</th><th scope="col" className="end">Logit change</th>
               <th scope="col" className="end">Noise</th><th scope="col" className="end">KL</th>
+              {drift && <th scope="col" className="end" title="KL to the unquantized base">Drift</th>}
               <th scope="col">Next token</th>
-              {drift && <th scope="col" className="end">KL to unquantized</th>}
             </tr>
           </thead>
           <tbody>
@@ -100,8 +100,8 @@ function Probes({ probes, drift }: { probes: Probe[]; drift?: number[] | undefin
                 <td className="end">{digits(probe.max_logit_delta)}</td>
                 <td className="end">{digits(probe.noise_floor)}</td>
                 <td className="end">{digits(probe.kl_divergence)}</td>
-                <td>{probe.changes_top_token ? <Badge tone="accent">changed</Badge> : "the same"}</td>
                 {drift && <td className="end">{digits(drift[i] ?? NaN)}</td>}
+                <td>{probe.changes_top_token ? <Badge tone="accent">changed</Badge> : "the same"}</td>
               </tr>
             ))}
           </tbody>
