@@ -176,7 +176,7 @@ class Control:
 
     def _expect(self, decodes: Collection[Request], num_free_tokens: int) -> _Step:
         """Predict the step without draft tokens."""
-        context = sum([request.num_computed_tokens for request in decodes])
+        context = sum([request.num_computed_tokens - request.kv.num_evicted for request in decodes])
         seconds = self._costs.predict(StepShape(0, len(decodes), context))
         least = LEAST_COST * seconds / max(len(decodes), 1)
         verify = max(self._costs.draft_token_seconds(), least)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
@@ -79,6 +80,7 @@ def make_request(
     )  # fmt: skip
     request = Request(submitted, CacheNamespace("tenant", "runtime", key), 0, 0.0, None)
     request.num_computed_tokens = 100
+    request.kv = SequenceBlocks([], [], [])
     return request
 
 

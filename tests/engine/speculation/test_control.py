@@ -400,6 +400,24 @@ def test_remembers_a_bounded_number_of_adapters_and_all_that_was_done(
     assert totals.num_drafts == sum(map(bool, device.num_draft_tokens))
 
 
+def test_tokens_that_were_evicted_are_not_predicted_to_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = []
+    predict = StepCosts.predict
+
+    def noting(costs: StepCosts, shape: StepShape) -> float:
+        shapes.append(shape)
+        return predict(costs, shape)
+
+    monkeypatch.setattr(StepCosts, "predict", noting)
+    compacted, whole = requests(2, None)
+    compacted.kv.num_evicted = 60
+    Device(MEMORY_BOUND, {"p": Drafter({None: 0.9})}, [compacted, whole]).step()
+    contexts = {shape.num_context_tokens for shape in shapes if shape.num_decodes == 2}
+    assert contexts == {100 - 60 + 100}
+
+
 def test_stats_count_what_was_verified() -> None:
     device = Device(MEMORY_BOUND, {"p": Drafter({A: 0.8})}, requests(3, A))
     device.run(50)
