@@ -45,7 +45,6 @@ BENCHMARKS = {
     "many-adapters": bench_many_adapters,
     "mixed-step": bench_mixed_step,
     "prompts": bench_prompts,
-    "quantized-serving": bench_quantized_serving,
     "adapter-load": bench_adapter_load,
     "speculation": bench_speculation,
 }
@@ -81,6 +80,20 @@ def test_both_arms_give_the_same_tokens_and_every_figure_is_one(
     figures += report.values()
     numbers = [value for value in figures if isinstance(value, int | float)]
     assert all(math.isfinite(number) and number >= 0 for number in numbers)
+
+
+def test_quantized_weights_are_beside_dense_ones(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which give other tokens."""
+    dense, *quantized = run(bench_quantized_serving, models, capsys)["rows"]
+    assert dense["weights"] == "dense"
+    assert [row["weights"] for row in quantized] == ["int8", "int4"]
+    for figure in bench_quantized_serving.FIGURES:
+        assert dense[f"{figure}, ratio"] == 1
+        for row in quantized:
+            assert 0 < row[figure] < math.inf
+            assert row[f"{figure}, ratio"] == pytest.approx(row[figure] / dense[figure])
 
 
 def test_the_prefix_benchmark_reuses_the_shared_prompt_in_one_arm_only(
