@@ -11,7 +11,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.core import EngineCore
 from loraplex.engine.errors import InvalidParameter
@@ -20,6 +22,8 @@ from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
 from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.parts import open_parts
+from loraplex.engine.speculation.medusa_checkpoint import save_heads
+from loraplex.engine.speculation.medusa_heads import untrained_heads
 from loraplex.kernels.kv_eviction import move_tokens
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
@@ -34,6 +38,14 @@ SNAPKV = KvPolicy(EvictionMethod.SNAPKV, 50)
 H2O = KvPolicy(EvictionMethod.H2O, 40)
 POLICIES = (None, SNAPKV, H2O)
 WHEN = ("in the prompt", "in the output")
+PROPOSERS = {
+    "ngram": "ngram",
+    "early_exit": "early_exit:1",
+    "draft": "draft:{base}",
+    "medusa": "medusa:{heads}",
+    "medusa_tree": "medusa_tree:{heads}",
+}
+"""What the engine's configuration says."""
 LENGTHS = (106, 81)
 """Of prompts: the second ends one token into a block."""
 MAX_TOKENS = 36
@@ -287,16 +299,27 @@ def test_a_step_that_fails_in_its_middle_compacts_once_it_runs_again(
         world.check(engine, request_id, 0, policy)
 
 
-@pytest.mark.parametrize("proposer", marked_slow(["ngram", "early_exit:1"], slow=["ngram"]))
-def test_draft_tokens_are_verified_over_a_compressed_prompt(world: World, proposer: str) -> None:
-    engine = world.engine(speculation=(proposer,))
-    asked = SpeculationParams(proposer.partition(":")[0], 4)
+@pytest.mark.parametrize("proposer", marked_slow(PROPOSERS, slow=PROPOSERS.keys() - {"early_exit"}))
+def test_draft_tokens_are_verified_over_a_compressed_prompt(
+    world: World, proposer: str, tmp_path: Path
+) -> None:
+    if proposer.startswith("medusa"):
+        write_heads(world.base, tmp_path)
+    configured = PROPOSERS[proposer].format(base=world.base, heads=tmp_path)
+    engine = world.engine(speculation=(configured,))
+    asked = SpeculationParams(proposer, 4)
     ids = [world.submit(engine, index, SNAPKV, speculation=asked) for index in (0, 1)]
     engine.run()
     for index, request_id in enumerate(ids):
         world.check(engine, request_id, index, SNAPKV)
     assert any(engine.answers[request_id].end.num_draft_tokens for request_id in ids)
     engine.close()
+
+
+def write_heads(base: Path, path: Path) -> None:
+    head = AutoModelForCausalLM.from_pretrained(base).get_output_embeddings()
+    heads = untrained_heads(head, num_heads=3, num_layers=1)
+    save_heads(heads, path, base_id=compute_base_id(base))
 
 
 def test_h2o_verifies_no_draft_tokens(world: World) -> None:
