@@ -275,7 +275,7 @@ class _Outline:
 
     def quantized_at_load(self) -> dict[str, QuantizedAtLoad]:
         found: dict[str, QuantizedAtLoad] = {}
-        for path in self._linears.keys() & self._stored_names.keys():
+        for path in (self._linears.keys() & self._stored_names.keys()) - self._absorbed:
             is_transposed = isinstance(self._linears[path], Conv1D)
             self._note_quantized(found, path, [self._stored_names[path]], is_transposed)
         for parameter, experts in self._experts.items():

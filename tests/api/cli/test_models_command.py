@@ -303,6 +303,14 @@ def test_the_error_of_quantizing_at_load_is_measured_too(run: Run, tmp_path: Pat
     assert found["mean"] == pytest.approx(sum(errors) / 2, rel=1e-4)
 
 
+def test_a_projection_that_stays_dense_has_no_error(run: Run, tmp_path: Path) -> None:
+    path = save_family(tmp_path, *SERVED["deepseek_v3-mla"])
+    report = ask(run, path, "--quantize", "int4", "--reference", str(path))
+    projections = report["errors"]["projections"]
+    assert "kv_b_proj" not in projections
+    assert projections["o_proj"]["mean"] > 0.01
+
+
 def test_a_reference_must_be_the_unquantized_model(run: Run, tmp_path: Path) -> None:
     path = save_packed(tmp_path, "llama", "gptq")
     code, _, err = run(path, "--reference", str(path))
