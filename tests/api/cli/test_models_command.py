@@ -305,6 +305,7 @@ def test_the_error_of_quantizing_at_load_is_measured_too(run: Run, tmp_path: Pat
 
 def test_a_projection_that_stays_dense_has_no_error(run: Run, tmp_path: Path) -> None:
     path = save_family(tmp_path, *SERVED["deepseek_v3-mla"])
+    save_byte_tokenizer(path)
     report = ask(run, path, "--quantize", "int4", "--reference", str(path))
     projections = report["errors"]["projections"]
     assert "kv_b_proj" not in projections
