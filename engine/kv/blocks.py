@@ -244,6 +244,14 @@ class KvBlocks:
             return 0.0
         return max(group.num_held(seq) / group.pool.num_usable for group in self.groups)
 
+    def target_share(self, seq: SequenceBlocks) -> float:
+        """The share of the blocks that the sequence takes, beside those that it holds, when its
+        cache is compacted next."""
+        if seq.eviction is None or seq.compacts_at == NEVER:
+            return 0.0
+        smallest = min(group.pool.num_usable for group in self.groups)
+        return seq.eviction.num_target_blocks / smallest
+
     def num_free(self, group: int) -> int:
         return self.groups[group].pool.num_free
 

@@ -77,10 +77,8 @@ class EvictionPlan:
         if end < point:
             return num_blocks_for(end - num_evicted, self.block_size)
         peak = num_blocks_for(point - num_evicted, self.block_size) + self.num_target_blocks
-        if self._is_once:
+        if end < self.next_after(point):
             return max(peak, num_blocks_for(self.budget + end - point, self.block_size))
-        if end == point:
-            return peak
         num_later = num_blocks_for(self.budget + self.block_size, self.block_size)
         return max(peak, num_later + self.num_target_blocks)
 

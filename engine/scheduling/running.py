@@ -92,12 +92,16 @@ class Running:
         return self.num_of(tenant_id) / self._max_num_seqs
 
     def kv_share(self, tenant_id: str) -> float:
-        """The sum over its requests: blocks that they share count for each."""
+        """The sum over its requests: blocks that they share count for each, and so do those that
+        their caches are compacted to next."""
         share = self.kv_shares.get(tenant_id)
         if share is None:
             tenant = self._tenants.get(tenant_id)
             requests = tenant.requests if tenant else ()
-            share = sum(self._kv.share(request.kv) for request in requests)
+            share = sum(
+                self._kv.share(request.kv) + self._kv.target_share(request.kv)
+                for request in requests
+            )
             self.kv_shares[tenant_id] = share
         return share
 

@@ -266,10 +266,11 @@ class Scheduler:
         chunk = self.limits.max_num_batched_tokens
         if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk, plan):
             capacity = min(self.limits.max_model_len, self._kv.longest())
-            raise PromptTooLong(
-                f"{request.num_prompt_tokens} prompt tokens and max_tokens="
-                f"{request.submitted.sampling.max_tokens} exceed {capacity} tokens"
-            )
+            num_asked = request.submitted.sampling.max_tokens
+            asked = f"{request.num_prompt_tokens} prompt tokens and max_tokens={num_asked}"
+            if plan and longest <= capacity:  # for one step both are in the cache
+                asked += f", beside the {plan.budget} tokens that kv_policy keeps,"
+            raise PromptTooLong(f"{asked} exceed {capacity} tokens")
 
     def _check_queue(self, request: Request) -> None:
         is_full = self._admission.is_short or self._running.is_full

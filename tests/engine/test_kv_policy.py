@@ -79,5 +79,5 @@ def test_the_peak_of_blocks_is_that_of_the_steps_on_the_way(
         if is_point:
             held, num_evicted = plan.num_target_blocks, num_tokens - 40
         found = plan.num_blocks(0, 0, num_tokens)
-        assert found == peak or (method is H2O and found <= peak + 1)
+        assert found == peak
     assert plan.first < NEVER

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.errors import Overloaded, TenantQueueFull
+from loraplex.engine.errors import Overloaded, PromptTooLong, TenantQueueFull
+from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
 from loraplex.engine.scheduling.batch import Step
 from loraplex.engine.scheduling.running import MAX_PREEMPTIONS
-from support.scheduling import SchedulerBench, counts, steps_until
+from support.scheduling import BLOCK, SchedulerBench, counts, steps_until
 
 # --- tenants ------------------------------------------------------------------------------------
 
@@ -55,6 +56,31 @@ def test_the_blocks_that_a_tenant_holds_are_counted_anew_in_each_step() -> None:
         assert running.kv_share("acme") == bench.kv.share(request.kv)
         shares.add(running.kv_share("acme"))
     assert len(shares) > 4
+
+
+def test_the_blocks_that_a_cache_is_compacted_to_count_before_it_is() -> None:
+    bench = SchedulerBench(num_blocks=41)
+    policy = KvPolicy(EvictionMethod.SNAPKV, 33)
+    request = bench.add("compacted", 40, max_tokens=8, kv_policy=policy)
+    running, num_targets = bench.scheduler._running, -(-33 // BLOCK)
+    held = []
+    while "compacted" not in bench.finished:
+        bench.step()
+        own = bench.kv.share(request.kv)
+        later = running.kv_share("acme") - own
+        is_ahead = bool(own) and not request.kv.num_evicted
+        assert later == pytest.approx(num_targets / bench.kv.num_usable(0) * is_ahead)
+        held.append(is_ahead)
+    assert held[0]
+    assert not held[-2]
+
+
+def test_a_request_whose_compaction_does_not_fit_is_refused_with_the_reason() -> None:
+    bench = SchedulerBench(num_blocks=11)
+    policy = KvPolicy(EvictionMethod.SNAPKV, 33)
+    with pytest.raises(PromptTooLong, match="beside the 33 tokens that kv_policy keeps, exceed 44"):
+        bench.add("compacted", 36, max_tokens=4, kv_policy=policy)
+    bench.add("whole", 36, max_tokens=4)
 
 
 def test_whoever_has_given_way_is_not_the_next_victim_while_another_holds_more() -> None:

@@ -10,6 +10,7 @@ from loraplex.engine.errors import EngineError
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv_policy import KvPolicy
 from loraplex.engine.messages import GenerationRequest, RequestStarted
 from loraplex.engine.model.inputs import padding_class
 from loraplex.engine.request import Request
@@ -141,6 +142,7 @@ class SchedulerBench:
         priority: int = 0,
         deadline: float | None = None,
         is_held: bool = False,
+        kv_policy: KvPolicy | None = None,
     ) -> Request:
         tokens = [1] * prompt if isinstance(prompt, int) else prompt
         submitted = GenerationRequest(
@@ -153,6 +155,7 @@ class SchedulerBench:
             priority=priority,
             tenant_weight=weight,
             deadline_seconds=deadline,
+            kv_policy=kv_policy,
         )
         namespace = CacheNamespace(tenant, "runtime", adapter)
         request = Request(submitted, namespace, 0, self.now, tier)
