@@ -332,7 +332,8 @@ def test_h2o_verifies_no_draft_tokens(world: World) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("policy", marked_slow([SNAPKV, H2O], slow=[H2O]))
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [SNAPKV, H2O])
 def test_quantized_entries_are_kept_as_they_are(world: World, policy: KvPolicy) -> None:
     reference = EvictingLlama(world.base, has_int8_cache=True)
     expected = reference.generate(world.prompts[1], MAX_TOKENS, policy)

@@ -157,10 +157,8 @@ def check_integrity(engine: LocalEngine) -> None:
         assert group.open is not None
 
 
-@pytest.mark.parametrize(
-    "length",
-    marked_slow([5, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 3 * BLOCK_SIZE - 1], slow={5, 17, 23}),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [5, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 3 * BLOCK_SIZE - 1])
 def test_forks_answer_as_requests_of_their_own(length: int, tmp_path: Path) -> None:
     """Also if the parent has completed the block in which a fork begins."""
     path = base_of("llama", tmp_path)
@@ -318,6 +316,7 @@ def kivi_attention(
     return out.transpose(1, 2), None
 
 
+@pytest.mark.slow
 def test_the_error_is_told_at_load_and_grows_with_fewer_bits(tmp_path: Path) -> None:
     errors = []
     for kv_dtype in (KvDtype.INT8, *FORMATS):

@@ -152,6 +152,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make_world(tmp_path_factory.mktemp("world"), "deepseek_v2-mla", list(FEATURES.values()))
 
 
+@pytest.mark.slow
 def test_adapters_of_the_expansion_equal_peft_in_one_mixed_batch(world: Any) -> None:
     sequences = world.sequences()
     logits = world.serve(sequences)

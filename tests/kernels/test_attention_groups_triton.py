@@ -86,7 +86,8 @@ def test_any_dtype_equals_the_plain_op(
     assert_close(attend(interpreted_attention_groups, case), case.expected(), bound)
 
 
-@pytest.mark.parametrize("name", marked_slow(["plain", "all"], slow={"plain"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "all"])
 def test_splits_are_put_together(
     interpreted_attention_groups: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -124,6 +125,7 @@ def test_whatever_comes_together_equals_the_plain_op(
         assert_close(attend(interpreted_attention_groups, case), case.expected())
 
 
+@pytest.mark.slow
 def test_padding_of_a_captured_step_reads_nothing_and_changes_no_bit(
     interpreted_attention_groups: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

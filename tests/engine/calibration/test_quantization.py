@@ -136,6 +136,7 @@ def test_an_interrupted_run_is_continued_to_the_same_bytes(
     assert outcome == done[1]
 
 
+@pytest.mark.slow
 def test_awq_is_served_with_the_logits_of_its_values_and_is_continued(
     model: Path, tmp_path: Path
 ) -> None:
