@@ -191,9 +191,11 @@ class QuantizationContract:
 def check_reference(reference_dir: Path, served_dir: Path, base_id: str) -> str:
     """The base id of the reference. Reads all its files.
 
-    base_id: the served one. Raises InvalidValue unless the folder holds the served base, or an
-    unquantized base of the same sizes if the served checkpoint is quantized.
+    base_id: the served one. Raises InvalidValue unless the folder holds an unquantized base: the
+    served one, or one of the same sizes if the served checkpoint is quantized.
     """
+    if form := find_packed_format(reference_dir):
+        raise _not_the_reference(f"{reference_dir} is quantized itself: {form}")
     found = compute_base_id(reference_dir)
     if found == base_id:
         return found
@@ -202,8 +204,6 @@ def check_reference(reference_dir: Path, served_dir: Path, base_id: str) -> str:
             f"{reference_dir} holds another model or tokenizer ({found}) than the one that is "
             f"served ({base_id})"
         )
-    if form := find_packed_format(reference_dir):
-        raise _not_the_reference(f"{reference_dir} is quantized itself: {form}")
     reference, served = read_config_file(reference_dir), read_config_file(served_dir)
     for name in _SIZES:
         if name in reference and name in served and reference[name] != served[name]:

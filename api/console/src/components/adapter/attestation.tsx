@@ -58,7 +58,7 @@ export function Attestation({ version }: { version: AdapterVersion }): ReactNode
         ["Next token changed", `${measured.num_top_tokens_changed} of ${plural(measured.probes.length, "probe")}`],
         ["Against the unquantized base", <Reference key="reference" reference={measured.reference} />],
       ]} />
-      <Probes probes={measured.probes} drift={kls(measured.reference)} />
+      <Probes probes={measured.probes} drift={divergences(measured.reference)} />
     </Panel>
   );
 }
@@ -74,7 +74,7 @@ function Reference({ reference }: { reference: Drift | string }): ReactNode {
   );
 }
 
-function kls(reference: Drift | string): number[] | undefined {
+function divergences(reference: Drift | string): number[] | undefined {
   return typeof reference === "string" ? undefined : reference.kl;
 }
 
