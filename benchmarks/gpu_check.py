@@ -365,7 +365,7 @@ PARTS: Mapping[str, Part] = {
     "expert_times": lambda _, told: time_experts(told.device),
     "linear_times": lambda *_: time_quantization(),
     "form_times": lambda *_: time_forms(),
-    "packed_expert_times": lambda *_: time_packed_experts(),
+    "packed_expert_times": lambda _, told: time_packed_experts(told.device),
     "adapter_load": lambda _, told: time_adapter_load(told.device),
     "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
     "mixed_step_int8": lambda _, told: time_mixed_step(told.device, Quantization.INT8),

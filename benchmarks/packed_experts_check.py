@@ -15,9 +15,9 @@ import torch
 from benchmarks.attention_check import graph_seconds
 from benchmarks.expert_check import SHAPES, TIMED_TOKENS
 from benchmarks.quantization_check import TOLERANCE
+from benchmarks.quantized_forms_check import copy_bandwidth
 from torch import Tensor
 
-from loraplex.engine.memory.device_peak import measure_peak
 from loraplex.kernels.expert_packing import pack_experts
 from loraplex.kernels.expert_pairs import ExpertPairs, sort_pairs
 from loraplex.kernels.packed_experts import PackedExperts
@@ -70,20 +70,18 @@ def check_packed_experts(device: str) -> dict[str, Any]:
     }
 
 
-def time_packed_experts() -> list[dict[str, Any]]:
+def time_packed_experts(device: str) -> list[dict[str, Any]]:
     """Each form in bf16, over a copy of the bytes of the experts that the tokens chose."""
-    bandwidth = measure_peak(
-        torch.device("cuda"), torch.bfloat16, weight_format=None, threads=torch.get_num_threads()
-    ).bytes_per_second
+    bandwidth = copy_bandwidth(device)
     rows = []
     with torch.inference_mode():
         for shape, (name, case) in product(SHAPES[:3], TIMED.items()):
             matrix = make_weight(case._replace(shape=(shape.out_features, shape.in_features)))
-            experts = _pack([matrix.to(torch.device("cuda"))] * shape.num_experts, "cuda")
+            experts = _pack([matrix.to(torch.device(device))] * shape.num_experts, device)
             assert experts is not None
             for num_tokens in TIMED_TOKENS:
-                pairs = _route(num_tokens, shape.num_experts, shape.top_k, "cuda", is_captured=True)
-                x = _random(num_tokens, shape.in_features).to("cuda", torch.bfloat16)
+                pairs = _route(num_tokens, shape.num_experts, shape.top_k, device, is_captured=True)
+                x = _random(num_tokens, shape.in_features).to(device, torch.bfloat16)
                 seconds = graph_seconds(partial(experts, x[pairs.tokens], pairs))
                 num_chosen = len(set(pairs.experts.tolist()))
                 num_bytes = experts.weight_bytes * num_chosen / shape.num_experts

@@ -10,12 +10,11 @@ logits' root mean square, because a token that rounding sends to another expert 
 
 `kv` has an entry for each `--kv-dtype`: by proposer, how many answers differ from those of the
 dense base, alone, without draft tokens and without any reuse, other than at a near tie. With KV in
-int4 and int2 they are compared with those of the quantized base, alone: keys that differ by the
-rounding of inputs may get another code. Requests
-with two adapters and with all proposers share an engine that has too little memory for them, so
-prefixes are reused and sequences are swapped out. Instead of an entry there is the reason why the
-engine refuses to start; `refused` are such reasons of proposers. Exits with 1 if an answer differs
-or an error exceeds its bound.
+int4 and int2 the reference is the quantized base: keys that differ by the rounding of inputs may
+get another code. Requests with two adapters and with all proposers share an engine that has too
+little memory for them, so prefixes are reused and sequences are swapped out. Instead of an entry
+there is the reason why the engine refuses to start; `refused` are such reasons of proposers. Exits
+with 1 if an answer differs or an error exceeds its bound.
 """
 
 from __future__ import annotations

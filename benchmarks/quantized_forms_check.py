@@ -82,12 +82,7 @@ def check_forms(device: str, pack: Pack | None = None) -> dict[str, Any]:
 
 def time_forms() -> list[dict[str, Any]]:
     """Each form in bf16, and bf16 by cuBLAS, over a copy of the weight's bytes."""
-    bandwidth = measure_peak(
-        torch.device("cuda"),
-        torch.bfloat16,
-        quantization=LoadQuantization(),
-        threads=torch.get_num_threads(),
-    ).bytes_per_second
+    bandwidth = copy_bandwidth("cuda")
     rows = []
     with torch.inference_mode():
         for name, linear in _timed_linears():
@@ -105,6 +100,16 @@ def time_forms() -> list[dict[str, Any]]:
                     }
                 )
     return rows
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes read and written per second."""
+    return measure_peak(
+        torch.device(device),
+        torch.bfloat16,
+        quantization=LoadQuantization(),
+        threads=torch.get_num_threads(),
+    ).bytes_per_second
 
 
 def _timed_linears() -> Iterator[tuple[str, Linear]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,6 +167,29 @@ def test_packed_experts_that_differ_or_change_other_tokens_are_named(
     monkeypatch.setattr(packed_experts_check, "pack_experts", lambda *_, **__: None)
     found = packed_experts_check.check_packed_experts("cpu")
     assert found["served_dense"] == [str(case)]
+
+
+def test_packed_experts_are_timed_beside_a_copy_of_the_chosen_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By another clock: graphs are captured on CUDA only."""
+
+    def run_once(run: Callable[[], object]) -> float:
+        run()
+        return 2.0
+
+    shape = expert_check.ExpertsShape(4, 2, 64, 16)
+    monkeypatch.setattr(packed_experts_check, "SHAPES", (shape,))
+    monkeypatch.setattr(packed_experts_check, "TIMED_TOKENS", (1, 8))
+    monkeypatch.setattr(packed_experts_check, "graph_seconds", run_once)
+    monkeypatch.setattr(packed_experts_check, "copy_bandwidth", lambda _device: 1e6)
+    rows = packed_experts_check.time_packed_experts("cpu")
+    assert [(row["form"], row["tokens"]) for row in rows] == [
+        (form, num_tokens) for form in packed_experts_check.TIMED for num_tokens in (1, 8)
+    ]
+    one, all_four = (row["over floor"] for row in rows[:2])
+    assert one == pytest.approx(2 * all_four, rel=1e-2), "one token chooses half of the experts"
+    assert quantized_forms_check.copy_bandwidth("cpu") > 0
 
 
 def test_vectors_that_differ_or_change_other_rows_are_named(
