@@ -159,11 +159,18 @@ def check_parity(
     """The error of the paged, chunked, mixed forward pass, with the KV cache in the model's own
     dtype.
 
-    rounds_inputs: whether linear layers do. Raises UnsupportedModel if the error exceeds that of
-    rounding.
+    In the half types a token goes to the experts that the dense forward pass chose. rounds_inputs:
+    whether linear layers do. Raises UnsupportedModel if the error exceeds that of rounding, or if
+    more choices of experts differ than rounding explains.
     """
     dtype = next(model.parameters()).dtype
-    error = paged_error(model, shapes, cases, KvFormat(dtype))
+    is_half = dtype is not torch.float32
+    choices = ReplacedChoices([case.choices for case in cases]) if is_half else None
+    error = paged_error(model, shapes, cases, KvFormat(dtype), choices=choices)
+    if choices and choices.share > MAX_REPLACED:
+        raise UnsupportedModel(
+            f"its paged forward chooses other experts for {choices.share:.0%} of the tokens"
+        )
     tolerance = SELF_TEST_TOLERANCE[dtype]
     if rounds_inputs:
         tolerance = max(tolerance, ROUNDED_INPUTS_TOLERANCE)
@@ -180,21 +187,16 @@ def paged_error(
     cases: list[DenseCase],
     kv_format: KvFormat,
     cuts: Cuts = SELF_TEST_CUTS,
+    *,
+    choices: ReplacedChoices | None = None,
 ) -> float:
     """The difference of the paged forward pass's logits to `cases`, relative to the largest.
 
-    In the half types a token goes to the experts that the dense forward pass chose. Raises
-    UnsupportedModel if more choices differ than rounding explains.
+    choices: replaces the choices of experts that differ from those of `cases`.
     """
-    is_half = next(model.parameters()).dtype is not torch.float32
-    choices = ReplacedChoices([case.choices for case in cases]) if is_half else None
     sequences = [case.token_ids for case in cases]
     with choosing(model, choices.choose) if choices else nullcontext():
         paged = run_paged(model, shapes, sequences, kv_format, cuts, choices=choices)
-    if choices and choices.share > MAX_REPLACED:
-        raise UnsupportedModel(
-            f"its paged forward chooses other experts for {choices.share:.0%} of the tokens"
-        )
     return max(
         ((ours - case.logits).abs().max() / case.logits.abs().max()).item()
         for ours, case in zip(paged, cases, strict=True)

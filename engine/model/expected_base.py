@@ -327,7 +327,9 @@ class _Outline:
                 value = value[0].T if is_transposed else value[0]
             values.append(value)
         stacked = stack_values(values)
-        return torch.empty(0, device="meta") if stacked is None else stacked  # it becomes dense
+        if stacked is None:
+            return torch.empty(0, device="meta")  # it becomes dense
+        return stacked
 
     def _leave(self, path: str) -> None:
         """Let the module's weight be read in its stored form, as `leave_stored` does."""

@@ -31,7 +31,7 @@ class LoadQuantization:
             size = self.group_size
             parts.append(f"groups of {size}" if size else "a scale per output")
         if num_excluded := len(self.excluded):
-            parts.append(f"{num_excluded} layer{'s'[: num_excluded > 1]} excluded")
+            parts.append(f"{num_excluded} {'layer' if num_excluded == 1 else 'layers'} excluded")
         return ", ".join(parts)
 
     def format_of(self, path: str) -> WeightFormat | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model import admission
 from loraplex.engine.model.base_model import load_base_model
@@ -142,3 +142,15 @@ def test_a_base_whose_experts_compute_otherwise_is_refused_in_bf16(
     monkeypatch.setattr(ServedExperts, "forward", wrong)
     with pytest.raises(UnsupportedModel, match="differs from its own dense forward"):
         load_in_bf16(path)
+
+
+def test_the_error_of_a_quantized_cache_has_what_it_changes_in_the_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_family(tmp_path, "mixtral", ONE_OF_FOUR)
+    config = EngineConfig(
+        str(path), device="cpu", dtype="bfloat16", kv_dtype=KvDtype.INT2, max_model_len=256
+    )
+    told = load_base_model(config).kv_error
+    monkeypatch.setattr(ReplacedChoices, "choose", lambda _self, _path, own: own)
+    assert load_base_model(config).kv_error == told > 0.1
