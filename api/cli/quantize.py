@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,7 +59,9 @@ def quantize(
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="GLOB", help="Linear layers to leave as they are, such as '*.down_proj'."
+            metavar="GLOB",
+            help="Linear layers and experts to leave as they are, such as '*.down_proj' or "
+            "'*.experts.3.*'.",
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Calibration samples.")] = 128,
@@ -65,8 +69,8 @@ def quantize(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Make a quantized checkpoint (compressed-tensors) from an unquantized one, calibrated with a
-    text. Serve it with `--model OUT`. The same command continues an interrupted run. Experts,
-    routers, the embedding and the head stay as they are."""
+    text. Serve it with `--model OUT`. The same command continues an interrupted run. Routers, the
+    embedding, the head, and experts that the files hold in one tensor stay as they are."""
     if find_spec("torch") is None:
         raise CommandFailed("quantizing needs: pip install 'loraplex[engine]'")
     from ...engine.calibration.recipe import Recipe
@@ -104,13 +108,21 @@ def _quantize(model: str, out: Path, text: Path, recipe: Recipe, *, device: str)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("Loading", total=None)
 
-        def show(index: int, num_layers: int, _error: float | None) -> None:
-            bar.update(task, description="Quantizing", completed=index + 1, total=num_layers)
+        def show(num_finished: int, num_matrices: int) -> None:
+            bar.update(task, description="Quantizing", completed=num_finished, total=num_matrices)
+
+        def say(index: int, num_layers: int, _error: float | None) -> None:
             if not console.is_terminal:
                 note(f"layer {index + 1} of {num_layers} is finished")
 
         return quantize_model(
-            model_dir, out, text, recipe, device=choose_device(device), on_layer=show
+            model_dir,
+            out,
+            text,
+            recipe,
+            device=choose_device(device),
+            on_layer=say,
+            on_matrices=show,
         )
 
 
@@ -118,9 +130,11 @@ def _print(outcome: Outcome, out: Path) -> None:
     quality = outcome.quality
     for index, error in sorted(outcome.errors.items()):
         typer.echo(f"layer {index + 1}: relative output error {error:.2%}")
+    experts = f" and {outcome.num_in_experts} matrices of experts"
     typer.echo(
-        f"{outcome.num_quantized} linear layers quantized; left as they are: "
-        f"{', '.join(outcome.ignored) or 'none'}"
+        f"{outcome.num_quantized - outcome.num_in_experts} linear layers"
+        f"{experts if outcome.num_in_experts else ''} quantized; left as they are: "
+        f"{', '.join(_without_numbers(outcome.ignored)) or 'none'}"
     )
     typer.echo(
         f"weights: {outcome.num_bytes / MIB:,.1f} MiB of {outcome.original_bytes / MIB:,.1f} MiB"
@@ -130,3 +144,11 @@ def _print(outcome: Outcome, out: Path) -> None:
         f"{quality.original_perplexity:.3f}; KL divergence {quality.divergence:.4f} nats"
     )
     typer.echo(f"Wrote {out}; serve with: loraplex serve --model {out}")
+
+
+def _without_numbers(paths: Sequence[str]) -> list[str]:
+    """One line's worth of paths: those that differ in numbers alone as one, with their count."""
+    counts = Counter(
+        ".".join("*" if part.isdecimal() else part for part in path.split(".")) for path in paths
+    )
+    return [path if count == 1 else f"{path} ({count})" for path, count in counts.items()]

@@ -35,6 +35,8 @@ class DecoderWalk:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        # A loss of training, computed of all layers' routers, which may all be skipped here.
+        model.config.output_router_logits = False
         self.path, self.layers = _decoder_layers(model)
         self._giving_tuples: set[int] = set()
 

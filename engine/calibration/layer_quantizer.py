@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import sqrt
 
@@ -28,6 +28,8 @@ from .shards import Shards
 OnLayer = Callable[[int, int, float | None], None]
 """Called after each layer with its index, the number of layers and its relative output error; None
 where nothing is quantized."""
+OnMatrices = Callable[[int, int], None]
+"""Called with the number of matrices that are finished, and that of all."""
 
 
 @dataclass
@@ -60,6 +62,7 @@ class LayerQuantizer:
         stored: Collection[str],
         dtype: torch.dtype,
         on_layer: OnLayer,
+        on_matrices: OnMatrices,
     ) -> None:
         """stored: the names of the original's tensors. dtype: that of scales and norms."""
         self.changed_norms: set[str] = set()
@@ -73,13 +76,19 @@ class LayerQuantizer:
         self._stored = stored
         self._dtype = dtype
         self._on_layer = on_layer
+        self._on_matrices = on_matrices
+        self._num_matrices = len(matrices.stored_names)
+        self._num_finished = 0
 
     def visit(self, index: int, layer: Layer) -> None:
         """The walk's visit: all states move from before the layer to after it."""
         states, own = self._states, self._matrices.layers[index]
-        with _in_memory(own.stored) as weights:
+        with ExitStack() as held:
+            weights = held.enter_context(_in_memory(own.stored_linears))
+            for experts in own.stored_experts:
+                held.enter_context(experts.in_memory())
             states.originals = states.after(layer, states.originals)
-            if not own.quantized:
+            if not own.stored_names:
                 states.samples = states.after(layer, states.samples)
             elif index in self._output.errors:
                 self._restore(index, own)
@@ -91,9 +100,13 @@ class LayerQuantizer:
 
     def _restore(self, index: int, own: LayerMatrices) -> None:
         values = self._output.load_layer(self._shards.layers[index])
-        for module in own.quantized.values():
+        for module in own.linears.values():
             weight = values[stored_name(module)]
             keep_weight(module, dense(weight, dtype=torch.float32, device=self._states.device))
+        for experts in own.stored_experts:
+            for path in experts.matrices.keys() & own.experts:
+                experts.set(path, values[f"{path}.weight"])
+        self._advance(len(own.stored_names))
         for name, norm in self._norms(index).items():
             changed = values.get(f"{name}.weight")
             if isinstance(changed, Tensor):
@@ -104,23 +117,38 @@ class LayerQuantizer:
         self, index: int, own: LayerMatrices, layer: Layer, weights: Mapping[str, Tensor]
     ) -> None:
         states, inputs, tensors = self._states, LayerInputs(), dict[str, Tensor]()
-        with inputs.watching(own.quantized):
+        with ExitStack() as watched:
+            watched.enter_context(inputs.watching(own.linears))
+            routed = [
+                watched.enter_context(experts.watching())
+                if self._recipe.method is Method.GPTQ
+                else None
+                for experts in own.stored_experts
+            ]
             expected = states.after(layer, states.samples)
         if self._recipe.method is Method.AWQ:
             tensors |= self._scaled(index, own, layer, inputs, weights)
-        for name, module in own.quantized.items():
+        for name, module in own.linears.items():
             weight = weights[name]
             quantized = self._rounded(weight, inputs.hessian(name, weight))
             keep_weight(module, quantized.dequantize())
-            stem = stored_name(module).removesuffix(".weight")
-            tensors |= {f"{stem}.{end}": part for end, part in stored_parts(quantized).items()}
+            tensors |= _stored(stored_name(module).removesuffix(".weight"), quantized)
+            self._advance(1)
+        for experts, given in zip(own.stored_experts, routed, strict=True):
+            for path, quantized in experts.quantize(own.experts, given, self._rounded):
+                tensors |= _stored(path, quantized)
+                self._advance(1)
         states.samples = states.after(layer, states.samples)
         error = _relative_error(states.samples, expected)
         self._output.save_layer(index, self._shards.layers[index], tensors, error=error)
 
-    def _rounded(self, weight: Tensor, hessian: Tensor) -> QuantizedWeight:
+    def _advance(self, count: int) -> None:
+        self._num_finished += count
+        self._on_matrices(self._num_finished, self._num_matrices)
+
+    def _rounded(self, weight: Tensor, hessian: Tensor | None) -> QuantizedWeight:
         recipe, group = self._recipe, self._recipe.group(weight.shape[1])
-        if recipe.method is not Method.GPTQ:
+        if recipe.method is not Method.GPTQ or hessian is None:
             return round_to_nearest(weight, recipe.grid, group=group, dtype=self._dtype)
         return quantize_gptq(
             weight, hessian, recipe.grid, group=group, dtype=self._dtype, act_order=recipe.act_order
@@ -135,8 +163,8 @@ class LayerQuantizer:
         weights: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """Fold AWQ's scales into `weights`; returns the norms that changed, as they are stored."""
-        quantized = {name: weights[name] for name in own.quantized}
-        foldable = FoldableLayer(layer, self._norms(index), own.quantized, quantized)
+        quantized = {name: weights[name] for name in own.linears}
+        foldable = FoldableLayer(layer, self._norms(index), own.linears, quantized)
         state = self._states.samples[0].to(self._states.device)
         folds = foldable.folds(inputs.siblings(), state)
         if not folds and not self._output.errors:
@@ -166,6 +194,10 @@ class LayerQuantizer:
         """The layer's norms that are stored under their own name."""
         norms = foldable_norms(self._walk.layers[index], f"{self._walk.path}.{index}")
         return {name: norm for name, norm in norms.items() if f"{name}.weight" in self._stored}
+
+
+def _stored(path: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+    return {f"{path}.{end}": part for end, part in stored_parts(weight).items()}
 
 
 @contextmanager

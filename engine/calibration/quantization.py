@@ -3,9 +3,9 @@
 One forward pass leads through the decoder's layers (`decoder_walk.py`). At each layer all samples
 are run through it, its matrices are quantized and written, and the samples are run through it
 again: the next layer is calibrated with what the quantized layers before it give. Memory holds one
-layer's weights in fp32, the samples' hidden states before and after it, and what no linear layer
-has, such as the embedding. A run that is continued only runs the samples through the finished
-layers.
+layer's weights in fp32, the samples' hidden states before and after it, and what is in neither
+linear layers nor experts, such as the embedding. A run that is continued only runs the samples
+through the finished layers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from ..checkpoint.weights import load_config, load_weights
 from ..errors import QuantizedBase
 from ..gguf.header import GGUF_FILE
 from ..model.base_model import decoder_linears
+from ..model.experts import experts_parameters
 from ..text.tokenizer import Tokenizer
 from .calibration_text import CalibrationText, read_calibration_text
 from .compressed_tensors import quantization_config
 from .decoder_walk import DecoderWalk
-from .layer_quantizer import LayerQuantizer, OnLayer, States
+from .layer_quantizer import LayerQuantizer, OnLayer, OnMatrices, States
 from .matrices import choose_matrices
 from .output_folder import OutputFolder
 from .quality import Quality, compare
@@ -49,9 +50,11 @@ class Outcome(NamedTuple):
     num_bytes: int
     original_bytes: int
     num_quantized: int
-    """Linear layers."""
+    """Matrices: linear layers, and those of experts."""
+    num_in_experts: int
+    """Of these, those of experts."""
     ignored: tuple[str, ...]
-    """Linear layers that stay as they are."""
+    """Linear layers, experts and routers that stay as they are."""
     quality: Quality
 
 
@@ -63,6 +66,7 @@ def quantize_model(
     *,
     device: torch.device,
     on_layer: OnLayer = lambda _index, _count, _error: None,
+    on_matrices: OnMatrices = lambda _done, _count: None,
 ) -> Outcome:
     """Write the quantized checkpoint of `model_dir` to `out`, or continue to.
 
@@ -77,11 +81,18 @@ def quantize_model(
         sequence_length=recipe.sequence_length,
     )
     config = load_config(model_dir)
-    model = load_weights(model_dir, config, torch.float32, device, left_stored=decoder_linears)
+    model = load_weights(
+        model_dir,
+        config,
+        torch.float32,
+        device,
+        left_stored=decoder_linears,
+        left_experts=experts_parameters,
+    )
     walk = DecoderWalk(model)
-    matrices = choose_matrices(model, walk, recipe)
-    walk.check()
     stored = read_stored_tensors(model_dir)
+    matrices = choose_matrices(model, walk, stored, recipe)
+    walk.check()
     shards = plan_shards(stored, matrices, recipe)
     output = OutputFolder(
         out,
@@ -91,7 +102,16 @@ def quantize_model(
     _check_disk(output, shards)
     states = _first_states(walk, tokens, device)
     layers = LayerQuantizer(
-        walk, matrices, shards, output, recipe, states, stored, _dtype(config), on_layer
+        walk,
+        matrices,
+        shards,
+        output,
+        recipe,
+        states,
+        stored,
+        _dtype(config),
+        on_layer,
+        on_matrices,
     )
     walk.run(tokens.samples[0], layers.visit)
     for name, tensors in shards.rest.items():
@@ -104,6 +124,7 @@ def quantize_model(
         output.size_bytes(),
         sum((model_dir / file).stat().st_size for file in {t.file for t in stored.values()}),
         len(matrices.stored_names),
+        sum(len(layer.experts) for layer in matrices.layers),
         tuple(matrices.ignored),
         quality,
     )

@@ -34,7 +34,7 @@ class Shards(NamedTuple):
 def plan_shards(stored: Mapping[str, StoredTensor], matrices: Matrices, recipe: Recipe) -> Shards:
     """The files of the checkpoint whose original has the tensors `stored`."""
     replaced = matrices.stored_names
-    indices = [index for index, layer in enumerate(matrices.layers) if layer.quantized]
+    indices = [index for index, layer in enumerate(matrices.layers) if layer.stored_names]
     parts: list[list[str]] = [[]]
     filled = total = 0
     for name, tensor in stored.items():

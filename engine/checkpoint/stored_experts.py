@@ -8,6 +8,7 @@ files have. A forward pass before packing gets the experts that its tokens are r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -177,6 +178,7 @@ class LeftExperts:
         """By the parameters' names."""
         self._dtype = dtype
         self.device = device
+        self._is_held = False
         self._empty = {
             name: nn.Parameter(
                 getattr(module, name).as_subclass(Tensor).detach(), requires_grad=False
@@ -207,20 +209,41 @@ class LeftExperts:
             weight[expert] = matrix.T if stored.is_transposed else matrix
         return nn.Parameter(weight, requires_grad=False)
 
+    @contextmanager
+    def in_memory(self, module: nn.Module) -> Iterator[None]:
+        """Meanwhile the module's parameters have all values, read once for many forward passes."""
+        self._is_held = True
+        for name in self.stored:
+            setattr(module, name, self.dense(name))
+        try:
+            yield
+        finally:
+            self._is_held = False
+            self._drop(module)
+
     def stop(self) -> None:
         """From now on, forward passes leave the module's parameters as they are."""
         for hook in self._hooks:
             hook.remove()
 
     def _fill(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        chosen = kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]
-        experts = chosen.unique().tolist()
+        if self._is_held:
+            return
+        experts = chosen_experts(args, kwargs).unique().tolist()
         for name in self.stored:
             setattr(module, name, self.dense(name, experts))
 
     def _drop(self, module: nn.Module, *_: Any) -> None:
+        if self._is_held:
+            return
         for name, empty in self._empty.items():
             setattr(module, name, empty)
+
+
+def chosen_experts(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """int64 `[num_tokens, top_k]`, of the arguments of a forward pass of experts."""
+    chosen: Tensor = kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]
+    return chosen
 
 
 def leave_experts(

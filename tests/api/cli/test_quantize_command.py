@@ -48,10 +48,23 @@ def test_prints_errors_sizes_and_predictions(
     assert quantize(monkeypatch, model, out, text, *options) == ExitCode.OK
     printed = capsys.readouterr().out
     assert "layer 2: relative output error " in printed
-    assert "12 linear layers quantized; left as they are: " in printed
+    left = "model.layers.*.self_attn.o_proj (2), lm_head"
+    assert f"12 linear layers quantized; left as they are: {left}\n" in printed
     assert "KL divergence 0." in printed
     assert f"loraplex serve --model {out}" in printed
     assert (out / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_prints_how_many_matrices_of_experts_are_quantized(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path
+) -> None:
+    model = save_with_tokenizer(tmp_path / "moe", "mixtral")
+    options = ("--method", "rtn", "--exclude", "*.experts.*.w2")
+    assert quantize(monkeypatch, model, tmp_path / "out", text, *options) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "8 linear layers and 16 matrices of experts quantized; " in printed
+    assert "model.layers.*.block_sparse_moe.experts.*.w2 (8)" in printed
 
 
 def test_a_full_disk_and_an_interruption_say_how_to_continue(

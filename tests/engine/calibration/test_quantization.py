@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from loraplex.engine.calibration.method import CodeFormat, Method
@@ -16,7 +16,6 @@ from loraplex.engine.calibration.output_folder import STATE_FILE
 from loraplex.engine.calibration.quantization import Outcome
 from loraplex.engine.checkpoint.files import locate_base
 from loraplex.engine.checkpoint.stored_weights import StoredPackedWeight, dense, stored_weights
-from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import (
     CompositeBase,
     ForeignBase,
@@ -24,13 +23,15 @@ from loraplex.engine.errors import (
     QuantizedBase,
     UnsupportedModel,
 )
-from loraplex.engine.model.base_model import load_base_model
-from support.calibration import CPU, quantize_small, save_with_tokenizer
-from support.features import dense_logits
-from support.paged import paged_logits
-from support.quantized import logit_bound
-
-SEQUENCES = ([5, 6, 7, 8, 9, 10, 11], [1, 2, 3])
+from support.calibration import (
+    CPU,
+    Interrupted,
+    assert_served_as_its_values,
+    differing,
+    interrupt_after_the_first,
+    quantize_small,
+    save_with_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,40 +44,6 @@ def done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, O
     """A run with GPTQ that nothing interrupted."""
     out = tmp_path_factory.mktemp("done") / "out"
     return out, quantize_small(model, out)
-
-
-class Interrupted(Exception):
-    pass
-
-
-def interrupt_after_the_first(index: int, _count: int, _error: float | None) -> None:
-    if index == 0:
-        raise Interrupted
-
-
-def differing(first: Path, second: Path) -> list[str]:
-    names = {path.name for folder in (first, second) for path in folder.iterdir()}
-    return [n for n in names if (first / n).read_bytes() != (second / n).read_bytes()]
-
-
-def with_values_of(packed: Path, model: Path, folder: Path) -> Path:
-    """The unquantized model with the values that the quantized one's codes stand for."""
-    shutil.copytree(model, folder)
-    tensors = load_file(folder / "model.safetensors")
-    for name, weight in stored_weights(packed).items():
-        tensors[name] = dense(weight.read(), dtype=torch.float32, device=CPU)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def assert_served_as_its_values(packed: Path, model: Path, folder: Path) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(
-        with_values_of(packed, model, folder), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    base = load_base_model(EngineConfig(str(packed), device="cpu"))
-    for tokens, ours in zip(SEQUENCES, paged_logits(base, SEQUENCES), strict=True):
-        expected = dense_logits(plain, tokens)
-        assert (ours - expected).abs().max() < logit_bound(base) * expected.abs().max()
 
 
 def test_a_quantized_checkpoint_is_served_with_the_logits_of_its_values(
