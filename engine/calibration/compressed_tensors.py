@@ -33,7 +33,7 @@ def stored_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def quantization_config(recipe: Recipe, ignored: Sequence[str]) -> Mapping[str, Any]:
-    """The `quantization_config` of `config.json`. `ignored`: the linear layers left as they are."""
+    """The `quantization_config` of `config.json`. `ignored`: what is left as it is."""
     is_float = recipe.code_format is CodeFormat.FP8
     form = "float-quantized" if is_float else "pack-quantized"
     is_by_output = is_float or recipe.group_size == 0

@@ -22,9 +22,9 @@ from ..checkpoint.stored_weights import Values, dense
 from ..model.experts import parameter_names
 
 _SHARED_TOKENS = 4096
-"""Of a layer, which every expert's hessian counts, whoever they were routed to."""
+"""About so many of a layer's tokens count for each expert, whichever experts they went to."""
 _SHARED_WEIGHT = 0.25
-"""Of these together: as much as one routed token for four inputs of the matrix (decision 61)."""
+"""Of these together, in routed tokens for each input of the matrix (decision 62)."""
 
 Rounding = Callable[[Tensor, Tensor | None], QuantizedWeight]
 """Of a matrix `[out, in]` and its hessian, None where it has none."""
@@ -54,6 +54,7 @@ class LayerExperts:
         """By their path in the files; empty if these hold them in another form."""
         self._module: Any = module
         self._left = left
+        self._routed: RoutedInputs | None = None
 
     def in_memory(self) -> AbstractContextManager[None]:
         """Meanwhile their matrices are in memory, fp32, and may be changed there."""
@@ -66,23 +67,24 @@ class LayerExperts:
         weight[matrix.rows] = dense(values, dtype=torch.float32, device=self._left.device)
 
     @contextmanager
-    def watching(self) -> Iterator[RoutedInputs]:
-        """Meanwhile keep what the experts are given."""
-        inputs = RoutedInputs()
-        hook = self._module.register_forward_pre_hook(inputs.add, with_kwargs=True)
+    def watching(self) -> Iterator[None]:
+        """Meanwhile keep what the experts are given, until they are quantized."""
+        self._routed = RoutedInputs()
+        hook = self._module.register_forward_pre_hook(self._routed.add, with_kwargs=True)
         try:
-            yield inputs
+            yield
         finally:
             hook.remove()
 
     def quantize(
-        self, chosen: Set[str], inputs: RoutedInputs | None, rounding: Rounding
+        self, chosen: Set[str], rounding: Rounding
     ) -> Iterator[tuple[str, QuantizedWeight]]:
         """Quantize the matrices with the chosen paths, and compute with the result.
 
         The matrices of one expert in one parameter have the same inputs, and are rounded together.
-        Without `inputs` there are no hessians.
+        There are hessians if the experts were watched.
         """
+        inputs, self._routed = self._routed, None
         for expert in range(self._module.num_experts):
             own = [
                 (path, matrix)

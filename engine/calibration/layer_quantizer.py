@@ -117,14 +117,10 @@ class LayerQuantizer:
         self, index: int, own: LayerMatrices, layer: Layer, weights: Mapping[str, Tensor]
     ) -> None:
         states, inputs, tensors = self._states, LayerInputs(), dict[str, Tensor]()
-        with ExitStack() as watched:
-            watched.enter_context(inputs.watching(own.linears))
-            routed = [
-                watched.enter_context(experts.watching())
-                if self._recipe.method is Method.GPTQ
-                else None
-                for experts in own.stored_experts
-            ]
+        with inputs.watching(own.linears), ExitStack() as watched:
+            for experts in own.stored_experts:
+                if own.experts and self._recipe.method is Method.GPTQ:
+                    watched.enter_context(experts.watching())
             expected = states.after(layer, states.samples)
         if self._recipe.method is Method.AWQ:
             tensors |= self._scaled(index, own, layer, inputs, weights)
@@ -134,8 +130,8 @@ class LayerQuantizer:
             keep_weight(module, quantized.dequantize())
             tensors |= _stored(stored_name(module).removesuffix(".weight"), quantized)
             self._advance(1)
-        for experts, given in zip(own.stored_experts, routed, strict=True):
-            for path, quantized in experts.quantize(own.experts, given, self._rounded):
+        for experts in own.stored_experts:
+            for path, quantized in experts.quantize(own.experts, self._rounded):
                 tensors |= _stored(path, quantized)
                 self._advance(1)
         states.samples = states.after(layer, states.samples)

@@ -20,7 +20,7 @@ class Recipe:
     act_order: bool = True
     """GPTQ alone: round the inputs with the largest activations first."""
     exclude: tuple[str, ...] = ()
-    """Patterns of linear layers that stay as they are."""
+    """Patterns of linear layers and experts that stay as they are."""
     num_samples: int = 128
     sequence_length: int = 512
     """Tokens of a sample."""
@@ -30,6 +30,6 @@ class Recipe:
         return GRIDS[CodeType(self.code_format.value)]
 
     def group(self, in_features: int) -> int:
-        """Inputs of a linear layer that share a scale."""
+        """Inputs of a matrix that share a scale."""
         is_by_output = self.code_format is CodeFormat.FP8 or self.group_size == 0
         return in_features if is_by_output else self.group_size

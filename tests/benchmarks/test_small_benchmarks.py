@@ -24,6 +24,7 @@ from benchmarks import (
     bench_admission,
     bench_api,
     bench_api_pairs,
+    bench_calibrated_experts,
     bench_cpu_attention,
     bench_cpu_experts,
     bench_cpu_linear,
@@ -246,6 +247,15 @@ def test_experts_on_the_cpu_are_timed_in_every_form(tmp_path: Path) -> None:
     rows = json.loads(report.read_text())
     assert [row["tokens"] for row in rows] == [1, 3]
     assert all(is_figure(row[name]) for row in rows for name in bench_cpu_experts.FORMS)
+
+
+def test_calibrated_experts_are_compared_with_the_nearest_codes(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ("--experts", "2", "--steps", "2", "--samples", "2")
+    bench_calibrated_experts.main([*sizes, "--json", str(report)])
+    results = json.loads(report.read_text())
+    assert [result["arm"] for result in results] == list(bench_calibrated_experts.ARMS)
+    assert all(is_figure(result["divergence"]) for result in results)
 
 
 def make_fake_vllm(folder: Path) -> list[str]:

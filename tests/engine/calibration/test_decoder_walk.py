@@ -44,6 +44,13 @@ def test_all_samples_get_the_logits_of_the_model(family: str, tmp_path: Path) ->
         torch.testing.assert_close(walk.logits(state), expected)
 
 
+def test_a_model_that_is_configured_to_return_router_logits_is_walked(tmp_path: Path) -> None:
+    model_type, differences = SERVED["qwen3_moe"]
+    save_family(tmp_path, model_type, {**differences, "output_router_logits": True})
+    model: Any = load_weights(tmp_path, load_config(tmp_path), torch.float32, torch.device("cpu"))
+    DecoderWalk(model).check()
+
+
 def test_layers_that_need_more_than_the_layer_before_gives_are_refused(tmp_path: Path) -> None:
     model = load(tmp_path, "llama")
     embedded: list[Tensor] = []

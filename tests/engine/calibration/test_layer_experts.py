@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from loraplex.engine.calibration.gptq import quantize_gptq
 from loraplex.engine.calibration.grid import GRIDS, round_to_nearest
@@ -32,6 +33,7 @@ from support.calibration import (
     interrupt_after_the_first,
     quantize_small,
     save_with_tokenizer,
+    with_values_of,
 )
 from support.marks import marked_slow
 
@@ -113,6 +115,23 @@ def test_quantized_experts_are_served_with_the_logits_of_their_values(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_transformers_reads_the_same_values_of_experts(family: str, tmp_path: Path) -> None:
+    model, out = save_with_tokenizer(tmp_path / "model", family), tmp_path / "out"
+    quantize_small(model, out, method=Method.RTN, group_size=16)
+    read = AutoModelForCausalLM.from_pretrained(
+        out, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
+    ).state_dict()
+    expected = AutoModelForCausalLM.from_pretrained(
+        with_values_of(out, model, tmp_path / "plain"), dtype=torch.float32
+    ).state_dict()
+    assert read.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(read[name], tensor), name
+
+
+@pytest.mark.slow
 def test_gptq_changes_the_outputs_of_moe_layers_less_than_the_nearest_codes(
     mixtral: Path, tmp_path: Path
 ) -> None:
@@ -188,10 +207,9 @@ def correlated(count: int, seed: int) -> Tensor:
     return torch.randn(count, 64, generator=generator) * sizes @ directions
 
 
-def run(experts: LayerExperts, module: Any, x: Tensor, chosen: Tensor) -> Any:
-    with experts.watching() as inputs:
+def watch(experts: LayerExperts, module: Any, x: Tensor, chosen: Tensor) -> None:
+    with experts.watching():
         module(x, chosen, torch.full(chosen.shape, 0.5))
-    return inputs
 
 
 def test_an_expert_has_the_hessian_of_its_tokens_and_a_little_of_all(
@@ -208,8 +226,8 @@ def test_an_expert_has_the_hessian_of_its_tokens_and_a_little_of_all(
         seen.append((weight.clone(), hessian))
         return round_to_nearest(weight, INT4, group=GROUP, dtype=torch.float32)
 
-    inputs = run(own, module, x, chosen)
-    list(own.quantize(own.matrices.keys(), inputs, keep))
+    watch(own, module, x, chosen)
+    list(own.quantize(own.matrices.keys(), keep))
     for expert in range(4):
         is_own = [expert in row for row in chosen.tolist()]
         gate, up = (x @ first[expert].T).chunk(2, dim=1)
@@ -233,7 +251,7 @@ def test_an_expert_without_tokens_is_rounded_for_those_of_the_others(
 ) -> None:
     own, module = experts
     original = module.gate_up_proj[3].clone()
-    inputs = run(own, module, correlated(400, seed=1), torch.arange(400)[:, None] % 3)
+    watch(own, module, correlated(400, seed=1), torch.arange(400)[:, None] % 3)
 
     def gptq(weight: Tensor, hessian: Tensor | None) -> QuantizedWeight:
         assert hessian is not None
@@ -242,7 +260,7 @@ def test_an_expert_without_tokens_is_rounded_for_those_of_the_others(
         )
 
     paths = {path for path in own.matrices if path.startswith(f"{FIRST}.3.w")}
-    written = dict(own.quantize(paths, inputs, gptq))
+    written = dict(own.quantize(paths, gptq))
     assert written.keys() == paths
     later = correlated(200, seed=2)
     plain = round_to_nearest(original, INT4, group=GROUP, dtype=torch.float32).dequantize()
