@@ -20,6 +20,7 @@ from loraplex.adapters.errors import StoreUnavailable
 from loraplex.adapters.fetcher import FetchedBlock
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
+from loraplex.api.adapters import quantization_contract
 from loraplex.api.adapters.probes import Logits, probe_prompts
 from loraplex.api.adapters.quantization_contract import (
     REFERENCE_COMMAND,
@@ -53,6 +54,12 @@ class Served:
     block: Path
     prompts: list[list[int]]
     logits: list[Logits]
+
+
+@pytest.fixture(autouse=True)
+def reference_has_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside busy test workers, a process of low priority takes minutes."""
+    monkeypatch.setattr(quantization_contract, "yield_processor", lambda _pid: None)
 
 
 @pytest.fixture(scope="module")

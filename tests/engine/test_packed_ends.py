@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +55,14 @@ TIED: list[Feature] = [
     {"target_modules": ["q_proj"], "trainable_token_indices": TOKENS},
 ]
 FAMILIES = {"llama": FEATURES, "gemma3-window": TIED}
-CHECKPOINTS = list(zip(cycle(FAMILIES), FORMATS, strict=False))
-SAMPLE = {("gemma3-window", "gptq-ordered"), ("llama", "nf4-nested")}
+CHECKPOINTS = [
+    ("gemma3-window", "gptq-ordered"),
+    ("llama", "nf4-nested"),
+    ("gemma3-window", "ct-fp8-block"),
+    ("llama", "ct-mxfp4"),
+]
+"""One of each kind of codes; `make quantization-matrix` has every format."""
+SAMPLE = {("gemma3-window", "gptq-ordered")}
 FIRST_FAMILIES = ("gpt2-conv1d", "olmo")
 """The first has tied ends with other names, the second no parameters beside its matrices."""
 ALL_FAMILIES = [each for each in SERVED if each in FIRST_FAMILIES or each not in LIKE_OTHERS]

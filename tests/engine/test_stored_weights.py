@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,26 @@ from loraplex.kernels.linear_packing import pack_linear
 from loraplex.kernels.quantize import WeightFormat, quantize
 from support.cpu_kernels import needs_cpu_library
 from support.families import SERVED, save_family
+from support.marks import marked_slow
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "gpt2-conv1d", "gpt_neox", "qwen3_moe", "phi3-fused")
+FORMS = (Quantization.INT8, Quantization.INT4, Quantization.NF4)
+CODES = list(product(FAMILIES, FORMS))
+SAMPLE = {
+    ("llama", Quantization.INT8),
+    ("gpt2-conv1d", Quantization.INT4),
+    ("gpt_neox", Quantization.INT8),
+    ("qwen3_moe", Quantization.NF4),
+    ("phi3-fused", Quantization.INT4),
+}
 
 
-@pytest.mark.parametrize("form", [Quantization.INT8, Quantization.INT4, Quantization.NF4])
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("coded", marked_slow(CODES, slow=set(CODES) - SAMPLE), ids="-".join)
 def test_codes_are_those_of_the_original_weights(
-    case: str, form: Quantization, tmp_path: Path
+    coded: tuple[str, Quantization], tmp_path: Path
 ) -> None:
+    case, form = coded
     path = save_family(tmp_path, *SERVED[case])
     dense = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     base = load_base_model(EngineConfig(str(path), quantization=form, device="cpu"))

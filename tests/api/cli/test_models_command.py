@@ -32,7 +32,7 @@ from support.models import make_tiny_llama, save_byte_tokenizer
 from support.quantized_checkpoints import FORMATS, WEIGHTS, write_checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
-SAMPLE = {"gptq", "nf4", "ct-fp8-block"}
+SAMPLE = {"gptq", "ct-fp8-block"}
 FAMILIES = (
     ("qwen3_moe", "awq"),
     *(("phi3-fused", "ct-int4-asymmetric"), ("mixtral", "gptq"), ("opt", "nf4")),

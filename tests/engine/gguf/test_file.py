@@ -28,6 +28,7 @@ from loraplex.engine.gguf.config import read_config
 from loraplex.engine.gguf.file import GgufTensor, tensor_names
 from loraplex.engine.gguf.folder import unpack_config
 from loraplex.engine.text.tokenizer import Tokenizer
+from support.marks import marked_slow
 
 gguf = pytest.importorskip("gguf")
 
@@ -142,6 +143,8 @@ GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+SAMPLE = {"llama", "llama-3", "qwen2-yarn", "qwen3", "gemma2", "phi3"}
+"""Of the models below; `make test-slow` has the others."""
 MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "llama": (config_of("llama"), "llama", {"kind_of": LEGACY}),
     "llama-k": (config_of("llama"), "llama", {"kind_of": K_QUANTS}),
@@ -235,7 +238,7 @@ def logits_of(model: Any, num_tokens: int = 48) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", marked_slow(MODELS, slow=MODELS.keys() - SAMPLE))
 def test_a_file_gives_the_model_it_was_written_from(name: str, tmp_path: Path) -> None:
     config, architecture, how = MODELS[name]
     path = tmp_path / "model.gguf"
