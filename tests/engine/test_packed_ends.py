@@ -62,16 +62,14 @@ CHECKPOINTS = [
     ("llama", "ct-mxfp4"),
 ]
 """One of each kind of codes; `make quantization-matrix` has every format."""
-SAMPLE = {("gemma3-window", "gptq-ordered")}
 FIRST_FAMILIES = ("gpt2-conv1d", "olmo")
 """The first has tied ends with other names, the second no parameters beside its matrices."""
 ALL_FAMILIES = [each for each in SERVED if each in FIRST_FAMILIES or each not in LIKE_OTHERS]
 AT_LOAD = [(family, form) for form in WeightFormat for family in FAMILIES]
 
 
-@pytest.mark.parametrize(
-    "case", marked_slow(CHECKPOINTS, slow=set(CHECKPOINTS) - SAMPLE), ids="-".join
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CHECKPOINTS, ids="-".join)
 def test_adapters_over_the_packed_ends_of_a_checkpoint_equal_peft_over_their_values(
     case: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -173,7 +171,8 @@ def test_an_unchanged_copy_of_the_head_is_known_although_the_base_quantizes_it(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT warns of adapters of tied ends
-@pytest.mark.parametrize("is_tied", marked_slow([True, False], slow=[False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tied", [True, False])
 def test_answers_do_not_depend_on_how_they_are_served(
     is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +274,7 @@ SMALL_LLAMAS = {
 
 
 @pytest.mark.parametrize("device", marked_slow(["cpu", "cuda"], slow=["cuda"]))
-@pytest.mark.parametrize("name", SMALL_LLAMAS)
+@pytest.mark.parametrize("name", marked_slow(SMALL_LLAMAS, slow=["1.2b tied"]))
 def test_a_small_base_in_int4_takes_three_tenths_of_its_bytes_in_bf16(
     name: str, device: str, tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ EACH_CASE = pytest.mark.parametrize("case", ALL_CASES, ids=str)
 
 
 @EACH_CASE
-@pytest.mark.parametrize("num_rows", [0, 1, 100])
+@pytest.mark.parametrize("num_rows", [0, 100])
 def test_equals_products_in_fp64(case: Case, num_rows: int) -> None:
     weight = make_weight(case)
     bias = torch.randn(weight.shape[0])

@@ -195,6 +195,7 @@ def test_options_of_quantization_that_cannot_be_applied_are_refused(
     assert message in err
 
 
+@pytest.mark.slow
 def test_experts_of_several_forms_are_said_to_become_dense(run: Run, tmp_path: Path) -> None:
     path = save_packed(tmp_path, "qwen3_moe", "awq", but=["experts.1.down_proj"])
     report = ask(run, path)

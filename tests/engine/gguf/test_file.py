@@ -255,7 +255,9 @@ def test_a_file_gives_the_model_it_was_written_from(name: str, tmp_path: Path) -
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-k", "qwen2", "gemma2"])
+@pytest.mark.parametrize(
+    "name", marked_slow(["llama", "llama-k", "qwen2", "gemma2"], slow=["llama-k", "qwen2"])
+)
 def test_transformers_reads_the_same_model(name: str, tmp_path: Path) -> None:
     config, architecture, how = MODELS[name]
     path = tmp_path / "model.gguf"
