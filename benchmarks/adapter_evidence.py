@@ -33,6 +33,7 @@ class Amount:
     malformed: int = 1_000
     faulty_loads: int = 1_000
     canary_requests: int = 20_000
+    state_canary_requests: int = 20_000
     crashes_per_point: int = 1
     crash_points: tuple[str, ...] = FAILPOINTS
 
@@ -43,6 +44,7 @@ def _quick(seed: int) -> Amount:
         malformed=200,
         faulty_loads=200,
         canary_requests=4_000,
+        state_canary_requests=400,
         crash_points=FAILPOINTS[seed % 5 :: 5],
     )
 
@@ -117,6 +119,15 @@ def canaries(amount: Amount) -> dict[str, Any]:
     return result
 
 
+def state_canaries(amount: Amount) -> dict[str, Any]:
+    """Requests whose answers name the adapter whose state they go on from."""
+    canaries_in_states = _named("state_canaries", "IN_STATES")
+    result: dict[str, Any] = _named("canaries", "run_canaries")(
+        amount.state_canary_requests, amount.seed, canaries=canaries_in_states
+    )
+    return result
+
+
 def crash_points(amount: Amount) -> dict[str, Any]:
     """`kill -9` at named points of upload, commit and delete."""
     run = _named("crash_points", "run_crash_points")
@@ -137,6 +148,7 @@ SECTIONS: Mapping[str, Callable[[Amount], Any]] = {
         broken,
         faulty_loads,
         canaries,
+        state_canaries,
         crash_points,
         reserved_over_true,
     )
@@ -157,6 +169,9 @@ BARS: Mapping[str, Callable[[Any, Amount], bool]] = {
     ),
     "canaries": lambda found, amount: (
         found["requests"] >= amount.canary_requests and not found["foreign"]
+    ),
+    "state_canaries": lambda found, amount: (
+        found["requests"] >= amount.state_canary_requests and not found["foreign"]
     ),
     "crash_points": lambda found, _: (
         bool(found["tried"]) and not found["lost"] and not found["orphans"]

@@ -74,11 +74,11 @@ def measure(
     )
     slots = torch.arange(block_size, num_blocks * block_size)
     vectors = torch.randn(len(slots), shape.num_kv_heads, head_dim).to(dtype)
-    for pages in (*cache.keys, *cache.values):
+    for pages in (*cache.keys.values(), *cache.values.values()):
         pages.write(slots, vectors)
     chunks = sequences(num_sequences, num_new, context, block_size)
     q = torch.randn(num_sequences * num_new, shape.num_heads, head_dim).to(dtype)
-    layers = list(zip(cache.keys, cache.values, strict=True))
+    layers = list(zip(cache.keys.values(), cache.values.values(), strict=True))
     milliseconds = []
     for _ in range(options.repeats + 1):
         inputs = make_inputs(chunks, groups=cache.groups, block_size=block_size, device=CPU)

@@ -96,7 +96,7 @@ class Stepper:
         )
         self._done = chunks[0].end
         rows = torch.arange(len(inputs.input_ids), device=self._base.device)
-        forward = PagedForward(self._cache, inputs.attention)
+        forward = PagedForward.of(self._cache, inputs)
         logits = run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
         return logits.view(len(chunks), -1, logits.shape[-1])
 

@@ -20,6 +20,7 @@ from .execution.profiling import plan_engine
 from .execution.runner import ModelRunner
 from .kv.blocks import KvBlocks
 from .kv.cache import KvCache
+from .kv.layout import STATE_WINDOW
 from .memory.device_peak import measure_peak
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
@@ -222,6 +223,9 @@ def _limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
 def _kv_reads(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> tuple[KvReads, ...]:
     """What a query reads of the cache, by KV group."""
     return tuple(
-        KvReads(num_bytes // config.kv_block_size, group.window, group.sinks)
+        # States are read and written once, whatever the length: two tokens' worth.
+        KvReads(num_bytes, STATE_WINDOW)
+        if group.holds_states
+        else KvReads(num_bytes // config.kv_block_size, group.window, group.sinks)
         for group, num_bytes in zip(plan.kv_groups, plan.kv_block_bytes, strict=True)
     )

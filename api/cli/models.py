@@ -298,6 +298,8 @@ def _made_dense_lines(base: ExpectedBase) -> Iterator[str]:
 
 def _memory_lines(forecast: MemoryForecast) -> Iterator[str]:
     yield f"The KV cache takes {forecast.kv_bytes_per_token:,} bytes per token."
+    if forecast.state_bytes:
+        yield f"The states of a sequence of any length take {_size(forecast.state_bytes)}."
     memory = _size(forecast.memory_bytes)
     if forecast.refusal is not None:
         yield f"The model does not fit into {memory}. {forecast.refusal}"
@@ -307,7 +309,8 @@ def _memory_lines(forecast: MemoryForecast) -> Iterator[str]:
         + (f" and {_size(host)} the host cache" if (host := forecast.host_cache_bytes) else "")
         + ". A start also subtracts the activations of a full step, which it measures."
     )
-    yield f"The KV cache holds {forecast.kv_tokens:,} tokens in {_size(forecast.kv_bytes)}."
+    states = f" and {forecast.num_states:,} states" if forecast.state_bytes else ""
+    yield f"The KV cache holds {forecast.kv_tokens:,} tokens{states} in {_size(forecast.kv_bytes)}."
     yield f"The longest sequence that fits has {forecast.max_model_len:,} tokens."
     yield (
         f"The adapter arena holds {forecast.num_adapters:,} adapters of rank 16 on all linear "

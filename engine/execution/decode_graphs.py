@@ -379,7 +379,9 @@ def open_decode_graphs(
     kernel."""
     if not serves_graphs(config, model):
         if _may_capture(config, model):
-            logger.warning("no decode graphs: the model waits for %s", ", ".join(model.host_reads))
+            waits = ", ".join(model.host_reads)
+            reason = "has states" if model.has_states else f"waits for {waits}"
+            logger.warning("no decode graphs: the model %s", reason)
         return None
     layout = decode_layout(config, cache.groups, max_model_len)
     sizes = row_sizes(config.max_num_seqs, layout.max_rows)
@@ -392,9 +394,9 @@ def _num_prompt_reads(chunk: SequenceChunk) -> int:
 
 
 def serves_graphs(config: EngineConfig, base: BaseModel) -> bool:
-    """Whether decode steps of this base run as graphs: on CUDA, unless disabled or the model's own
-    code reads tensors on the host."""
-    return _may_capture(config, base) and not base.host_reads
+    """Whether decode steps of this base run as graphs: on CUDA, unless disabled, or the model has
+    states or its own code reads tensors on the host."""
+    return _may_capture(config, base) and not base.has_states and not base.host_reads
 
 
 def _may_capture(config: EngineConfig, base: BaseModel) -> bool:

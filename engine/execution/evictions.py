@@ -21,6 +21,7 @@ from ..kv.eviction import NEVER, EvictionPlan
 from ..kv.sequence_blocks import BlockTable
 from ..kv_policy import EvictionMethod
 from ..model.forward import PagedForward
+from ..model.step_states import StepStates
 from ..scheduling.batch import ScheduledSequence
 from ..transfers import to_device
 
@@ -100,6 +101,13 @@ class ObservingForward:
     @property
     def is_captured(self) -> bool:
         return False
+
+    @property
+    def states(self) -> StepStates:
+        return self._forward.states
+
+    def finish(self) -> None:
+        self._forward.finish()
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions

@@ -54,6 +54,7 @@ def plan_engine(
         attention_sinks=config.attention_sinks,
     )
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
+    activation_bytes += config.max_num_seqs * _state_bytes(base)
     graph_bytes = _graph_bytes(
         config, base, groups, has_adapters=True, num_exit_layers=num_exit_layers
     )
@@ -80,7 +81,14 @@ def plan_engine(
         plan.lines.append(f"CPU kernels: {cpu_library().detail}")
     if base.fused:
         plan.lines.append(str(base.fused))
+    if base.has_states and config.speculation:
+        plan.lines.append("no speculation: the states of this base cannot take back draft tokens")
     return plan
+
+
+def _state_bytes(base: BaseModel) -> int:
+    """Of a sequence: a step keeps the new states of each until all layers have computed."""
+    return sum(state.num_bytes for shape in base.kv_shapes for state in shape.states)
 
 
 def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[int, int]:
@@ -182,5 +190,5 @@ def _run_at(
         chunks, groups=cache.groups, block_size=config.kv_block_size, device=base.device
     )
     rows = torch.arange(num_rows, device=base.device)
-    forward = PagedForward(cache, inputs.attention)
+    forward = PagedForward.of(cache, inputs)
     run_model(base.model, forward, inputs.input_ids, inputs.positions, rows)

@@ -214,7 +214,7 @@ class ModelRunner:
         adapters = StepAdapters()
         if any(lease is not None for lease in leases):
             adapters = self._step_adapters(chunks, leases)
-        paged = PagedForward(self._cache, inputs.attention, adapters.lora)
+        paged = PagedForward.of(self._cache, inputs, adapters.lora)
         forward = ObservingForward(paged, observations) if observations else paged
         seen: list[Tensor] = []
         try:

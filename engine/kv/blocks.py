@@ -16,6 +16,7 @@ from .layout import KvGroup, OperationLog, num_blocks_for
 from .prefix_cache import CacheNamespace
 from .sequence_blocks import SequenceBlocks
 from .shared_prefixes import SharedPrefixes
+from .state_blocks import StateBlocks
 
 
 class KvBlocks:
@@ -40,7 +41,9 @@ class KvBlocks:
         self.operations = OperationLog()
         """What the tensors have to do before the next forward."""
         self.groups = tuple(
-            GroupBlocks(
+            StateBlocks(index, layout, block_size, num_swap_slots=count, operations=self.operations)
+            if layout.holds_states
+            else GroupBlocks(
                 index,
                 layout,
                 block_size,
@@ -50,6 +53,8 @@ class KvBlocks:
             )
             for index, (layout, count) in enumerate(zip(groups, slots, strict=True))
         )
+        self.holds_states = any(group.holds_states for group in groups)
+        """Whether no step may compute tokens of an unfinished block together with others."""
         self._has_open_blocks = num_open_slots is not None
         self._windowed = tuple(group for group in self.groups if group.layout.window is not None)
         self._prefixes = (

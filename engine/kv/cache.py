@@ -15,7 +15,7 @@ from ...kernels.kv_pages import KeyPrefix, KvPages, stack_pages, vector_bytes
 from ..config import KvDtype
 from ..errors import UnsupportedModel
 from ..transfers import to_device
-from .groups import LayerKvShape
+from .groups import LayerKvShape, StateShape
 from .layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from .open_forms import OpenForms, grouped_bytes_per_block, make_grouped_layers
 from .sequence_blocks import BlockTable
@@ -62,6 +62,11 @@ def choose_kv_format(kv_dtype: KvDtype, *, dtype: torch.dtype, device: torch.dev
 
 def check_kv_format(kv_format: KvFormat, shapes: Sequence[LayerKvShape]) -> None:
     """Raises UnsupportedModel if the cache of these layers has no such format."""
+    if kv_format.bits is not None and any(shape.states for shape in shapes):
+        raise UnsupportedModel(
+            f"--kv-dtype int{kv_format.bits} is not supported for a model with states (linear "
+            "attention, state spaces): its open blocks are computed again; use int8"
+        )
     if kv_format.bits is not None and any(shape.is_latent for shape in shapes):
         raise UnsupportedModel(
             f"--kv-dtype int{kv_format.bits} is not supported for multi-head latent attention: its "
@@ -90,8 +95,12 @@ class KvCache:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of = {
-            layer: index for index, group in enumerate(groups) for layer in group.layers
+            layer: index
+            for index, group in enumerate(groups)
+            if not group.holds_states
+            for layer in group.layers
         }
+        """By layer, of those that attend."""
         self.windows = [shape.window for shape in shapes]
         """By layer: the model's own attention window."""
         self._device = device
@@ -100,7 +109,12 @@ class KvCache:
         self._open: list[OpenForms] = []
         """By group, if complete blocks are quantized."""
         pages: dict[_Part, KvPages] = {}
+        self.states: dict[int, list[Tensor]] = {}
+        """By layer, those of its states: `[num_blocks, *size]` each."""
         for group in groups:
+            if group.holds_states:
+                self._tensors.append(self._make_states(group, shapes, device))
+                continue
             if kv_format.bits is not None:
                 made = make_grouped_layers(
                     group,
@@ -131,13 +145,14 @@ class KvCache:
                 pages.update(zip(parts, stack.pages, strict=True))
                 tensors += stack.tensors
             self._tensors.append(tensors)
-        self.keys = [pages[_Part(layer, is_key=True)] for layer in range(len(shapes))]
-        self.values = [
-            KeyPrefix(self.keys[layer], shape.value_dim)
-            if shape.is_latent
+        self.keys = {part.layer: own for part, own in pages.items() if part.is_key}
+        """By layer, of those that attend."""
+        self.values = {
+            layer: KeyPrefix(keys, shapes[layer].value_dim)
+            if shapes[layer].is_latent
             else pages[_Part(layer, is_key=False)]
-            for layer, shape in enumerate(shapes)
-        ]
+            for layer, keys in self.keys.items()
+        }
         self._host_tensors = [
             [_host_tensor(tensor, slots) for tensor in tensors]
             for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
@@ -160,7 +175,9 @@ class KvCache:
         if self._open:
             self._clear_open(tables, start, end)
             return
-        for table, tensors in zip(tables, self._tensors, strict=True):
+        for group, table, tensors in zip(self.groups, tables, self._tensors, strict=True):
+            if group.holds_states:
+                continue  # a block is written as a whole before it is read
             for position in range(start, end):
                 block, offset = divmod(position, self.block_size)
                 for tensor in tensors:
@@ -201,6 +218,25 @@ class KvCache:
                     self._swap_in(group, host_slots, block_ids)
                 case _:
                     assert_never(operation)
+
+    def _make_states(
+        self, group: KvGroup, shapes: Sequence[LayerKvShape], device: torch.device
+    ) -> list[Tensor]:
+        """A tensor for all states of one shape."""
+        parts: defaultdict[StateShape, list[int]] = defaultdict(list)
+        for layer in group.layers:
+            for shape in shapes[layer].states:
+                parts[shape].append(layer)
+        stacks = {
+            shape: torch.zeros(
+                len(layers), group.num_blocks, *shape.size, dtype=shape.dtype, device=device
+            )
+            for shape, layers in parts.items()
+        }
+        left = {shape: iter(stack) for shape, stack in stacks.items()}
+        for layer in group.layers:
+            self.states[layer] = [next(left[shape]) for shape in shapes[layer].states]
+        return list(stacks.values())
 
     def _zero(self, group: int, block_ids: Sequence[int]) -> None:
         """Zero blocks that have a new owner.
@@ -273,6 +309,8 @@ def kv_bytes_per_block(
     group: KvGroup, shapes: Sequence[LayerKvShape], *, block_size: int, kv_format: KvFormat
 ) -> int:
     """Bytes of one block over the group's layers."""
+    if group.holds_states:
+        return sum(state.num_bytes for layer in group.layers for state in shapes[layer].states)
     dtype, code_dtype, bits = kv_format
     if bits is not None:
         return grouped_bytes_per_block(group, shapes, block_size=block_size, bits=bits)
@@ -288,7 +326,7 @@ def open_bytes_per_slot(
     group: KvGroup, shapes: Sequence[LayerKvShape], *, block_size: int, kv_format: KvFormat
 ) -> int:
     """Bytes of an open block over the group's layers; 0 if complete blocks are not quantized."""
-    if kv_format.bits is None:
+    if kv_format.bits is None or group.holds_states:
         return 0
     plain = KvFormat(kv_format.dtype)
     return kv_bytes_per_block(group, shapes, block_size=block_size, kv_format=plain)

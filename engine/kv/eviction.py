@@ -103,6 +103,8 @@ def eviction_obstacle(
     groups: Sequence[KvGroup], shapes: Sequence[LayerKvShape], *, quantizes_blocks: bool
 ) -> str | None:
     """Why the cache of these layers cannot evict tokens by attention; None if it can."""
+    if any(group.holds_states for group in groups):
+        return "not supported for layers with states: these forget by themselves"
     if any(group.window is not None for group in groups):
         return "not supported with attention windows: a window is made of adjacent positions"
     if any(shape.is_latent for shape in shapes):

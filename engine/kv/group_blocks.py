@@ -152,7 +152,7 @@ class GroupBlocks:
         num_blocks = num_blocks_for(start + num_tokens, self._block_size)
         new = self._allocate(max(num_blocks - len(table), 0))
         if new or own != held:
-            seq.tables[self.index] = _joined(table[:first], own + new)
+            seq.tables[self.index] = joined(table[:first], own + new)
         self._operations.zero(self.index, new, self.open.open(new) if self.open else ())
 
     def allocate_targets(self, seq: SequenceBlocks) -> BlockTable:
@@ -282,6 +282,10 @@ class GroupBlocks:
         for index, block_id in enumerate(table.tolist()):
             absent = index in self._left(seq) or index in slots
             assert absent == (block_id == NULL_BLOCK), f"block {index} of a table is {block_id}"
+        self._check_published(seq)
+
+    def _check_published(self, seq: SequenceBlocks) -> None:
+        for index, block_id in enumerate(seq.tables[self.index].tolist()):
             prefix = self.cached.prefix_of(block_id)
             if prefix is not None and index < seq.num_published:
                 assert prefix == seq.chain[index], f"block {block_id} is published as another's"
@@ -330,7 +334,7 @@ class GroupBlocks:
         """Put these blocks into the table from index `start` on."""
         table = seq.tables[self.index]
         after = table[start + len(block_ids) :]
-        seq.tables[self.index] = _joined(table[:start], block_ids, after)
+        seq.tables[self.index] = joined(table[:start], block_ids, after)
 
     def _allocate(self, count: int) -> list[int]:
         block_ids = self.pool.allocate(count)
@@ -344,7 +348,7 @@ class GroupBlocks:
         self.pool.free([block_id for block_id in block_ids if block_id != NULL_BLOCK])
 
 
-def _joined(*parts: BlockTable | Sequence[int]) -> BlockTable:
+def joined(*parts: BlockTable | Sequence[int]) -> BlockTable:
     """One read-only table of these parts."""
     table = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
     table.flags.writeable = False

@@ -9,10 +9,22 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+STATE_WINDOW = 2
+"""Of a group of states: the next token is computed with the state after the one before it."""
+
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
     """The number of blocks for a number of tokens."""
     return -(-num_tokens // block_size)
+
+
+def whole_blocks(start: int, num_tokens: int, block_size: int) -> int:
+    """How many of the tokens from `start` on a step may compute that computes no tokens of an
+    unfinished block together with others."""
+    end = start + num_tokens
+    if start % block_size:
+        return min(num_tokens, block_size - start % block_size)
+    return end // block_size * block_size - start or num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,9 @@ class KvGroup:
     """The number of first positions that remain visible outside the window; 0 without a window."""
     num_blocks: int
     """Includes the null block."""
+    holds_states: bool = False
+    """A block holds the layers' states after the last computed one of its tokens, instead of an
+    entry for each token."""
 
     @property
     def num_usable(self) -> int:
@@ -52,6 +67,8 @@ class KvGroup:
         blocks = num_blocks_for(num_tokens, block_size)
         if self.window is None:
             return blocks
+        if self.holds_states:
+            return min(blocks, 2)  # that which is read and that which is written
         num_visible = (self.window + chunk - 2) // block_size + 2  # for any border of the window
         return min(blocks, self.num_sink_blocks(block_size) + num_visible)
 

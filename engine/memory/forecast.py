@@ -37,7 +37,11 @@ class MemoryForecast:
     kv_bytes: int
     kv_tokens: int
     """Tokens that the layers that see all of a sequence hold; of a base without such layers, the
-    tokens that its first group of layers holds."""
+    tokens that its first group of layers that attend holds. 0 if none attends."""
+    state_bytes: int
+    """States of a sequence, whatever its length."""
+    num_states: int
+    """States of so many sequences and of prefixes in the prefix cache fit."""
     max_model_len: int
     """The longest sequence that fits."""
     arena_bytes: int
@@ -55,7 +59,9 @@ def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int)
     """The pools of an engine that has `memory_bytes` for everything."""
     demands = _kv_demands(config, base)
     available, is_host = memory_bytes - base.weight_bytes, base.device_type == "cpu"
-    per_token = sum(demand.bytes_per_block for demand in demands) // config.kv_block_size
+    attending = [demand.bytes_per_block for demand in demands if not demand.group.holds_states]
+    per_token = sum(attending) // config.kv_block_size
+    state_bytes = sum(demand.bytes_per_block for demand in demands) - sum(attending)
     adapter_bytes = _adapter_elements(base) * base.dtype.itemsize
     try:
         plan = plan_memory(
@@ -65,7 +71,18 @@ def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int)
         )
     except InsufficientMemory as exc:
         return MemoryForecast(
-            memory_bytes, 0, 0, per_token, 0, 0, 0, 0, adapter_bytes, refusal=str(exc)
+            memory_bytes,
+            0,
+            0,
+            kv_bytes_per_token=per_token,
+            kv_bytes=0,
+            kv_tokens=0,
+            state_bytes=state_bytes,
+            num_states=0,
+            max_model_len=0,
+            arena_bytes=0,
+            adapter_bytes=adapter_bytes,
+            refusal=str(exc),
         )
     blocks = [group.num_usable for group in plan.kv_groups]
     pairs = zip(blocks, plan.kv_block_bytes, strict=True)
@@ -75,7 +92,9 @@ def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int)
         host_cache_bytes=config.host_cache_bytes if is_host else 0,
         kv_bytes_per_token=per_token,
         kv_bytes=sum(count * size for count, size in pairs),
-        kv_tokens=blocks[0] * config.kv_block_size,
+        kv_tokens=blocks[0] * config.kv_block_size if attending else 0,
+        state_bytes=state_bytes,
+        num_states=blocks[-1] if state_bytes else 0,
         max_model_len=plan.max_model_len,
         arena_bytes=plan.arena_bytes,
         adapter_bytes=adapter_bytes,

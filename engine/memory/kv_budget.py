@@ -53,11 +53,19 @@ class KvDemand:
         if self.sees_all:
             return blocks
         held = config.max_num_seqs * self._peak(num_tokens)
+        if self.group.holds_states:
+            return min(blocks, held + config.max_num_seqs)  # and a snapshot for each
         return min(blocks, held + -(-config.max_num_batched_tokens // size))
 
     def line(self, num_blocks: int) -> str:
         """The text for the operator."""
         group, size = self.group, self.config.kv_block_size
+        if group.holds_states:
+            return (
+                f"states of {len(group.layers)} layers {num_blocks} blocks, {self.bytes_per_block} "
+                f"bytes each: {num_blocks * self.bytes_per_block / MIB:.1f} MiB for "
+                f"{num_blocks // self._peak(self.max_model_len)} sequences of any length"
+            )
         line = (
             f"KV cache {num_blocks} blocks of {size} tokens, {self.bytes_per_block} bytes each: "
             f"{num_blocks * self.bytes_per_block / MIB:.1f} MiB for "

@@ -19,15 +19,20 @@ from transformers import PreTrainedModel
 
 from ..errors import DamagedBase, UnsupportedModel
 from ..kv.cache import KvCache, KvFormat
-from ..kv.groups import LayerKvShape, one_group
+from ..kv.groups import LayerKvShape, simple_groups
 from ..kv.sequence_blocks import block_table
 from .attention_windows import PROBE_NAME, LayerProbe
 from .expert_choices import MAX_REPLACED, LayerChoices, ReplacedChoices, choosing, recording
 from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from .rope import batch_wide_limit
+from .state_layers import replace_states
 
-SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_MLP_LAYER_TYPES = frozenset({"mlp", "moe"})
+SERVED_LAYER_TYPES = _MLP_LAYER_TYPES | {
+    *("full_attention", "sliding_attention", "linear_attention", "conv"),
+    *("hybrid", "hybrid_sliding"),
+}
 PROBE_LENGTH = 4
 """For one token only, some families build no mask."""
 SELF_TEST_LENGTHS = (23, 9)
@@ -77,23 +82,32 @@ def check_config(config: Any, *, max_model_len: int | None) -> int:
 def probe_kv_shapes(
     model: PreTrainedModel, config: Any, *, max_model_len: int
 ) -> list[LayerKvShape]:
-    """Replace the model's attention, and run a few tokens to find what each layer caches and its
-    attention window.
+    """Replace the model's attention and its layers with states, and run a few tokens to find what
+    each layer caches and its attention window.
 
-    Raises UnsupportedModel unless each layer calls the attention function exactly once, with a
-    causal mask or a sliding window: any other model would silently be served incorrectly.
+    Raises UnsupportedModel unless each layer has known states or calls the attention function
+    exactly once, with a causal mask or a sliding window: any other model would silently be served
+    incorrectly.
     """
+    replace_states(model)
     model.set_attn_implementation(PROBE_NAME)
     probe = LayerProbe(max_model_len)
     run_probe(model, probe)
     model.set_attn_implementation(ATTENTION_NAME)
     num_layers = config.num_hidden_layers
-    if sorted(probe.calls) != list(range(num_layers)):
+    with_tokens_before = {*probe.calls, *probe.states.shapes, *_mlp_layers(config)}
+    if len(probe.calls) > len(set(probe.calls)) or with_tokens_before != set(range(num_layers)):
         raise UnsupportedModel(
             f"{config.model_type} calls the attention interface {len(probe.calls)} times "
-            f"in {num_layers} layers"
+            f"in {num_layers} layers, of which {len(probe.states.shapes)} have states"
         )
-    return [shape for _, shape in sorted(probe.shapes.items())]
+    return probe.shapes(num_layers)
+
+
+def _mlp_layers(config: Any) -> list[int]:
+    """The layers in which tokens do not meet."""
+    layer_types = getattr(config, "layer_types", None) or ()
+    return [layer for layer, kind in enumerate(layer_types) if kind in _MLP_LAYER_TYPES]
 
 
 def check_replaced(model: nn.Module, config: Any) -> None:
@@ -220,7 +234,7 @@ def run_paged(
     per_sequence = -(-max(map(len, sequences)) // size)
     device = next(model.parameters()).device
     cache = KvCache(
-        one_group(len(shapes), 1 + per_sequence * len(sequences)),
+        simple_groups(shapes, 1 + per_sequence * len(sequences)),
         shapes,
         block_size=size,
         kv_format=kv_format,
@@ -238,7 +252,8 @@ def run_paged(
         for index, tokens in enumerate(sequences):
             count = cuts.chunks[(step + index) % len(cuts.chunks)]
             if chunk := tokens[done[index] : done[index] + count]:
-                chunks[index] = SequenceChunk(chunk, done[index], [tables[index]])
+                own = [tables[index]] * len(cache.groups)
+                chunks[index] = SequenceChunk(chunk, done[index], own)
         order = sorted(chunks, key=lambda index: len(chunks[index].token_ids) > 1)
         inputs = make_inputs(
             [chunks[index] for index in order],
@@ -253,7 +268,7 @@ def run_paged(
             )
         rows = torch.arange(len(inputs.input_ids), device=device)
         out = run_model(
-            model, PagedForward(cache, inputs.attention), inputs.input_ids, inputs.positions, rows
+            model, PagedForward.of(cache, inputs), inputs.input_ids, inputs.positions, rows
         )
         for index, part in zip(
             order, out.split([len(chunks[index].token_ids) for index in order]), strict=True

@@ -22,6 +22,7 @@ from ...kernels.lora_batch import LoraBatch
 from ..errors import UnsupportedModel
 from ..kv.groups import LayerKvShape
 from .forward import attention, current_forward
+from .step_states import ProbedStates
 
 PROBE_NAME = "loraplex_probe"
 
@@ -31,14 +32,17 @@ key."""
 
 
 class LayerProbe:
-    """A forward pass that stores nothing: it records which layers attend, and their windows."""
+    """A forward pass that stores nothing: it records which layers attend, their windows, and which
+    layers have states."""
 
     def __init__(self, max_model_len: int = 0) -> None:
         """`max_model_len`: the longest sequence whose masks matter; 0 if no mask is built."""
         self.lora: LoraBatch | None = None
         self.is_captured = False
+        self.states = ProbedStates()
         self.calls: list[int] = []
-        self.shapes: dict[int, LayerKvShape] = {}
+        """The layers that attend, in the order in which they do."""
+        self._attention: dict[int, LayerKvShape] = {}
         self.window: int | None = None
         """The window of the layer that attends next."""
         self._max_model_len = max_model_len
@@ -49,10 +53,23 @@ class LayerProbe:
     ) -> Tensor:
         self.calls.append(layer_index)
         value_dim = v if isinstance(v, int) else v.shape[2]
-        self.shapes[layer_index] = LayerKvShape(
+        self._attention[layer_index] = LayerKvShape(
             k.shape[1], k.shape[2], value_dim, self.window, is_latent=isinstance(v, int)
         )
         return q.new_zeros(*q.shape[:2], value_dim)
+
+    def finish(self) -> None:
+        """See `ForwardContext.finish`."""
+
+    def shapes(self, num_layers: int) -> list[LayerKvShape]:
+        """What each layer caches."""
+        nothing = LayerKvShape(0, 0, 0)
+        return [
+            self._attention.get(layer, nothing)._replace(
+                states=tuple(self.states.shapes.get(layer, ()))
+            )
+            for layer in range(num_layers)
+        ]
 
     def stand_in(self, mask_function: MaskFunction) -> Tensor:
         """The placeholder that the model passes on as the mask described by this function."""

@@ -58,6 +58,7 @@ from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
 from .load_quantization import LoadQuantization
 from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
+from .state_layers import reads_weight
 from .threshold_test import check_thresholds
 
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -137,6 +138,11 @@ class BaseModel:
         weights = [part.weight for layer in self.moe_layers for part in layer.experts]
         return [weight for weight in weights if isinstance(weight, PackedExperts)]
 
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep states of fixed size per sequence."""
+        return any(shape.states for shape in self.kv_shapes)
+
     @cached_property
     def host_reads(self) -> tuple[str, ...]:
         """The operations of a step that wait for the device; runs a few tokens to find them."""
@@ -213,6 +219,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     absorbed = replace_latents(model)
     kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
     check_kv_format(kv_format, kv_shapes)
+    check_rollback(engine, kv_shapes)
     check_parity(model, kv_shapes, cases)
     check_thresholds(config, kv_shapes, max_model_len=max_model_len)
     kv_error = 0.0
@@ -263,6 +270,16 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         self_test_error=error,
         kv_error=kv_error,
     )
+
+
+def check_rollback(engine: EngineConfig, shapes: Sequence[LayerKvShape]) -> None:
+    """Raise UnsupportedModel if the configuration has proposers that load something, but these
+    layers cannot take wrong draft tokens back."""
+    if set(engine.proposers) - {"ngram"} and any(shape.states for shape in shapes):
+        raise UnsupportedModel(
+            "speculation is not supported for a model with states (linear attention, state "
+            "spaces): a state cannot take back draft tokens; give --speculation off"
+        )
 
 
 def _packed_error(
@@ -360,12 +377,14 @@ def choose_quantization(engine: EngineConfig, config: Any) -> LoadQuantization:
 
 
 def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Every linear layer but the output head, by its path."""
+    """Every linear layer that the model calls but the output head, by its path."""
     head = model.get_output_embeddings()
     return {
         name: module
         for name, module in model.named_modules()
-        if type(module) in (nn.Linear, Conv1D) and module is not head
+        if type(module) in (nn.Linear, Conv1D)
+        and module is not head
+        and not reads_weight(model, name)
     }
 
 

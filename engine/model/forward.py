@@ -21,6 +21,8 @@ from ...kernels.kv_pages import write_pages
 from ...kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder, LoraNeeds, Segment
 from ..errors import UnsupportedModel
 from ..kv.cache import KvCache
+from .inputs import StepInputs
+from .step_states import PagedStates, StepStates
 
 ATTENTION_NAME = "loraplex"
 LATENT_NAME = "latent_attention"
@@ -117,6 +119,11 @@ class ForwardContext(Protocol):
         in host memory but shapes."""
         ...
 
+    @property
+    def states(self) -> StepStates:
+        """For layers with states alone."""
+        ...
+
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
     ) -> Tensor:
@@ -124,6 +131,10 @@ class ForwardContext(Protocol):
 
         v: the values, or how many of k's first elements are the values.
         """
+        ...
+
+    def finish(self) -> None:
+        """Called once all layers have computed."""
         ...
 
 
@@ -153,6 +164,26 @@ class PagedForward:
     lora: LoraBatch | None = None
     """None for a step of base rows only."""
     is_captured: bool = False
+    paged_states: PagedStates | None = None
+    """None for a model without states."""
+
+    @classmethod
+    def of(cls, cache: KvCache, inputs: StepInputs, lora: LoraBatch | None = None) -> PagedForward:
+        """The forward pass of these inputs."""
+        batch = inputs.states
+        states = None if batch is None else PagedStates(cache.states, batch)
+        return cls(cache, inputs.attention, lora, paged_states=states)
+
+    @property
+    def states(self) -> StepStates:
+        """See `ForwardContext.states`."""
+        assert self.paged_states is not None, "its cache has a group of states"
+        return self.paged_states
+
+    def finish(self) -> None:
+        """See `ForwardContext.finish`."""
+        if self.paged_states is not None:
+            self.paged_states.commit()
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
@@ -236,6 +267,7 @@ def run_model(
                 use_cache=False,
                 logits_to_keep=rows,
             )
+            context.finish()
             logits: Tensor = output.logits[0]
             return logits.float() if out is None else out.copy_(logits)
     finally:

@@ -17,6 +17,7 @@ from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvGroup
 from ..kv.sequence_blocks import BlockTable
 from ..transfers import to_device
+from .state_batch import StateBatch, make_state_batch
 
 Integers = npt.NDArray[np.int64]
 
@@ -184,7 +185,9 @@ class StepInputs:
     positions: Tensor
     """int64 `[num_tokens]`."""
     attention: tuple[AttentionBatch, ...]
-    """One batch per KV group."""
+    """One batch per KV group of layers that attend."""
+    states: StateBatch | None
+    """Of the group of states; None: there is none."""
     logits_rows: Tensor
     """int64: rows whose logits are kept, those of each chunk adjacent."""
 
@@ -209,13 +212,33 @@ def make_inputs(
     layouts = [
         _Layout(index, group, block_size, device, in_place, chunks, rows)
         for index, group in enumerate(groups)
+        if not group.holds_states
     ]
     return StepInputs(
         input_ids=to_device(np.array(token_ids, dtype=np.int64), device),
         positions=to_device(rows.positions, device),
         attention=tuple(layout.batch() for layout in layouts),
+        states=_state_batch(chunks, groups, block_size, device),
         logits_rows=to_device(logits_rows(chunks), device),
     )
+
+
+def _state_batch(
+    chunks: Sequence[SequenceChunk],
+    groups: Sequence[KvGroup],
+    block_size: int,
+    device: torch.device,
+) -> StateBatch | None:
+    for index, group in enumerate(groups):
+        if group.holds_states:
+            return make_state_batch(
+                [chunk.tables[index] for chunk in chunks],
+                [chunk.start for chunk in chunks],
+                [len(chunk.token_ids) for chunk in chunks],
+                block_size=block_size,
+                device=device,
+            )
+    return None
 
 
 def logits_rows(chunks: Sequence[SequenceChunk]) -> Integers:

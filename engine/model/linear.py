@@ -162,6 +162,8 @@ class FusedProjection:
 
     def _compute(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
+        if rows.stride(-1) != 1:  # as after a convolution, along whose rows tokens are adjacent
+            rows = rows.contiguous()
         step = current_forward.get()
         lora = step.lora if step else None
         if lora is None or self._adapters is None:

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 _THRESHOLD = re.compile(
-    r"window(_size|_len)?$|chunk_(size|length)$|^original_max_position_embeddings$"
+    r"window(_size|_len)?$|att(entio)?n_chunk_(size|length)$|^original_max_position_embeddings$"
     r"|floor|^index_topk$|^local_attention$|extent$|max_distance$"
 )
 """Settings that give the number of positions from which a model computes differently."""

@@ -46,7 +46,7 @@ def describe_engine(
         arena_bytes=plan.arena_bytes,
         host_cache_bytes=config.host_cache_bytes,
         memory_plan=plan.lines,
-        proposers=config.proposers,
+        proposers=[] if base.has_states else config.proposers,
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
         serves_grammars=serves_grammars,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...adapters.leases import Lease
 from ..errors import EngineError
-from ..kv.layout import KvOperation
+from ..kv.layout import KvOperation, whole_blocks
 from ..messages import RequestStarted
 from ..request import Request
 from .step_costs import StepShape
@@ -142,8 +142,17 @@ def parts_of(sequences: Sequence[ScheduledSequence]) -> Iterator[Part]:
 class Step:
     """A step while it is scheduled."""
 
-    def __init__(self, *, budget: int, block_size: int, max_read_rows: int, is_ahead: bool) -> None:
-        """is_ahead: another step is in flight, so nobody is preempted."""
+    def __init__(
+        self,
+        *,
+        budget: int,
+        block_size: int,
+        max_read_rows: int,
+        is_ahead: bool,
+        ends_at_blocks: bool = False,
+    ) -> None:
+        """is_ahead: another step is in flight, so nobody is preempted. ends_at_blocks: see
+        `KvBlocks.holds_states`."""
         self.decodes: dict[Request, ScheduledSequence] = {}
         """Added to directly, by `Scheduler`: it is the hot loop."""
         self.started: list[RequestStarted] = []
@@ -157,6 +166,7 @@ class Step:
         self.is_held_up = False
         """Whether a request must wait until no step is in flight."""
         self._block_size = block_size
+        self._ends_at_blocks = ends_at_blocks
         self._prefills: dict[Request, ScheduledSequence] = {}
         self._limit = budget
         self._num_free_rows = max_read_rows
@@ -176,12 +186,14 @@ class Step:
         # No step computes tokens on both sides of a compaction.
         num_uncompacted = request.kv.compacts_at - request.num_computed_tokens
         num_tokens = min(request.num_remaining_tokens, self.budget, num_uncompacted)
-        if not (request.reads_logits and request.unread):
-            return num_tokens
-        if not self._num_free_rows:
-            return 0
-        num_unkept = request.unread.start - request.num_computed_tokens
-        return min(num_tokens, num_unkept + self._num_free_rows)
+        if request.reads_logits and request.unread:
+            if not self._num_free_rows:
+                return 0
+            num_unkept = request.unread.start - request.num_computed_tokens
+            num_tokens = min(num_tokens, num_unkept + self._num_free_rows)
+        if self._ends_at_blocks:
+            return whole_blocks(request.num_computed_tokens, num_tokens, self._block_size)
+        return num_tokens
 
     def add(self, request: Request, num_tokens: int) -> None:
         sequence = ScheduledSequence.of(request, num_tokens)

@@ -309,6 +309,7 @@ class Scheduler:
             block_size=limits.block_size,
             max_read_rows=limits.max_read_rows,
             is_ahead=self._is_ahead,
+            ends_at_blocks=self._kv.holds_states,
         )
         if now >= self._deadlines.earliest:
             self._end_expired(step, now)

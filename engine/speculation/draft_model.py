@@ -217,7 +217,7 @@ class DraftModelProposer:
         )
         return run_model(
             self._model.model,
-            PagedForward(self._pages, inputs.attention),
+            PagedForward.of(self._pages, inputs),
             inputs.input_ids,
             inputs.positions,
             inputs.logits_rows,

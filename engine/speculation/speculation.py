@@ -197,8 +197,10 @@ def open_speculation(
     loaded: Iterable[Proposer] = (),
 ) -> Speculation:
     """The speculation that the configuration describes; `loaded`: see `open_proposers`, whose
-    errors it raises."""
-    proposers = open_proposers(config, base=base, runner=runner, loaded=loaded)
+    errors it raises. A base with states, which cannot take back draft tokens, has none."""
+    proposers: list[Proposer] = []
+    if not base.has_states:
+        proposers = open_proposers(config, base=base, runner=runner, loaded=loaded)
     names = [proposer.name for proposer in proposers]
     speculation = Speculation(
         proposers,

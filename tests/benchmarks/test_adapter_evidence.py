@@ -23,10 +23,11 @@ GOOD: dict[str, Any] = {
         **{"objects": 2, "recovered": 2},
     },
     "canaries": {"requests": 5, "foreign": 0},
+    "state_canaries": {"requests": 5, "foreign": 0},
     "crash_points": {"tried": 3, "lost": 0, "orphans": 0},
     "reserved_over_true": 1.05,
 }
-AMOUNT = Amount(seed=0, malformed=5, faulty_loads=5, canary_requests=5)
+AMOUNT = Amount(seed=0, malformed=5, faulty_loads=5, canary_requests=5, state_canary_requests=5)
 BAD: list[tuple[str, Any]] = [
     ("features", {}),
     ("features", {"lora": {"outcome": "refused:no_effect", "is_right": False}}),
@@ -45,6 +46,8 @@ BAD: list[tuple[str, Any]] = [
     ("faulty_loads", {"recovered": 1}),
     ("canaries", {"requests": 4}),
     ("canaries", {"foreign": 1}),
+    ("state_canaries", {"requests": 4}),
+    ("state_canaries", {"foreign": 1}),
     ("crash_points", {"tried": 0}),
     ("crash_points", {"lost": 1}),
     ("crash_points", {"orphans": 1}),

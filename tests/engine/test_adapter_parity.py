@@ -6,18 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
-from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import load_base_model
-from support.arena import load_adapters
-from support.families import SERVED, VOCAB_SIZE, save_family
+from support.families import SERVED, save_family
 from support.models import make_adapter
-from support.paged import paged_logits
-
-TOLERANCE = 1e-4
+from support.peft_parity import check_against_peft
 
 LLAMA_FEATURES: dict[str, dict[str, Any]] = {
     "plain": {"r": 8},
@@ -46,30 +38,6 @@ FAMILY_TARGETS: dict[str, list[str]] = {
     "deepseek_v2-mla": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
 }
-
-
-def check_against_peft(model: Path, folders: list[Path], tmp_path: Path) -> None:
-    base = load_base_model(EngineConfig(str(model), device="cpu"))
-    builder, rows = load_adapters(base, folders, tmp_path)
-    generator = torch.Generator().manual_seed(2)
-    lengths = [19 + 3 * index % 13 for index in range(len(folders) + 2)]
-    sequences = [
-        torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
-    ]
-    adapters = [(-1, 0), *rows, (-1, 0)]
-
-    logits = paged_logits(base, sequences, builder=builder, adapters=adapters)
-
-    for folder, tokens, ours in zip([None, *folders, None], sequences, logits, strict=True):
-        dense = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
-        with torch.inference_mode():
-            plain = dense(torch.tensor([tokens]), use_cache=False).logits[0]
-            expected = plain
-            if folder:
-                tuned = PeftModel.from_pretrained(dense, folder).eval()
-                expected = tuned(torch.tensor([tokens]), use_cache=False).logits[0]
-                assert (expected - plain).abs().max() > 100 * TOLERANCE, "it must have an effect"
-        assert (ours - expected).abs().max() < TOLERANCE
 
 
 def test_every_served_lora_feature_equals_peft_in_one_mixed_batch(tmp_path: Path) -> None:

@@ -68,7 +68,9 @@ def test_blocks_on_the_cpu_take_memory_once_they_are_written(kv_format: KvFormat
         device=CPU,
     )
     planned = sum(
-        tensor.nbytes for pages in (*cache.keys, *cache.values) for tensor in pages.tensors
+        tensor.nbytes
+        for pages in (*cache.keys.values(), *cache.values.values())
+        for tensor in pages.tensors
     )
     assert planned > 500 << 20
     # Tensors below 32 MiB, like the scales, may lie in memory that this process has used before.

@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import KvDtype
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
+from support.greedy import assert_greedy, load_dense
 
-NEAR_TIE = 1e-3
 BLOCK_SIZE = 4
 LAYER_BLOCK_BYTES = BLOCK_SIZE * 2 * 2 * 16 * 4
 """Of one layer: keys and values, two heads of 16 elements, in fp32."""
 NUM_LAYERS = 2
 WINDOW, SINKS = 24, 4
-
-
-def load_dense(path: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-
-
-def assert_greedy(
-    dense: Any, prompt: Sequence[int], answer: Sequence[int], mask: Tensor | None = None
-) -> None:
-    """Every token of the answer is the likeliest by the dense forward over all before it."""
-    tokens = torch.tensor([[*prompt, *answer[:-1]]])
-    with torch.inference_mode():
-        logits = dense(tokens, attention_mask=mask, use_cache=False).logits[0, len(prompt) - 1 :]
-    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-    assert (logits.amax(-1) - chosen).max() < NEAR_TIE
 
 
 @pytest.mark.parametrize("swap_bytes", [0, 1 << 20], ids=["recompute", "swap"])

@@ -40,20 +40,24 @@ def make_cache(num_blocks: int = 6, num_slots: int | None = 3, num_swap_slots: i
 def write(cache: KvCache, block_id: int, offsets: range, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     slots = torch.tensor([block_id * SIZE + offset for offset in offsets])
-    for pages in (*cache.keys, *cache.values):
+    for pages in (*cache.keys.values(), *cache.values.values()):
         size = (len(slots), pages.num_heads, pages.dim)
         pages.write(slots, torch.randn(size, generator=generator))
 
 
 def codes(cache: KvCache, block_id: int) -> torch.Tensor:
     ids = torch.tensor([block_id])
-    return torch.cat([pages.gather(ids).flatten() for pages in (*cache.keys, *cache.values)])
+    return torch.cat(
+        [pages.gather(ids).flatten() for pages in (*cache.keys.values(), *cache.values.values())]
+    )
 
 
 def as_computed(cache: KvCache, block_id: int) -> torch.Tensor:
     (opened,) = cache._open
     ids = opened.blocks.readable(torch.tensor([block_id]))
-    return torch.cat([pages.gather(ids).flatten() for pages in (*cache.keys, *cache.values)])
+    return torch.cat(
+        [pages.gather(ids).flatten() for pages in (*cache.keys.values(), *cache.values.values())]
+    )
 
 
 def test_operations_move_both_forms() -> None:
@@ -79,7 +83,7 @@ def test_a_cleared_token_leaves_nothing_in_either_form() -> None:
     cache.execute([ZeroBlocks(0, (1, 2), (1, 2))])
     write(cache, 1, range(SIZE), seed=1)
     before = as_computed(cache, 1)
-    for pages in (*cache.keys, *cache.values):  # draft tokens from position 3 on
+    for pages in (*cache.keys.values(), *cache.values.values()):  # draft tokens from position 3 on
         bad = torch.full((2, pages.num_heads, pages.dim), torch.nan)
         pages.write(torch.tensor([SIZE + 3, 2 * SIZE]), bad)
     cache.clear([block_table([1, 2])], 3, 5)

@@ -140,8 +140,10 @@ class FakeDevice:
 
     def _clear(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
         size = self._block_size
-        for table, cells in zip(tables, self.cells, strict=True):
+        for group, table, cells in zip(self._groups, tables, self.cells, strict=True):
             for position in range(start, end):
+                if group.holds_states:
+                    break  # nothing reads them: the sequence ends
                 block_id = table[position // size]
                 require(block_id, Invariant.ONE_WRITER, "the null block is cleared")
                 cells[block_id * size + position % size] = ZERO
@@ -153,6 +155,9 @@ class FakeDevice:
             return
         for index, group in enumerate(self._groups):
             table, cells = row.tables[index], self.cells[index]
+            if group.holds_states:
+                self._read_states(row, table, cells)
+                continue
             for block in _visible_blocks(group, num_computed, size):
                 start, first = block * size, table[block] * size
                 length = min(size, num_computed - start)
@@ -165,11 +170,29 @@ class FakeDevice:
                         f"not {row.before[start : start + length]}",
                     )
 
+    def _read_states(self, row: Computed, table: Sequence[int], cells: Sequence[int]) -> None:
+        """The sequence goes on from the states after the token before."""
+        if not row.start or row.before is None:
+            return
+        block_id = table[(row.start - 1) // self._block_size]
+        found = cells[block_id * self._block_size]
+        require(
+            found == row.before[-1],
+            Invariant.OWN_CONTENT,
+            f"{row.name} goes on from the states {found} of block {block_id}, not {row.before[-1]}",
+        )
+
     def _write(self, index: int, row: Computed) -> set[int]:
         """Write the values of the new positions; return the blocks that were written."""
         size = self._block_size
         table, cells = row.tables[index], self.cells[index]
         end = row.start + len(row.values)
+        if self._groups[index].holds_states:
+            block_id = table[(end - 1) // size]
+            require(block_id, Invariant.OWN_CONTENT, f"{row.name} writes the null block")
+            cells[block_id * size] = row.values[-1]
+            self.counts["states"] += 1
+            return {block_id}
         written = set()
         for position, value in enumerate(row.values, row.start):
             block_id = table[position // size]

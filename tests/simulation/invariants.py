@@ -452,6 +452,8 @@ class Checks:
                 values = values_of_block(prefix.namespace, last, prefix.token_ids)
                 self._last_values[prefix.key] = values[-1]
                 found = self._engine.device.block(index, block_id)
+                if group.layout.holds_states:
+                    found, values = found[:1], values[-1:]
                 require(
                     found == values,
                     Invariant.PUBLISHED_LATE,

@@ -36,8 +36,9 @@ from loraplex.engine.kv.layout import (
     ZeroBlocks,
 )
 from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
-from loraplex.engine.kv.sequence_blocks import BlockTable, SequenceBlocks
+from loraplex.engine.kv.sequence_blocks import BlockTable, SequenceBlocks, block_table
 from loraplex.engine.kv.shared_prefixes import SharedPrefixes
+from loraplex.engine.kv.state_blocks import StateBlocks
 from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.adapter_leases import AdapterLeases
@@ -189,6 +190,45 @@ def frees_the_sinks(leave: Any, self: GroupBlocks, seq: SequenceBlocks, num_comp
     sinks, self.num_sink_blocks = self.num_sink_blocks, 0
     leave(self, seq, num_computed)
     self.num_sink_blocks = sinks
+
+
+@_plant(StateBlocks, "can_fork")
+def forks_states_that_went_on(
+    can_fork: Any, self: StateBlocks, parent: SequenceBlocks, num_tokens: int
+) -> bool:
+    """Both have the same tokens up to here."""
+    return len(parent.tables[self.index]) * self._block_size >= num_tokens
+
+
+@_plant(StateBlocks, "_to_swap")
+def swaps_a_snapshot_of_the_states(
+    to_swap: Any, self: StateBlocks, seq: SequenceBlocks, num_blocks: int
+) -> list[int]:
+    """The block before is full, so it is the one that counts."""
+    table = seq.tables[self.index]
+    has_snapshot = num_blocks > 1 and table.item(num_blocks - 2)
+    return [num_blocks - 2] if has_snapshot else to_swap(self, seq, num_blocks)
+
+
+@_plant(GroupBlocks, "num_seen")
+def hits_without_states(num_seen: Any, self: GroupBlocks, num_blocks: int) -> int:
+    """The first tokens after a hit bring the states with them."""
+    return 0 if self.layout.holds_states else num_seen(self, num_blocks)
+
+
+@_plant(StateBlocks, "grow")
+def goes_on_in_a_snapshot(
+    grow: Any, self: StateBlocks, seq: SequenceBlocks, num_computed: int, num_tokens: int
+) -> None:
+    """The states before are not needed any more."""
+    table = seq.tables[self.index]
+    before = table.item(-1) if len(table) else 0
+    grow(self, seq, num_computed, num_tokens)
+    after = seq.tables[self.index]
+    if before and len(after) > len(table) and not self._is_shared(before):
+        self.pool.free([after.item(-1)])
+        seq.tables[self.index] = block_table([*after.tolist()[:-1], before])
+        self.pool.share([before])
 
 
 @_plant(SwapSpace, "give_back")

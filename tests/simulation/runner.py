@@ -68,6 +68,7 @@ REQUIRED_COVERAGE = (
     "reclaims",
     "refused",
     "restarts",
+    "states",
     "step_exceptions",
     "steps_in_flight",
     "swaps",

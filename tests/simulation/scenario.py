@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.kv.layout import KvGroup
+from loraplex.engine.kv.layout import STATE_WINDOW, KvGroup
 from loraplex.engine.scheduling.scheduler import SchedulerLimits
 
 from .device import StepSeconds
@@ -76,6 +76,9 @@ class Scenario:
             tenant_cap=rng.choice((0.4, 0.6, 1.0)),
         )
         groups = _draw_groups(rng, limits)
+        if has_states := seed % 5 == 2:
+            states = _draw_states(seed, limits)
+            groups = (states,) if seed % 4 == 2 else (*groups, states)
         limits = replace(limits, kv_block_bytes=(1000,) * len(groups))
         arena_cells = ARENA_CELLS * rng.choice((1, 2, 2))
         tenants, sizes = _draw_tenants(rng, arena_cells)
@@ -101,7 +104,7 @@ class Scenario:
             ),
             swap_block_seconds=rng.choice((1e-6, 2e-5, 5e-3)),
             deadline_seconds=rng.choice((0.02, 0.1, 0.5)),
-            max_draft_tokens=rng.choice((4, 2 * block_size + 1, 0, 1)),
+            max_draft_tokens=rng.choice((4, 2 * block_size + 1, 0, 1)) * (not has_states),
             draft_error=rng.choice((0.2, 0.0, 0.9)),
             is_async=seed % 4 > 0,
         )
@@ -121,6 +124,13 @@ def _draw_groups(rng: Random, limits: SchedulerLimits) -> tuple[KvGroup, ...]:
     num_blocks = int(blocks_of_one * rng.uniform(1.0, limits.max_num_seqs)) + 1
     windowed = KvGroup((1,), window, sinks, num_blocks)
     return (full, windowed) if kind == "mixed" else (windowed,)
+
+
+def _draw_states(seed: int, limits: SchedulerLimits) -> KvGroup:
+    """A group of states, of which there may be too few for a full batch."""
+    rng = Random(-seed)
+    num_blocks = int(2 * limits.max_num_seqs * rng.uniform(0.5, 2.0))
+    return KvGroup((2,), STATE_WINDOW, 0, max(2, num_blocks) + 1, holds_states=True)
 
 
 def _draw_swap_slots(rng: Random, groups: tuple[KvGroup, ...]) -> tuple[int, ...]:

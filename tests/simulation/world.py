@@ -285,6 +285,7 @@ class World:
         coverage["swaps"] += engine.device.counts["swaps_out"]
         coverage["swaps_in"] += engine.device.counts["swaps_in"]
         coverage["compactions"] += engine.device.counts["compactions"]
+        coverage["states"] += engine.device.counts["states"]
         coverage["copies"] += engine.device.counts["copies"]
         coverage["prefix_evictions"] += sum(
             group.cached.num_evictions for group in engine.kv.groups

@@ -9,9 +9,11 @@ dimension 0, so the base alone never outputs a marker.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,8 +27,8 @@ MARKERS = range(10, 74)
 NUM_CANARIES = 24
 WAVE = 100
 _CONSTANT = 4.0
-_DISLIKE = -100.0
-_LOUDNESS = 1000.0
+DISLIKE = -100.0
+LOUDNESS = 1000.0
 _TARGET = "model.layers.1.self_attn.o_proj"
 
 
@@ -42,7 +44,7 @@ def make_canary_base(path: Path) -> Path:
     value = weights["model.layers.1.self_attn.v_proj.weight"]
     value[0] = 0
     value[0, 0] = 1
-    weights["lm_head.weight"][list(MARKERS), 0] = _DISLIKE
+    weights["lm_head.weight"][list(MARKERS), 0] = DISLIKE
     save_file(weights, file, metadata={"format": "pt"})
     return path
 
@@ -55,19 +57,40 @@ def make_canary_adapter(base: Path, path: Path, *, marker: int, rank: int = 1) -
     file = path / "adapter_model.safetensors"
     tensors = {name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}
     tensors[f"base_model.model.{_TARGET}.lora_A.weight"][0, 0] = 1
-    tensors[f"base_model.model.{_TARGET}.lora_B.weight"][:, 0] = _LOUDNESS * head
+    tensors[f"base_model.model.{_TARGET}.lora_B.weight"][:, 0] = LOUDNESS * head
     save_file(tensors, file, metadata={"format": "pt"})
     return path
 
 
-def run_canaries(num_requests: int, seed: int, *, directory: Path | None = None) -> dict[str, int]:
+class Canaries(NamedTuple):
+    """A base and the adapters over it."""
+
+    make_base: Callable[[Path], Path]
+    make_adapter: Callable[..., Path]
+    """As `make_canary_adapter`."""
+    begins_with: Sequence[int] = ()
+    """The first tokens of every prompt."""
+    tokens: range = range(256)
+    """The others."""
+
+
+PLAIN = Canaries(make_canary_base, make_canary_adapter)
+
+
+def run_canaries(
+    num_requests: int,
+    seed: int,
+    *,
+    canaries: Canaries = PLAIN,
+    directory: Path | None = None,
+) -> dict[str, int]:
     """Ask a crowd of canaries while they are paged, replaced, drained and deleted.
 
     Returns `{"requests", "foreign", "evictions", "deleted"}`: foreign counts answers that say any
     marker but the asked adapter's own, or none where one is due.
     """
     with TemporaryDirectory(dir=directory) as home:
-        crowd = _Crowd(Path(home), Random(seed))
+        crowd = _Crowd(canaries, Path(home), Random(seed))
         try:
             return crowd.run(num_requests)
         finally:
@@ -77,10 +100,11 @@ def run_canaries(num_requests: int, seed: int, *, directory: Path | None = None)
 class _Crowd:
     """Canaries of five tenants, a fourth of which fit on the device and half in host memory."""
 
-    def __init__(self, home: Path, rng: Random) -> None:
+    def __init__(self, canaries: Canaries, home: Path, rng: Random) -> None:
+        self._canaries = canaries
         self._home = home
         self._rng = rng
-        self._base = make_canary_base(home / "base")
+        self._base = canaries.make_base(home / "base")
         self._free_markers = list(MARKERS)
         probe = LocalEngine(self._base, home)
         block = probe.examine(self._make_folder(MARKERS[0], rank=4), home / "probe.block")
@@ -127,7 +151,7 @@ class _Crowd:
     def _make_folder(self, marker: int, rank: int) -> Path:
         folder = self._home / f"{marker}-{rank}"
         if not folder.exists():
-            make_canary_adapter(self._base, folder, marker=marker, rank=rank)
+            self._canaries.make_adapter(self._base, folder, marker=marker, rank=rank)
         return folder
 
     def _add(self) -> None:
@@ -151,7 +175,8 @@ class _Crowd:
     def _ask(self, key: AdapterKey | None = None) -> None:
         if key is None:
             key = self._rng.choice([None, *self._live, *list(self._live)[:4]])
-        prompt = [self._rng.randrange(256) for _ in range(self._rng.randint(1, 24))]
+        others = [self._rng.choice(self._canaries.tokens) for _ in range(self._rng.randint(1, 24))]
+        prompt = [*self._canaries.begins_with, *others]
         self._num_asked += 1
         request_id = self.engine.submit(
             prompt,

@@ -61,6 +61,78 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
+_LINEAR_ATTENTION = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "mamba_d_ssm": 128,
+}
+_HYBRID = ["linear_attention", "full_attention"]
+_LATENT_HYBRID = {
+    **EXPERTS,
+    **MLA,
+    "head_dim": 16,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "topk_group": 1,
+    "layer_group_size": 2,
+}
+
+STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bailing_hybrid": ("bailing_hybrid", _LATENT_HYBRID),
+    "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
+    "falcon_h1": ("falcon_h1", _MAMBA2),
+    "falcon_mamba": ("falcon_mamba", {"state_size": 8}),
+    "granitemoehybrid": ("granitemoehybrid", {**EXPERTS, **_MAMBA2, "layer_types": _HYBRID}),
+    "jamba": (
+        "jamba",
+        {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8},
+    ),
+    "kimi_linear": ("kimi_linear", {**_LATENT_HYBRID, "layer_types": _HYBRID}),
+    "lara_mini": (
+        "lara_mini",
+        {
+            **_LINEAR_ATTENTION,
+            "sliding_window": 8,
+            "layer_types": [*_HYBRID, "sliding_attention"],
+            "num_hidden_layers": 3,
+        },
+    ),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": ("lfm2_moe", {**EXPERTS, "layer_types": ["conv", "full_attention"]}),
+    "lfm3": ("lfm3", {"layer_types": ["conv", "full_attention"]}),
+    "mamba": ("mamba", {"state_size": 8}),
+    "mamba2": (
+        "mamba2",
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "chunk_size": 16, "n_groups": 2},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **EXPERTS,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "num_hidden_layers": 4,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "chunk_size": 16,
+        },
+    ),
+    "olmo_hybrid": ("olmo_hybrid", {**_LINEAR_ATTENTION, "layer_types": _HYBRID}),
+    "qwen3_5": ("qwen3_5_text", {**_LINEAR_ATTENTION, "layer_types": _HYBRID}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**EXPERTS, **_LINEAR_ATTENTION, "layer_types": _HYBRID}),
+    "qwen3_next": ("qwen3_next", {**EXPERTS, **_LINEAR_ATTENTION, "layer_types": _HYBRID}),
+}
+"""Case name to (model type, differences): models with states beside or instead of attention."""
+
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "biogpt": ("biogpt", {}),

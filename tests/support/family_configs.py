@@ -11,7 +11,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from support.families import COMMON, EXPERTS, GPT2, LLAMA3_ROPE, MLA, REFUSED, SERVED, YARN
+from support.families import COMMON, EXPERTS, GPT2, LLAMA3_ROPE, MLA, REFUSED, SERVED, STATES, YARN
 
 NUM_TOKENS = 300
 WINDOW = 64
@@ -19,16 +19,9 @@ MODEL_TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
 _LONGEST = 512
 _MIXED = ["sliding_attention", "full_attention"] * 2
-_CONVOLUTION = ["conv", "full_attention"] * 2
+_HYBRID = ["linear_attention", "full_attention"] * 2
 _LATENT = {**EXPERTS, **MLA, "q_lora_rank": 32}
 _INDEXED = {**_LATENT, "index_topk": WINDOW, "index_head_dim": 16, "index_n_heads": 4}
-_MAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_d_state": 16,
-    "mamba_chunk_size": 16,
-    "mamba_d_ssm": 128,
-}
 _ENCODER_DECODER = {
     "d_model": 64,
     "decoder_layers": 2,
@@ -53,6 +46,9 @@ _DECODER = {"is_decoder": True, "type_vocab_size": 2}
 _SETTINGS: dict[str, dict[str, Any]] = {
     **{model_type: settings for model_type, settings, _ in REFUSED.values()},
     **dict(SERVED.values()),
+    **{
+        model_type: {"num_hidden_layers": 2, **settings} for model_type, settings in STATES.values()
+    },
     **dict.fromkeys(
         ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"),
         _DECODER,
@@ -66,7 +62,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("pegasus", "plbart", "trocr", "whisper"), _ENCODER_DECODER),
     **dict.fromkeys(("axk1", "glm4_moe_lite", "minicpm3", "youtu"), _LATENT),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa"), _INDEXED),
-    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), _MAMBA),
     "apertus": {"rope_parameters": LLAMA3_ROPE},
     "beam": {**EXPERTS, "n_group": 1, "topk_group": 1, "layer_types": _MIXED},
     "blt": {
@@ -141,8 +136,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "num_attention_heads_per_layer": [4] * 4,
         "shared_expert_intermediate_size": 48,
     },
-    "lfm2": {"layer_types": _CONVOLUTION},
-    "lfm2_moe": {**EXPERTS, "layer_types": _CONVOLUTION},
     "longcat_flash": {
         **_LATENT,
         "num_layers": 2,
@@ -152,10 +145,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4,
         "zero_expert_num": 2,
     },
-    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "chunk_size": 16},
     "mellum": {**EXPERTS, "layer_types": _MIXED},
     "mimo_v2_flash": {**EXPERTS, "layer_types": _MIXED},
-    "minimax": {**EXPERTS, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "minimax": {**EXPERTS, "layer_types": _HYBRID},
     "minimax_m3_vl_text": {
         **EXPERTS,
         "rotary_dim": 8,

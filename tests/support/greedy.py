@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.execution.sampler import gumbel_noise
 from support.engine import LocalEngine
+
+NEAR_TIE = 1e-3
+"""Logit gap of another order of summation, fp32."""
 
 
 def parts_at_near_tie(
@@ -47,3 +54,18 @@ def parts_at_near_tie(
         position = torch.tensor([len(prompt) + index])
         logits = logits / temperature + gumbel_noise(torch.tensor([seed]), position, len(logits))[0]
     return bool(logits[expected[index]] - logits[actual[index]] < gap)
+
+
+def load_dense(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+
+
+def assert_greedy(
+    dense: Any, prompt: Sequence[int], answer: Sequence[int], mask: Tensor | None = None
+) -> None:
+    """Every token of the answer is the likeliest by the dense forward over all before it."""
+    tokens = torch.tensor([[*prompt, *answer[:-1]]])
+    with torch.inference_mode():
+        logits = dense(tokens, attention_mask=mask, use_cache=False).logits[0, len(prompt) - 1 :]
+    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    assert (logits.amax(-1) - chosen).max() < NEAR_TIE

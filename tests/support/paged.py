@@ -11,7 +11,8 @@ from torch import Tensor
 
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.cache import KvCache
-from loraplex.engine.kv.groups import group_layers, one_group
+from loraplex.engine.kv.groups import group_layers, simple_groups
+from loraplex.engine.kv.layout import whole_blocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.base_model import BaseModel
@@ -47,7 +48,7 @@ def paged_logits(
     scattered = rng.sample(range(1, 1 + sum(num_blocks)), sum(num_blocks))
     tables = [block_table([scattered.pop() for _ in range(count)]) for count in num_blocks]
     cache = KvCache(
-        one_group(len(base.kv_shapes), 1 + sum(num_blocks)),
+        simple_groups(base.kv_shapes, 1 + sum(num_blocks)),
         base.kv_shapes,
         block_size=BLOCK_SIZE,
         kv_format=base.kv_format,
@@ -66,7 +67,11 @@ def paged_logits(
         if not order:
             continue
         chunks = [
-            SequenceChunk(sequences[i][done[i] : done[i] + counts[i]], done[i], [tables[i]])
+            SequenceChunk(
+                sequences[i][done[i] : done[i] + counts[i]],
+                done[i],
+                [tables[i]] * len(cache.groups),
+            )
             for i in order
         ]
         inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
@@ -76,7 +81,7 @@ def paged_logits(
             num_decodes = sum(counts[i] == 1 for i in order)
             step_builder = StepAdaptersBuilder(builder, base.layout, base.head_name)
             step = step_builder.build(runs, runs, num_decodes=num_decodes)
-        forward = PagedForward(cache, inputs.attention, step.lora)
+        forward = PagedForward.of(cache, inputs, step.lora)
         everything = torch.arange(len(inputs.input_ids), device=base.device)
         with base.ends.changed_by(step):
             out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
@@ -125,6 +130,8 @@ def served_logits(
             min(rng.choice((0, 1, 1, 1, 3, 8, MAX_CHUNK)), len(tokens) - done[i])
             for i, tokens in enumerate(sequences)
         ]
+        if kv.holds_states:
+            counts = [whole_blocks(done[i], count, BLOCK_SIZE) for i, count in enumerate(counts)]
         order = sorted((i for i, count in enumerate(counts) if count), key=lambda i: counts[i] > 1)
         if not order:
             continue
@@ -136,7 +143,7 @@ def served_logits(
             for i in order
         ]
         inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)
-        forward = PagedForward(cache, inputs.attention)
+        forward = PagedForward.of(cache, inputs)
         everything = torch.arange(len(inputs.input_ids), device=base.device)
         out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
         for i, part in zip(order, out.split([counts[i] for i in order]), strict=True):

@@ -131,6 +131,6 @@ class Verifier:
             occupied, groups=self.cache.groups, block_size=BLOCK_SIZE, device=self._base.device
         )
         rows = torch.arange(len(inputs.input_ids))
-        forward = PagedForward(self.cache, inputs.attention, step.lora)
+        forward = PagedForward.of(self.cache, inputs, step.lora)
         with self._base.ends.changed_by(step):
             return run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)

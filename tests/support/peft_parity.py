@@ -1,0 +1,41 @@
+"""Adapters over a tiny model against PEFT, in one mixed batch with base rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.model.base_model import load_base_model
+from support.arena import load_adapters
+from support.families import VOCAB_SIZE
+from support.paged import paged_logits
+
+TOLERANCE = 1e-4
+
+
+def check_against_peft(model: Path, folders: list[Path], tmp_path: Path) -> None:
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    builder, rows = load_adapters(base, folders, tmp_path)
+    generator = torch.Generator().manual_seed(2)
+    lengths = [19 + 3 * index % 13 for index in range(len(folders) + 2)]
+    sequences = [
+        torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
+    ]
+    adapters = [(-1, 0), *rows, (-1, 0)]
+
+    logits = paged_logits(base, sequences, builder=builder, adapters=adapters)
+
+    for folder, tokens, ours in zip([None, *folders, None], sequences, logits, strict=True):
+        dense = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
+        with torch.inference_mode():
+            plain = dense(torch.tensor([tokens]), use_cache=False).logits[0]
+            expected = plain
+            if folder:
+                tuned = PeftModel.from_pretrained(dense, folder).eval()
+                expected = tuned(torch.tensor([tokens]), use_cache=False).logits[0]
+                assert (expected - plain).abs().max() > 100 * TOLERANCE, "it must have an effect"
+        assert (ours - expected).abs().max() < TOLERANCE
