@@ -19,6 +19,7 @@ from .layout import BaseLayout, SliceKind
 from .peft_config import MAX_RANK, PeftConfig
 from .safetensors_header import TensorEntry
 from .tensor_names import TensorName, TensorRole, parse_tensor_name
+from .whole_model_names import own_name, with_own_names
 
 _SEPARATE_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 _A_ROLES = (TensorRole.A, TensorRole.EMBEDDING_A)
@@ -40,6 +41,9 @@ def bind(tensors: Mapping[str, TensorEntry], config: PeftConfig, layout: BaseLay
     Raises AdapterRejected naming the first tensor that does not bind.
     """
     named = [(parse_tensor_name(name), tensor) for name, tensor in tensors.items()]
+    if layout.is_text_part:
+        config = with_own_names(config)
+        named = [(name._replace(module=own_name(name.module)), each) for name, each in named]
     of_lora = [(name, tensor) for name, tensor in named if name.role in _A_ROLES + _B_ROLES]
     for name, tensor in of_lora:
         _check_module(name, tensor, layout)
@@ -63,6 +67,12 @@ def _check_module(name: TensorName, tensor: TensorEntry, layout: BaseLayout) -> 
             raise AdapterRejected(
                 "unsupported_feature",
                 f"{tensor.name}: {refusal_message('separate_experts')}",
+                pointer=tensor.name,
+            )
+        if layout.is_text_part and not module.startswith(("model.layers.", "lm_head")):
+            raise AdapterRejected(
+                "unsupported_module",
+                f"{module}: {refusal_message('other_part')}",
                 pointer=tensor.name,
             )
         raise AdapterRejected(

@@ -230,6 +230,13 @@ REFUSED: tuple[RefusedFeature, ...] = (
         "Name the layer in `target_modules`.",
     ),
     RefusedFeature(
+        "other_part",
+        "LoRA on another part of a model for text and images, such as its vision tower",
+        "unsupported_module",
+        "Only the text part of this base is served.",
+        "Train on the language model alone: its layers have `language_model` in their names.",
+    ),
+    RefusedFeature(
         "separate_experts",
         "one pair of matrices per expert, such as `experts.0.w1` (before transformers 5)",
         "unsupported_feature",

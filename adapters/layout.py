@@ -67,6 +67,9 @@ class BaseLayout:
     digests: dict[str, str] = field(default_factory=dict)
     """Module name of an embedding or head to the hex SHA-256 of its weight as the checkpoint holds
     it, widened to float32, in row order: tells an adapter's copy of it from a trained matrix."""
+    is_text_part: bool = False
+    """The base is the text part of a composite checkpoint: adapters of the whole model name its
+    modules with `language_model`."""
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
@@ -144,6 +147,7 @@ def layout_to_json(layout: BaseLayout) -> str:
         "refused": layout.refused,
         "ties_embeddings": layout.ties_embeddings,
         "digests": layout.digests,
+        "is_text_part": layout.is_text_part,
     }
     return json.dumps(fields, separators=(",", ":"))
 
@@ -161,6 +165,7 @@ def layout_from_json(text: str) -> BaseLayout:
         fields["refused"],
         ties_embeddings=fields["ties_embeddings"],
         digests=fields["digests"],
+        is_text_part=fields.get("is_text_part", False),
     )
 
 

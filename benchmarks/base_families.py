@@ -10,6 +10,7 @@ limit.
 from __future__ import annotations
 
 import multiprocessing
+import re
 import sys
 import tempfile
 import time
@@ -40,6 +41,8 @@ NUM_WORKERS = 2
 OTHER_LENGTHS = (1, 41)
 VOCAB_SIZE = 128
 _FIRST_PLAIN_TOKEN = 3
+_FOLDER = re.compile(rf"{re.escape(tempfile.gettempdir())}/\w+(: | is | )")
+"""How a message names the folder of a type's model."""
 
 EXACT, REFUSED, NOT_BUILT, WRONG, CRASHED = "exact", "refused", "not built", "wrong", "crashed"
 ANSWERS = (EXACT, REFUSED)
@@ -59,7 +62,7 @@ class Outcome:
     fused: tuple[str, ...] = ()
     """The kinds of layers of which all are fused."""
     reason: str | None = None
-    """For those that are not exact; a refusal's begins with its code."""
+    """For those that are not exact; a refusal's begins with its code, and names no folder."""
 
     @property
     def is_right(self) -> bool:
@@ -67,7 +70,8 @@ class Outcome:
 
     def as_row(self) -> dict[str, Any]:
         row = asdict(self)
-        del row["reason"]
+        if self.result != REFUSED:
+            del row["reason"]
         return row
 
 
@@ -142,7 +146,8 @@ def try_type(model_type: str) -> Outcome:
     except NotBuilt as exc:
         return Outcome(model_type, 0, None, NOT_BUILT, reason=str(exc))
     except UnsupportedModel as exc:
-        return Outcome(model_type, 0, None, REFUSED, reason=f"{exc.code}: {exc}")
+        reason = _FOLDER.sub("", str(exc))
+        return Outcome(model_type, 0, None, REFUSED, reason=f"{exc.code}: {reason}")
     except Exception as exc:
         return Outcome(model_type, 0, None, CRASHED, reason=f"{type(exc).__name__}: {exc}")
     if error <= TOLERANCE:

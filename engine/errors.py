@@ -142,7 +142,8 @@ class QuantizedBase(UnsupportedModel):
 
 
 class CompositeBase(UnsupportedModel):
-    """The base model is multimodal (images, audio or video): only text models are supported."""
+    """The base model consists of several parts (text, images, audio), and its text part cannot be
+    told from the others: give the text model alone."""
 
     code = "base_composite"
 

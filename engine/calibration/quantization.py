@@ -22,11 +22,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..checkpoint.base_config import read_config_file
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.stored_tensors import StoredTensor, read_stored_tensors
+from ..checkpoint.text_part import is_composite
 from ..checkpoint.weights import load_config, load_weights
-from ..errors import QuantizedBase
+from ..errors import CompositeBase, QuantizedBase
 from ..gguf.header import GGUF_FILE
 from ..model.base_model import decoder_linears
 from ..model.experts import experts_parameters
@@ -73,7 +75,7 @@ def quantize_model(
     Raises a subclass of UnsupportedModel if the model cannot be quantized, InvalidParameter for an
     argument that does not fit it, and OSError if the disk refuses a file.
     """
-    _check_unquantized(model_dir)
+    _check_original(model_dir)
     tokens = read_calibration_text(
         text,
         Tokenizer(model_dir),
@@ -140,7 +142,10 @@ def _first_states(walk: DecoderWalk, tokens: CalibrationText, device: torch.devi
     return States(samples, held_out, originals=held_out, device=device)
 
 
-def _check_unquantized(model_dir: Path) -> None:
+def _check_original(model_dir: Path) -> None:
+    """Raises QuantizedBase, or CompositeBase: the result would lack the other parts."""
+    if is_composite(read_config_file(model_dir)):
+        raise CompositeBase(f"{model_dir} is a composite model: give the text model alone")
     if (model_dir / GGUF_FILE).exists():
         raise QuantizedBase(f"{model_dir} is a GGUF file: give the original checkpoint")
     if form := find_packed_format(model_dir):

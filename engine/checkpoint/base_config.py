@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CompositeBase, DamagedBase, ForeignBase, QuantizedBase
+from .text_part import is_composite
 
 CONFIG_FILE = "config.json"
 _JSON_FILES = (
@@ -40,7 +41,8 @@ _PART_KEYS = frozenset(
         *("audio_config", "speech_config", "audio_encoder_config", "audio_encoder"),
     }
 )
-"""Nested configurations: one of these shows that the model is more than a text decoder."""
+"""Nested configurations: one of these shows that the model is more than a text decoder. Only that
+of the text part is served."""
 _OTHER_TASKS = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -72,7 +74,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_config(config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse a configuration that is quantized, composite or for another task.
+    """Refuse a configuration that is quantized in a way that is not served, composite without a
+    text part, or for another task.
 
     Raises a subclass of UnsupportedModel.
     """
@@ -82,10 +85,11 @@ def check_config(config: Mapping[str, Any], folder: Path) -> None:
     method = settings.get("quant_method")
     if method is not None and not (isinstance(method, str) and method in SERVED_METHODS):
         raise quantized(folder, f"its quantization method is {method}")
-    if parts := sorted(key for key in _PART_KEYS & config.keys() if config[key]):
+    parts = sorted(key for key in _PART_KEYS & config.keys() if config[key])
+    if parts and not is_composite(config):
         raise CompositeBase(
             f"{folder} is a composite model ({config.get('model_type')}, with "
-            f"{' and '.join(parts)}): only text models are served; give the text model alone"
+            f"{' and '.join(parts)}) without a text_config: give the text model alone"
         )
     model_type = config.get("model_type")
     if not isinstance(model_type, str):

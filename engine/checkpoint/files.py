@@ -14,6 +14,7 @@ from ..gguf.header import GGUF_FILE
 from .base_config import CONFIG_FILE, check_companions, check_config, read_config_file
 from .packed_weights import find_packed_weights
 from .stored_tensors import check_stored_tensors, foreign_weights, read_stored_tensors
+from .text_part import of_text_part, text_settings
 
 DRAFT = "draft"
 """The name of the proposer with a model: `draft:MODEL`."""
@@ -71,7 +72,8 @@ def check_base(folder: Path) -> None:
         return  # its header was checked when the folder was made
     config = read_config_file(folder)
     packed = find_packed_weights(read_stored_tensors(folder), config, folder)
-    check_stored_tensors(packed.tensors, config, folder)
+    tensors = of_text_part(packed.tensors, config, folder)
+    check_stored_tensors(tensors, text_settings(config), folder)
 
 
 def check_base_config(folder: Path) -> None:

@@ -22,6 +22,7 @@ from ..gguf.header import GGUF_FILE
 from .base_config import read_config_file
 from .packed_weights import PackedWeight, find_packed_weights
 from .stored_tensors import read_stored_tensors
+from .text_part import of_text_part
 from .unpacking import unpack, unpack_expert
 
 Values = Tensor | QuantizedWeight
@@ -109,7 +110,7 @@ def stored_weights(folder: Path) -> dict[str, AnyStoredWeight]:
     for name, weight in packed.weights.items():
         parts = {role: stored[part] for role, part in weight.parts.items()}
         found[name] = StoredPackedWeight(weight, parts)
-    return found
+    return of_text_part(found, config, folder)
 
 
 def format_of(stored: AnyStoredWeight) -> str | None:

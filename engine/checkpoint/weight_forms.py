@@ -25,6 +25,7 @@ from .base_config import quantization_settings, read_config_file
 from .packed_weights import PackedWeight, Packing, find_packed_weights
 from .stored_tensors import StoredTensor, read_stored_tensors
 from .stored_weights import Values
+from .text_part import of_text_part
 from .unpacking import scale_by_group
 
 _META = torch.device("meta")
@@ -70,7 +71,7 @@ def read_weight_forms(folder: Path) -> dict[str, WeightForm]:
         values = _Parts(weight, parts, settings).values()
         file_bytes = sum(map(_file_bytes, parts.values()))
         forms[name] = WeightForm(weight.shape, weight.format, file_bytes, values)
-    return forms
+    return of_text_part(forms, config, folder)
 
 
 def repeat_row(row: QuantizedWeight, num_rows: int) -> QuantizedWeight:

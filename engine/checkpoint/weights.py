@@ -54,6 +54,7 @@ from .stored_weights import (
     stored_weights,
     unconverted,
 )
+from .text_part import is_composite, text_settings
 
 ModulesOf = Callable[[PreTrainedModel], Mapping[str, nn.Module]]
 """Chooses modules of a model, by their paths."""
@@ -76,14 +77,20 @@ def load_config(model_dir: Path) -> Any:
         )
     with _faults_told(f"{model_dir}: config.json does not fit its model type {model_type}"):
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise UnsupportedModel(f"{model_dir}: {model_type} is not a causal language model")
-    # The weights are unpacked here: transformers must load the model as if they were dense.
-    config.__dict__.pop("quantization_config", None)
+        if is_composite(content):
+            whole, kind = config, type(config.get_text_config())
+            config = kind.from_dict(text_settings(content))
+            if hasattr(whole, "tie_word_embeddings"):  # the head is the whole model's
+                config.tie_word_embeddings = whole.tie_word_embeddings
     if config.get_text_config() is not config:
         raise CompositeBase(
-            f"{model_dir}: {model_type} is a composite model: only text models are served"
+            f"{model_dir}: {model_type} is a composite model without a text_config: give the text "
+            "model alone"
         )
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(f"{model_dir}: {config.model_type} is not a causal language model")
+    # The weights are unpacked here: transformers must load the model as if they were dense.
+    config.__dict__.pop("quantization_config", None)
     return config
 
 
@@ -121,7 +128,7 @@ def load_weights(
         kind = type(build_model(config))  # the fault is the configuration's, not the weights'
     loader = _Loader(kind, model_dir, config, dtype)
     with (
-        _loads_quietly(),
+        transformers_quiet(),
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
         stored = stored_weights(model_dir)
@@ -156,7 +163,7 @@ def empty_model(model_dir: Path, config: Any, dtype: torch.dtype) -> EmptyModel:
     with torch.device("meta"):
         loader = _Loader(type(build_model(config)), model_dir, config, dtype)
     with (
-        _loads_quietly(),
+        transformers_quiet(),
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
         model, placeholders, stacking = loader.fill_empty(stored_weights(model_dir))
@@ -236,7 +243,7 @@ class _Loader(NamedTuple):
                 for path in {weight.path for weight in plain.values()}
             }
             tensors: dict[str, Any] = {
-                name: _LazyTensor(opened[weight.path].get_slice(name), advance)
+                name: _LazyTensor(opened[weight.path].get_slice(weight.name), advance)
                 for name, weight in plain.items()
             }
             for name, weight in read.items():
@@ -296,7 +303,7 @@ class _LazyDense:
 
 def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], model_dir: Path) -> None:
     """Refuse tensors that transformers would initialize randomly or ignore."""
-    is_spare = spare_tensors(read_config_file(model_dir))
+    is_spare = spare_tensors(text_settings(read_config_file(model_dir)))
     unexpected = [name for name in info["unexpected_keys"] if not is_spare.search(name)]
     scales = [name for name in unexpected if _SCALE.search(name)]
     if scales:
@@ -340,9 +347,9 @@ def _faults_told(what: str, kind: type[UnsupportedModel] = UnsupportedModel) -> 
 
 
 @contextmanager
-def _loads_quietly() -> Iterator[None]:
-    """Suppress transformers' report of mismatches, as Loraplex's errors name them, and its
-    progress bar."""
+def transformers_quiet() -> Iterator[None]:
+    """Suppress transformers' report of mismatches, as Loraplex's errors name them, its progress
+    bar, and its advice to install kernels that Loraplex does not use."""
     verbosity = transformers_logging.get_verbosity()
     has_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -103,11 +103,8 @@ class ObservingForward:
         return False
 
     @property
-    def states(self) -> StepStates:
+    def states(self) -> StepStates | None:
         return self._forward.states
-
-    def finish(self) -> None:
-        self._forward.finish()
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions

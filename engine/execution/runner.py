@@ -17,6 +17,7 @@ from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
 from ..model.inputs import PendingTokens, SequenceChunk, make_inputs
 from ..model.output_head import head_inputs
+from ..model.step_states import PagedStates
 from ..request import Request
 from ..scheduling.batch import ScheduledBatch, ScheduledSequence
 from ..transfers import HostCopy, to_device
@@ -214,7 +215,10 @@ class ModelRunner:
         adapters = StepAdapters()
         if any(lease is not None for lease in leases):
             adapters = self._step_adapters(chunks, leases)
-        paged = PagedForward.of(self._cache, inputs, adapters.lora)
+        states = None
+        if inputs.states is not None:
+            states = PagedStates(self._cache.states, inputs.states)
+        paged = PagedForward(self._cache, inputs.attention, adapters.lora, states=states)
         forward = ObservingForward(paged, observations) if observations else paged
         seen: list[Tensor] = []
         try:

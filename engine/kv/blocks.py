@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from ...adapters.identity import AdapterKey
 from .eviction import NEVER, EvictionPlan
 from .group_blocks import GroupBlocks
-from .layout import KvGroup, OperationLog, num_blocks_for
+from .layout import STATE_WINDOW, KvGroup, OperationLog, num_blocks_for
 from .prefix_cache import CacheNamespace
 from .sequence_blocks import SequenceBlocks
 from .shared_prefixes import SharedPrefixes
@@ -57,6 +57,7 @@ class KvBlocks:
         """Whether no step may compute tokens of an unfinished block together with others."""
         self._has_open_blocks = num_open_slots is not None
         self._windowed = tuple(group for group in self.groups if group.layout.window is not None)
+        self._changes_at_blocks = all(group.layout.holds_states for group in self._windowed)
         self._prefixes = (
             SharedPrefixes(self.groups, block_size, secret=prefix_secret) if prefix_secret else None
         )
@@ -164,9 +165,11 @@ class KvBlocks:
             group.leave_behind(seq, num_computed)
         if seq.eviction and num_computed == seq.compacts_at:
             self._compact(seq, seq.eviction)
-        if not self._windowed:
-            num_handled = (num_full + 1) * self._block_size - 1
-            seq.num_tokens_handled = min(num_handled, seq.compacts_at - 1)
+        if self._changes_at_blocks:
+            next_full = (num_full + 1) * self._block_size
+            if self.holds_states and num_computed < num_full * self._block_size + STATE_WINDOW:
+                next_full = num_full * self._block_size + STATE_WINDOW  # the one before is left
+            seq.num_tokens_handled = min(next_full, seq.compacts_at) - 1
 
     def _compact(self, seq: SequenceBlocks, plan: EvictionPlan) -> None:
         """Go on in the targets, which the step has filled. What they hold is no prefix."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..checkpoint.weights import transformers_quiet
 from ..errors import DamagedBase, UnsupportedModel
 from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import LayerKvShape, simple_groups
@@ -97,9 +98,11 @@ def probe_kv_shapes(
     num_layers = config.num_hidden_layers
     with_tokens_before = {*probe.calls, *probe.states.shapes, *_mlp_layers(config)}
     if len(probe.calls) > len(set(probe.calls)) or with_tokens_before != set(range(num_layers)):
+        num_with_states = len(probe.states.shapes)
+        others = f", and {num_with_states} have states" if num_with_states else ""
         raise UnsupportedModel(
             f"{config.model_type} calls the attention interface {len(probe.calls)} times "
-            f"in {num_layers} layers, of which {len(probe.states.shapes)} have states"
+            f"in {num_layers} layers{others}"
         )
     return probe.shapes(num_layers)
 
@@ -142,7 +145,7 @@ def dense_reference(
     cases = []
     for length in lengths:
         token_ids = torch.randint(vocab_size, (length,), generator=generator)
-        with torch.inference_mode(), recording(model) as choices:
+        with torch.inference_mode(), transformers_quiet(), recording(model) as choices:
             logits = model(input_ids=token_ids[None].to(device), use_cache=False).logits[0]
         if not logits.isfinite().all():
             raise DamagedBase(

@@ -58,9 +58,6 @@ class LayerProbe:
         )
         return q.new_zeros(*q.shape[:2], value_dim)
 
-    def finish(self) -> None:
-        """See `ForwardContext.finish`."""
-
     def shapes(self, num_layers: int) -> list[LayerKvShape]:
         """What each layer caches."""
         nothing = LayerKvShape(0, 0, 0)

@@ -26,11 +26,13 @@ from ...kernels.packed_experts_cpu import PanelExperts
 from ...kernels.quantize import WeightFormat
 from ...kernels.quantized_linear_cpu import QuantizedPanelLinear
 from ...kernels.quantized_weight import QuantizedWeight
+from ..checkpoint.base_config import read_config_file
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
 from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.stored_weights import Values, dense, stack_values, weight_values
+from ..checkpoint.text_part import is_composite
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import build_model, load_config, load_weights
 from ..config import EngineConfig, Quantization
@@ -248,6 +250,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         moe_layers=moe_layers,
         base_id=base_id or compute_base_id(model_dir),
         digests=digests,
+        is_text_part=is_composite(read_config_file(model_dir)),
     )
     return BaseModel(
         model=model,
@@ -537,6 +540,7 @@ def describe_layout(
     moe_layers: Sequence[MoeLayer],
     base_id: str,
     digests: dict[str, str],
+    is_text_part: bool,
 ) -> BaseLayout:
     """The parts of the model that adapters can change; `order` is that of its modules before these
     parts."""
@@ -548,6 +552,7 @@ def describe_layout(
         refused={**dict(_refused_modules(model, moe_layers)), **ends.refused},
         ties_embeddings=ends.are_tied,
         digests=digests,
+        is_text_part=is_text_part,
     )
 
 

@@ -120,8 +120,8 @@ class ForwardContext(Protocol):
         ...
 
     @property
-    def states(self) -> StepStates:
-        """For layers with states alone."""
+    def states(self) -> StepStates | None:
+        """None for a model without states."""
         ...
 
     def attend(
@@ -131,10 +131,6 @@ class ForwardContext(Protocol):
 
         v: the values, or how many of k's first elements are the values.
         """
-        ...
-
-    def finish(self) -> None:
-        """Called once all layers have computed."""
         ...
 
 
@@ -164,26 +160,15 @@ class PagedForward:
     lora: LoraBatch | None = None
     """None for a step of base rows only."""
     is_captured: bool = False
-    paged_states: PagedStates | None = None
-    """None for a model without states."""
+    states: PagedStates | None = None
+    """See `ForwardContext.states`."""
 
     @classmethod
     def of(cls, cache: KvCache, inputs: StepInputs, lora: LoraBatch | None = None) -> PagedForward:
         """The forward pass of these inputs."""
         batch = inputs.states
         states = None if batch is None else PagedStates(cache.states, batch)
-        return cls(cache, inputs.attention, lora, paged_states=states)
-
-    @property
-    def states(self) -> StepStates:
-        """See `ForwardContext.states`."""
-        assert self.paged_states is not None, "its cache has a group of states"
-        return self.paged_states
-
-    def finish(self) -> None:
-        """See `ForwardContext.finish`."""
-        if self.paged_states is not None:
-            self.paged_states.commit()
+        return cls(cache, inputs.attention, lora, states=states)
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
@@ -267,7 +252,8 @@ def run_model(
                 use_cache=False,
                 logits_to_keep=rows,
             )
-            context.finish()
+            if context.states is not None:
+                context.states.commit()
             logits: Tensor = output.logits[0]
             return logits.float() if out is None else out.copy_(logits)
     finally:

@@ -214,31 +214,22 @@ def make_inputs(
         for index, group in enumerate(groups)
         if not group.holds_states
     ]
+    states = None
+    if groups[-1].holds_states:
+        states = make_state_batch(
+            [chunk.tables[-1] for chunk in chunks],
+            [chunk.start for chunk in chunks],
+            [len(chunk.token_ids) for chunk in chunks],
+            block_size=block_size,
+            device=device,
+        )
     return StepInputs(
         input_ids=to_device(np.array(token_ids, dtype=np.int64), device),
         positions=to_device(rows.positions, device),
         attention=tuple(layout.batch() for layout in layouts),
-        states=_state_batch(chunks, groups, block_size, device),
+        states=states,
         logits_rows=to_device(logits_rows(chunks), device),
     )
-
-
-def _state_batch(
-    chunks: Sequence[SequenceChunk],
-    groups: Sequence[KvGroup],
-    block_size: int,
-    device: torch.device,
-) -> StateBatch | None:
-    for index, group in enumerate(groups):
-        if group.holds_states:
-            return make_state_batch(
-                [chunk.tables[index] for chunk in chunks],
-                [chunk.start for chunk in chunks],
-                [len(chunk.token_ids) for chunk in chunks],
-                block_size=block_size,
-                device=device,
-            )
-    return None
 
 
 def logits_rows(chunks: Sequence[SequenceChunk]) -> Integers:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...adapters.layout import BaseLayout, layout_to_json
+from ..checkpoint.base_config import read_config_file
+from ..checkpoint.text_part import is_composite
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import build_model, load_config
 from ..errors import UnsupportedModel
@@ -44,13 +46,14 @@ def read_skeleton(base: Path) -> Skeleton:
     check_config(config, max_model_len=None)
     with torch.device("meta"):
         model = build_model(config)
-    layout = _layout(model, path.parent)
+    is_text_part = is_composite(read_config_file(path))
+    layout = _layout(model, path.parent, is_text_part=is_text_part)
     return Skeleton(
         layout_to_json(layout), str(config.dtype or torch.float32).removeprefix("torch.")
     )
 
 
-def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
+def _layout(model: PreTrainedModel, folder: Path, *, is_text_part: bool) -> BaseLayout:
     """The layout, computed by the same code as that of a served base."""
     order = module_order(model)
     bypass_experts(model)
@@ -64,6 +67,7 @@ def _layout(model: PreTrainedModel, folder: Path) -> BaseLayout:
         moe_layers=moe_layers,
         base_id=UNKNOWN_BASE_ID,
         digests=end_digests(model, folder),
+        is_text_part=is_text_part,
     )
 
 

@@ -60,6 +60,7 @@ class ServedFunction:
         step = current_forward.get()
         if step is None:
             return self.own(*args, **others)
+        assert step.states is not None, "the probe has found the layer"
         arguments = self._signature.bind(*args, **others).arguments
         arguments.pop("kwargs", None)
         if self._recurrence is None:
@@ -102,6 +103,7 @@ def _called(module: nn.Module) -> list[str]:
 def _enter(module: nn.Module, _args: Any) -> None:
     step = current_forward.get()
     if step is not None:
+        assert step.states is not None, "the probe has found the layer"
         layer = module.layer_idx
         assert isinstance(layer, int)
         step.states.enter(layer, module)

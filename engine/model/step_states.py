@@ -82,6 +82,10 @@ class StepStates(Protocol):
         """The output of a recurrence, for arguments with all tokens of the step in one batch."""
         ...
 
+    def commit(self) -> None:
+        """Replace the states before the step by those after it: all layers have computed."""
+        ...
+
 
 class ProbedStates:
     """Each call begins with zeros; its shape is noted."""
@@ -122,6 +126,9 @@ class ProbedStates:
         out, after = recurrence.run(function, arguments, None)
         self._note(StateShape(tuple(after.shape[1:]), after.dtype))
         return out
+
+    def commit(self) -> None:
+        """See `StepStates.commit`."""
 
     def _note(self, shape: StateShape) -> None:
         assert self._layer is not None, "a module with states was entered"
@@ -190,7 +197,7 @@ class PagedStates:
         return result
 
     def commit(self) -> None:
-        """Replace the sequences' states."""
+        """See `StepStates.commit`."""
         for stored, after in self._after:
             stored.index_copy_(0, self._batch.targets, after.to(stored.dtype))
         self._after.clear()

@@ -341,7 +341,7 @@ ADAPTERS_OF_INTAKE = {
         "rejections",
         "safetensors_header",
     ),
-    *("served_features", "source", "strict_json", "tensor_names", "weights"),
+    *("served_features", "source", "strict_json", "tensor_names", "weights", "whole_model_names"),
 }
 """All that may parse a tenant's bytes; what is not among it does not run there."""
 

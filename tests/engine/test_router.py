@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from loraplex.adapters.arena import Arena
 from loraplex.engine.model.expert_router import RouterProjection, find_routers
 from loraplex.engine.model.forward import current_forward
-from loraplex.engine.model.step_states import ProbedStates
 from loraplex.kernels.lora_batch import AdapterRun, LoraBatch, LoraBatchBuilder
 from loraplex.kernels.lora_reference import add_lora_reference
 from support.lora_weights import PoisonedWeights, assert_lora_close, make_layout
@@ -43,10 +42,7 @@ class Step:
     def __init__(self, lora: LoraBatch | None) -> None:
         self.lora = lora
         self.is_captured = False
-        self.states = ProbedStates()
-
-    def finish(self) -> None:
-        pass
+        self.states = None
 
     def attend(self, *_args: Any) -> Tensor:
         raise NotImplementedError

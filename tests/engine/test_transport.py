@@ -192,6 +192,7 @@ def test_a_layout_travels_without_what_it_has_computed() -> None:
         "projections",
         "refused",
         "ties_embeddings",
+        "is_text_part",
         "digests",
     }
 

@@ -387,7 +387,8 @@ _NEXT_LAYER = _in_turn(_tensors(_next_token_layer), _config(num_nextn_predict_la
 _UNNAMED_TASK = _config("architectures")
 
 
-def _served() -> Iterator[tuple[str, str, Make]]:
+def _served() -> Iterator[tuple[str, str | None, Make]]:
+    yield "gemma3-whole", None, _whole_gemma3
     yield "whole", "llama", _nothing
     yield "tied-head-absent", "tied", _nothing
     yield "tied-head-stored", "tied", _tensors(_stored_head)
@@ -524,7 +525,6 @@ def _quantized() -> Iterator[tuple[str, str, Make, str]]:
 
 
 def _composites() -> Iterator[tuple[str, str | None, Make, str]]:
-    yield "gemma3-whole", None, _whole_gemma3, _COMPOSITE
     yield (
         "gemma3-defaults-unwritten",
         "llama",

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from support.composites import COMPOSITES, OTHERS
 from support.families import COMMON, EXPERTS, GPT2, LLAMA3_ROPE, MLA, REFUSED, SERVED, STATES, YARN
 
 NUM_TOKENS = 300
@@ -62,6 +63,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("pegasus", "plbart", "trocr", "whisper"), _ENCODER_DECODER),
     **dict.fromkeys(("axk1", "glm4_moe_lite", "minicpm3", "youtu"), _LATENT),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa"), _INDEXED),
+    **{name: COMPOSITES[name] for name in ("gemma3", "qwen3_5")},
+    **OTHERS,
     "apertus": {"rope_parameters": LLAMA3_ROPE},
     "beam": {**EXPERTS, "n_group": 1, "topk_group": 1, "layer_types": _MIXED},
     "blt": {
@@ -108,9 +111,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 128,
         "hidden_size_per_layer_input": 16,
         "laurel_rank": 16,
-    },
-    "gemma4_assistant": {
-        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
     "gemma4_text": {"num_kv_shared_layers": 2, "layer_types": _MIXED},
     "git": {

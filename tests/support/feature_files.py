@@ -22,7 +22,10 @@ TWIN_EXPERTS = BaseLayout(
     ),
 )
 """A base such as no family has that is small here."""
-LAYOUTS = {"experts_of_one_shape": TWIN_EXPERTS}
+TEXT_PART = BaseLayout(
+    BASE_ID, (Projection((Slice("model.layers.0.self_attn.q_proj", 64, 64),)),), is_text_part=True
+)
+LAYOUTS = {"experts_of_one_shape": TWIN_EXPERTS, "other_part": TEXT_PART}
 """Of bases that cannot be made here."""
 
 

@@ -191,7 +191,12 @@ def _save_stand_in(model: nn.Module, directory: Path, seed: int, lora: dict[str,
     LoraConfig(**{**_defaults(), **lora}).save_pretrained(directory)
 
 
+def _save_other_part(_model: PreTrainedModel, directory: Path, seed: int) -> None:
+    _save_stand_in(_ModelOfTwoParts(), directory, seed, {"target_modules": ["q_proj"]})
+
+
 _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
+    "other_part": _save_other_part,
     "other_type": _save_other_type,
     "resized_vocabulary": _save_resized,
     "separate_experts": _save_separate_experts,
@@ -211,6 +216,17 @@ class _ModelOfSeparateExperts(nn.Module):
         layer = nn.ModuleDict({"block_sparse_moe": nn.ModuleDict({"experts": experts})})
         layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(config.num_hidden_layers))
         self.model = nn.ModuleDict({"layers": layers})
+
+
+class _ModelOfTwoParts(nn.Module):
+    """A layer for text and one for images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        attention = nn.ModuleDict({"q_proj": nn.Linear(64, 64)})
+        layers = nn.ModuleList([nn.ModuleDict({"self_attn": attention})])
+        part = nn.ModuleDict({"layers": layers})
+        self.model = nn.ModuleDict({"language_model": part, "vision_tower": copy.deepcopy(part)})
 
 
 class _ModelOfTwinExperts(nn.Module):
