@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import STATE_WINDOW, KvGroup, SwapIn, SwapOut, whole_blocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
@@ -139,6 +140,18 @@ def test_swapping_moves_the_last_states_alone() -> None:
     back = [each for each in kv.operations.take() if isinstance(each, SwapIn) and each.group == 1]
     assert [each.block_ids for each in back] == [(states(seq)[-1],)]
     kv.check_integrity([seq])
+
+
+def test_the_snapshots_of_a_deleted_adapter_are_dropped() -> None:
+    kv = make_blocks()
+    key = AdapterKey("acme", "sha256:1")
+    of_adapter = CacheNamespace("acme", "runtime", key)
+    seq = kv.new_sequence()
+    assert kv.grow(seq, 0, 8)
+    kv.advance(seq, of_adapter, TOKENS, 8)
+    kv.release(seq)
+    assert kv.drop_adapter(key) == 3, "two blocks of keys and values, and their states"
+    assert kv.match(kv.new_sequence(), of_adapter, TOKENS[:12]) == 0
 
 
 def test_a_sequence_that_runs_alone_needs_two_blocks() -> None:
