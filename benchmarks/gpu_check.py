@@ -6,18 +6,18 @@ Serves the same requests, with the base and adapters of mixed ranks in mixed bat
 on the device under test, from an arena that holds a third of the adapters. Greedy tokens must be
 equal. Where they diverge, the top two logits must be nearly equal (then the position is counted as
 a near-tie). Each supported PEFT feature must equal PEFT on the CPU. Attention must equal the
-reference on the CPU, fused norms, rotary embeddings and activations must equal the plain ops, and
-a quantized base must match its dequantized weights, as must a product with a quantized weight of
-every form. Adapters' vectors must change a result as
-plain PyTorch does, and the kernels of MoE layers must compute what each expert's matrices say. A
-row's LoRA and its experts must give the same bits whatever shares its step. Engines with
-proposers must answer like the one without, and each acceptance rule must sample the model's
-distribution. It measures the kernels, quantized layers, other requests' inter-token latency while a
-large adapter is loaded, and an 8 B base with random weights: its decode steps in bf16, int8 and
-int4, how long the device waits in them, its prompts, and its decoding with draft tokens. Each part
-is reported on stderr when it ends, as a line of JSON; stdout gets all parts as one object, with the
-figures for which there is a bar in `bars`. `--parts` selects parts. Exits with 1 if a check fails,
-whatever the bars say, and with 2 without a CUDA device.
+reference on the CPU, fused norms, rotary embeddings and activations must equal the plain ops, and a
+quantized base must match its dequantized weights, as must a product with a quantized weight of
+every form. Adapters' vectors must change a result as plain PyTorch does, and the kernels of MoE
+layers must compute what each expert's matrices say. A row's LoRA and its experts must give the same
+bits whatever shares its step. Engines with proposers must answer like the one without, models with
+states like transformers on the CPU, and each acceptance rule must sample the model's distribution.
+It measures the kernels, quantized layers, other requests' inter-token latency while a large adapter
+is loaded, and an 8 B base with random weights: its decode steps in bf16, int8 and int4, how long
+the device waits in them, its prompts, and its decoding with draft tokens. Each part is reported on
+stderr when it ends, as a line of JSON; stdout gets all parts as one object, with the figures for
+which there is a bar in `bars`. `--parts` selects parts. Exits with 1 if a check fails, whatever the
+bars say, and with 2 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from benchmarks.packed_experts_check import check_packed_experts, time_packed_ex
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.quantized_forms_check import check_forms, time_forms
 from benchmarks.speculation_check import check_speculation
+from benchmarks.states_check import check_states
 from benchmarks.timed_engine import make_model
 
 from benchmarks import bench_adapter_load, bench_mixed_step, bench_prompts, bench_speculation
@@ -353,6 +354,7 @@ PARTS: Mapping[str, Part] = {
     "quantization": lambda folder, told: check_quantization(folder, device=told.device),
     "quantized_forms": lambda _, told: check_forms(told.device),
     "packed_experts": lambda _, told: check_packed_experts(told.device),
+    "states": lambda folder, told: check_states(folder, device=told.device),
     "attention": lambda _, told: check_attention(told.device),
     "fused_layers": lambda _, told: check_fused_layers(told.device),
     "lora_rows": lambda _, told: check_rows(told.device),
@@ -377,13 +379,13 @@ PARTS: Mapping[str, Part] = {
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
     *("lora_vectors", "serving_experts", "experts", "features", "quantized_forms"),
-    "packed_experts",
+    *("packed_experts", "states"),
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
     *("attention", "fused_layers", "lora_rows", "lora_vectors", "serving_experts", "experts"),
     *("quantized_forms", "attention_times", "fused_times", "expert_times"),
-    *("packed_experts", "linear_times", "form_times", "packed_expert_times"),
+    *("packed_experts", "states", "linear_times", "form_times", "packed_expert_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4"),
     *("idle", "prompts", "speculation_times"),
 )

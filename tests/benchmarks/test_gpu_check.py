@@ -26,6 +26,7 @@ from benchmarks import (
     lora_check,
     packed_experts_check,
     quantized_forms_check,
+    states_check,
 )
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import Acceptance
@@ -134,6 +135,15 @@ def test_quantized_forms_that_differ_or_change_other_rows_are_named(
 
     found = quantized_forms_check.check_forms("cpu", pack_centred)
     assert len(found["rows_changed_by_others"]) == 6, "those of several rows"
+
+
+def test_states_that_differ_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = states_check.check_states(tmp_path, device="cpu", cases=["lfm2"])
+    assert found["ok"]
+    assert found["errors"]["lfm2"] < 1e-5
+    assert not found["refused"]
+    monkeypatch.setattr(states_check, "TOLERANCE", 0.0)
+    assert not states_check.check_states(tmp_path, device="cpu", cases=["mamba2"])["ok"]
 
 
 def test_packed_experts_that_differ_or_change_other_tokens_are_named(
