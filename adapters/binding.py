@@ -43,7 +43,7 @@ def bind(tensors: Mapping[str, TensorEntry], config: PeftConfig, layout: BaseLay
     named = [(parse_tensor_name(name), tensor) for name, tensor in tensors.items()]
     if layout.is_text_part:
         config = with_own_names(config)
-        named = [(name._replace(module=own_name(name.module)), each) for name, each in named]
+        named = list(_with_own_names(named))
     of_lora = [(name, tensor) for name, tensor in named if name.role in _A_ROLES + _B_ROLES]
     for name, tensor in of_lora:
         _check_module(name, tensor, layout)
@@ -51,6 +51,23 @@ def bind(tensors: Mapping[str, TensorEntry], config: PeftConfig, layout: BaseLay
     others = [(name, tensor) for name, tensor in named if name.role not in _A_ROLES + _B_ROLES]
     auxiliary, copies = bind_auxiliary(others, slices, config, layout)
     return Binding(tuple(slices), auxiliary, copies)
+
+
+def _with_own_names(
+    named: Iterable[tuple[TensorName, TensorEntry]],
+) -> Iterator[tuple[TensorName, TensorEntry]]:
+    """The tensors under the names of the text part. Raises AdapterRejected if two get one name."""
+    seen: set[TensorName] = set()
+    for name, tensor in named:
+        own = name._replace(module=own_name(name.module))
+        if own in seen:
+            raise AdapterRejected(
+                "unbound_tensor",
+                f"{tensor.name}: another tensor of the adapter names the same matrix",
+                pointer=tensor.name,
+            )
+        seen.add(own)
+        yield own, tensor
 
 
 def _check_module(name: TensorName, tensor: TensorEntry, layout: BaseLayout) -> None:

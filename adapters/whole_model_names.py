@@ -1,7 +1,7 @@
 """Names of a composite model's modules, in adapters that were trained on the whole model.
 
-transformers names the text part `language_model`, before the model's own name in older versions and
-behind it since version 5.
+Since version 5, transformers names them `model.language_model.layers...`; older versions name them
+`language_model.model.layers...`.
 """
 
 from __future__ import annotations

@@ -10,18 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import CompositeBase
+from ...adapters.whole_model_names import own_name
+from ..errors import CompositeBase, DamagedBase
 
 T = TypeVar("T")
 TEXT_CONFIG = "text_config"
-_PREFIXES = (
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("lm_head.", "lm_head."),
-)
-"""How names begin in a composite checkpoint, and in one of its text part alone: as transformers has
-written them since version 5, and before."""
+_OUTPUT_HEAD = "lm_head."
+"""The whole model has the text part's output head under its name there, or under this one."""
 _SHARED_SETTINGS = (
     *("dtype", "torch_dtype", "num_nextn_predict_layers"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
@@ -45,19 +40,25 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def text_name(name: str) -> str | None:
     """The name of a composite checkpoint's tensor or module in its text part; None: it belongs to
     another part."""
-    for prefix, own in _PREFIXES:
-        if name.startswith(prefix):
-            return own + name.removeprefix(prefix)
-    return None
+    own = own_name(name)
+    return own if own != name or name.startswith(_OUTPUT_HEAD) else None
 
 
 def of_text_part(tensors: Mapping[str, T], config: Mapping[str, Any], folder: Path) -> dict[str, T]:
     """The tensors of a composite checkpoint's text part by their names there; all of another
-    checkpoint. Raises CompositeBase if none belong to it."""
+    checkpoint. Raises CompositeBase if none belong to it, and DamagedBase if two have one name."""
     if not is_composite(config):
         return dict(tensors)
-    named = {text_name(name): tensor for name, tensor in tensors.items()}
-    found = {name: tensor for name, tensor in named.items() if name is not None}
+    found: dict[str, T] = {}
+    for name, tensor in tensors.items():
+        own = text_name(name)
+        if own in found:
+            raise DamagedBase(
+                f"{folder}: {own} of the text part is in its files under two names, one of them "
+                f"{name}: give the weights of one model"
+            )
+        if own is not None:
+            found[own] = tensor
     if not any(name.startswith("model.") for name in found):
         raise CompositeBase(
             f"{folder} is a composite model ({config.get('model_type')}) whose files do not name "

@@ -65,7 +65,7 @@ def check_kv_format(kv_format: KvFormat, shapes: Sequence[LayerKvShape]) -> None
     if kv_format.bits is not None and any(shape.states for shape in shapes):
         raise UnsupportedModel(
             f"--kv-dtype int{kv_format.bits} is not supported for a model with states (linear "
-            "attention, state spaces): its open blocks are computed again; use int8"
+            "attention, state spaces); use int8"
         )
     if kv_format.bits is not None and any(shape.is_latent for shape in shapes):
         raise UnsupportedModel(

@@ -104,7 +104,7 @@ def eviction_obstacle(
 ) -> str | None:
     """Why the cache of these layers cannot evict tokens by attention; None if it can."""
     if any(group.holds_states for group in groups):
-        return "not supported for layers with states: these forget by themselves"
+        return "not supported for layers with states, which keep no tokens that could be evicted"
     if any(group.window is not None for group in groups):
         return "not supported with attention windows: a window is made of adjacent positions"
     if any(shape.is_latent for shape in shapes):

@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.engine.checkpoint.files import locate_base
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import CompositeBase, WeightsMissing
+from loraplex.engine.errors import CompositeBase, DamagedBase, WeightsMissing
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.skeleton import read_skeleton
 from support.arena import load_adapters
@@ -112,6 +112,27 @@ def test_adapters_on_other_parts_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(AdapterRejected, match="Only the text part of this base is served") as error:
         load_adapters(base, [folder], tmp_path)
     assert error.value.reason == "unsupported_module"
+
+
+def test_one_matrix_under_two_names_is_refused(tmp_path: Path) -> None:
+    whole = save_composite(tmp_path / "base", "gemma3")
+    folder = save_adapter(whole, tmp_path / "twice", target_modules=TEXT_LAYERS)
+    base = load(tmp_path / "base")
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    first = min(tensors)
+    tensors[first.replace("model.language_model.", "language_model.model.")] = tensors[first] + 1
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(AdapterRejected, match="another tensor of the adapter names the same"):
+        load_adapters(base, [folder], tmp_path)
+
+    file = tmp_path / "base" / "model.safetensors"
+    stored = load_file(file)
+    layer = min(name for name in stored if ".layers." in name and "language_model" in name)
+    other = layer.replace("language_model.model.", "model.language_model.")
+    save_file({**stored, other: stored[layer] + 1}, file, metadata={"format": "pt"})
+    with pytest.raises(DamagedBase, match="under two names"):
+        locate_base(str(tmp_path / "base"))
 
 
 def test_the_skeleton_of_a_composite_model_is_that_of_its_text_part(tmp_path: Path) -> None:
