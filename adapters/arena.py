@@ -24,6 +24,7 @@ from .host_cache import PIECE_ELEMENTS, HostBlock
 from .identity import AdapterKey
 from .layout import BaseLayout
 from .loaders import UNPACED, Pace, Paced
+from .resized_ends import own_vocabulary
 from .untouched import untouched_zeros
 
 INITIAL_ROWS = 16
@@ -74,6 +75,9 @@ class Arena:
     replacing_rows: set[int]
     """The published rows whose adapters replace a matrix of the base or rows of it: they hold
     auxiliary tensors that are not `vectors`."""
+    row_vocabularies: dict[int, int]
+    """The published rows whose adapters have another number of tokens than the base, with that
+    number."""
     row_bytes: dict[int, int]
     """The bytes of the adapter of each placed row."""
     published: dict[int, tuple[AdapterKey, int]]
@@ -90,6 +94,7 @@ class Arena:
     ) -> None:
         """`pace`: the share of a core that copying and zeroing may use while steps run."""
         self._pace = pace
+        self._layout = layout
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
@@ -107,6 +112,7 @@ class Arena:
         self.row_tables = [self._untouched] * num_rows
         self.row_auxiliary = [{}] * num_rows
         self.replacing_rows = set()
+        self.row_vocabularies = {}
         size = (num_rows, len(layout.slices), 3)
         self.table = torch.zeros(size, dtype=torch.int64, device=device)
         self.vectors = torch.full(size, NO_VECTOR, dtype=torch.int64, device=device)
@@ -234,6 +240,10 @@ class Arena:
             else:
                 self.replacing_rows.add(row)
         self._write_row(self.vectors, row, vectors)
+        extras = [placed.extra for placed in chain.from_iterable(auxiliary.values())]
+        vocab_size = own_vocabulary(extras, self._layout)
+        if vocab_size is not None:
+            self.row_vocabularies[row] = vocab_size
 
     def retire(self, placement: Placement) -> None:
         """Make a row invisible, published or not; `erase` and `free` follow.
@@ -248,6 +258,7 @@ class Arena:
             self.row_tables[placement.row] = self._untouched
             self.row_auxiliary[placement.row] = {}
             self.replacing_rows.discard(placement.row)
+            self.row_vocabularies.pop(placement.row, None)
             self.table[placement.row].zero_()
             self.vectors[placement.row].fill_(NO_VECTOR)
         if self._cuda is not None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from .added_tokens import MAX_ADDED_TOKENS
 from .block import Extra, ExtraKind
 from .bound import BaseCopy, BoundExtra, BoundSlice
 from .errors import AdapterRejected
 from .formats import refusal_message
 from .layout import BaseLayout, Slice, SliceKind
 from .peft_config import PeftConfig
+from .resized_ends import check_resized, is_saved
 from .safetensors_header import TensorEntry
 from .tensor_names import TensorName, TensorRole
 
@@ -140,7 +142,7 @@ class _ExtraBinder:
                 pointer=tensor.name,
             )
         index, layer = self._slice_of_vector(name, tensor)
-        is_trained = self._config.bias != "none" or self._saves(index)
+        is_trained = self._config.bias != "none" or is_saved(index, self._config, self._layout)
         self._check_announced(tensor, is_trained, "bias")
         self._add(_vector(index, layer, ExtraKind.BIAS, tensor))
 
@@ -157,15 +159,14 @@ class _ExtraBinder:
         is_embedding = layer.kind is SliceKind.EMBEDDING
         shape = (layer.out_features, layer.in_features)
         rows, width = shape[::-1] if is_embedding else shape
+        is_copy = name.role is not TensorRole.MATRIX or not is_saved(
+            index, self._config, self._layout
+        )
         if len(tensor.shape) == 2 and tensor.shape[0] != rows and tensor.shape[1] == width:
-            raise AdapterRejected(
-                "resized_vocabulary",
-                f"{tensor.name} has {tensor.shape[0]} rows, the base {rows}: "
-                + refusal_message("resized_vocabulary"),
-                pointer=tensor.name,
-            )
+            check_resized(tensor, rows, is_copy=is_copy)
+            rows = tensor.shape[0]
         _check_shape(tensor, (rows, width))
-        if name.role is TensorRole.BASE_COPY or not self._saves(index):
+        if is_copy:
             self.copies.append(BaseCopy(name.module, tensor))
             return
         extra = Extra(index, ExtraKind.MATRIX, (rows, width))
@@ -186,7 +187,7 @@ class _ExtraBinder:
             num_tokens, width = width, num_tokens
         tokens = self._config.tokens_of(name.module, is_input=is_input)
         self._check_announced(tensor, bool(tokens), "trainable_token_indices")
-        if max(tokens) >= num_tokens:
+        if max(tokens) >= num_tokens + MAX_ADDED_TOKENS:
             raise AdapterRejected(
                 "wrong_base",
                 f"token {max(tokens)} was trained; this base has {num_tokens}",
@@ -231,21 +232,6 @@ class _ExtraBinder:
                 pointer=tensor.name,
             )
         return index, layer
-
-    def _saves(self, index: int) -> bool:
-        """Whether `modules_to_save` names this slice, or PEFT tied it to one that it names."""
-        if self._config.saves_module(self._layout.slices[index].name):
-            return True
-        ends = {self._layout.embedding, self._layout.output_head}
-        is_tied = self._layout.ties_embeddings and self._config.ensures_weight_tying
-        return (
-            is_tied
-            and index in ends
-            and any(
-                end is not None and self._config.saves_module(self._layout.slices[end].name)
-                for end in ends
-            )
-        )
 
     def _check_announced(self, tensor: TensorEntry, is_announced: bool, field: str) -> None:
         if not is_announced:

@@ -17,6 +17,7 @@ from .expert_binding import bind_experts
 from .formats import refusal_message
 from .layout import BaseLayout, SliceKind
 from .peft_config import MAX_RANK, PeftConfig
+from .resized_ends import check_ends_agree, check_not_resized, take_apart
 from .safetensors_header import TensorEntry
 from .tensor_names import TensorName, TensorRole, parse_tensor_name
 from .whole_model_names import own_name, with_own_names
@@ -49,8 +50,12 @@ def bind(tensors: Mapping[str, TensorEntry], config: PeftConfig, layout: BaseLay
         _check_module(name, tensor, layout)
     slices = sorted(_bind_pairs(_pairs(of_lora), config, layout), key=lambda part: part.index)
     others = [(name, tensor) for name, tensor in named if name.role not in _A_ROLES + _B_ROLES]
-    auxiliary, copies = bind_auxiliary(others, slices, config, layout)
-    return Binding(tuple(slices), auxiliary, copies)
+    ends = take_apart(others, config, layout)
+    auxiliary, copies = bind_auxiliary(ends.named, slices, ends.config, layout)
+    vocab_size = check_ends_agree(auxiliary, layout)
+    tokens = ends.config.trained_tokens
+    added_rows = () if tokens == config.trained_tokens else tokens
+    return Binding(tuple(slices), auxiliary, copies, ends.twins, added_rows, vocab_size)
 
 
 def _with_own_names(
@@ -152,6 +157,10 @@ def _bind_slice(
         raise AdapterRejected(
             "rank_too_large", f"{a.name} has rank {rank}; the most is {MAX_RANK}", pointer=a.name
         )
+    if index == layout.embedding:
+        check_not_resized(a, (rank, layer.in_features), 1)
+    elif index == layout.output_head:
+        check_not_resized(b, (layer.out_features, rank), 0)
     _check_shape(a, (rank, layer.in_features))
     _check_shape(b, (layer.out_features, rank))
     path = parameter if is_parameter else layer.name  # PEFT matches its patterns with this

@@ -63,7 +63,9 @@ class ExtraKind(StrEnum):
 
 VECTOR_KINDS = (ExtraKind.MAGNITUDE, ExtraKind.BIAS, ExtraKind.LORA_BIAS)
 """The kinds with one value per output, in the order in which they change a linear layer's result.
-The others take the place of the base's matrix or of rows of it."""
+"""
+REPLACING_KINDS = (ExtraKind.MATRIX, ExtraKind.TOKEN_ROWS)
+"""The kinds that take the place of the base's matrix, or of rows of it. A slice has one at most."""
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,25 @@ class BaseCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class TwinTensor:
+    """A tensor that PEFT saved twice, of which one is left out if both are equal."""
+
+    kept: TensorEntry
+    left_out: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """Every tensor of an adapter, in the layout's order."""
 
     slices: tuple[BoundSlice, ...]
     auxiliary: tuple[BoundExtra, ...] = ()
     copies: tuple[BaseCopy, ...] = ()
+    twins: tuple[TwinTensor, ...] = ()
+    added_rows: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """What `trainable_token_indices` would be with the rows of resized ends; empty: as it is."""
+    vocab_size: int | None = None
+    """The rows of the adapter's embedding and head, if it is not the base's number."""
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:

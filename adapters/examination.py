@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .added_tokens import AddedToken
 from .binding import bind
 from .block import ExtraKind
 from .bound import Binding
@@ -18,8 +19,9 @@ from .canonical import WrittenBlock, block_dtype, write_block
 from .errors import AdapterRejected
 from .identity import adapter_digest
 from .layout import BaseLayout
-from .measuring import Measured, ModuleDelta, check_base_copies, measure
+from .measuring import Measured, ModuleDelta, check_base_copies, check_twins, measure
 from .peft_config import MAX_CONFIG_BYTES, PeftConfig, parse_peft_config, pattern_matches
+from .resized_ends import vocabulary_of
 from .safetensors_header import read_safetensors_header
 from .served_features import features_of
 from .strict_json import shown
@@ -65,6 +67,10 @@ class IntakeReport:
     """The PEFT features it uses, by their names in `formats.SERVED`, in that order."""
     trained_on: str | None = None
     """The trainer's name of the base, unless that is very long."""
+    vocab_size: int | None = None
+    """The rows of the adapter's embedding and head, if it is not the base's number."""
+    added_tokens: tuple[AddedToken, ...] = ()
+    """The texts of its added tokens."""
 
 
 def examine(
@@ -93,6 +99,10 @@ def examine(
         binding = bind(tensors, config, layout)
         _check_full_matrices(binding, max_full_matrix_bytes, serving_dtype)
         check_base_copies(weights, binding.copies, layout)
+        check_twins(weights, binding.twins)
+        config = _with_added_rows(config, binding)
+        named = config.added_tokens
+        config = _without_absent_tokens(config, binding, layout)
         measured = measure(weights, binding, layout, serving_dtype)
         digest = adapter_digest(measured.hashes, config.canonical(), layout.base_id)
         block = write_block(
@@ -103,7 +113,8 @@ def examine(
             layout=layout,
             digest=digest,
         )
-    warnings = _warnings(config, binding, measured, base_model_name)
+    absent = named[len(config.added_tokens) :]
+    warnings = _warnings(config, binding, measured, base_model_name, absent)
     return _report(
         digest,
         layout,
@@ -112,8 +123,21 @@ def examine(
         measured=measured,
         warnings=warnings,
         features=features_of(binding, config, layout),
-        trained_on=_trained_on(config),
+        config=config,
     )
+
+
+def _with_added_rows(config: PeftConfig, binding: Binding) -> PeftConfig:
+    """The configuration of the adapter as its block holds it."""
+    return replace(config, trained_tokens=binding.added_rows) if binding.added_rows else config
+
+
+def _without_absent_tokens(config: PeftConfig, binding: Binding, layout: BaseLayout) -> PeftConfig:
+    """The configuration without tokens for which the model has no rows: a trainer that only pads
+    with a token of its own may save none."""
+    size = binding.vocab_size or vocabulary_of((), layout, layout.embedding) or 0
+    kept = tuple(token for token in config.added_tokens if token.id < size)
+    return replace(config, added_tokens=kept)
 
 
 def _check_declared_base(declared: str | None, layout: BaseLayout) -> None:
@@ -160,7 +184,7 @@ def _report(
     measured: Measured,
     warnings: tuple[IntakeWarning, ...],
     features: tuple[str, ...],
-    trained_on: str | None,
+    config: PeftConfig,
 ) -> IntakeReport:
     ranks = [part.rank for part in binding.slices] or [0]
     modules = _touched_modules(binding)
@@ -180,7 +204,9 @@ def _report(
         largest_deltas=tuple(largest[:NUM_REPORTED_MODULES]),
         warnings=warnings,
         features=features,
-        trained_on=trained_on,
+        trained_on=_trained_on(config),
+        vocab_size=binding.vocab_size,
+        added_tokens=config.added_tokens,
     )
 
 
@@ -196,7 +222,11 @@ def _touched_modules(binding: Binding) -> list[str]:
 
 
 def _warnings(
-    config: PeftConfig, binding: Binding, measured: Measured, base_model_name: str | None
+    config: PeftConfig,
+    binding: Binding,
+    measured: Measured,
+    base_model_name: str | None,
+    absent: Sequence[AddedToken],
 ) -> tuple[IntakeWarning, ...]:
     modules = _touched_modules(binding)
     acting = {
@@ -221,6 +251,10 @@ def _warnings(
         "base_weights_left_out": _saying(
             "copies of the base's weights, omitted:",
             [copy.tensor.name for copy in binding.copies],
+        ),
+        "added_tokens_left_out": _saying(
+            "added tokens without rows in the embedding and the output head, left out:",
+            [token.content for token in absent],
         ),
     }
     return tuple(IntakeWarning(code, message) for code, message in found.items() if message)

@@ -123,6 +123,14 @@ SERVED: tuple[ServedFeature, ...] = (
         "Only the trained rows are stored. They replace the base's rows; with tied embeddings, "
         "also those of the output head, as in PEFT.",
     ),
+    ServedFeature(
+        "added_tokens",
+        "`resize_token_embeddings` before training, by at most 1,024 rows, with "
+        "`trainable_token_indices`, `modules_to_save`, or neither",
+        "Only requests of the adapter can use and sample its tokens. Of matrices that were not "
+        "trained, only the rows beyond the base's are stored. `adapters push` reads the tokens' "
+        "texts from the `tokenizer.json` beside the adapter.",
+    ),
 )
 
 _MERGE = "Merge it into its own base model."
@@ -298,10 +306,12 @@ REFUSED: tuple[RefusedFeature, ...] = (
     ),
     RefusedFeature(
         "resized_vocabulary",
-        "`resize_token_embeddings` before training",
+        "`resize_token_embeddings` before training with LoRA on `embed_tokens` or `lm_head`, or to "
+        "another number of rows in each, or to fewer rows without `modules_to_save`",
         "resized_vocabulary",
-        "All adapters share one vocabulary.",
-        "Train on the unchanged base: train its reserved tokens for new meanings with "
+        "Added tokens are rows beyond the base's matrices, the same in the embedding and the "
+        "output head.",
+        "Leave the two out of `target_modules`, and train the new rows with "
         "`trainable_token_indices`. Or merge the adapter into its own base model.",
     ),
 )

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from .added_tokens import added_tokens_of
 from .child import start_child
 from .confinement import ProcessLimits, confine
 from .errors import AdapterRejected, IntakeUnavailable, StorageFull
@@ -210,6 +211,7 @@ def _parse_report(fields: dict[str, Any]) -> IntakeReport:
             **fields,
             "targets": tuple(fields["targets"]),
             "features": tuple(fields["features"]),
+            "added_tokens": added_tokens_of(fields),
             "largest_deltas": tuple(ModuleDelta(**delta) for delta in fields["largest_deltas"]),
             "warnings": tuple(IntakeWarning(**warning) for warning in fields["warnings"]),
         }

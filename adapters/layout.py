@@ -67,6 +67,8 @@ class BaseLayout:
     digests: dict[str, str] = field(default_factory=dict)
     """Module name of an embedding or head to the hex SHA-256 of its weight as the checkpoint holds
     it, widened to float32, in row order: tells an adapter's copy of it from a trained matrix."""
+    fixed_vocabulary: str = ""
+    """Why adapters cannot add tokens; empty: they can."""
     is_text_part: bool = False
     """The base is the text part of a composite checkpoint: adapters of the whole model name its
     modules with `language_model`."""
@@ -148,6 +150,7 @@ def layout_to_json(layout: BaseLayout) -> str:
         "ties_embeddings": layout.ties_embeddings,
         "digests": layout.digests,
         "is_text_part": layout.is_text_part,
+        "fixed_vocabulary": layout.fixed_vocabulary,
     }
     return json.dumps(fields, separators=(",", ":"))
 
@@ -166,6 +169,7 @@ def layout_from_json(text: str) -> BaseLayout:
         ties_embeddings=fields["ties_embeddings"],
         digests=fields["digests"],
         is_text_part=fields.get("is_text_part", False),
+        fixed_vocabulary=fields.get("fixed_vocabulary", ""),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block import ExtraKind
-from .bound import BaseCopy, Binding, BoundExtra, BoundSlice
+from .bound import BaseCopy, Binding, BoundExtra, BoundSlice, TwinTensor
 from .errors import AdapterRejected
 from .formats import refusal_message
 from .identity import TensorDigest
@@ -85,6 +85,26 @@ def check_base_copies(weights: BinaryIO, copies: tuple[BaseCopy, ...], layout: B
                 f"{tensor.name}: {refusal_message('base_weights')}",
                 pointer=tensor.name,
             )
+
+
+def check_twins(weights: BinaryIO, twins: tuple[TwinTensor, ...]) -> None:
+    """Refuse two tensors that PEFT saves alike and that differ: one of them would be lost.
+
+    Raises AdapterRejected pointing to the one that would be left out.
+    """
+    for twin in twins:
+        kept, left_out = twin.kept, twin.left_out
+        if kept.dtype == left_out.dtype and kept.shape == left_out.shape:
+            same = content_bytes(read_tensor(weights, kept)) == content_bytes(
+                read_tensor(weights, left_out)
+            )
+            if same:
+                continue
+        raise AdapterRejected(
+            "config_contradiction",
+            f"{left_out.name} differs from {kept.name}",
+            pointer=left_out.name,
+        )
 
 
 def _is_the_bases(extra: BoundExtra, values: npt.NDArray[np.float32], layout: BaseLayout) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from .added_tokens import FIELD, AddedToken, as_fields, parse_added_tokens
 from .errors import AdapterRejected
 from .peft_fields import check_fields, field_pointer, shown_value
 from .safetensors_header import NAME_CHARACTERS
@@ -54,6 +55,8 @@ class PeftConfig:
     """The end of a module's path (empty for the input embedding) and the tokens whose rows were
     trained, in the order of the rows."""
     ensures_weight_tying: bool = False
+    added_tokens: tuple[AddedToken, ...] = ()
+    """The texts of tokens that the trainer added to the base's tokenizer."""
     initialization: str | None = None
     """A special one; informational."""
 
@@ -95,6 +98,7 @@ class PeftConfig:
             "target_parameters": list(self.target_parameters),
             "trainable_token_indices": self._token_indices(),
             "ensure_weight_tying": self.ensures_weight_tying,
+            FIELD: as_fields(self.added_tokens),
         }
         return {
             "peft_type": "LORA",
@@ -150,6 +154,7 @@ def parse_peft_config(data: bytes) -> PeftConfig:
         target_parameters=_texts(fields, "target_parameters"),
         trained_tokens=_trained_tokens(fields.get("trainable_token_indices")),
         ensures_weight_tying=_flag(fields, "ensure_weight_tying"),
+        added_tokens=parse_added_tokens(fields.get(FIELD)),
         initialization=_initialization(fields.get("init_lora_weights")),
     )
 

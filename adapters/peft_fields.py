@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .added_tokens import FIELD
 from .errors import AdapterRejected
 from .formats import refusal_message
 from .strict_json import escaped, shown
@@ -32,6 +33,7 @@ READ = frozenset(
         "base_model_name_or_path",
         "auto_mapping",
         "megatron_core",
+        FIELD,
     }
 )
 WITHOUT_EFFECT = frozenset(

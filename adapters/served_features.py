@@ -24,6 +24,8 @@ def features_of(binding: Binding, config: PeftConfig, layout: BaseLayout) -> tup
     found = {_of_slice(part, layout) for part in binding.slices}
     found.update(_OF_AUXILIARY[part.extra.kind] for part in binding.auxiliary)
     found.update(_of_config(config))
+    if binding.vocab_size is not None or config.added_tokens:
+        found.add("added_tokens")
     return tuple(feature.name for feature in SERVED if feature.name in found)
 
 

@@ -91,7 +91,7 @@ def step_seconds(compiler: GrammarCompiler, batch: int, vocab_size: int, steps: 
     seconds = []
     for _ in range(steps):
         start = time.process_time()
-        allowed, failed = restrict(requests, logits, executor)
+        allowed, failed = restrict(requests, logits, executor, vocab_size)
         masked = time.process_time()
         assert not failed
         drawn = (allowed.isfinite() * torch.rand_like(allowed)).argmax(-1).tolist()

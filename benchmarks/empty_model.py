@@ -86,6 +86,7 @@ def _arena(num_adapters: int) -> Arena:
             row_tables=[[(0, 0, RANK)] * NUM_SLICES] * num_rows,
             row_auxiliary=[{}] * num_rows,
             replacing_rows=set(),
+            row_vocabularies={},
             capacity=1,
         ),
     )

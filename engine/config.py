@@ -68,6 +68,8 @@ MAX_READ_ROWS = 256
 row of logits."""
 PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree")
 """The allowed names in `EngineConfig.speculation`."""
+COPYING_PROPOSERS = ("ngram",)
+"""Those whose draft tokens are copied from the request's own, whatever its vocabulary."""
 
 
 class Acceptance(StrEnum):

@@ -107,7 +107,9 @@ class Request:
         self.num_prompt_tokens = len(submitted.prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + submitted.sampling.max_tokens
         self.token_ids = list(submitted.prompt_token_ids)
-        eos: frozenset[int] = frozenset() if submitted.sampling.ignore_eos else self.eos_token_ids
+        eos = self.eos_token_ids.union(submitted.own_end_token_ids)
+        if submitted.sampling.ignore_eos:
+            eos = frozenset()
         self.end_token_ids = eos.union(submitted.sampling.stop_token_ids)
         self.has_penalties = submitted.sampling.has_penalties
         self.reads_logits = submitted.num_prompt_logprobs is not None

@@ -199,7 +199,7 @@ class RequestLifecycle:
         )
 
     def _check(self, submitted: GenerationRequest) -> None:
-        _check_token_ids(submitted, self._info.vocab_size)
+        _check_token_ids(submitted, submitted.vocab_size or self._info.vocab_size)
         _check_reading(submitted)
         self._speculation.check(submitted.speculation)
         if submitted.kv_policy and self._info.kv_policy_obstacle:

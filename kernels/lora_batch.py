@@ -132,7 +132,7 @@ class LoraBatchBuilder:
 
     def __init__(self, weights: AdapterWeights, device: torch.device) -> None:
         self._weights = weights
-        self._device = device
+        self.device = device
         self._is_cuda = device.type == "cuda"
         self._has_library = lora_cpu.is_served(weights.flat.dtype, device)
         self._ranks: dict[int, tuple[int, int]] = {}  # row: (generation, highest rank)
@@ -191,6 +191,11 @@ class LoraBatchBuilder:
         tables, held = self._weights.row_tables, self._weights.row_auxiliary
         rows = {run.row for run in runs if run.row != BASE_ROW}
         return {row for row in rows if tables[row][slice_index][2] or slice_index in held[row]}
+
+    def vocab_sizes(self, runs: Sequence[AdapterRun]) -> dict[int, int]:
+        """By table row, the vocabulary of the runs' adapters that have another than the base."""
+        sizes = self._weights.row_vocabularies
+        return {run.row: sizes[run.row] for run in runs if run.row in sizes} if sizes else {}
 
     def build_touching(
         self, slice_index: int, runs: Sequence[AdapterRun], *, num_decodes: int
@@ -253,7 +258,7 @@ class LoraBatchBuilder:
     def _to_device(self, values: Sequence[int] | Sequence[tuple[int, int, int]]) -> Tensor:
         # From page-locked memory, so that the copy waits for no kernel that is still running.
         host = torch.tensor(values, dtype=torch.int32, pin_memory=self._is_cuda)
-        return host.to(self._device, non_blocking=True)
+        return host.to(self.device, non_blocking=True)
 
 
 def plan_tiles(

@@ -41,6 +41,10 @@ class AdapterWeights(Protocol):
         """The rows whose adapters replace a matrix of the base or rows of it: they hold auxiliary
         tensors that are not `vectors`."""
 
+    @property
+    def row_vocabularies(self) -> Mapping[int, int]:
+        """The rows whose adapters have another number of tokens than the base, with that number."""
+
 
 def slice_matrices(
     weights: AdapterWeights, row: int, slice_index: int, *, in_features: int, out_features: int

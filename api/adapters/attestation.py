@@ -11,7 +11,6 @@ import asyncio
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-import numpy as np
 import structlog
 
 from ...adapters.failpoints import failpoint
@@ -33,7 +32,7 @@ from ..control_plane.control_plane import ControlPlane
 from ..control_plane.database_watch import until_answered
 from ..control_plane.leases import LeaseLost, Leases
 from ..control_plane.periodic import Periodic
-from .probes import Effect, Logits, compare, summarize
+from .probes import Effect, Logits, compare, shared_logits, summarize
 from .quantization_contract import DRIFTED, NOT_MEASURED, Drift, NotMeasured, QuantizationContract
 
 log = structlog.get_logger(__name__)
@@ -260,7 +259,7 @@ class Attestations:
         async with aclosing(self._engine.submit(request)) as events:
             async for event in events:
                 if isinstance(event, TokensGenerated) and event.logits is not None:
-                    return np.frombuffer(event.logits, np.float32)
+                    return shared_logits(event.logits, self._engine.info.vocab_size)
                 if isinstance(event, RequestFinished) and event.error is not None:
                     raise from_error_info(event.error)
         raise ApiError("engine_restarted")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
 
+from ...adapters.added_tokens import FIELD, AddedToken
 from ...adapters.disk_room import full_disk_told
 from ...adapters.errors import AdapterRejected, StorageFull
 from ...adapters.examination import IntakeReport
 from ...adapters.intake import IntakeRequest, run_intake
+from ...engine.errors import TokenizerUnusable
 from ...engine.messages import EngineInfo
 from ...platform.adapters.models import Upload
 from ..control_plane.tenant_threads import AsyncTenantThreads
@@ -37,13 +40,16 @@ class Examiner:
         staging: Staging,
         room: UploadRoom,
         max_full_matrix_bytes: int,
+        open_tokenizer: Callable[[Sequence[AddedToken]], object],
     ) -> None:
-        """`max_full_matrix_bytes`: the maximum size of one adapter's full matrices."""
+        """`max_full_matrix_bytes`: the maximum size of one adapter's full matrices.
+        `open_tokenizer`: the base's tokenizer with added tokens; raises TokenizerUnusable."""
         self._info = info
         self._layout_path = layout_path
         self._staging = staging
         self._room = room
         self._max_full_matrix_bytes = max_full_matrix_bytes
+        self._open_tokenizer = open_tokenizer
         self._threads = AsyncTenantThreads("intake", NUM_EXAMINERS)
 
     async def examine(self, upload: Upload) -> IntakeReport:
@@ -70,7 +76,16 @@ class Examiner:
             self._check_bytes(upload)
             report = run_intake(self._prepare(upload, room_bytes))
         check_fits(report, self._info)
+        if report.added_tokens:
+            self._check_tokens(report.added_tokens)
         return report
+
+    def _check_tokens(self, added: Sequence[AddedToken]) -> None:
+        """Raise AdapterRejected unless the tokens follow those of the base."""
+        try:
+            self._open_tokenizer(added)
+        except TokenizerUnusable as exc:
+            raise AdapterRejected("resized_vocabulary", str(exc), pointer=f"/{FIELD}") from exc
 
     def _check_bytes(self, upload: Upload) -> None:
         if self._staging.num_bytes(upload.id) != upload.size_bytes:

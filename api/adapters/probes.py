@@ -63,8 +63,17 @@ def probe_prompts(text_ids: Sequence[int], vocab_size: int) -> list[list[int]]:
     return [list(text_ids), *drawn] if text_ids else drawn
 
 
+def shared_logits(answer: bytes, vocab_size: int) -> Logits:
+    """An answer's logits of the tokens that both the base, which has `vocab_size`, and the adapter
+    have: they are the first ones."""
+    logits = np.frombuffer(answer, np.float32)[:vocab_size]
+    known: Logits = logits[np.isfinite(logits)]
+    return known
+
+
 def compare(num_tokens: int, base: Logits, base_again: Logits, adapter: Logits) -> ProbeEffect:
-    """The effect on one prompt; the logits are `[vocab_size]`."""
+    """The effect on one prompt; the logits are those of `shared_logits`."""
+    base, base_again = base[: len(adapter)], base_again[: len(adapter)]
     return ProbeEffect(
         num_tokens=num_tokens,
         max_logit_delta=_max_delta(base, adapter),

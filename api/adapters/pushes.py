@@ -7,12 +7,13 @@ database. `recover` continues what a crash interrupted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
+from ...adapters.added_tokens import AddedToken
 from ...adapters.errors import AdapterError, AdapterRejected, StorageFull
 from ...adapters.examination import IntakeReport
 from ...adapters.failpoints import failpoint
@@ -67,10 +68,11 @@ class Pushes:
         served_model_name: str,
         server_id: str,
         max_full_matrix_bytes: int = 0,
+        open_tokenizer: Callable[[Sequence[AddedToken]], object],
         is_store_here: bool = True,
         note_stored: Callable[[AdapterKey], None],
     ) -> None:
-        """`max_full_matrix_bytes`: the maximum size of one adapter's full matrices.
+        """`max_full_matrix_bytes`, `open_tokenizer`: see `Examiner`.
         `is_store_here`: the store is on the disk of the uploads. `note_stored` is called with each
         adapter whose block was stored or restored."""
         self._base_id = info.base_id
@@ -91,6 +93,7 @@ class Pushes:
             staging=staging,
             room=room,
             max_full_matrix_bytes=max_full_matrix_bytes,
+            open_tokenizer=open_tokenizer,
         )
         self._blocks = StoredBlocks(store=store, staging=staging, budget=room.budget)
         self._validations: dict[str, asyncio.Task[Pushed]] = {}

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ...adapters.added_tokens import FIELD as ADDED_TOKENS
 from .client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .polling import pauses
 from .progress import open_progress
+from .trained_tokenizer import TokenFields, read_added_tokens
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -46,6 +48,17 @@ class LocalAdapter:
     weights: Path
     size_bytes: int
     sha256: str
+    tokens: list[TokenFields]
+    """Those that the tokenizer beside it lists as added, the base's too."""
+
+    def config_for(self, num_base_tokens: int) -> dict[str, Any]:
+        """The configuration with the tokens that a base does not have."""
+        own = [token for token in self.tokens if _is_beyond(token["id"], num_base_tokens)]
+        return {ADDED_TOKENS: own, **self.config} if own else self.config
+
+
+def _is_beyond(token_id: object, num_tokens: int) -> bool:
+    return isinstance(token_id, int) and token_id >= num_tokens
 
 
 def read_adapter(folder: Path) -> LocalAdapter:
@@ -57,7 +70,9 @@ def read_adapter(folder: Path) -> LocalAdapter:
         raise _invalid(_explain_missing_weights(folder))
     with weights.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return LocalAdapter(_read_config(folder), weights, weights.stat().st_size, sha256)
+    return LocalAdapter(
+        _read_config(folder), weights, weights.stat().st_size, sha256, read_added_tokens(folder)
+    )
 
 
 def push_adapter(
@@ -73,8 +88,11 @@ def push_adapter(
 
     Raises CommandFailed, and at ^C PushInterrupted, which says how to resume.
     """
+    config = adapter.config
+    if adapter.tokens:
+        config = adapter.config_for(client.get("/base")["num_tokens"])
     declaration = {
-        "config": adapter.config,
+        "config": config,
         "size_bytes": adapter.size_bytes,
         "sha256": adapter.sha256,
         "aliases": aliases,

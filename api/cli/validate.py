@@ -19,7 +19,7 @@ from ...adapters.errors import AdapterRejected, IntakeUnavailable
 from ...adapters.examination import IntakeReport
 from ...adapters.intake import IntakeRequest, run_intake
 from ...adapters.rejections import REJECTIONS
-from ...engine.errors import EngineError
+from ...engine.errors import EngineError, TokenizerUnusable
 from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
@@ -50,6 +50,8 @@ class Base(NamedTuple):
     layout_json: str
     dtype: str
     max_full_matrix_bytes: int
+    num_tokens: int | None
+    """Of the base's tokenizer; None: it has none."""
     is_identified: bool
     """The layout's `base_id` is that of the checkpoint, and so the digest is the server's."""
 
@@ -110,7 +112,8 @@ def examine_here(adapter: LocalAdapter, base: Base) -> IntakeReport:
         directory = Path(name)
         layout_path, config_path = directory / "layout.json", directory / "config.json"
         layout_path.write_text(base.layout_json)
-        config_path.write_text(json.dumps(adapter.config))
+        config = adapter.config_for(base.num_tokens) if base.num_tokens else adapter.config
+        config_path.write_text(json.dumps(config))
         return run_intake(
             IntakeRequest(
                 config_path=str(config_path),
@@ -127,7 +130,8 @@ def _ask_server() -> Base:
     with open_client() as client:
         served, layout = client.get("/base"), client.get("/base/layout")
     limit: int = served["max_full_matrix_bytes"]
-    return Base(json.dumps(layout), served["dtype"], limit, is_identified=True)
+    num_tokens: int = served["num_tokens"]
+    return Base(json.dumps(layout), served["dtype"], limit, num_tokens, is_identified=True)
 
 
 def _from_config(base: Path) -> Base:
@@ -143,7 +147,17 @@ def _from_config(base: Path) -> Base:
         skeleton = read_skeleton(base)
     except EngineError as exc:
         raise CommandFailed(str(exc), ExitCode.USAGE) from exc
-    return Base(skeleton.layout_json, skeleton.dtype, 0, is_identified=False)
+    num_tokens = _num_tokens(base if base.is_dir() else base.parent)
+    return Base(skeleton.layout_json, skeleton.dtype, 0, num_tokens, is_identified=False)
+
+
+def _num_tokens(folder: Path) -> int | None:
+    from ...engine.text.tokenizer import Tokenizer
+
+    try:
+        return Tokenizer(folder).vocab_size
+    except TokenizerUnusable:
+        return None
 
 
 def _report(report: IntakeReport, base: Base) -> dict[str, Any]:

@@ -32,7 +32,9 @@ async def order_chat(
         use, form_grammar=body.form_grammar, answer_schema=body.answer_schema
     )
     tools = use.tools if use else ()
-    prompt = await inference.prompts.encode_chat(principal, body.conversation(), tools)
+    prompt = await inference.prompts.encode_chat(
+        principal, body.conversation(), tools, tokenizer=model.own_tokenizer
+    )
     order = Order(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,

@@ -36,6 +36,7 @@ from .prompts import Prompts
 from .seen_adapters import SeenAdapters
 from .sequences import sequences_of
 from .served_models import ServedModel, ServedModels
+from .version_tokenizers import VersionTokenizers
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +69,7 @@ class Inference:
         *,
         engine: Engine,
         tokenizer: Tokenizer,
+        version_tokenizers: VersionTokenizers,
         control_plane: ControlPlane,
         metering: Metering,
         seen_adapters: SeenAdapters,
@@ -86,6 +88,7 @@ class Inference:
             engine=engine,
             control_plane=control_plane,
             seen_adapters=seen_adapters,
+            tokenizers=version_tokenizers,
         )
         self.prompts = Prompts(tokenizer, engine, tool_format)
         self._grammars = GrammarChecks(tokenizer, lambda: engine.info.vocab_size)
@@ -100,6 +103,15 @@ class Inference:
     async def aclose(self) -> None:
         self.prompts.close()
         await self._grammars.aclose()
+
+    def tokenizer_of(self, model: ServedModel) -> Tokenizer:
+        """The tokenizer of a model's prompts and answers."""
+        return model.own_tokenizer or self.tokenizer
+
+    def vocab_size_of(self, model: ServedModel | None) -> int:
+        """The number of a model's tokens; None: the base's."""
+        own = model.adapter.vocab_size if model and model.adapter else None
+        return own or self._engine.info.vocab_size
 
     def find_open(self, request_id: str) -> OpenRequest | None:
         """The request of this id that this server is generating for."""
@@ -133,7 +145,7 @@ class Inference:
         await self._check_grammar(order)
 
     def _check_token_ids(self, order: Order) -> None:
-        vocab_size = self._engine.info.vocab_size
+        vocab_size = self.vocab_size_of(order.model)
         for prompt in order.prompts:
             param = order.prompt_param
             if not prompt:
@@ -172,7 +184,7 @@ class Inference:
         account = self._open_account(order)
         try:
             sequences = sequences_of(
-                order, slots=account.slots, eos_token_ids=self.tokenizer.eos_token_ids
+                order, slots=account.slots, tokenizer=self.tokenizer_of(order.model)
             )
             await self._admit(order)
         except BaseException:
@@ -219,7 +231,7 @@ class Inference:
         generation = Generation(
             sequences,
             engine=self._engine,
-            tokenizer=self.tokenizer,
+            tokenizer=self.tokenizer_of(order.model),
             metrics=self._metrics,
             arrived_at=order.arrived_at,
             measures=order.measures,

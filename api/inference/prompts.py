@@ -65,18 +65,21 @@ class Prompts:
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool] = (),
         *,
+        tokenizer: Tokenizer | None = None,
         add_generation_prompt: bool = True,
         is_bounded: bool = True,
     ) -> list[int]:
         """The prompt of a conversation. Raises an EngineError that says what does not fit.
 
-        `is_bounded`: what is certainly longer than the model's context is not tokenized.
+        `tokenizer`: the model's own; None: the base's. `is_bounded`: what is certainly longer than
+        the model's context is not tokenized.
         """
         return await self._threads.run(
             principal.tenant_id,
             self._chat_prompts.encode,
             messages,
             tools,
+            tokenizer=tokenizer,
             add_generation_prompt=add_generation_prompt,
             max_tokens=self._capacity if is_bounded else None,
         )
@@ -86,6 +89,7 @@ class Prompts:
         principal: Principal,
         prompts: Sequence[str | list[int]],
         *,
+        tokenizer: Tokenizer | None = None,
         add_special_tokens: bool = True,
         truncate: int | None = None,
         max_tokens: int = 0,
@@ -94,10 +98,11 @@ class Prompts:
         """Each prompt's token ids; those of the caller's are checked later and taken as they are.
 
         `truncate`: keep this many of the last tokens; -1: as many as fit beside `max_tokens`.
-        `is_bounded`: as of `encode_chat`, for prompts that are not cut.
+        `tokenizer`, `is_bounded`: as of `encode_chat`, the latter for prompts that are not cut.
         """
         encode_all = partial(
-            self._encode_all,
+            _encode_all,
+            tokenizer or self._tokenizer,
             prompts,
             add_special_tokens=add_special_tokens,
             max_tokens=self._capacity if is_bounded and truncate is None else None,
@@ -113,10 +118,17 @@ class Prompts:
         kept = room if truncate < 0 else truncate
         return [prompt[max(len(prompt) - kept, 0) :] for prompt in encoded]
 
-    async def decode(self, principal: Principal, token_ids: Sequence[int]) -> str:
+    async def decode(
+        self,
+        principal: Principal,
+        token_ids: Sequence[int],
+        *,
+        tokenizer: Tokenizer | None = None,
+    ) -> str:
         """The text of these tokens, including special ones."""
+        decode = (tokenizer or self._tokenizer).decode
         return await self._threads.run(
-            principal.tenant_id, self._tokenizer.decode, token_ids, skip_special_tokens=False
+            principal.tenant_id, decode, token_ids, skip_special_tokens=False
         )
 
     async def echo(
@@ -125,6 +137,7 @@ class Prompts:
         prompts: Sequence[str | list[int]],
         encoded: Sequence[list[int]],
         *,
+        tokenizer: Tokenizer | None = None,
         is_cut: bool,
     ) -> list[Echo]:
         """The prompts as answers repeat them. `is_cut`: `encoded` may lack their beginnings."""
@@ -132,7 +145,7 @@ class Prompts:
         def echo_all() -> list[Echo]:
             return [
                 echo_of(
-                    self._tokenizer,
+                    tokenizer or self._tokenizer,
                     prompt if isinstance(prompt, str) and not is_cut else None,
                     token_ids,
                 )
@@ -155,21 +168,20 @@ class Prompts:
     def _capacity(self) -> int:
         return self._engine.info.max_model_len
 
-    def _encode_all(
-        self,
-        prompts: Sequence[str | list[int]],
-        *,
-        add_special_tokens: bool,
-        max_tokens: int | None,
-    ) -> list[list[int]]:
-        return [
-            self._tokenizer.encode(
-                prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens
-            )
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in prompts
-        ]
+
+def _encode_all(
+    tokenizer: Tokenizer,
+    prompts: Sequence[str | list[int]],
+    *,
+    add_special_tokens: bool,
+    max_tokens: int | None,
+) -> list[list[int]]:
+    return [
+        tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in prompts
+    ]
 
 
 def _is_encoded_at_once(prompts: Sequence[str | list[int]]) -> bool:

@@ -8,18 +8,17 @@ from dataclasses import replace
 
 from ...engine.messages import GenerationRequest
 from ...engine.sampling_params import SamplingParams
+from ...engine.text.tokenizer import Tokenizer
 from .generation import SequenceSpec
 from .order import Order
 
 
-def sequences_of(
-    order: Order, *, slots: Sequence[int], eos_token_ids: Collection[int]
-) -> list[SequenceSpec]:
-    """`slots`: of the journal, one for each."""
+def sequences_of(order: Order, *, slots: Sequence[int], tokenizer: Tokenizer) -> list[SequenceSpec]:
+    """`slots`: of the journal, one for each. `tokenizer`: that of the order's model."""
     return [
         SequenceSpec(
             index=index,
-            request=_request(order, index, slot, eos_token_ids),
+            request=_request(order, index, slot, tokenizer),
             is_first_choice=order.is_first_choice(index),
             stop=order.stop,
             continues_prompt=order.continues_prompt,
@@ -29,9 +28,7 @@ def sequences_of(
     ]
 
 
-def _request(
-    order: Order, index: int, slot: int, eos_token_ids: Collection[int]
-) -> GenerationRequest:
+def _request(order: Order, index: int, slot: int, tokenizer: Tokenizer) -> GenerationRequest:
     position, choice = divmod(index, order.num_choices)
     adapter = order.model.adapter
     is_one_of_many = order.num_choices > 1
@@ -39,8 +36,10 @@ def _request(
         request_id=order.sequence_id(index),
         tenant_id=order.principal.tenant_id,
         prompt_token_ids=order.prompts[position],
-        sampling=_choice_sampling(order.sampling, choice, eos_token_ids),
+        sampling=_choice_sampling(order.sampling, choice, tokenizer.eos_token_ids),
         adapter=adapter.key if adapter else None,
+        vocab_size=adapter.vocab_size if adapter else None,
+        own_end_token_ids=tuple(sorted(tokenizer.own_eos_token_ids)),
         group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
         speculation=order.speculation,
         kv_policy=order.kv_policy,

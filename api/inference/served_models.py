@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...engine.process.engine import Engine
+from ...engine.text.tokenizer import Tokenizer
 from ...platform.adapters import registry
 from ...platform.adapters.registry import AdapterRef, Meaning, ModelName
 from ...platform.errors import DatabaseUnavailable, ModelNotFound, PlatformError
 from ...platform.keys.principal import Principal
 from ..control_plane.control_plane import ControlPlane
 from .seen_adapters import SeenAdapters
+from .version_tokenizers import VersionTokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class ServedModel:
     """The pinned name: `tenant/adapter@3`, or the base model's."""
     adapter: AdapterRef | None
     """None is the base model."""
+    own_tokenizer: Tokenizer | None = None
+    """That of an adapter that adds tokens; None: the base's."""
 
 
 class ServedModels:
@@ -33,12 +37,14 @@ class ServedModels:
         engine: Engine,
         control_plane: ControlPlane,
         seen_adapters: SeenAdapters,
+        tokenizers: VersionTokenizers,
     ) -> None:
         """`base_name`: what the base model is called."""
         self._base_name = base_name
         self._engine = engine
         self._control_plane = control_plane
         self._seen_adapters = seen_adapters
+        self._tokenizers = tokenizers
 
     async def resolve(
         self, principal: Principal, model: str, *, request_id: str = ""
@@ -61,7 +67,8 @@ class ServedModels:
         if meaning is None:
             meaning = await self._look_up(principal, name)
         adapter = meaning.of(request_id, base_id=self._engine.info.base_id)
-        return ServedModel(adapter.pinned, adapter)
+        tokenizer = await self._tokenizers.get(adapter.added_tokens)
+        return ServedModel(adapter.pinned, adapter, tokenizer)
 
     async def _look_up(self, principal: Principal, name: ModelName) -> Meaning:
         tenant_id = principal.tenant_id

@@ -230,7 +230,9 @@ def _load_view(load: AdapterLoad, *, sees_machine: bool) -> LoadView:
     )
 
 
-def base_view(name: str, info: EngineInfo, *, max_full_matrix_bytes: int) -> BaseView:
+def base_view(
+    name: str, info: EngineInfo, *, num_tokens: int, max_full_matrix_bytes: int
+) -> BaseView:
     return BaseView(
         id=name,
         base_id=info.base_id,
@@ -241,6 +243,7 @@ def base_view(name: str, info: EngineInfo, *, max_full_matrix_bytes: int) -> Bas
         embedding=EndView(info.embedding_format, info.embedding_bytes),
         output_head=EndView(info.head_format, info.head_bytes),
         max_model_len=info.max_model_len,
+        num_tokens=num_tokens,
         num_modules=len(info.layout.slices),
         targets=sorted({part.name.rpartition(".")[2] for part in info.layout.slices}),
         max_full_matrix_bytes=max_full_matrix_bytes,

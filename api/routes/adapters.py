@@ -82,6 +82,7 @@ async def get_base(runtime: CurrentRuntime, principal: Reader) -> Response:
     view = base_view(
         runtime.inference.served_model_name,
         runtime.engine.info,
+        num_tokens=runtime.inference.tokenizer.vocab_size,
         max_full_matrix_bytes=runtime.settings.max_full_matrix_bytes,
     )
     return json_response(view)

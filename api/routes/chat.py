@@ -41,7 +41,9 @@ async def create_chat_completion(
     inference = runtime.inference
     order, plan = await order_chat(request, inference, principal, body)
     running = await unless_disconnected(request.receive, inference.start(order))
-    form = ChatFormat(order, plan, inference.tokenizer, streams_usage=body.includes_usage)
+    form = ChatFormat(
+        order, plan, inference.tokenizer_of(order.model), streams_usage=body.includes_usage
+    )
     if body.stream:
         return answer_stream(request, running, form)
     return await answer_whole(request, running, form)

@@ -46,6 +46,7 @@ async def create_completion(
     prompts = await inference.prompts.encode(
         principal,
         body.prompt,
+        tokenizer=model.own_tokenizer,
         add_special_tokens=body.adds_special_tokens,
         truncate=body.truncate_prompt_tokens,
         max_tokens=body.output_limit,
@@ -73,11 +74,13 @@ async def create_completion(
     echoes: Sequence[Echo] = ()
     if body.echo:
         is_cut = body.truncate_prompt_tokens is not None
-        echoes = await inference.prompts.echo(principal, body.prompt, prompts, is_cut=is_cut)
+        echoes = await inference.prompts.echo(
+            principal, body.prompt, prompts, tokenizer=model.own_tokenizer, is_cut=is_cut
+        )
     running = await unless_disconnected(request.receive, inference.start(order))
     form = CompletionFormat(
         order,
-        inference.tokenizer,
+        inference.tokenizer_of(model),
         streams_usage=body.includes_usage,
         echoes=echoes,
         num_prompt_logprobs=body.prompt_logprobs,

@@ -55,6 +55,7 @@ async def create_embeddings(
     prompts = await inference.prompts.encode(
         principal,
         body.input,
+        tokenizer=model.own_tokenizer,
         add_special_tokens=body.adds_special_tokens,
         truncate=body.truncate_prompt_tokens,
     )

@@ -45,7 +45,7 @@ async def create_response(
     inference = runtime.inference
     order, plan = await order_chat(request, inference, principal, body)
     running = await unless_disconnected(request.receive, inference.start(order))
-    form = ResponsesFormat(body, order, plan, inference.tokenizer)
+    form = ResponsesFormat(body, order, plan, inference.tokenizer_of(order.model))
     if body.stream:
         return answer_stream(request, running, form)
     return await answer_whole(request, running, form)

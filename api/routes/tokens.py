@@ -16,6 +16,7 @@ from ..http.auth import require
 from ..http.bodies import INFERENCE_BODY_BYTES, json_body
 from ..http.json_response import json_response
 from ..http.request_context import split_key
+from ..inference.served_models import ServedModel
 from ..schemas.messages import as_conversation
 from ..schemas.tokens import DetokenizeBody, Text, TokenizeBody, Tokens
 from ..server.runtime import CurrentRuntime, Runtime
@@ -35,12 +36,14 @@ async def tokenize(
 ) -> Response:
     """Tokenize a text or a conversation."""
     inference = runtime.inference
-    await _check_model(request, runtime, principal, body.model)
+    model = await _find_model(request, runtime, principal, body.model)
+    own_tokenizer = model.own_tokenizer if model else None
     if body.messages is not None:
         tokens = await inference.prompts.encode_chat(
             principal,
             as_conversation(body.messages),
             [tool.as_tool() for tool in body.tools or ()],
+            tokenizer=own_tokenizer,
             add_generation_prompt=body.add_generation_prompt is not False,
             is_bounded=False,
         )
@@ -48,10 +51,11 @@ async def tokenize(
         (tokens,) = await inference.prompts.encode(
             principal,
             [body.prompt or ""],
+            tokenizer=own_tokenizer,
             add_special_tokens=body.add_special_tokens is not False,
             is_bounded=False,
         )
-    entry = inference.tokenizer.vocabulary_entry
+    entry = (own_tokenizer or inference.tokenizer).vocabulary_entry
     answer = Tokens(
         tokens=tokens,
         count=len(tokens),
@@ -70,17 +74,21 @@ async def detokenize(
     body: Annotated[DetokenizeBody, Depends(json_body(DetokenizeBody, INFERENCE_BODY_BYTES))],
 ) -> Response:
     """Detokenize."""
-    await _check_model(request, runtime, principal, body.model)
-    vocab_size = runtime.engine.info.vocab_size
+    model = await _find_model(request, runtime, principal, body.model)
+    vocab_size = runtime.inference.vocab_size_of(model)
     if max(body.tokens, default=0) >= vocab_size:
         message = f"tokens: contains token ids outside [0, {vocab_size})"
         raise ApiError("invalid_parameter", message, param="tokens")
-    return json_response(Text(await runtime.inference.prompts.decode(principal, body.tokens)))
+    text = await runtime.inference.prompts.decode(
+        principal, body.tokens, tokenizer=model.own_tokenizer if model else None
+    )
+    return json_response(Text(text))
 
 
-async def _check_model(
-    request: Request, runtime: Runtime, principal: Principal, model: str | None
-) -> None:
-    """All adapters have the base's tokenizer, but only a model that there is has one."""
-    if model is not None:
-        await runtime.inference.models.resolve(principal, model, request_id=split_key(request))
+async def _find_model(
+    request: Request, runtime: Runtime, principal: Principal, name: str | None
+) -> ServedModel | None:
+    """The model whose tokens are meant; None if none is named: the base's."""
+    if name is None:
+        return None
+    return await runtime.inference.models.resolve(principal, name, request_id=split_key(request))

@@ -227,6 +227,8 @@ class BaseView(AnswerModel):
     embedding: EndView
     output_head: EndView
     max_model_len: int
+    num_tokens: int
+    """Of the base's tokenizer: from this ID on, tokens are an adapter's own."""
     num_modules: int
     targets: list[str]
     """Last name components of the modules that LoRA can target."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
+from ...engine.text.tokenizer import Tokenizer
 from ..adapters.attestation import Attestations
 from ..adapters.deletions import Deletions
 from ..adapters.downloads import Downloads
@@ -133,6 +135,7 @@ def _open_pushes(
         served_model_name=planes.served_model_name,
         server_id=planes.server_id,
         max_full_matrix_bytes=settings.max_full_matrix_bytes,
+        open_tokenizer=partial(Tokenizer, planes.bases.served),
         note_stored=engine.note_stored,
         is_store_here=settings.store is None,
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
+from ...engine.text.tokenizer import Tokenizer
 from ..inference.admission import Admission
 from ..inference.inference import Inference
 from ..inference.ledger_writer import LedgerWriter
 from ..inference.metering import Metering
+from ..inference.version_tokenizers import VersionTokenizers
 from ..telemetry.memories import Memories
 from ..telemetry.metrics import Metrics
 from ..telemetry.overview import Overview
@@ -44,6 +47,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
     inference = Inference(
         engine=planes.engine,
         tokenizer=planes.tokenizer,
+        version_tokenizers=VersionTokenizers(partial(Tokenizer, planes.bases.served)),
         control_plane=planes.control_plane,
         metering=metering,
         seen_adapters=planes.seen_adapters,

@@ -57,14 +57,16 @@ class ChatPrompts:
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool],
         *,
+        tokenizer: Tokenizer | None = None,
         add_generation_prompt: bool = True,
         max_tokens: int | None = None,
     ) -> list[int]:
         """The prompt's token ids. Raises ApiError or an EngineError if it does not fit, and
-        PromptTooLong before tokenizing if `max_tokens` makes this certain."""
+        PromptTooLong before tokenizing if `max_tokens` makes this certain. `tokenizer`: that of an
+        adapter with tokens of its own; the chat template is the base's."""
         if not self._knows_tools:
             messages = self._described(messages, tools)
-        return self._tokenizer.encode_chat(
+        return (tokenizer or self._tokenizer).encode_chat(
             [message.for_template() for message in messages],
             tools=[tool.for_template() for tool in tools] if self._knows_tools else [],
             add_generation_prompt=add_generation_prompt,

@@ -302,12 +302,12 @@ class DecodeGraphs:
         with (
             head_inputs(self._base.model) as seen,
             last_hidden_states(self._base.model) as states,
-            self._base.ends.changed_by(adapters),
+            self._base.ends.changed_by(adapters, inputs.input_ids(num_rows)) as token_ids,
         ):
             logits = run_model(
                 self._base.model,
                 forward,
-                inputs.input_ids(num_rows),
+                token_ids,
                 inputs.positions(num_rows),
                 inputs.row_numbers(num_rows),
                 out=self._logits[:num_rows],

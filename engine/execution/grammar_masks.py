@@ -6,11 +6,13 @@ So penalties, biases, temperature and filters apply to the remaining tokens, and
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import GrammarFailed
@@ -30,11 +32,14 @@ class Restricted(NamedTuple):
     """The requests whose grammar could not be followed; their samples are meaningless."""
 
 
-def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) -> Restricted:
+def restrict(
+    requests: Sequence[Request], logits: Tensor, executor: Executor, vocab_size: int
+) -> Restricted:
     """Mask each row by the state of the grammar after its token.
 
     One of the requests at least has a grammar. `logits`: for each request the row of its last
-    token, then one for each token of its draft. They are not modified.
+    token, then one for each token of its draft. They are not modified. `vocab_size`: the tokens
+    that grammars know; of others, which adapters add, they allow only those that end the output.
     """
     sizes = [1 + len(request.draft) for request in requests]
     roots = {
@@ -42,7 +47,7 @@ def restrict(requests: Sequence[Request], logits: Tensor, executor: Executor) ->
         for request, row in zip(requests, accumulate(sizes, initial=0), strict=False)
         if request.matcher is not None
     }
-    masks = _Masks(logits)
+    masks = _Masks(logits, vocab_size)
     masks.fill_all({row: _matcher(request) for row, request in roots.items()}, executor)
     for row, request in roots.items():
         for index in _matcher(request).walk(request.draft):
@@ -63,7 +68,7 @@ def restrict_drafts(
     in the same way; unmasked after draft tokens that are invalid or end the output."""
     if all(request.matcher is None for request in requests):
         return logits
-    masks = _Masks(logits)
+    masks = _Masks(logits, logits.shape[1])
     for row, (request, drafted) in enumerate(zip(requests, draft_tokens, strict=True)):
         if (matcher := request.matcher) is not None:
             with matcher.behind(drafted) as is_there:
@@ -80,11 +85,12 @@ def _matcher(request: Request) -> Matcher:
 class _Masks:
     """For each filled row of the logits, a bit per token, set if the token is allowed."""
 
-    def __init__(self, logits: Tensor) -> None:
-        num_rows, vocab_size = logits.shape
+    def __init__(self, logits: Tensor, vocab_size: int) -> None:
         self._logits = logits
+        self._vocab_size = vocab_size
         self._matchers: dict[int, Matcher] = {}
-        self._words = torch.empty(num_rows, -(-vocab_size // BITS_PER_WORD), dtype=torch.int32)
+        num_words = -(-vocab_size // BITS_PER_WORD)
+        self._words = torch.empty(len(logits), num_words, dtype=torch.int32)
         self._row_bytes = self._words.shape[1] * self._words.element_size()
 
     def fill(self, row: int, matcher: Matcher) -> None:
@@ -123,7 +129,9 @@ class _Masks:
         """bool `[len(rows), vocab_size]`"""
         octets = to_device(self._words[rows].view(torch.uint8), self._logits.device).long()
         flags = to_device(_OCTETS, octets.device).take(octets).view(torch.bool)
-        allowed = flags[:, : self._logits.shape[1]]
+        allowed = flags[:, : self._vocab_size]
+        if num_added := self._logits.shape[1] - self._vocab_size:
+            allowed = F.pad(allowed, (0, num_added))
         _allow_ends(allowed, [self._matchers[row] for row in rows])
         return allowed
 
@@ -139,6 +147,21 @@ _OCTETS = _flags_of_octets()
 
 def _allow_ends(allowed: Tensor, matchers: Sequence[Matcher]) -> None:
     """If one end token is allowed, all are; with `ignore_eos` only if nothing else is allowed."""
+    alike: dict[frozenset[int], list[int]] = defaultdict(list)
+    for row, matcher in enumerate(matchers):
+        alike[matcher.end_token_ids].append(row)
+    if len(alike) == 1:
+        _allow_equal_ends(allowed, matchers)
+        return
+    for rows in alike.values():  # adapters have ends of their own
+        chosen = to_device(rows, allowed.device)
+        own = allowed[chosen]
+        _allow_equal_ends(own, [matchers[row] for row in rows])
+        allowed.index_copy_(0, chosen, own)
+
+
+def _allow_equal_ends(allowed: Tensor, matchers: Sequence[Matcher]) -> None:
+    """The same for matchers with the same end tokens."""
     ends = to_device(sorted(matchers[0].end_token_ids), allowed.device)
     may_end = allowed[:, ends].any(-1)
     if any(matcher.ignores_end for matcher in matchers):

@@ -34,6 +34,8 @@ class Backend(NamedTuple):
     """Runs on another thread than the loop's."""
     executor: Executor
     end_token_ids: frozenset[int]
+    vocab_size: int
+    """The tokens that its grammars know: those of the base's logits."""
 
 
 class _Pending(NamedTuple):
@@ -84,7 +86,7 @@ class Grammars:
     def restrict(self, requests: Sequence[Request], logits: Tensor) -> Restricted:
         """See `grammar_masks.restrict`; one of the requests has a grammar."""
         assert self._backend is not None
-        return restrict(requests, logits, self._backend.executor)
+        return restrict(requests, logits, self._backend.executor, self._backend.vocab_size)
 
     def close(self) -> None:
         self._thread.close(wait=False)
@@ -104,9 +106,10 @@ class Grammars:
                 return exc
             logger.exception("the grammar of request %s cannot be compiled", request.request_id)
             return GrammarFailed()
-        ends = self._backend.end_token_ids
+        submitted = request.submitted
+        ends = self._backend.end_token_ids.union(submitted.own_end_token_ids)
         request.matcher = Matcher(
-            automaton, end_token_ids=ends, ignores_end=request.submitted.sampling.ignore_eos
+            automaton, end_token_ids=ends, ignores_end=submitted.sampling.ignore_eos
         )
         request.end_token_ids |= ends
         return None
@@ -142,7 +145,7 @@ def _open_backend(
         logger.info("grammars are not served: the base has no token that ends an output")
         return None
     vocabulary = Vocabulary(tokenizer, vocab_size=vocab_size, end_token_ids=ends)
-    return Backend(GrammarCompiler(vocabulary).compile, make_executor(), ends)
+    return Backend(GrammarCompiler(vocabulary).compile, make_executor(), ends, vocab_size)
 
 
 def _key(request: Request) -> GrammarKey:

@@ -225,12 +225,14 @@ class ModelRunner:
             with ExitStack() as hooks:
                 if self.keeps_hidden_states:
                     seen = hooks.enter_context(head_inputs(self._base.model))
+                token_ids = inputs.input_ids
                 if adapters.head or adapters.embedding:
-                    hooks.enter_context(self._base.ends.changed_by(adapters))
+                    ends = self._base.ends.changed_by(adapters, token_ids)
+                    token_ids = hooks.enter_context(ends)
                 logits = run_model(
                     self._base.model,
                     forward,
-                    inputs.input_ids,
+                    token_ids,
                     inputs.positions,
                     inputs.logits_rows,
                 )
@@ -239,7 +241,10 @@ class ModelRunner:
             raise
         for observation in observations:
             observation.settle(self._cache)
-        return StepOutput(logits, HostCopy(finite_rows(logits)), seen[0][0] if seen else None)
+        are_finite = HostCopy(finite_rows(logits))
+        if adapters.vocabulary is not None:
+            adapters.vocabulary.hide(logits)
+        return StepOutput(logits, are_finite, seen[0][0] if seen else None)
 
     def _step_adapters(
         self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]

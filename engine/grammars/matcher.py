@@ -54,7 +54,7 @@ class Matcher:
         self.automaton = automaton
         self.end_token_ids = end_token_ids
         self.ignores_end = ignores_end
-        self._end = min(end_token_ids)
+        self._end = min(end_token_ids)  # an adapter's own are beyond the base's
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Follow the output; none of these tokens but the last may end it. Raises GrammarFailed."""

@@ -88,7 +88,8 @@ class TokensGenerated:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     logits: bytes | None = None
-    """fp32 `[vocab_size]`; only for the first token, if `return_logits` was set."""
+    """fp32, for the first token if `return_logits` was set: of all tokens of the base, and of those
+    that adapters of the step add. Minus infinity for a token that the adapter does not have."""
     num_draft_tokens: int = 0
     """Draft tokens of the step. All tokens but the last are accepted draft tokens."""
 

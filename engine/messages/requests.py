@@ -79,3 +79,7 @@ class GenerationRequest:
     num_lone_steps: int = 0
     """The number of its first steps that run in separate forward passes, because the engine crashed
     in a step of this request, its adapter or its tenant."""
+    vocab_size: int | None = None
+    """The number of the adapter's tokens, if it is not the base's."""
+    own_end_token_ids: tuple[int, ...] = ()
+    """The tokens of the adapter that end an output, besides the base's."""

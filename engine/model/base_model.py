@@ -553,6 +553,7 @@ def describe_layout(
         ties_embeddings=ends.are_tied,
         digests=digests,
         is_text_part=is_text_part,
+        fixed_vocabulary=ends.fixed_vocabulary,
     )
 
 

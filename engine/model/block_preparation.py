@@ -24,6 +24,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ...adapters.added_tokens import MAX_ADDED_TOKENS
 from ...adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind, PlacedExtra
 from ...adapters.errors import AdapterUnavailable, ObjectCorrupt
 from ...adapters.host_cache import PIECE_ELEMENTS
@@ -186,14 +187,16 @@ def _check(extra: Extra, part: Slice, *, has_matrices: bool) -> None:
     outer, inner = part.out_features, part.in_features
     if is_embedding:
         outer, inner = inner, outer
+    num_rows = extra.shape[0] if abs(extra.shape[0] - outer) <= MAX_ADDED_TOKENS else outer
     shapes = {
-        ExtraKind.MATRIX: (outer, inner),
+        ExtraKind.MATRIX: (num_rows, inner),
         ExtraKind.TOKEN_ROWS: (len(extra.token_ids), inner),
     }
     expected = shapes.get(extra.kind, (part.out_features,))
     if part.kind is SliceKind.EXPERTS or extra.kind not in allowed or extra.shape != expected:
         raise ObjectCorrupt(f"{extra.kind} {list(extra.shape)} does not fit {part.name}")
-    if extra.kind is ExtraKind.TOKEN_ROWS and not _are_ascending(extra.token_ids, below=outer):
+    most = outer + MAX_ADDED_TOKENS
+    if extra.kind is ExtraKind.TOKEN_ROWS and not _are_ascending(extra.token_ids, below=most):
         raise ObjectCorrupt(
             f"the token ids for {part.name} are not ascending ids of its vocabulary"
         )

@@ -37,17 +37,21 @@ class ModelEnds:
     """Module name to reason."""
     are_tied: bool
     """The head multiplies by the embedding's own table."""
+    fixed_vocabulary: str = ""
+    """See `BaseLayout.fixed_vocabulary`."""
 
     @contextmanager
-    def changed_by(self, adapters: StepAdapters) -> Iterator[None]:
-        """Both have the changes of the step's adapters during the step's forward pass."""
+    def changed_by(self, adapters: StepAdapters, token_ids: Tensor) -> Iterator[Tensor]:
+        """Both have the changes of the step's adapters during the step's forward pass of `token_ids
+        [num_tokens]`. The model is given others: it has no rows for tokens that adapters add."""
         hooks = []
         if self.embedding and adapters.embedding:
-            hooks.append(self.embedding.change(adapters.embedding))
+            hooks.append(self.embedding.change(adapters.embedding, token_ids))
+            token_ids = token_ids.clamp(max=self.embedding.projection.in_features - 1)
         if self.head and adapters.head:
-            hooks.append(self.head.change(adapters.head))
+            hooks.append(self.head.change(adapters.head, adapters.num_added_tokens))
         try:
-            yield
+            yield token_ids
         finally:
             for hook in hooks:
                 hook.remove()
@@ -68,7 +72,13 @@ def adapt_ends(model: PreTrainedModel) -> ModelEnds:
         refused[names[linear]] = f"LoRA on this output head is not served: {reason}"
     else:
         head = OutputHead(names[linear], linear)
-    return ModelEnds(embedding, head, refused, are_tied=linear.weight is table.weight)
+    return ModelEnds(
+        embedding,
+        head,
+        refused,
+        are_tied=linear.weight is table.weight,
+        fixed_vocabulary="" if refused else _objection_to_tokens(model, table, linear),
+    )
 
 
 def declare_ends(model: PreTrainedModel) -> ModelEnds:
@@ -86,6 +96,7 @@ def declare_ends(model: PreTrainedModel) -> ModelEnds:
         OutputHead(names[linear], linear) if is_head else None,
         refused,
         are_tied=linear.weight is table.weight,
+        fixed_vocabulary=_bias_objection(linear),
     )
 
 
@@ -115,6 +126,37 @@ def _record_calls(model: PreTrainedModel, *modules: nn.Module) -> dict[nn.Module
         for hook in hooks:
             hook.remove()
     return calls
+
+
+def _objection_to_tokens(model: PreTrainedModel, table: nn.Module, head: nn.Module) -> str:
+    """Why no token can be added: a few tokens are run as others, with the embedding's result for
+    the right ones and a wider one of the head."""
+    if objection := _bias_objection(head):
+        return objection
+    device = next(model.parameters()).device
+    tokens = torch.tensor(_PROBE_TOKENS, device=device)
+    kept = torch.tensor(_PROBE_KEPT, device=device)
+    expected = run_model(model, LayerProbe(), tokens, tokens, kept)
+    hooks = [
+        table.register_forward_hook(lambda module, _args, _y: module.forward(tokens[None])),
+        head.register_forward_hook(lambda _module, _args, y: F.pad(y, (0, 1))),
+    ]
+    try:
+        found = run_model(model, LayerProbe(), tokens.roll(1), tokens, kept)
+    except RuntimeError:  # shapes that do not fit
+        return "the base computes with its vocabulary after the output head"
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if found.shape[1] != expected.shape[1] + 1:
+        return "the base cuts its logits to its vocabulary"
+    if not torch.allclose(found[:, :-1], expected, atol=1e-5 * float(expected.abs().max())):
+        return "the base reads token ids elsewhere than in its input embedding"
+    return ""
+
+
+def _bias_objection(head: nn.Module) -> str:
+    return "the base's output head has a bias" if getattr(head, "bias", None) is not None else ""
 
 
 def _embedding_objection(module: nn.Module, calls: list[_Call]) -> str | None:

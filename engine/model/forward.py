@@ -23,6 +23,7 @@ from ..errors import UnsupportedModel
 from ..kv.cache import KvCache
 from .inputs import StepInputs
 from .step_states import PagedStates, StepStates
+from .step_vocabulary import StepVocabulary
 
 ATTENTION_NAME = "loraplex"
 LATENT_NAME = "latent_attention"
@@ -52,6 +53,13 @@ class StepAdapters:
     """For the logits rows; None: no adapter changes the output head."""
     embedding: tuple[Segment, ...] = ()
     """The tokens whose adapters change the input embedding."""
+    vocabulary: StepVocabulary | None = None
+    """Of the logits rows; None: all have the base's."""
+
+    @property
+    def num_added_tokens(self) -> int:
+        """Columns of the logits beyond the base's."""
+        return 0 if self.vocabulary is None else self.vocabulary.num_added
 
 
 class StepAdaptersBuilder:
@@ -74,6 +82,7 @@ class StepAdaptersBuilder:
             i for i, part in enumerate(layout.slices) if part.kind is SliceKind.EXPERTS
         ]
         self._head = None if head_name is None else layout.slice_index[head_name]
+        self._vocab_size = 0 if self._head is None else layout.slices[self._head].out_features
         self._elsewhere = [layout.slice_index[name] for name in absorbed]
         if self._embedding is not None:
             self._elsewhere.append(self._embedding)
@@ -102,7 +111,16 @@ class StepAdaptersBuilder:
         embedding: tuple[Segment, ...] = ()
         if self._embedding is not None and self._batches.rows_touching(self._embedding, runs):
             embedding = self._batches.segments_touching(self._embedding, runs)
-        return StepAdapters(lora, head, embedding)
+        return StepAdapters(lora, head, embedding, self._vocabulary(kept))
+
+    def _vocabulary(self, kept: Sequence[AdapterRun]) -> StepVocabulary | None:
+        sizes = self._batches.vocab_sizes(kept)
+        if not sizes:
+            return None
+        of_rows = [
+            sizes.get(run.row, self._vocab_size) for run in kept for _ in range(run.num_tokens)
+        ]
+        return StepVocabulary.of(of_rows, self._vocab_size, self._batches.device)
 
 
 class ForwardContext(Protocol):

@@ -64,16 +64,16 @@ class InputEmbedding:
     def forget_step(self) -> None:
         """It keeps nothing between steps."""
 
-    def change(self, segments: Sequence[Segment]) -> RemovableHandle:
+    def change(self, segments: Sequence[Segment], token_ids: Tensor) -> RemovableHandle:
         """From now on, the embedding's results have the changes of these tokens' adapters, until
-        the hook is removed."""
+        the hook is removed. `token_ids [num_tokens]`: the step's, which may be added ones."""
         return self._module.register_forward_hook(
-            lambda _module, args, y: self._add(args[0], y, segments)
+            lambda _module, _args, y: self._add(token_ids, y, segments)
         )
 
     def _add(self, token_ids: Tensor, y: Tensor, segments: Sequence[Segment]) -> None:
         assert self._adapters is not None, "adapters need an arena"
-        token_ids, rows = token_ids.reshape(-1), y.view(-1, y.shape[-1])
+        rows = y.view(-1, y.shape[-1])
         for segment in segments:
             own = slice(segment.start, segment.end)
             self._adapters.add(segment.row, token_ids[own], rows[own])

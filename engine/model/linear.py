@@ -23,7 +23,7 @@ from ...kernels.lora_vectors import apply_vectors
 from ...kernels.lora_weights import slice_matrices
 from .adapted_module import BaseWeights
 from .forward import current_forward
-from .slice_auxiliary import HeldAuxiliary, change_linear
+from .slice_auxiliary import HeldAuxiliary, added_logits, change_linear
 
 
 class LinearChange(NamedTuple):
@@ -70,6 +70,18 @@ class LinearAdapters:
         if batch.launches_vectors:
             self._apply_vectors(y, batch)
         self._lora.add(x, y, self._arena, batch, lora_hidden)
+
+    def added_logits(self, x: Tensor, vocab_size: int, batch: LoraBatch, num_added: int) -> Tensor:
+        """Of an output head: the logits `[n, num_added]` of the tokens that adapters add to the
+        base's `vocab_size`, for x `[n, in]`; zero where a row's adapter adds fewer."""
+        logits = x.new_zeros(x.shape[0], num_added)
+        for segment in batch.auxiliary:
+            rows = slice(segment.start, segment.end)
+            for _, auxiliary in self._auxiliary.of_row(segment.row):
+                own = added_logits(x[rows], vocab_size, auxiliary)
+                if own is not None:
+                    logits[rows, : own.shape[1]] = own
+        return logits
 
     def change_of(self, row: int) -> LinearChange | None:
         """How a row's adapter changes the projection's only slice, if it does."""

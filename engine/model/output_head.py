@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -58,16 +59,21 @@ class OutputHead:
     def forget_step(self) -> None:
         """It keeps nothing between steps."""
 
-    def change(self, batch: LoraBatch) -> RemovableHandle:
+    def change(self, batch: LoraBatch, num_added: int = 0) -> RemovableHandle:
         """From now on, the head's results have the changes of this step's adapters, by logits row,
-        until the hook is removed."""
+        until the hook is removed. `num_added`: further columns, for tokens that adapters add."""
         return self._module.register_forward_hook(
-            lambda _module, args, y: self._add(args[0], y, batch)
+            lambda _module, args, y: self._changed(args[0], y, batch, num_added)
         )
 
-    def _add(self, x: Tensor, y: Tensor, batch: LoraBatch) -> None:
+    def _changed(self, x: Tensor, y: Tensor, batch: LoraBatch, num_added: int) -> Tensor:
         assert self._adapters is not None, "adapters need an arena"
-        self._adapters.add(x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), batch)
+        rows, vocab_size = x.reshape(-1, x.shape[-1]), y.shape[-1]
+        self._adapters.add(rows, y.view(-1, vocab_size), batch)
+        if not num_added:
+            return y
+        added = self._adapters.added_logits(rows, vocab_size, batch, num_added)
+        return torch.cat([y, added.view(*y.shape[:-1], num_added)], dim=-1)
 
 
 @contextmanager

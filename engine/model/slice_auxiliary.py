@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...adapters.arena import Arena, RowAuxiliary
-from ...adapters.block import VECTOR_KINDS, ExtraKind, PlacedExtra
+from ...adapters.block import REPLACING_KINDS, VECTOR_KINDS, Extra, ExtraKind, PlacedExtra
+from ...adapters.resized_ends import num_added_rows
 from ...kernels.lora_vectors import change_rows
 
 
@@ -27,18 +28,26 @@ class SliceAuxiliary:
     """Views of the arena, each in its extra's shape."""
     token_ids: Tensor | None
     """int64 `[tokens]`, ascending: which rows TOKEN_ROWS replaces."""
+    replacing: Extra | None = None
+    """The one of `REPLACING_KINDS`."""
+
+    def num_added(self, vocab_size: int) -> int:
+        """How many rows of an end are those of tokens that the base does not have."""
+        return 0 if self.replacing is None else num_added_rows(self.replacing, vocab_size)
 
     @classmethod
     def of(cls, placed: tuple[PlacedExtra, ...], flat: Tensor) -> SliceAuxiliary:
         """An adapter holds at most one extra of each kind for a slice."""
-        values, token_ids = {}, None
+        values, token_ids, replacing = {}, None, None
         for offset, extra in ((part.offset, part.extra) for part in placed):
             values[extra.kind] = flat[offset : offset + extra.num_elements].view(extra.shape)
+            if extra.kind in REPLACING_KINDS:
+                replacing = extra
             if extra.kind is ExtraKind.TOKEN_ROWS:
                 is_cuda = flat.device.type == "cuda"
                 host = torch.tensor(extra.token_ids, dtype=torch.int64, pin_memory=is_cuda)
                 token_ids = host.to(flat.device, non_blocking=True)
-        return cls(values, token_ids)
+        return cls(values, token_ids, replacing)
 
 
 class HeldAuxiliary:
@@ -83,13 +92,27 @@ def change_linear(
     values = auxiliary.values
     bias = None if bias is None else bias.to(y.dtype)
     if (matrix := values.get(ExtraKind.MATRIX)) is not None:
-        y.copy_(F.linear(x, matrix, bias))
+        known = matrix[: y.shape[1]]
+        y[:, : len(known)] = F.linear(x, known, None if bias is None else bias[: len(known)])
     if (rows := values.get(ExtraKind.TOKEN_ROWS)) is not None:
         assert auxiliary.token_ids is not None
-        own = F.linear(x, rows, None if bias is None else bias[auxiliary.token_ids])
-        y.index_copy_(1, auxiliary.token_ids, own)
+        token_ids = auxiliary.token_ids[: len(rows) - auxiliary.num_added(y.shape[1])]
+        own = F.linear(x, rows[: len(token_ids)], None if bias is None else bias[token_ids])
+        y.index_copy_(1, token_ids, own)
     if with_vectors:
         change_rows(y, bias, *map(values.get, VECTOR_KINDS))
+
+
+def added_logits(x: Tensor, vocab_size: int, auxiliary: SliceAuxiliary) -> Tensor | None:
+    """The logits `[n, num_added]` of the tokens that an adapter adds to the base's `vocab_size`.
+
+    x `[n, in]`: rows of the adapter. None: it adds none.
+    """
+    num_added = auxiliary.num_added(vocab_size)
+    if not num_added:
+        return None
+    (rows,) = (values for kind, values in auxiliary.values.items() if kind in REPLACING_KINDS)
+    return F.linear(x, rows[-num_added:])
 
 
 def change_embedding(token_ids: Tensor, y: Tensor, scale: float, auxiliary: SliceAuxiliary) -> None:
@@ -99,7 +122,7 @@ def change_embedding(token_ids: Tensor, y: Tensor, scale: float, auxiliary: Slic
     """
     values = auxiliary.values
     if (matrix := values.get(ExtraKind.MATRIX)) is not None:
-        y.copy_(F.embedding(token_ids, matrix) * scale)
+        y.copy_(F.embedding(token_ids.clamp(max=len(matrix) - 1), matrix) * scale)
     if (rows := values.get(ExtraKind.TOKEN_ROWS)) is not None:
         assert auxiliary.token_ids is not None
         place = torch.searchsorted(auxiliary.token_ids, token_ids).clamp_(max=len(rows) - 1)

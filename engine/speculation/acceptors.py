@@ -209,7 +209,8 @@ def _correct(draft_tokens: Sequence[_DraftToken], target: Tensor) -> list[int]:
         if draft_token.proposed is None:
             proposed[row, draft_token.token] = 1.0
         else:
-            proposed[row] = draft_token.proposed
+            # An adapter of the step may have more tokens than the proposer knows.
+            proposed[row, : len(draft_token.proposed)] = draft_token.proposed
     rows = [draft_token.place.sampling for draft_token in draft_tokens]
     return draw_from(leftover(target, proposed), rows, Stream.CORRECTION)
 

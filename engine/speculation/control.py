@@ -18,6 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ...adapters.identity import AdapterKey
+from ..config import COPYING_PROPOSERS
 from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..request import Request
 from ..scheduling.step_costs import StepCosts, StepShape
@@ -190,7 +191,8 @@ class Control:
     def _group(self, decodes: Iterable[Request]) -> list[tuple[SpeculationParams | None, _Group]]:
         """Group requests by adapter version and speculation parameters.
 
-        Leaves out requests that switch speculation off or name an unknown proposer.
+        Leaves out requests that switch speculation off or name an unknown proposer. For an adapter
+        with tokens of its own, no model proposes: it knows only the base's.
         """
         alike: dict[tuple[AdapterKey | None, SpeculationParams | None], list[Request]]
         alike = defaultdict(list)
@@ -203,6 +205,8 @@ class Control:
             tracks = self._use(line)
             if asked is not None and asked.proposer is not None:
                 tracks = {name: tracks[name] for name in tracks if name == asked.proposer}
+            if requests[0].submitted.vocab_size is not None:
+                tracks = {name: tracks[name] for name in tracks if name in COPYING_PROPOSERS}
             for track in tracks.values():
                 track.planned = 0
             if tracks:

@@ -156,14 +156,16 @@ class Speculation:
         Whether a draft token is removed must not depend on its value, or rejection sampling would
         sample from another distribution; therefore proposers with logits sample under the grammar.
         """
-        draft = draft.only(range(self._num_computable(draft, num_tokens)))
+        vocab_size = request.submitted.vocab_size or self._vocab_size
+        draft = draft.only(range(_num_computable(draft, num_tokens, vocab_size)))
         return draft if request.matcher is None else request.matcher.cut(draft)
 
-    def _num_computable(self, draft: Draft, num_tokens: int) -> int:
-        for index, token in enumerate(draft.token_ids[:num_tokens]):
-            if not 0 <= token < self._vocab_size:
-                return index
-        return min(len(draft), num_tokens)
+
+def _num_computable(draft: Draft, num_tokens: int, vocab_size: int) -> int:
+    for index, token in enumerate(draft.token_ids[:num_tokens]):
+        if not 0 <= token < vocab_size:
+            return index
+    return min(len(draft), num_tokens)
 
 
 def _attempt(

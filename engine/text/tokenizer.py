@@ -18,25 +18,34 @@ import tokenizers
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from ...adapters.added_tokens import AddedToken
 from ..errors import ChatTemplateMissing, InvalidParameter, PromptTooLong, TokenizerUnusable
 from .token_coverage import most_bytes_per_token
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_REASON_CHARACTERS = 300
+_TOKEN_FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _WORD_START = "\u2581"  # SentencePiece writes a space as this character
 
 
 class Tokenizer:
-    """Tokenizes for one base model. Raises TokenizerUnusable if it has no usable tokenizer."""
+    """Tokenizes for one base model, or for an adapter that adds tokens to it."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, added: Sequence[AddedToken] = ()) -> None:
+        """`added`: by ascending ID. Raises TokenizerUnusable if the base has no usable tokenizer,
+        or if an added token cannot have its ID."""
         self._chat = _load(model_dir)
         self.backend: tokenizers.Tokenizer = self._chat.backend_tokenizer
         # A tokenizer.json saved after training may cut or pad: a prompt is neither.
         self.backend.no_truncation()
         self.backend.no_padding()
-        self.eos_token_ids = _eos_token_ids(model_dir, self._chat.eos_token_id)
+        for token in added:
+            _add_token(self.backend, token)
+        self.own_eos_token_ids = frozenset(token.id for token in added if token.ends_output)
+        """Those of `eos_token_ids` that are added."""
+        declared = _eos_token_ids(model_dir, self._chat.eos_token_id)
+        self.eos_token_ids = declared | self.own_eos_token_ids
         """Tokens that end an output: the tokenizer's and the generation config's."""
         self._decoded_bytes: dict[int, bytes] = {}
         self._whole_texts: dict[int, str | None] = {}
@@ -213,6 +222,19 @@ def _load(model_dir: Path) -> PreTrainedTokenizerFast:
             f"{model_dir / TOKENIZER_FILE} or the files beside it cannot be read: {reason}; "
             "download the tokenizer again"
         ) from exc
+
+
+def _add_token(backend: tokenizers.Tokenizer, token: AddedToken) -> None:
+    """Raises TokenizerUnusable if the token gets another ID than its own."""
+    flags = {name: getattr(token, name) for name in _TOKEN_FLAGS}
+    known = backend.token_to_id(token.content)
+    backend.add_tokens([tokenizers.AddedToken(token.content, **flags)])
+    number = backend.token_to_id(token.content)
+    if known is not None or number != token.id:
+        raise TokenizerUnusable(
+            f"the added token {token.content!a} has the ID {token.id}; after the base's "
+            f"tokens it is {number}"
+        )
 
 
 def _eos_token_ids(model_dir: Path, tokenizer_eos: int | None) -> frozenset[int]:

@@ -14,6 +14,7 @@ import string
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...adapters.added_tokens import AddedToken, added_tokens_of
 from ...adapters.identity import DIGEST_PREFIX, AdapterKey
 from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
 from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
@@ -65,6 +66,10 @@ class AdapterRef:
     """The alias that led here, `prod` for a bare name; None where none did, as for `latest`."""
     is_canary: bool = False
     """The alias is split, and this is its canary."""
+    vocab_size: int | None = None
+    """The number of its tokens, if it is not the base's."""
+    added_tokens: tuple[AddedToken, ...] = ()
+    """The texts of tokens that the base does not have."""
 
     @property
     def pinned(self) -> str:
@@ -246,4 +251,6 @@ def _reference(
         reason_code=version.reason_code,
         alias=alias,
         is_canary=is_canary,
+        vocab_size=version.intake_report.get("vocab_size"),
+        added_tokens=added_tokens_of(version.intake_report),
     )

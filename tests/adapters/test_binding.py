@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loraplex.adapters.added_tokens import MAX_ADDED_TOKENS
 from loraplex.adapters.binding import bind
 from loraplex.adapters.block import Extra, ExtraKind
 from loraplex.adapters.bound import Binding
@@ -115,7 +116,7 @@ UNBOUND: dict[str, tuple[dict[str, tuple[int, ...]], str, str]] = {
         "lora_embedding_A",
     ),
     "wrapped linear": (pair(f"{Q}.base_layer", 8, 8), "unbound_tensor", Q),
-    "embedding of another vocabulary": (embedding_pair(100), "shape_mismatch", "embedding_A"),
+    "embedding of another vocabulary": (embedding_pair(100), "resized_vocabulary", "embedding_A"),
     "embedding without B": (
         {f"base_model.model.{EMBEDDING}.lora_embedding_A": (2, 99)},
         "missing_pair",
@@ -499,8 +500,31 @@ WRONG_EXTRAS: dict[str, tuple[Shapes, PeftConfig, str]] = {
     ),
     "unknown token": (
         rows_of(EMBEDDING, 1),
-        make_config(trained_tokens=(("", (99,)),)),
+        make_config(trained_tokens=(("", (99 + MAX_ADDED_TOKENS,)),)),
         "wrong_base",
+    ),
+    "added token of the embedding alone": (
+        rows_of(EMBEDDING, 1),
+        make_config(trained_tokens=(("", (99,)),)),
+        "resized_vocabulary",
+    ),
+    "added tokens with a gap": (
+        {**rows_of(EMBEDDING, 1), **rows_of(HEAD, 1)},
+        make_config(trained_tokens=((EMBEDDING, (100,)), (HEAD, (100,)))),
+        "resized_vocabulary",
+    ),
+    "more rows than may be added": (
+        {f"base_model.model.{HEAD}.weight": (99 + MAX_ADDED_TOKENS + 1, 8)},
+        make_config(modules_to_save=(HEAD,)),
+        "resized_vocabulary",
+    ),
+    "some of the added rows trained": (
+        {
+            **rows_of(EMBEDDING, 1),
+            f"base_model.model.{EMBEDDING}.token_adapter.base_layer.weight": (101, 8),
+        },
+        make_config(trained_tokens=(("", (99,)),)),
+        "resized_vocabulary",
     ),
     "rows of a linear layer": (
         rows_of(Q, 1),

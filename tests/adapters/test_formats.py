@@ -42,6 +42,7 @@ USED_WITH: dict[str, set[str]] = {
     "dora": {"lora", "output_head", "embedding"},
     "full_matrix": {"lora"},
     "token_rows": {"lora"},
+    "added_tokens": {"lora", "token_rows"},
 }
 """What else the adapter of each row uses."""
 

@@ -328,7 +328,16 @@ def test_confined_process_has_limits_and_no_network_or_other_files_where_the_ker
 
 
 ADAPTERS_OF_INTAKE = {
-    *("arrangement", "binding", "block", "bound", "canonical", "child", "confinement"),
+    *(
+        "added_tokens",
+        "arrangement",
+        "binding",
+        "block",
+        "bound",
+        "canonical",
+        "child",
+        "confinement",
+    ),
     "errors",
     *("examination", "expert_binding", "auxiliary_binding", "formats", "identity", "intake"),
     *(
@@ -339,6 +348,7 @@ ADAPTERS_OF_INTAKE = {
         "peft_config",
         "peft_fields",
         "rejections",
+        "resized_ends",
         "safetensors_header",
     ),
     *("served_features", "source", "strict_json", "tensor_names", "weights", "whole_model_names"),

@@ -12,6 +12,7 @@ from peft import LoraConfig
 from peft.utils.other import get_pattern_key
 
 from loraplex.adapters import peft_config, peft_fields
+from loraplex.adapters.added_tokens import MAX_ADDED_TOKENS, AddedToken
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.peft_config import (
     MAX_TRAINED_TOKENS,
@@ -66,6 +67,21 @@ def test_accepts_what_does_not_change_the_output(fields: dict[str, Any]) -> None
     assert parse(**fields).canonical() == parse().canonical()
 
 
+def test_added_tokens_are_part_of_the_digest_and_come_by_ascending_id() -> None:
+    tokens = [
+        {"id": 9, "content": "<b>", "special": True, "ends_output": True},
+        {"id": 8, "content": "<a>"},
+    ]
+    config = parse(added_tokens=tokens)
+    assert config.added_tokens == (
+        AddedToken(8, "<a>"),
+        AddedToken(9, "<b>", special=True, ends_output=True),
+    )
+    assert config.canonical() != parse().canonical()
+    assert parse(added_tokens=config.canonical()["added_tokens"]) == config
+    assert parse(added_tokens=[]).canonical() == parse().canonical()
+
+
 def test_never_runs_a_target_pattern() -> None:
     # as a regular expression this takes PEFT minutes on a module name
     assert parse(target_modules="([a-z0-9_.]+)+X").target_modules == ()
@@ -111,6 +127,37 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         {"trainable_token_indices": list(range(MAX_TRAINED_TOKENS + 1))},
         "config_too_large",
         "/trainable_token_indices",
+    ),
+    "added tokens as an object": ({"added_tokens": {}}, "malformed_config", "/added_tokens"),
+    "an added token without content": (
+        {"added_tokens": [{"id": 5}]},
+        "malformed_config",
+        "/added_tokens",
+    ),
+    "an added token of an unknown field": (
+        {"added_tokens": [{"id": 5, "content": "<a>", "regex": "x"}]},
+        "malformed_config",
+        "/added_tokens",
+    ),
+    "an added token with a flag as text": (
+        {"added_tokens": [{"id": 5, "content": "<a>", "special": "yes"}]},
+        "malformed_config",
+        "/added_tokens",
+    ),
+    "two added tokens of one content": (
+        {"added_tokens": [{"id": 5, "content": "<a>"}, {"id": 6, "content": "<a>"}]},
+        "malformed_config",
+        "/added_tokens",
+    ),
+    "an added token of control characters": (
+        {"added_tokens": [{"id": 5, "content": "a\x1b[0m"}]},
+        "malformed_config",
+        "/added_tokens",
+    ),
+    "too many added tokens": (
+        {"added_tokens": [{"id": i, "content": f"<{i}>"} for i in range(MAX_ADDED_TOKENS + 1)]},
+        "malformed_config",
+        "/added_tokens",
     ),
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, "unsupported_feature", "/init_lora_weights"),
     "olora": ({"init_lora_weights": "olora"}, "unsupported_feature", "/init_lora_weights"),

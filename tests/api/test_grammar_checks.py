@@ -231,6 +231,7 @@ def test_a_server_without_grammars_says_so() -> None:
     inference = Inference(
         engine=cast(Any, engine),
         tokenizer=nothing,
+        version_tokenizers=nothing,
         control_plane=nothing,
         metering=nothing,
         seen_adapters=nothing,

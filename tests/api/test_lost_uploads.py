@@ -96,6 +96,7 @@ class Installation:
             served_model_name="base",
             server_id="gone",
             note_stored=lambda key: None,
+            open_tokenizer=lambda added: None,
         )
         cast(Any, pushes)._examiner._examine = examine
         return pushes

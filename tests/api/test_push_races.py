@@ -87,6 +87,7 @@ class Server:
             served_model_name="base",
             server_id="here",
             note_stored=lambda key: None,
+            open_tokenizer=lambda added: None,
         )
 
     def open_upload(self) -> str:

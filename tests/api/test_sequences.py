@@ -11,6 +11,10 @@ from loraplex.api.inference.served_models import ServedModel
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.sampling_params import SamplingParams
 
+TOKENIZER = cast(
+    Any, SimpleNamespace(eos_token_ids=frozenset({7, 2}), own_eos_token_ids=frozenset())
+)
+
 
 def requests_of(
     sampling: SamplingParams, *, num_choices: int, num_prompts: int = 1, **fields: Any
@@ -28,7 +32,7 @@ def requests_of(
         **fields,
     )
     slots = range(50, 50 + order.num_sequences)
-    return [spec.request for spec in sequences_of(order, slots=slots, eos_token_ids={7, 2})]
+    return [spec.request for spec in sequences_of(order, slots=slots, tokenizer=TOKENIZER)]
 
 
 def test_each_prompt_s_choices_share_its_group_and_only_the_first_reads_it() -> None:

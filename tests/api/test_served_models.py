@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from loraplex.api.inference.seen_adapters import FRESH_SECONDS, SeenAdapters
 from loraplex.api.inference.served_models import ServedModel, ServedModels
+from loraplex.api.inference.version_tokenizers import VersionTokenizers
+from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.adapters import service as catalog
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.database import Database
@@ -42,6 +44,7 @@ class World:
         stand_ins: dict[str, Any] = {
             "engine": SimpleNamespace(info=SimpleNamespace(base_id=BASE_ID)),
             "control_plane": self,
+            "tokenizers": VersionTokenizers(lambda added: cast(Tokenizer, added)),
         }
         self._models = ServedModels(base_name="base", seen_adapters=self.seen, **stand_ins)
         self.add("support-bot")

@@ -156,7 +156,10 @@ def test_the_plan_and_the_base_say_how_it_is_quantized(tiny_base: Path, tmp_path
     engine.close()
     name = "int4, groups of 32, 3 layers excluded"
     assert f"({name})" in engine.core.info.memory_plan[0]
-    assert base_view("base", engine.core.info, max_full_matrix_bytes=0).quantization == name
+    assert (
+        base_view("base", engine.core.info, num_tokens=0, max_full_matrix_bytes=0).quantization
+        == name
+    )
 
 
 @pytest.mark.parametrize(

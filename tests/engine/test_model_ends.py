@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,38 @@ def test_both_ends_of_every_served_family_can_be_adapted(family: str, tmp_path: 
     assert ends.embedding
     assert ends.head
     assert ends.embedding.projection.in_features == ends.head.projection.out_features
+    assert bool(ends.fixed_vocabulary) == (family == "phi"), "its head has a bias"
+
+
+def test_a_model_that_reads_token_ids_elsewhere_takes_no_added_tokens(tmp_path: Path) -> None:
+    model = load(tmp_path, "llama")
+    layer = model.model.layers[0]
+    model.model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: layer.__dict__.update(seen=kwargs["input_ids"]),
+        with_kwargs=True,
+    )
+    layer.register_forward_hook(lambda layer, _args, y: y * (1 + layer.seen[..., None]))
+    assert "token ids elsewhere" in adapt_ends(model).fixed_vocabulary
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda logits: logits[..., :128], "cuts its logits"),
+        (lambda logits: logits + torch.zeros(128), "computes with its vocabulary"),
+    ],
+)
+def test_a_model_that_computes_with_its_vocabulary_takes_no_added_tokens(
+    change: Callable[[Tensor], Tensor], reason: str, tmp_path: Path
+) -> None:
+    model = load(tmp_path, "llama")
+
+    def changed(_module: nn.Module, _args: Any, output: Any) -> Any:
+        output.logits = change(output.logits)
+        return output
+
+    model.register_forward_hook(changed)
+    assert reason in adapt_ends(model).fixed_vocabulary
 
 
 class OtherLinear(nn.Linear):

@@ -203,7 +203,7 @@ def test_answers_do_not_depend_on_how_they_are_served(
     alone, engine = serve(max_num_seqs=1, prefix_caching=False)
     assert len(set(map(tuple, alone))) > 3
     assert "(embedding and output head int4)" in engine.core.info.memory_plan[0]
-    told = base_view("base", engine.core.info, max_full_matrix_bytes=0)
+    told = base_view("base", engine.core.info, num_tokens=0, max_full_matrix_bytes=0)
     assert told.quantization == "none"
     assert told.embedding.quantization == told.output_head.quantization == "int4"
     ends_bytes = sum(end.weight_bytes for end in engine.core.parts.base.packed_ends.linears)

@@ -193,6 +193,7 @@ def test_a_layout_travels_without_what_it_has_computed() -> None:
         "refused",
         "ties_embeddings",
         "is_text_part",
+        "fixed_vocabulary",
         "digests",
     }
 

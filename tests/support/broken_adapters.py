@@ -164,11 +164,11 @@ def _classifier(base: Path, folder: Path) -> None:
 
 
 def _with_resized_vocabulary(base: Path, folder: Path) -> None:
-    """Tokens of its own were added to the tokenizer before training."""
+    """Tokens of its own were added to the tokenizer before training LoRA on both ends."""
     model = AutoModelForCausalLM.from_pretrained(base)
     model.resize_token_embeddings(model.config.vocab_size + 3, mean_resizing=False)
-    adapter = get_peft_model(model, LoraConfig(r=4, target_modules=list(ATTENTION_TARGETS)))
-    adapter.save_pretrained(folder, save_embedding_layers=True)
+    targets = [*ATTENTION_TARGETS, "embed_tokens", "lm_head"]
+    get_peft_model(model, LoraConfig(r=4, target_modules=targets)).save_pretrained(folder)
 
 
 def _checkpoint_folder(base: Path, folder: Path) -> None:

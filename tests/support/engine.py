@@ -89,6 +89,8 @@ class LocalEngine:
         """Of `evicted`."""
         self.explanations: list[AdapterExplanation] = []
         self.paths: dict[AdapterKey, Path] = {}
+        self.vocab_sizes: dict[AdapterKey | None, int | None] = {}
+        """Of adapters with tokens of their own."""
         self.broken: set[AdapterKey] = set()
         """Adapters whose fetch fails."""
 
@@ -98,6 +100,7 @@ class LocalEngine:
         report = self.examine(folder, path)
         key = AdapterKey(tenant_id, report.digest)
         self.paths[key] = path
+        self.vocab_sizes[key] = report.vocab_size
         return key
 
     def examine(self, folder: Path, path: Path) -> IntakeReport:
@@ -107,6 +110,7 @@ class LocalEngine:
             path,
             layout=self.core.info.layout,
             serving_dtype=self.core.info.dtype,
+            max_full_matrix_bytes=MIB,
         )
 
     def submit(
@@ -125,6 +129,7 @@ class LocalEngine:
         pooling: Pooling | None = None,
         num_prompt_logprobs: int | None = None,
         num_lone_steps: int = 0,
+        own_end_token_ids: tuple[int, ...] = (),
         **sampling: object,
     ) -> str:
         """Queue a request, greedy unless told otherwise; return its id."""
@@ -138,6 +143,8 @@ class LocalEngine:
             list(prompt),
             params,
             adapter,
+            vocab_size=self.vocab_sizes.get(adapter),
+            own_end_token_ids=own_end_token_ids,
             cache_namespace=cache_namespace,
             return_logits=return_logits,
             num_lone_steps=num_lone_steps,

@@ -46,6 +46,7 @@ class PoisonedWeights:
         self._row_tables: list[list[list[int]]] = self.table.tolist()
         self.row_auxiliary: list[dict[int, object]] = [{} for _ in range(num_rows)]
         self.replacing_rows: set[int] = set()
+        self.row_vocabularies: dict[int, int] = {}
         self._generator = torch.Generator().manual_seed(0)
         self._end = GAP_ELEMENTS
 

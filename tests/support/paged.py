@@ -83,8 +83,8 @@ def paged_logits(
             step = step_builder.build(runs, runs, num_decodes=num_decodes)
         forward = PagedForward.of(cache, inputs, step.lora)
         everything = torch.arange(len(inputs.input_ids), device=base.device)
-        with base.ends.changed_by(step):
-            out = run_model(base.model, forward, inputs.input_ids, inputs.positions, everything)
+        with base.ends.changed_by(step, inputs.input_ids) as token_ids:
+            out = run_model(base.model, forward, token_ids, inputs.positions, everything)
         for i, part in zip(order, out.split([counts[i] for i in order]), strict=True):
             logits[i].append(part)
             done[i] += counts[i]

@@ -169,10 +169,18 @@ def _save_other_type(model: nn.Module, directory: Path, seed: int) -> None:
     trained.save_pretrained(directory)
 
 
+def _save_added_tokens(model: PreTrainedModel, directory: Path, seed: int) -> None:
+    resized = copy.deepcopy(model)
+    resized.resize_token_embeddings(model.config.vocab_size + 2)
+    added = [model.config.vocab_size, model.config.vocab_size + 1]
+    lora = {"trainable_token_indices": {"embed_tokens": added, "lm_head": added}}
+    _save(resized, directory, seed, lora, save_embedding_layers=False)
+
+
 def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
     resized = copy.deepcopy(model)
     resized.resize_token_embeddings(model.config.vocab_size + 8)
-    _save(resized, directory, seed, {}, save_embedding_layers=True)
+    _save(resized, directory, seed, {"target_modules": ["embed_tokens", "lm_head"]})
 
 
 def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
@@ -198,6 +206,7 @@ def _save_other_part(_model: PreTrainedModel, directory: Path, seed: int) -> Non
 _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
     "other_part": _save_other_part,
     "other_type": _save_other_type,
+    "added_tokens": _save_added_tokens,
     "resized_vocabulary": _save_resized,
     "separate_experts": _save_separate_experts,
     "experts_of_one_shape": _save_experts_of_one_shape,

@@ -132,5 +132,5 @@ class Verifier:
         )
         rows = torch.arange(len(inputs.input_ids))
         forward = PagedForward.of(self.cache, inputs, step.lora)
-        with self._base.ends.changed_by(step):
-            return run_model(self._base.model, forward, inputs.input_ids, inputs.positions, rows)
+        with self._base.ends.changed_by(step, inputs.input_ids) as token_ids:
+            return run_model(self._base.model, forward, token_ids, inputs.positions, rows)

@@ -45,7 +45,7 @@ def make_request(
 def allowed_by_row(*requests: Request) -> list[set[int]]:
     num_rows = sum(1 + len(request.draft) for request in requests)
     logits = torch.zeros(num_rows, VOCAB_SIZE)
-    masked = restrict(requests, logits, SequentialExecutor()).logits
+    masked = restrict(requests, logits, SequentialExecutor(), VOCAB_SIZE).logits
     assert not logits.any(), "the logits are left as they were"
     return [set(row.isfinite().nonzero().flatten().tolist()) for row in masked]
 
@@ -65,7 +65,9 @@ def test_who_ignores_the_end_takes_it_from_nobody_else() -> None:
 @pytest.mark.parametrize("token", [0, 31, 32, 38])
 def test_a_single_token_that_is_allowed_is_enough_for_a_single_request(token: int) -> None:
     request = make_request(lambda _: {token})
-    masked, failed = restrict([request], torch.zeros(1, VOCAB_SIZE), SequentialExecutor())
+    masked, failed = restrict(
+        [request], torch.zeros(1, VOCAB_SIZE), SequentialExecutor(), VOCAB_SIZE
+    )
     assert masked[0].isfinite().nonzero().flatten().tolist() == [token]
     assert failed == {}
 
@@ -88,7 +90,7 @@ def test_a_grammar_that_fails_or_allows_nothing_fails_its_request_alone() -> Non
     broken = make_request(lambda _: {1}, breaks_behind=0)
     sound = make_request(lambda _: {1})
     requests = [sound, stuck, make_request(None), broken]
-    failed = restrict(requests, torch.zeros(4, VOCAB_SIZE), SequentialExecutor()).failed
+    failed = restrict(requests, torch.zeros(4, VOCAB_SIZE), SequentialExecutor(), VOCAB_SIZE).failed
     assert failed.keys() == {stuck, broken}
 
 

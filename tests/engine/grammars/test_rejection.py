@@ -104,7 +104,7 @@ def test_the_distribution_is_the_models_under_the_condition_of_the_grammar(
             assert request.matcher is not None
             request.draft = request.matcher.cut(draft)
         tokens = [t for r in growing for t in (r.token_ids[-1], *r.draft.token_ids)]
-        logits, failed = restrict(growing, TARGET[tokens], SequentialExecutor())
+        logits, failed = restrict(growing, TARGET[tokens], SequentialExecutor(), TARGET.shape[1])
         assert not failed
         for request, (path, token_ids) in zip(
             growing, acceptor.accept(growing, logits), strict=True

@@ -25,9 +25,10 @@ from loraplex.engine.messages import (
 from loraplex.engine.sampling_params import SamplingParams
 from support.engine import Answer, LocalEngine
 from support.grammars import ScriptedAutomaton, SequentialExecutor
-from support.models import make_adapter
+from support.models import SPECIAL_TOKENS, make_adapter
 
 END = 256
+VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 PROMPT = [7, 8, 9]
 
 
@@ -65,7 +66,7 @@ class ScriptedBackend:
         return self._automata[spec.text]
 
     def grammars(self, **settings: int) -> Grammars:
-        backend = Backend(self.compile, SequentialExecutor(), frozenset({END}))
+        backend = Backend(self.compile, SequentialExecutor(), frozenset({END}), VOCAB_SIZE)
         return Grammars(backend, **settings)
 
 
