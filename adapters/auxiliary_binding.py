@@ -159,14 +159,11 @@ class _ExtraBinder:
         is_embedding = layer.kind is SliceKind.EMBEDDING
         shape = (layer.out_features, layer.in_features)
         rows, width = shape[::-1] if is_embedding else shape
-        is_copy = name.role is not TensorRole.MATRIX or not is_saved(
-            index, self._config, self._layout
-        )
         if len(tensor.shape) == 2 and tensor.shape[0] != rows and tensor.shape[1] == width:
-            check_resized(tensor, rows, is_copy=is_copy)
+            check_resized(tensor, rows)
             rows = tensor.shape[0]
         _check_shape(tensor, (rows, width))
-        if is_copy:
+        if name.role is not TensorRole.MATRIX or not is_saved(index, self._config, self._layout):
             self.copies.append(BaseCopy(name.module, tensor))
             return
         extra = Extra(index, ExtraKind.MATRIX, (rows, width))

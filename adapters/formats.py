@@ -307,7 +307,7 @@ REFUSED: tuple[RefusedFeature, ...] = (
     RefusedFeature(
         "resized_vocabulary",
         "`resize_token_embeddings` before training with LoRA on `embed_tokens` or `lm_head`, or to "
-        "another number of rows in each, or to fewer rows without `modules_to_save`",
+        "another number of rows in each",
         "resized_vocabulary",
         "Added tokens are rows beyond the base's matrices, the same in the embedding and the "
         "output head.",

@@ -64,9 +64,10 @@ class BaseLayout:
     """Modules that exist but cannot carry LoRA here, with the reason: `{"lm_head": "..."}`."""
     ties_embeddings: bool = False
     """The output head uses the input embedding's matrix."""
-    digests: dict[str, str] = field(default_factory=dict)
-    """Module name of an embedding or head to the hex SHA-256 of its weight as the checkpoint holds
-    it, widened to float32, in row order: tells an adapter's copy of it from a trained matrix."""
+    digests: dict[str, list[str]] = field(default_factory=dict)
+    """Module name of an embedding or head to hex SHA-256s of its weight as the checkpoint holds it,
+    widened to float32, in row order: of all rows, then of all but the last, and so on. They tell an
+    adapter's copy of it, which may have fewer rows, from a trained matrix."""
     fixed_vocabulary: str = ""
     """Why adapters cannot add tokens; empty: they can."""
     is_text_part: bool = False
@@ -97,6 +98,12 @@ class BaseLayout:
         last, vocabulary = self.slices[-1], self.slices[self.embedding].in_features
         is_head = last.kind is SliceKind.LINEAR and last.out_features == vocabulary
         return len(self.slices) - 1 if is_head else None
+
+    def num_rows(self, end: str) -> int:
+        """The rows of the matrix of the input embedding or the output head: its tokens."""
+        layer = self.slices[self.slice_index[end]]
+        is_embedding = layer.kind is SliceKind.EMBEDDING
+        return layer.in_features if is_embedding else layer.out_features
 
     @cached_property
     def expert_modules(self) -> dict[str, tuple[int, ...]]:

@@ -79,7 +79,7 @@ def check_base_copies(weights: BinaryIO, copies: tuple[BaseCopy, ...], layout: B
     """
     for module, tensor in ((copy.module, copy.tensor) for copy in copies):
         values = to_float32(read_tensor(weights, tensor), tensor.dtype)
-        if _float32_digest(values) != layout.digests.get(module):
+        if not _is_copy(values, layout, module):
             raise AdapterRejected(
                 "base_weights_included",
                 f"{tensor.name}: {refusal_message('base_weights')}",
@@ -111,8 +111,14 @@ def _is_the_bases(extra: BoundExtra, values: npt.NDArray[np.float32], layout: Ba
     """Whether a full matrix was never trained; other kinds cannot be decided without the base."""
     if extra.extra.kind is not ExtraKind.MATRIX:
         return False
-    digest = layout.digests.get(extra.layer.name)
-    return digest is not None and digest == _float32_digest(values)
+    return _is_copy(values, layout, extra.layer.name)
+
+
+def _is_copy(values: npt.NDArray[np.float32], layout: BaseLayout, module: str) -> bool:
+    """Whether these are the first rows of the base's matrix."""
+    num_missing = layout.num_rows(module) - len(values)
+    digests = layout.digests.get(module, [])
+    return 0 <= num_missing < len(digests) and digests[num_missing] == _float32_digest(values)
 
 
 def _float32_digest(values: npt.NDArray[np.float32]) -> str:

@@ -18,7 +18,7 @@ from .block import Extra, ExtraKind
 from .bound import BoundExtra, TwinTensor
 from .errors import AdapterRejected
 from .formats import refusal_message
-from .layout import BaseLayout, SliceKind
+from .layout import BaseLayout
 from .peft_config import PeftConfig
 from .safetensors_header import TensorEntry
 from .tensor_names import PREFIX, TensorName, TensorRole
@@ -66,8 +66,7 @@ def vocabulary_of(extras: Iterable[Extra], layout: BaseLayout, end: int | None) 
     """The rows of one end with these extras; None where adapters cannot change it."""
     if end is None:
         return None
-    layer = layout.slices[end]
-    size = layer.in_features if layer.kind is SliceKind.EMBEDDING else layer.out_features
+    size = layout.num_rows(layout.slices[end].name)
     for extra in extras:
         if extra.slice_index == end and extra.kind is ExtraKind.MATRIX:
             return extra.shape[0]
@@ -111,13 +110,11 @@ def check_ends_agree(auxiliary: Iterable[BoundExtra], layout: BaseLayout) -> int
     return head
 
 
-def check_resized(tensor: TensorEntry, num_rows: int, *, is_copy: bool) -> None:
-    """Raise AdapterRejected if the matrix of an end cannot take the place of the base's of
-    `num_rows` rows. `is_copy`: it was not trained."""
+def check_resized(tensor: TensorEntry, num_rows: int) -> None:
+    """Raise AdapterRejected if the matrix of an end has far more or fewer rows than the base's,
+    which has `num_rows`."""
     if abs(tensor.shape[0] - num_rows) > MAX_ADDED_TOKENS:
         raise _refused(tensor, f"the base has {num_rows}, and {MAX_ADDED_TOKENS} may be added")
-    if is_copy and tensor.shape[0] < num_rows:
-        raise _refused(tensor, f"the base has {num_rows}, so it is no copy of the base's matrix")
 
 
 def check_not_resized(tensor: TensorEntry, shape: tuple[int, int], dim: int) -> None:
@@ -180,13 +177,11 @@ def _num_base_rows(
     is_matrix = name.role is TensorRole.MATRIX and not is_saved(index, config, layout)
     if not is_matrix and name.role not in _COPIES:
         return None
-    layer = layout.slices[index]
-    num_rows, width = layer.out_features, layer.in_features
-    if layer.kind is SliceKind.EMBEDDING:
-        num_rows, width = width, num_rows
+    layer, num_rows = layout.slices[index], layout.num_rows(name.module)
+    width = layer.in_features + layer.out_features - num_rows
     if len(tensor.shape) != 2 or tensor.shape[1] != width or tensor.shape[0] <= num_rows:
         return None
-    check_resized(tensor, num_rows, is_copy=True)
+    check_resized(tensor, num_rows)
     return num_rows
 
 

@@ -15,16 +15,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 _PIECE_ROWS = 1024
+NUM_PREFIXES = 512
+"""Of bases whose tables are padded, tokenizers have up to some hundred tokens less than rows."""
 
 
-def end_digests(model: PreTrainedModel, model_dir: Path) -> dict[str, str]:
-    """Module name to the hex SHA-256 of its weight: see `BaseLayout.digests`.
+def end_digests(model: PreTrainedModel, model_dir: Path) -> dict[str, list[str]]:
+    """Module name to hex SHA-256s of its weight: see `BaseLayout.digests`.
 
     It uses the checkpoint's own values, because those in memory may be rounded. A module whose
     weight is in none of the files is omitted.
     """
     names = {module: name for name, module in model.named_modules()}
-    digests: dict[Tensor, str | None] = {}
+    digests: dict[Tensor, list[str] | None] = {}
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     for module in ends:
         if module.weight not in digests:  # by identity: tied ends share theirs
@@ -33,8 +35,8 @@ def end_digests(model: PreTrainedModel, model_dir: Path) -> dict[str, str]:
     return {name: digest for name, digest in found.items() if digest is not None}
 
 
-def _digest(weight: Tensor, model_dir: Path) -> str | None:
-    """The digest of the stored tensor from which `weight` was loaded, whatever its name."""
+def _digest(weight: Tensor, model_dir: Path) -> list[str] | None:
+    """The digests of the stored tensor from which `weight` was loaded, whatever its name."""
     if weight.is_meta:
         return None
     for path in sorted(model_dir.glob("*.safetensors")):
@@ -46,13 +48,19 @@ def _digest(weight: Tensor, model_dir: Path) -> str | None:
     return None
 
 
-def _hash(stored: Any, weight: Tensor) -> str | None:
+def _hash(stored: Any, weight: Tensor) -> list[str] | None:
     """None if the weight, loaded from this tensor, would have other values."""
-    hasher = hashlib.sha256()
-    for start in range(0, weight.shape[0], _PIECE_ROWS):
+    hasher, num_rows = hashlib.sha256(), weight.shape[0]
+    digests: list[str] = []
+    for start in range(0, num_rows, _PIECE_ROWS):
         piece = stored[start : start + _PIECE_ROWS]
         loaded = weight[start : start + _PIECE_ROWS].detach().cpu()
         if not torch.equal(piece.to(loaded.dtype), loaded):
             return None
-        hasher.update(piece.to(torch.float32).contiguous().numpy().data)
-    return hasher.hexdigest()
+        rows = piece.to(torch.float32).contiguous().numpy()
+        whole = max(0, min(len(rows), num_rows - NUM_PREFIXES - start))
+        hasher.update(rows[:whole].data)
+        for row in rows[whole:]:
+            hasher.update(row.data)
+            digests.append(hasher.hexdigest())
+    return digests[::-1]

@@ -539,7 +539,7 @@ def describe_layout(
     projections: Sequence[FusedProjection],
     moe_layers: Sequence[MoeLayer],
     base_id: str,
-    digests: dict[str, str],
+    digests: dict[str, list[str]],
     is_text_part: bool,
 ) -> BaseLayout:
     """The parts of the model that adapters can change; `order` is that of its modules before these

@@ -344,14 +344,14 @@ def test_a_copy_of_the_bases_own_matrix_is_left_out(tmp_path: Path) -> None:
     copied = {f"{PREFIX}embed_tokens.base_layer.weight": EMBEDDING_MATRIX}
     adapter = write_adapter(tmp_path / "adapter", make_lora(matrices()) | copied)
     digest = hashlib.sha256(EMBEDDING_MATRIX.tobytes()).hexdigest()
-    known = replace(FULL, digests={"embed_tokens": digest})
+    known = replace(FULL, digests={"embed_tokens": [digest]})
     report = examine_folder(adapter, known, tmp_path / "block")
     (warning,) = report.warnings
     assert (warning.code, "omitted: " in warning.message) == ("base_weights_left_out", True)
     assert "embed_tokens" in warning.message
     plain = write_adapter(tmp_path / "plain", make_lora(matrices()))
     assert examine_folder(plain, known, tmp_path / "other").digest == report.digest
-    for layout in (FULL, replace(FULL, digests={"embed_tokens": "0" * 64})):
+    for layout in (FULL, replace(FULL, digests={"embed_tokens": ["0" * 64]})):
         error = refusal(adapter, layout, tmp_path / "third")
         assert error.reason == "base_weights_included"
 
@@ -360,7 +360,7 @@ def test_a_saved_matrix_that_was_never_trained_has_no_effect(tmp_path: Path) -> 
     saved = {f"{PREFIX}embed_tokens.weight": EMBEDDING_MATRIX}
     config = {"modules_to_save": ["embed_tokens"]}
     digest = hashlib.sha256(EMBEDDING_MATRIX.tobytes()).hexdigest()
-    known = replace(FULL, digests={"embed_tokens": digest})
+    known = replace(FULL, digests={"embed_tokens": [digest]})
     idle = write_adapter(tmp_path / "idle", IDLE | saved, **config)
     assert refusal(idle, known, tmp_path / "block", **WHOLE).reason == "no_effect"
     acting = write_adapter(tmp_path / "acting", make_lora(matrices()) | saved, **config)

@@ -18,7 +18,7 @@ def make_layout(*slices: Slice, ties_embeddings: bool = False) -> BaseLayout:
         tuple(Projection((part,)) for part in slices),
         {"wpe": "not served"},
         ties_embeddings=ties_embeddings,
-        digests={"embed_tokens": "0" * 64},
+        digests={"embed_tokens": ["0" * 64]},
     )
 
 

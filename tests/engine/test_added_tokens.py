@@ -41,7 +41,8 @@ def test_every_way_of_adding_tokens_equals_peft_in_one_mixed_batch(
         path, block = tmp_path / str(index), tmp_path / f"{index}.block"
         tuned.append(save_resized(model, path, recipe, seed=index))
         report = examine_resized(path, block, base.layout)
-        assert report.vocab_size == VOCAB_SIZE + recipe.num_added, name
+        own_size = None if name.startswith("fewer rows") else VOCAB_SIZE + recipe.num_added
+        assert report.vocab_size == own_size, name
         read = host.read(AdapterKey("acme", report.digest), block)
         assert read is not None
         placement = arena.place(read.key, read.num_elements, read.table, read.auxiliary)

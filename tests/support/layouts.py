@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -36,6 +36,15 @@ def layout_of(base: Path) -> BaseLayout:
     return BaseLayout(BASE_ID, tuple(Projection(tuple(parts)) for parts in projections), refused)
 
 
+def row_digests(weight: Tensor, number: int) -> list[str]:
+    """Of all rows, of all but the last, and so on: see `BaseLayout.digests`."""
+    rows = weight.detach().float().numpy()
+    return [
+        hashlib.sha256(rows[: len(rows) - missing].tobytes()).hexdigest()
+        for missing in range(number)
+    ]
+
+
 def full_layout_of(base: Path, *, with_digests: bool = False) -> BaseLayout:
     """Embedding first, then linear layers, routers and experts, then the head."""
     model = AutoModelForCausalLM.from_pretrained(base)
@@ -46,10 +55,7 @@ def full_layout_of(base: Path, *, with_digests: bool = False) -> BaseLayout:
         *(part for name, module in model.named_modules() for part in _slices(name, module, head)),
         Slice(names[head], head.in_features, head.out_features),
     ]
-    digests = {
-        names[module]: hashlib.sha256(module.weight.detach().float().numpy().tobytes()).hexdigest()
-        for module in (embedding, head)
-    }
+    digests = {names[module]: row_digests(module.weight, 1) for module in (embedding, head)}
     return BaseLayout(
         BASE_ID,
         tuple(Projection((part,)) for part in slices),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from loraplex.engine.kv.blocks import KvBlocks
@@ -88,7 +89,10 @@ def paged_logits(
         for i, part in zip(order, out.split([counts[i] for i in order]), strict=True):
             logits[i].append(part)
             done[i] += counts[i]
-    return [torch.cat(parts) for parts in logits]
+    widest = max(part.shape[1] for parts in logits for part in parts)  # adapters may add tokens
+    return [
+        torch.cat([F.pad(part, (0, widest - part.shape[1])) for part in parts]) for parts in logits
+    ]
 
 
 def served_logits(

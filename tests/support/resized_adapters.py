@@ -41,6 +41,8 @@ RECIPES: dict[str, Recipe] = {
     "whole embedding": Recipe({"modules_to_save": ["embed_tokens"]}),
     "more rows": Recipe({}, num_added=7),
     "fewer tokens than the base": Recipe({"modules_to_save": ENDS}, num_added=-4),
+    "fewer rows, not trained": Recipe({}, num_added=-5),
+    "fewer rows, some trained": Recipe({"trainable_token_indices": [5, 99]}, num_added=-3),
 }
 
 
