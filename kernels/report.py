@@ -36,8 +36,10 @@ from . import (
     kv_write_triton,
     lora_triton,
     lora_vectors_triton,
+    recurrence_triton,
     rms_norm_triton,
     rotary_triton,
+    selective_scan_triton,
     wna16_experts_triton,
     wna16_triton,
 )
@@ -46,7 +48,9 @@ from .gated_activation import Activation
 from .kv_groups import GroupedPages, OpenBlocks, stack_grouped_pages
 from .kv_pages import KeyPrefix, KvPages, make_pages
 from .quantized_weight import CodeType, QuantizedWeight
+from .recurrence import Recurrence
 from .rms_norm import NormForm
+from .selective_scan import SelectiveScan
 from .wna16_weight import WNA16Weight, pack_codes
 
 ARCHITECTURES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
@@ -140,6 +144,7 @@ def all_cases(arch: str) -> Iterator[KernelCase]:
         wna16_cases(),
         fused_layer_cases(),
         expert_cases(),
+        state_cases(),
     )
 
 
@@ -351,6 +356,80 @@ def expert_cases() -> Iterator[KernelCase]:
         )
     for form in WNA16_FORMS:
         yield from map(form.experts_case, form.dtypes)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceVariant:
+    """A recurrence of layers that people serve."""
+
+    name: str
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    is_delta_rule: bool = True
+    decays_keys: bool = False
+
+    def case(self, dtype_name: str) -> KernelCase:
+        keys = torch.empty(1, self.num_key_heads, self.key_dim)
+        decays = torch.empty(1, self.num_heads, self.key_dim)
+        task = Recurrence(
+            q=keys,
+            k=keys,
+            v=torch.empty(1, self.num_heads, self.value_dim),
+            log_decay=decays if self.decays_keys else decays[:, :, 0],
+            beta=decays[:, :, 0],
+            is_delta_rule=self.is_delta_rule,
+            is_normalized=self.is_delta_rule,
+        )
+        data, states = f"*{dtype_name}", "*fp32"
+        pointers: dict[str, str | None] = {
+            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), data),
+            **dict.fromkeys(("after_ptr", "states_ptr", "decay_ptr", "beta_ptr"), states),
+            **dict.fromkeys(("bounds_ptr", "sources_ptr"), "*i64"),
+            "out_ptr": data if self.is_delta_rule else states,
+            "skip_ptr": None if self.is_delta_rule else states,
+        }
+        return KernelCase(
+            f"recurrence[{dtype_name},{self.name}]",
+            recurrence_triton.recurrence_kernel,
+            recurrence_triton.recurrence_constants(task) | _absent(pointers),
+            recurrence_triton.RECURRENCE_OPTIONS,
+            {**_present(pointers), "scale": "fp32"},
+        )
+
+
+RECURRENCES = (
+    RecurrenceVariant("delta rule", 32, 16, 128, 128),
+    RecurrenceVariant("decay per key", 32, 32, 128, 128, decays_keys=True),
+    RecurrenceVariant("mamba2", 128, 8, 128, 64, is_delta_rule=False),
+    RecurrenceVariant("mamba2,size256", 24, 1, 256, 128, is_delta_rule=False),
+)
+"""Qwen3-Next's, Kimi Linear's, Nemotron-H's and Falcon-H1's."""
+SCANNED_CHANNELS = 8192
+SCAN_SIZES = (8, 16)
+
+
+def state_cases() -> Iterator[KernelCase]:
+    """Recurrences of layers with states, and the selective scan."""
+    for dtype_name in DTYPES:
+        yield from (variant.case(dtype_name) for variant in RECURRENCES)
+        for size in SCAN_SIZES:
+            values, rows = torch.empty(1, SCANNED_CHANNELS), torch.empty(1, size)
+            rates = torch.empty(SCANNED_CHANNELS, size)
+            task = SelectiveScan(x=values, b=rows, c=rows, steps=values, rates=rates)
+            states = ("after_ptr", "states_ptr", "steps_ptr", "rates_ptr", "skip_ptr", "out_ptr")
+            yield KernelCase(
+                f"selective_scan[{dtype_name},size{size}]",
+                selective_scan_triton.scan_kernel,
+                selective_scan_triton.scan_constants(task),
+                selective_scan_triton.SCAN_OPTIONS,
+                {
+                    **dict.fromkeys(("x_ptr", "gate_ptr", "b_ptr", "c_ptr"), f"*{dtype_name}"),
+                    **dict.fromkeys(states, "*fp32"),
+                    **dict.fromkeys(("bounds_ptr", "sources_ptr"), "*i64"),
+                },
+            )
 
 
 def attention_cases(arch: str) -> Iterator[KernelCase]:

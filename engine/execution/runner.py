@@ -217,7 +217,7 @@ class ModelRunner:
             adapters = self._step_adapters(chunks, leases)
         states = None
         if inputs.states is not None:
-            states = PagedStates(self._cache.states, inputs.states)
+            states = PagedStates(self._cache.states, self._cache.new_states, inputs.states)
         paged = PagedForward(self._cache, inputs.attention, adapters.lora, states=states)
         forward = ObservingForward(paged, observations) if observations else paged
         seen: list[Tensor] = []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.kv_groups import SPARE_SLOT
-from ...kernels.kv_pages import KeyPrefix, KvPages, stack_pages, vector_bytes
+from ...kernels.kv_pages import GatherBuffer, KeyPrefix, KvPages, stack_pages, vector_bytes
 from ..config import KvDtype
 from ..errors import UnsupportedModel
 from ..transfers import to_device
@@ -111,6 +111,8 @@ class KvCache:
         pages: dict[_Part, KvPages] = {}
         self.states: dict[int, list[Tensor]] = {}
         """By layer, those of its states: `[num_blocks, *size]` each."""
+        self.new_states: defaultdict[tuple[int, int], GatherBuffer] = defaultdict(GatherBuffer)
+        """By layer and index among its states: memory for those after a step."""
         for group in groups:
             if group.holds_states:
                 self._tensors.append(self._make_states(group, shapes, device))

@@ -185,7 +185,7 @@ class PagedForward:
     def of(cls, cache: KvCache, inputs: StepInputs, lora: LoraBatch | None = None) -> PagedForward:
         """The forward pass of these inputs."""
         batch = inputs.states
-        states = None if batch is None else PagedStates(cache.states, batch)
+        states = None if batch is None else PagedStates(cache.states, cache.new_states, batch)
         return cls(cache, inputs.attention, lora, states=states)
 
     def attend(

@@ -10,36 +10,24 @@ import torch
 from torch import Tensor
 
 from ...kernels.causal_conv import ConvIndex, conv_index
+from ...kernels.state_rows import StateRows
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.sequence_blocks import BlockTable
 from ..transfers import to_device
 
 
 @dataclass(frozen=True, slots=True)
-class EqualLengths:
-    """The sequences of a step that have equally many rows in it."""
-
-    sequences: Tensor
-    """int64 `[num_sequences]`: their indices."""
-    rows: Tensor
-    """int64 `[num_sequences, num_rows]`."""
-
-
-@dataclass(frozen=True, slots=True)
 class StateBatch:
     """The sequences of a step in the order of their rows."""
 
-    sources: Tensor
-    """int64 `[num_sequences]`: the block of the states before the step; the null block, which is
-    zero, for a beginning."""
+    rows: StateRows
+    """Their states before the step are blocks; the null block, which is zero, is a beginning."""
     targets: Tensor
     """int64 `[num_sequences]`: the block of the states after the step."""
     begins: Tensor
     """int64 `[num_sequences]`, in host memory: the first row of each."""
     counts: Tensor
     """int64 `[num_sequences]`, in host memory: the rows of each."""
-    lengths: tuple[EqualLengths, ...]
-    """All sequences, by their number of rows."""
     _conv_indices: dict[int, ConvIndex] = field(default_factory=dict)
 
     def conv_index(self, width: int) -> ConvIndex:
@@ -47,7 +35,7 @@ class StateBatch:
         found = self._conv_indices.get(width)
         if found is None:
             made = conv_index(self.begins, self.counts, width)
-            device = self.sources.device
+            device = self.targets.device
             found = ConvIndex(made.inputs.to(device), made.left.to(device))
             self._conv_indices[width] = found
         return found
@@ -67,17 +55,10 @@ def make_state_batch(
     sources = [t.item((start - 1) // block_size) if start else NULL_BLOCK for t, start, _ in spans]
     targets = [t.item((start + count - 1) // block_size) for t, start, count in spans]
     assert NULL_BLOCK not in targets, "the null block is never written"
-    ends = np.cumsum(counts)
-    begins = ends - counts
-    lengths = []
-    for count in sorted(set(counts)):
-        members = np.flatnonzero(np.equal(counts, count))
-        rows = begins[members, None] + np.arange(count)
-        lengths.append(EqualLengths(to_device(members, device), to_device(rows, device)))
+    bounds = np.append(0, np.cumsum(counts))
     return StateBatch(
-        sources=to_device(sources, device, torch.int64),
+        rows=StateRows(to_device(bounds, device), to_device(sources, device, torch.int64)),
         targets=to_device(targets, device, torch.int64),
-        begins=torch.from_numpy(begins),
+        begins=torch.from_numpy(bounds[:-1]),
         counts=torch.tensor(counts),
-        lengths=tuple(lengths),
     )

@@ -15,33 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from ...kernels.selective_scan import selective_scan
 from .forward import current_forward
-from .step_states import Recurrence
+from .recurrences import RECURRENCES
 
 CONVOLUTION = "causal_conv1d_fn"
-_DELTA_RULE = Recurrence(
-    dict.fromkeys(("query", "key", "value", "g", "beta"), 1),
-    initial_state="initial_state",
-    returns_state="output_final_state",
-    chunk_size=64,
-)
-RECURRENCES = {
-    "torch_chunk_gated_delta_rule": _DELTA_RULE,
-    "chunk_kimi_delta_attention": _DELTA_RULE,
-    "mamba2_chunk_scan": Recurrence(
-        dict.fromkeys(("hidden_states", "dt", "B", "C"), 1),
-        initial_state="initial_states",
-        returns_state="return_final_states",
-        chunk_size=256,
-    ),
-    "mamba_selective_scan": Recurrence(
-        dict.fromkeys(("hidden_states", "dt", "B", "C", "z"), 2),
-        initial_state="initial_state",
-        compute=selective_scan,
-    ),
-}
-"""By their names in the modules that define the families."""
 READ_WEIGHTS = {"mamba_selective_scan": "dt_proj"}
 """A linear layer of the modules that call this function, of which they read the weight."""
 
@@ -53,8 +30,7 @@ class ServedFunction:
         self.own = own
         self._recurrence = RECURRENCES.get(name)
         # The plain function: the one around it would look for other libraries.
-        self._plain = inspect.unwrap(own)
-        self._signature = inspect.signature(self._plain)
+        self._signature = inspect.signature(inspect.unwrap(own))
 
     def __call__(self, *args: Any, **others: Any) -> Any:
         step = current_forward.get()
@@ -65,8 +41,8 @@ class ServedFunction:
         arguments.pop("kwargs", None)
         if self._recurrence is None:
             return step.states.convolve(**arguments)
-        out = step.states.recur(self._recurrence, self._plain, arguments)
-        return (out, None) if self._recurrence is _DELTA_RULE else out
+        change = self._recurrence.read(**arguments)
+        return self._recurrence.result(step.states.recur(change))
 
 
 def replace_states(model: nn.Module) -> None:

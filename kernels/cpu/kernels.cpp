@@ -5,9 +5,11 @@
 #include "linear.h"
 #include "lora.h"
 #include "quantized_linear.h"
+#include "recurrence.h"
 #include "rms_norm.h"
 #include "rotary.h"
 #include "sampling.h"
+#include "selective_scan.h"
 
 ParallelRegion parallel_region = nullptr;
 

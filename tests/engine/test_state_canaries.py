@@ -22,7 +22,7 @@ def test_every_answer_comes_from_the_requests_own_state() -> None:
 def test_a_state_of_another_request_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def crossed(*args: Any, **others: Any) -> StateBatch:
         batch = make_state_batch(*args, **others)
-        batch.sources.copy_(batch.sources.roll(1))
+        batch.rows.sources.copy_(batch.rows.sources.roll(1))
         return batch
 
     monkeypatch.setattr(inputs, "make_state_batch", crossed)

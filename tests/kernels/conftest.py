@@ -121,6 +121,16 @@ def interpreted_gated_activation() -> ModuleType:
 
 
 @pytest.fixture
+def interpreted_recurrence(interpreted_reductions: None) -> ModuleType:
+    return interpreted("recurrence_triton")
+
+
+@pytest.fixture
+def interpreted_selective_scan(interpreted_reductions: None) -> ModuleType:
+    return interpreted("selective_scan_triton")
+
+
+@pytest.fixture
 def interpreted_lora_vectors(nearest_bf16: None) -> ModuleType:
     return interpreted("lora_vectors_triton")
 

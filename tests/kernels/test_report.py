@@ -19,7 +19,7 @@ KERNELS = {
     *("lora_shrink", "lora_expand", "lora_vectors", "kv_write"),
     *("attend", "attend_latent", "attend_combine", "attend_groups", "kv_close"),
     *("coded", "coded_experts", "dequantize", "sum_splits", "rms_norm", "rotary", "gated"),
-    *("sort_pairs", "grouped"),
+    *("sort_pairs", "grouped", "recurrence", "selective_scan"),
 }
 COMPILE_SOME = """
 import json
