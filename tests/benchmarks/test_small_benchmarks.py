@@ -37,12 +37,14 @@ from benchmarks import (
     bench_sampling,
     bench_scheduler,
     bench_shared_queues,
+    bench_states,
 )
 from loraplex.api.local.installation import TenantAccess
 from loraplex.engine.process.client import EngineClient
 from support import fake_vllm
 from support.cpu_kernels import needs_cpu_library
 from support.fake_client import FAKE_ENGINE
+from support.recurrence_cases import gated_delta_rule, mamba, mamba2
 from support.server import ServerUnderTest, serving
 
 ROOT = Path(__file__).parents[2]
@@ -247,6 +249,21 @@ def test_experts_on_the_cpu_are_timed_in_every_form(tmp_path: Path) -> None:
     rows = json.loads(report.read_text())
     assert [row["tokens"] for row in rows] == [1, 3]
     assert all(is_figure(row[name]) for row in rows for name in bench_cpu_experts.FORMS)
+
+
+def test_recurrences_are_timed_beside_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.json"
+    small = {"delta rule": gated_delta_rule, "mamba2": mamba2, "mamba": mamba}
+    monkeypatch.setattr(bench_states, "LAYERS", small)
+    sizes = ["--sequences", "2", "--rows", "1", "3", "--repeats", "1", "--num-layers", "1"]
+    bench_states.main([*sizes, "--layers", *small, "--json", str(report)])
+    rows = json.loads(report.read_text())
+    assert [(row["layer"], row["rows"]) for row in rows] == [
+        (layer, num_rows) for layer in small for num_rows in (1, 3)
+    ]
+    assert all(is_figure(row[form]) for row in rows for form in bench_states.FORMS)
 
 
 def test_calibrated_experts_are_compared_with_the_nearest_codes(tmp_path: Path) -> None:
