@@ -9,15 +9,16 @@ a near-tie). Each supported PEFT feature must equal PEFT on the CPU. Attention m
 reference on the CPU, fused norms, rotary embeddings and activations must equal the plain ops, and a
 quantized base must match its dequantized weights, as must a product with a quantized weight of
 every form. Adapters' vectors must change a result as plain PyTorch does, and the kernels of MoE
-layers must compute what each expert's matrices say. A row's LoRA and its experts must give the same
-bits whatever shares its step. Engines with proposers must answer like the one without, models with
-states like transformers on the CPU, and each acceptance rule must sample the model's distribution.
-It measures the kernels, quantized layers, other requests' inter-token latency while a large adapter
-is loaded, and an 8 B base with random weights: its decode steps in bf16, int8 and int4, how long
-the device waits in them, its prompts, and its decoding with draft tokens. Each part is reported on
-stderr when it ends, as a line of JSON; stdout gets all parts as one object, with the figures for
-which there is a bar in `bars`. `--parts` selects parts. Exits with 1 if a check fails, whatever the
-bars say, and with 2 without a CUDA device.
+layers must compute what each expert's matrices say. Recurrences must equal their definition. A
+row's LoRA and its experts must give the same bits whatever shares its step. Engines with proposers
+must answer like the one without, models with states like transformers on the CPU, and each
+acceptance rule must sample the model's distribution. It measures the kernels, quantized layers,
+other requests' inter-token latency while a large adapter is loaded, and an 8 B base with random
+weights: its decode steps in bf16, int8 and int4, how long the device waits in them, its prompts,
+and its decoding with draft tokens. Each part is reported on stderr when it ends, as a line of JSON;
+stdout gets all parts as one object, with the figures for which there is a bar in `bars`. `--parts`
+selects parts. Exits with 1 if a check fails, whatever the bars say, and with 2 without a CUDA
+device.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from benchmarks.lora_check import check_rows, check_vectors
 from benchmarks.packed_experts_check import check_packed_experts, time_packed_experts
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.quantized_forms_check import check_forms, time_forms
+from benchmarks.recurrence_check import check_recurrences, time_recurrences
 from benchmarks.speculation_check import check_speculation
 from benchmarks.states_check import check_states
 from benchmarks.timed_engine import make_model
@@ -355,6 +357,7 @@ PARTS: Mapping[str, Part] = {
     "quantized_forms": lambda _, told: check_forms(told.device),
     "packed_experts": lambda _, told: check_packed_experts(told.device),
     "states": lambda folder, told: check_states(folder, device=told.device),
+    "recurrences": lambda _, told: check_recurrences(told.device),
     "attention": lambda _, told: check_attention(told.device),
     "fused_layers": lambda _, told: check_fused_layers(told.device),
     "lora_rows": lambda _, told: check_rows(told.device),
@@ -368,6 +371,7 @@ PARTS: Mapping[str, Part] = {
     "linear_times": lambda *_: time_quantization(),
     "form_times": lambda *_: time_forms(),
     "packed_expert_times": lambda _, told: time_packed_experts(told.device),
+    "recurrence_times": lambda _, told: time_recurrences(told.device),
     "adapter_load": lambda _, told: time_adapter_load(told.device),
     "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
     "mixed_step_int8": lambda _, told: time_mixed_step(told.device, Quantization.INT8),
@@ -379,13 +383,14 @@ PARTS: Mapping[str, Part] = {
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
     *("lora_vectors", "serving_experts", "experts", "features", "quantized_forms"),
-    *("packed_experts", "states"),
+    *("packed_experts", "states", "recurrences"),
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
     *("attention", "fused_layers", "lora_rows", "lora_vectors", "serving_experts", "experts"),
     *("quantized_forms", "attention_times", "fused_times", "expert_times"),
-    *("packed_experts", "states", "linear_times", "form_times", "packed_expert_times"),
+    *("packed_experts", "states", "recurrences", "recurrence_times"),
+    *("linear_times", "form_times", "packed_expert_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4"),
     *("idle", "prompts", "speculation_times"),
 )

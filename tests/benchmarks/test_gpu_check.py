@@ -26,6 +26,7 @@ from benchmarks import (
     lora_check,
     packed_experts_check,
     quantized_forms_check,
+    recurrence_check,
     states_check,
 )
 from loraplex.api.bench.models import BaseShape
@@ -40,6 +41,7 @@ from loraplex.kernels.packed_experts import PackedExperts
 from loraplex.kernels.quantized_weight import CodeType, QuantizedWeight
 from support.plain_tiles import multiply_tiles, plain_expert_kernels
 from support.quantized_weights import Case, make_weight
+from support.recurrence_cases import gated_delta_rule, mamba, plain_advance
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +146,20 @@ def test_states_that_differ_are_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not found["refused"]
     monkeypatch.setattr(states_check, "TOLERANCE", 0.0)
     assert not states_check.check_states(tmp_path, device="cpu", cases=["mamba2"])["ok"]
+
+
+def test_recurrences_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"delta rule": gated_delta_rule, "mamba": mamba}
+    monkeypatch.setattr(recurrence_check, "LAYERS", small)
+    found = recurrence_check.check_recurrences("cpu")
+    assert found["ok"]
+    assert len(found["errors"]) == 4
+
+    def forgetful(change: Any, states: Tensor, *others: Any) -> Tensor:
+        return plain_advance(change, torch.zeros_like(states), *others)
+
+    monkeypatch.setattr(recurrence_check, "plain_advance", forgetful)
+    assert not recurrence_check.check_recurrences("cpu")["ok"]
 
 
 def test_packed_experts_that_differ_or_change_other_tokens_are_named(
