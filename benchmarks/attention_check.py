@@ -19,6 +19,7 @@ from loraplex.kernels.attention import (
     attend_gathered,
     paged_attention,
 )
+from loraplex.kernels.attention_window import AttentionWindow
 from loraplex.kernels.kv_groups import OpenBlocks, block_bytes, stack_grouped_pages
 from loraplex.kernels.kv_pages import KvPages, make_pages, vector_bytes, write_pages
 from support.attention_cases import AttentionCase, Sequences, Sizes
@@ -72,7 +73,7 @@ def attention_cases() -> Iterator[tuple[str, AttentionCase]]:
     mixed = Sequences([(1, 1), (700, 1), (64, 1), (570, 4), (40, 9), (330, 130), (100, 100)])
     tree = Sequences([(640, 7), (12, 5), (30, 1), (9, 4)], [[-1, -1, 0, 0, 2], [-1, 0, 0]])
     plain = AttentionOptions(0.1)
-    window = replace(plain, sliding_window=100)
+    window = replace(plain, window=AttentionWindow(100))
     sinks = replace(window, num_sink_positions=5)
     for name, sizes in SIZES.items():
         everything = replace(sinks, softcap=5.0, sinks=torch.randn(sizes.heads))

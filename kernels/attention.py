@@ -29,6 +29,7 @@ from torch import Tensor
 
 from . import cpu_library
 from .attention_cpu import attend_group
+from .attention_window import AttentionWindow
 from .kv_groups import GroupedPages
 from .kv_pages import GatherBuffer, KeyPrefix, KvPages
 
@@ -111,8 +112,8 @@ class AttentionOptions:
     """The options that a layer's attention adds to plain softmax attention."""
 
     scale: float
-    sliding_window: int | None = None
-    """A query sees this many positions, its own included."""
+    window: AttentionWindow | None = None
+    """The positions that a query sees; None: all up to its own."""
     num_sink_positions: int = 0
     """The number of first positions that a query sees although they have left its window."""
     softcap: float | None = None
@@ -377,8 +378,8 @@ def _key_positions(
 def _visible(keys: Tensor, queries: Tensor, options: AttentionOptions) -> Tensor:
     """Which key positions which query positions see; the two broadcast."""
     visible = keys <= queries
-    if options.sliding_window:
-        near = keys > queries - options.sliding_window
+    if options.window is not None:
+        near = keys >= options.window.first_visible(queries)
         visible &= near | (keys < options.num_sink_positions)
     return visible
 

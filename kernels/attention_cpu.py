@@ -38,7 +38,7 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("block_size", "value_stride")),
         *((name, ctypes.c_int64) for name in ("token_stride", "head_stride")),
-        *((name, ctypes.c_int64) for name in ("window", "num_sink_positions")),
+        *((name, ctypes.c_int64) for name in ("window", "is_chunked", "num_sink_positions")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     )
 
@@ -71,12 +71,14 @@ def attend_group(
     if group.ancestors is not None or not _are_served(q, keys, values):
         return False
     sinks = None if options.sinks is None else options.sinks.float().contiguous()
+    window = options.window
     layer = _layer(
         None if sinks is None else sinks.data_ptr(),
         *(q.shape[1], keys.num_heads, keys.dim, values.dim, keys.block_size),
         values.data.stride(2),
         *(q.stride(0), q.stride(1)),
-        *(options.sliding_window or 0, options.num_sink_positions),
+        *((0, False) if window is None else (window.size, window.is_chunked)),
+        options.num_sink_positions,
         *(options.scale, options.softcap or 0.0),
     )
     begins = group.block_positions

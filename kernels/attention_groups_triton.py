@@ -30,6 +30,7 @@ from .attention_triton import (
     AttentionShape,
     combine_constants,
     combine_kernel,
+    first_visible,
     num_blocks_before,
 )
 from .kv_groups import GroupedPages, num_value_groups
@@ -138,7 +139,8 @@ def attend_constants(
         "NUM_VALUE_GROUPS": num_value_groups(values.dim),
         "SCALE": options.scale,
         "SOFTCAP": options.softcap,
-        "WINDOW": options.sliding_window or None,
+        "WINDOW": options.window and options.window.size,
+        "IS_CHUNKED": options.window is not None and options.window.is_chunked,
         "SINK_POSITIONS": options.num_sink_positions,
         "SPLIT_TILES": split_tiles(shape.block_keys, keys.block_size),
         "BLOCK_QUERIES": shape.block_queries,
@@ -190,6 +192,7 @@ def attend_groups_kernel(
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     SINK_POSITIONS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
@@ -223,13 +226,13 @@ def attend_groups_kernel(
         first_own = lowest // BLOCK_SIZE
         last_own = last // BLOCK_SIZE
         if WINDOW is not None:
-            first = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_SIZE
+            first = tl.maximum(first_visible(lowest, WINDOW, IS_CHUNKED), 0) // BLOCK_SIZE
     else:
         begins_ptr = block_positions_ptr + sequence.to(tl.int64) * num_blocks
         first_own = num_blocks_before(begins_ptr, num_blocks, lowest + 1) - 1
         last_own = num_blocks_before(begins_ptr, num_blocks, last + 1) - 1
         if WINDOW is not None:
-            seen_from = lowest - WINDOW + 1
+            seen_from = first_visible(lowest, WINDOW, IS_CHUNKED)
             first = num_blocks_before(begins_ptr, num_blocks, seen_from - BLOCK_SIZE + 1)
     if SINK_POSITIONS > 0:
         num_sinks = tl.minimum((SINK_POSITIONS + BLOCK_SIZE - 1) // BLOCK_SIZE, first)
@@ -291,7 +294,8 @@ def attend_groups_kernel(
             else:
                 visible = (own_blocks > block)[:, None] & is_read[None, :]
             if WINDOW is not None:
-                near = key_positions[None, :] > positions[:, None] - WINDOW
+                from_position = first_visible(positions, WINDOW, IS_CHUNKED)
+                near = key_positions[None, :] >= from_position[:, None]
                 visible &= near | (key_positions < SINK_POSITIONS)[None, :]
             if is_open:
                 opened = tl.load(open_slots_ptr + page)

@@ -168,7 +168,8 @@ def attend_constants(
         "VALUE_DIM": values.dim,
         "SCALE": options.scale,
         "SOFTCAP": options.softcap,
-        "WINDOW": options.sliding_window or None,
+        "WINDOW": options.window and options.window.size,
+        "IS_CHUNKED": options.window is not None and options.window.is_chunked,
         "SINK_POSITIONS": options.num_sink_positions,
         "SPLIT_TILES": SPLIT_KEYS // shape.block_keys,
         "BLOCK_QUERIES": shape.block_queries,
@@ -211,6 +212,17 @@ def num_blocks_before(begins_ptr: tl.tensor, num_blocks: int, position: tl.tenso
     return tl.sum(counts)
 
 
+@triton.jit
+def first_visible(
+    positions: tl.tensor, WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr
+) -> tl.tensor:
+    """`AttentionWindow.first_visible`."""
+    first = positions - WINDOW + 1
+    if IS_CHUNKED:
+        first = positions // WINDOW * WINDOW
+    return first
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_blocks"])
 def attend_kernel(
     out_ptr: tl.tensor,  # [num_tokens, num_heads, VALUE_DIM], or fp32 [rows, heads, splits, ...]
@@ -238,6 +250,7 @@ def attend_kernel(
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     SINK_POSITIONS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
@@ -273,7 +286,8 @@ def attend_kernel(
     first = 0
     num_sink_keys = 0
     if WINDOW is not None:
-        lowest = tl.min(tl.where(positions < 0, last, positions)) - WINDOW + 1
+        lowest = tl.min(tl.where(positions < 0, last, positions))
+        lowest = first_visible(lowest, WINDOW, IS_CHUNKED)
         if block_positions_ptr is None:
             first = tl.maximum(lowest, 0) // BLOCK_SIZE * BLOCK_SIZE
             num_sink_keys = tl.minimum(SINK_POSITIONS, first)
@@ -373,7 +387,8 @@ def attend_kernel(
                     key_positions = tl.where(is_new, new_positions, key_positions)
                 visible = (key_positions[None, :] <= positions[:, None]) & is_key[None, :]
                 if WINDOW is not None:
-                    near = key_positions[None, :] > positions[:, None] - WINDOW
+                    from_position = first_visible(positions, WINDOW, IS_CHUNKED)
+                    near = key_positions[None, :] >= from_position[:, None]
                     visible &= near | (key_positions < SINK_POSITIONS)[None, :]
                 if ancestors_ptr is not None:
                     follows = tl.load(

@@ -44,6 +44,7 @@ from . import (
     wna16_triton,
 )
 from .attention import AttentionOptions
+from .attention_window import AttentionWindow
 from .gated_activation import Activation
 from .kv_groups import GroupedPages, OpenBlocks, stack_grouped_pages
 from .kv_pages import KeyPrefix, KvPages, make_pages
@@ -521,7 +522,7 @@ class AttendVariant:
     def case(self) -> KernelCase:
         options = AttentionOptions(0.1)
         if self.extras == "window":
-            options = AttentionOptions(0.1, 1024, 4, 50.0)
+            options = AttentionOptions(0.1, AttentionWindow(1024), 4, 50.0)
         shape = attention_triton.attention_shape(
             self.rows * self.heads // self.kv_heads,
             CONTEXT,
@@ -627,7 +628,7 @@ class GroupedVariant:
     def case(self) -> KernelCase:
         options = AttentionOptions(0.1)
         if self.extras:
-            options = AttentionOptions(0.1, 1024, 4, 50.0)
+            options = AttentionOptions(0.1, AttentionWindow(1024), 4, 50.0)
         keys, values = self._pages()
         shape = attention_groups_triton.grouped_shape(
             self.rows, CONTEXT // GROUPED_BLOCK, keys, values, num_heads=HEADS

@@ -106,7 +106,7 @@ class DecodeLayout:
         blocks = -(-self.max_model_len // self.block_size)
         if group.window is None:
             return blocks
-        seen = (group.window + self.block_size - 2) // self.block_size + 1
+        seen = (group.window.size + self.block_size - 2) // self.block_size + 1
         return min(blocks, group.num_sink_blocks(self.block_size) + seen)
 
     @property

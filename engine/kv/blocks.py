@@ -167,8 +167,9 @@ class KvBlocks:
             self._compact(seq, seq.eviction)
         if self._changes_at_blocks:
             next_full = (num_full + 1) * self._block_size
-            if self.holds_states and num_computed < num_full * self._block_size + STATE_WINDOW:
-                next_full = num_full * self._block_size + STATE_WINDOW  # the one before is left
+            left_at = num_full * self._block_size + STATE_WINDOW.size  # the block before
+            if self.holds_states and num_computed < left_at:
+                next_full = left_at
             seq.num_tokens_handled = min(next_full, seq.compacts_at) - 1
 
     def _compact(self, seq: SequenceBlocks, plan: EvictionPlan) -> None:

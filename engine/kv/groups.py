@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...kernels.attention_window import AttentionWindow
 from .layout import STATE_WINDOW, KvGroup
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class LayerKvShape(NamedTuple):
     num_heads: int
     key_dim: int
     value_dim: int
-    window: int | None = None
-    """The positions that a query sees, including its own; None: all."""
+    window: AttentionWindow | None = None
+    """The positions that a query sees; None: all."""
     is_latent: bool = False
     """The values are the first `value_dim` elements of the keys, which alone are stored."""
     states: tuple[StateShape, ...] = ()
@@ -63,14 +64,15 @@ def group_layers(
     A window that no sequence can exceed counts as full attention. `attention_window`,
     `attention_sinks`: the window of full-attention layers, if set.
     """
-    members: dict[tuple[int | None, int], list[int]] = {}
+    limit = None if attention_window is None else AttentionWindow(attention_window)
+    members: dict[tuple[AttentionWindow | None, int], list[int]] = {}
     for layer, shape in enumerate(shapes):
         if not shape.attends:
             continue
         window, sinks = shape.window, 0
-        if window is None or window >= max_model_len:
-            window, sinks = attention_window, attention_sinks
-        if window is None or window >= max_model_len:
+        if window is None or window.size >= max_model_len:
+            window, sinks = limit, attention_sinks
+        if window is None or window.size >= max_model_len:
             window, sinks = None, 0
         members.setdefault((window, sinks), []).append(layer)
     groups = [

@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STATE_WINDOW = 2
+from ...kernels.attention_window import AttentionWindow
+
+STATE_WINDOW = AttentionWindow(2)
 """Of a group of states: the next token is computed with the state after the one before it."""
 
 
@@ -32,8 +34,8 @@ class KvGroup:
     """Layers with one block table and one pool, whose entries are kept and freed together."""
 
     layers: tuple[int, ...]
-    window: int | None
-    """The positions that a query sees, including its own; None: all."""
+    window: AttentionWindow | None
+    """The positions that a query sees; None: all."""
     sinks: int
     """The number of first positions that remain visible outside the window; 0 without a window."""
     num_blocks: int
@@ -51,7 +53,9 @@ class KvGroup:
 
     def first_visible_block(self, num_computed: int, block_size: int) -> int:
         """The first block that the query after `num_computed` tokens sees, without sinks."""
-        return 0 if self.window is None else max(num_computed - self.window + 1, 0) // block_size
+        if self.window is None:
+            return 0
+        return max(self.window.first_visible(num_computed), 0) // block_size
 
     def first_kept_block(self, num_computed: int, block_size: int) -> int:
         """The first block that a sequence of `num_computed` tokens keeps, without sinks.
@@ -69,7 +73,7 @@ class KvGroup:
             return blocks
         if self.holds_states:
             return min(blocks, 2)  # that which is read and that which is written
-        num_visible = (self.window + chunk - 2) // block_size + 2  # for any border of the window
+        num_visible = (self.window.size + chunk - 2) // block_size + 2  # for any border of it
         return min(blocks, self.num_sink_blocks(block_size) + num_visible)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ...kernels.attention_window import AttentionWindow
 from ..messages import UtilizationStats
 
 
@@ -33,8 +34,8 @@ class KvReads(NamedTuple):
     """Layers that see equally far back."""
 
     bytes_per_token: int
-    window: int | None = None
-    """Positions a query sees, its own included; None: all."""
+    window: AttentionWindow | None = None
+    """The positions that a query sees; None: all."""
     sinks: int = 0
 
 
@@ -77,7 +78,7 @@ class ModelCost:
             num_tokens += span.num_tokens
             context_len = span.context_len
             for bytes_per_token, window, sinks in self.kv_reads:
-                num_read = context_len if window is None else min(context_len, window + sinks)
+                num_read = context_len if window is None else min(context_len, window.size + sinks)
                 kv_bytes += (num_read + span.num_tokens) * bytes_per_token
         # For independently routed tokens: the expected part of the experts that any of them uses.
         expert_share = 1 - (1 - self.expert_share) ** num_tokens

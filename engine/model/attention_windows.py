@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...kernels.attention import AttentionOptions
+from ...kernels.attention_window import AttentionWindow
 from ...kernels.lora_batch import LoraBatch
 from ..errors import UnsupportedModel
 from ..kv.groups import LayerKvShape
@@ -43,10 +44,10 @@ class LayerProbe:
         self.calls: list[int] = []
         """The layers that attend, in the order in which they do."""
         self._attention: dict[int, LayerKvShape] = {}
-        self.window: int | None = None
+        self.window: AttentionWindow | None = None
         """The window of the layer that attends next."""
         self._max_model_len = max_model_len
-        self._masks: list[tuple[Tensor, Callable[[], int | None]]] = []
+        self._masks: list[tuple[Tensor, Callable[[], AttentionWindow | None]]] = []
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, _options: AttentionOptions
@@ -76,11 +77,11 @@ class LayerProbe:
         self._masks.append((mask, cache(partial(read_window, mask_function, self._max_model_len))))
         return mask
 
-    def window_of(self, mask: Tensor | None) -> int | None:
+    def window_of(self, mask: Tensor | None) -> AttentionWindow | None:
         """The window of a layer that gets this mask.
 
         Raises UnsupportedModel for a mask that the model built or changed itself, and for one that
-        is neither causal nor a sliding window.
+        is neither causal nor a window.
         """
         if mask is None:
             return None
@@ -90,32 +91,40 @@ class LayerProbe:
         raise UnsupportedModel("its attention depends on its own mask")
 
 
-def read_window(mask_function: MaskFunction, max_model_len: int) -> int | None:
-    """The number of positions that a query sees, including its own; None for full causal attention.
+def read_window(mask_function: MaskFunction, max_model_len: int) -> AttentionWindow | None:
+    """The window of this mask; None for full causal attention.
 
     Raises UnsupportedModel for any other pattern in sequences of up to `max_model_len` tokens.
     """
-    keys = torch.arange(max_model_len)
-    num_seen = int(_row(mask_function, max_model_len - 1, keys).sum())
-    window = num_seen if num_seen < max_model_len else None
-    for query in _sampled_positions(max_model_len, window or 1):
-        expected = (keys <= query) & (keys > query - (window or max_model_len))
-        if not torch.equal(_row(mask_function, query, keys), expected):
-            raise UnsupportedModel("its attention mask is neither causal nor a sliding window")
+    positions = torch.arange(max_model_len)
+    size = int(_seen(mask_function, positions, 0).sum())
+    window = None
+    if size < max_model_len:
+        # The first query that does not see position 0 sees position 1, unless a chunk begins.
+        is_chunked = size > 1 and not _seen(mask_function, size, 1)
+        window = AttentionWindow(max(size, 1), bool(is_chunked))
+    for query in _sampled_positions(max_model_len, window):
+        first = 0 if window is None else window.first_visible(query)
+        expected = (positions <= query) & (positions >= first)
+        if not torch.equal(_seen(mask_function, query, positions), expected):
+            raise UnsupportedModel("its attention mask is neither causal nor a window")
     return window
 
 
-def _row(mask_function: MaskFunction, query: int, keys: Tensor) -> Tensor:
-    """bool `[num_keys]`: the keys that one query sees."""
+def _seen(mask_function: MaskFunction, queries: Tensor | int, keys: Tensor | int) -> Tensor:
+    """bool `[num_queries or num_keys]`: which queries see one key, or which keys one query sees."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
-    seen = mask_function(zero, zero, zero + query, keys[None, None, None])
-    return seen.expand(1, 1, 1, len(keys))[0, 0, 0]
+    places = [zero + torch.as_tensor(places) for places in (queries, keys)]
+    seen = mask_function(zero, zero, *places)
+    return seen.expand(1, 1, 1, max(place.numel() for place in places))[0, 0, 0]
 
 
-def _sampled_positions(max_model_len: int, window: int) -> list[int]:
-    """Both ends, every power of two and the window's boundary, each with its neighbours."""
+def _sampled_positions(max_model_len: int, window: AttentionWindow | None) -> list[int]:
+    """Both ends, every power of two and some of the window's borders, each with its neighbors."""
+    size = 1 if window is None else window.size
     powers = [2**exponent for exponent in range(max_model_len.bit_length())]
-    near = {place + offset for place in (*powers, window) for offset in (-1, 0, 1)}
+    borders = [size * power for power in powers] + [max_model_len // size * size]
+    near = {place + offset for place in (*powers, *borders) for offset in (-1, 0, 1)}
     return sorted(place for place in (*near, max_model_len - 1) if 0 <= place < max_model_len)
 
 

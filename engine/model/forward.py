@@ -199,7 +199,7 @@ class PagedForward:
         if group.window is not None:  # the layer's own, or the operator's for one that sees all
             window, sinks = group.window, group.sinks
         if window is not None:
-            options = replace(options, sliding_window=window, num_sink_positions=sinks)
+            options = replace(options, window=window, num_sink_positions=sinks)
         return paged_attention(q, keys, values, batch, options)
 
 

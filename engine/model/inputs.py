@@ -173,7 +173,7 @@ def visible_blocks(
     if group.window is None:
         nothing = np.zeros_like(starts)
         return VisibleBlocks(nothing, nothing, end_blocks)
-    firsts = np.maximum(starts - group.window + 1, 0) // block_size
+    firsts = np.maximum(group.window.first_visible(starts), 0) // block_size
     num_sinks = np.minimum(firsts, group.num_sink_blocks(block_size))
     return VisibleBlocks(num_sinks, firsts, end_blocks)
 

@@ -30,7 +30,7 @@ def check_thresholds(config: Any, shapes: list[LayerKvShape], *, max_model_len: 
     a copy of the model differs, or if none can be tested.
     """
     thresholds = find_thresholds(config, max_model_len=max_model_len)
-    thresholds += [shape.window for shape in shapes if shape.window]
+    thresholds += _window_sizes(shapes)
     if not thresholds or max(thresholds) + _BEYOND <= max(SELF_TEST_LENGTHS):
         return
     for small in small_copies(config, max_model_len=max_model_len):
@@ -57,10 +57,12 @@ def _check_copy(small: PreTrainedModel, shapes: list[LayerKvShape], *, max_model
     config = small.config
     replace_latents(small)
     own_shapes = probe_kv_shapes(small, config, max_model_len=max_model_len)
-    if _windowed(own_shapes) != _windowed(shapes[: len(own_shapes)]):
+    if _window_kinds(own_shapes) != _window_kinds(shapes[: len(own_shapes)]):
         raise UnsupportedModel(f"{config.model_type} has other windows when it is small")
-    windows = [shape.window for shape in own_shapes if shape.window]
-    longest = max([*windows, *find_thresholds(config, max_model_len=max_model_len)]) + _BEYOND
+    longest = (
+        max([*_window_sizes(own_shapes), *find_thresholds(config, max_model_len=max_model_len)])
+        + _BEYOND
+    )
     if longest > _MAX_LENGTH:
         raise UnsupportedModel(f"no known setting of {config.model_type} names its window")
     small.set_attn_implementation("eager")
@@ -70,5 +72,10 @@ def _check_copy(small: PreTrainedModel, shapes: list[LayerKvShape], *, max_model
     check_parity(small, own_shapes, cases)
 
 
-def _windowed(shapes: list[LayerKvShape]) -> list[bool]:
-    return [shape.window is not None for shape in shapes]
+def _window_sizes(shapes: list[LayerKvShape]) -> list[int]:
+    return [shape.window.size for shape in shapes if shape.window]
+
+
+def _window_kinds(shapes: list[LayerKvShape]) -> list[bool | None]:
+    """Whether each layer's window is a chunk; None: it has none."""
+    return [None if shape.window is None else shape.window.is_chunked for shape in shapes]

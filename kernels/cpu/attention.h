@@ -28,7 +28,8 @@ struct AttentionLayer {
     long num_heads, num_kv_heads, dim, value_dim, block_size;
     long value_stride;                // from one value to the next: dim, where values are parts of keys
     long token_stride, head_stride;   // of the queries
-    long window, num_sink_positions;  // window 0: a query sees all positions
+    long window, is_chunked;          // of AttentionWindow; window 0: a query sees all positions
+    long num_sink_positions;
     float scale, softcap;             // softcap 0: none
 };
 
@@ -37,16 +38,22 @@ struct Softmax {
     float largest, total;
 };
 
+// The first position that a query sees, without sinks.
+inline long first_visible(const AttentionLayer &layer, long position) {
+    if (!layer.window) return 0;
+    return layer.is_chunked ? position / layer.window * layer.window : position - layer.window + 1;
+}
+
 // Turns the scores of a block, which begins at this position, into weights. Returns the factor of
 // what was summed before.
 inline float weigh(const AttentionLayer &layer, float *scores, Softmax &softmax, long begin, long position) {
-    const long size = layer.block_size;
+    const long size = layer.block_size, first = first_visible(layer, position);
     if (layer.softcap)
         for (long j = 0; j < size; j++) scores[j] = layer.softcap * __builtin_tanhf(scores[j] / layer.softcap);
     float largest = softmax.largest;
     for (long j = 0; j < size; j++) {
         const long key = begin + j;
-        const bool is_near = !layer.window || key > position - layer.window || key < layer.num_sink_positions;
+        const bool is_near = key >= first || key < layer.num_sink_positions;
         scores[j] = key <= position && is_near ? scores[j] : -INFINITE;
         largest = scores[j] <= largest ? largest : scores[j];  // NaN becomes the largest
     }

@@ -14,6 +14,7 @@ from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels import attention
 from loraplex.kernels.attention import AttentionOptions, paged_attention
+from loraplex.kernels.attention_window import AttentionWindow
 from support.attention_cases import AttentionCase, Sequences
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) 
     out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
     for index in range(len(q)):
         position = len(k) - len(q) + index
-        first = max(0, position + 1 - options.sliding_window) if options.sliding_window else 0
+        first = 0 if options.window is None else max(0, options.window.first_visible(position))
         for head in range(HEADS):
             source = head // (HEADS // KV_HEADS)
             scores = k[first : position + 1, source] @ q[index, head] * options.scale
@@ -53,12 +54,13 @@ def attend_in_pieces(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     "options",
     [
         AttentionOptions(scale=0.3),
-        AttentionOptions(scale=0.3, sliding_window=3),
+        AttentionOptions(scale=0.3, window=AttentionWindow(3)),
+        AttentionOptions(scale=0.3, window=AttentionWindow(5, is_chunked=True)),
         AttentionOptions(scale=0.3, softcap=0.7),
         AttentionOptions(scale=0.3, sinks=SINKS),
-        AttentionOptions(scale=0.3, softcap=2.0, sinks=SINKS, sliding_window=6),
+        AttentionOptions(scale=0.3, softcap=2.0, sinks=SINKS, window=AttentionWindow(6)),
     ],
-    ids=["plain", "window", "softcap", "sinks", "all"],
+    ids=["plain", "window", "chunk", "softcap", "sinks", "all"],
 )
 @pytest.mark.parametrize("piece", [3, 256], ids=["in pieces", "whole"])
 def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
@@ -108,10 +110,10 @@ def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(
         start += queries[i]
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [None, AttentionWindow(4), AttentionWindow(4, True)], ids=str)
 @pytest.mark.parametrize("piece", [3, 256], ids=["in pieces", "whole"])
 def test_tokens_of_trees_attend_to_what_they_follow_alone(
-    piece: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    piece: int, window: AttentionWindow | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attend_in_pieces(piece, monkeypatch)
     generator = torch.Generator().manual_seed(2)
@@ -141,7 +143,7 @@ def test_tokens_of_trees_attend_to_what_they_follow_alone(
     inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK, device=CPU)
     assert [len(group.rows) for group in inputs.attention[0].groups] == [3]
     q = torch.randn(3 * num_rows, HEADS, DIM, generator=generator)
-    options = AttentionOptions(scale=0.3, sliding_window=window)
+    options = AttentionOptions(scale=0.3, window=window)
     out = paged_attention(q, cache.keys[0], cache.values[0], inputs.attention[0], options)
 
     whole_path = AttentionOptions(scale=0.3)
@@ -150,7 +152,9 @@ def test_tokens_of_trees_attend_to_what_they_follow_alone(
             path = [row]
             while path[0]:
                 path.insert(0, 1 + tree[path[0] - 1])
-            seen = [*range(start), *(start + place for place in path)][-(window or 99) :]
+            seen = [*range(start), *(start + place for place in path)]
+            if window is not None:
+                seen = seen[max(window.first_visible(len(seen) - 1), 0) :]
             token = index * num_rows + row
             expected = plain_attention(
                 q[token : token + 1], keys[index][seen], values[index][seen], whole_path
@@ -164,7 +168,7 @@ def test_windows_sinks_and_trees_are_the_same_in_pieces(
 ) -> None:
     case = AttentionCase(
         Sequences([(150, 1), (60, 20), (90, 1), (70, 6), (33, 33)], [None] * 3 + [(-1, 0, 0, 1)]),
-        AttentionOptions(scale=0.3, sliding_window=11, num_sink_positions=3),
+        AttentionOptions(scale=0.3, window=AttentionWindow(11), num_sink_positions=3),
         code_dtype=code_dtype,
     )
     whole = case.expected()

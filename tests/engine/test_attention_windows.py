@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.masking_utils import (
     bidirectional_mask_function,
@@ -19,6 +19,7 @@ from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.admission import probe_kv_shapes
 from loraplex.engine.model.attention_windows import LayerProbe, MaskFunction, read_window
 from loraplex.engine.model.forward import attention
+from loraplex.kernels.attention_window import AttentionWindow
 from support.families import SERVED, save_family
 
 
@@ -28,7 +29,7 @@ def in_chunks(size: int) -> MaskFunction:
 
 @pytest.mark.parametrize("window", [1, 2, 7, 64, 99])
 def test_a_sliding_windows_size_is_read_from_its_mask(window: int) -> None:
-    assert read_window(sliding_window_causal_mask_function(window), 100) == window
+    assert read_window(sliding_window_causal_mask_function(window), 100) == AttentionWindow(window)
 
 
 @pytest.mark.parametrize(
@@ -41,19 +42,30 @@ def test_a_mask_that_hides_nothing_of_the_longest_sequence_has_no_window(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 32, 50, 64, 99])
-def test_chunks_are_never_taken_for_windows(size: int) -> None:
-    if size == 1:  # each token sees itself alone, as in a window of one
-        assert read_window(in_chunks(size), 100) == 1
-        return
-    with pytest.raises(UnsupportedModel, match="neither causal nor a sliding window"):
-        read_window(in_chunks(size), 100)
+def test_chunks_are_never_taken_for_sliding_windows(size: int) -> None:
+    """In chunks of one, each token sees itself alone, as in a window of one."""
+    assert read_window(in_chunks(size), 100) == AttentionWindow(size, is_chunked=size > 1)
+
+
+@pytest.mark.parametrize("size", [100, 8192])
+def test_a_chunk_that_no_sequence_leaves_is_no_window(size: int) -> None:
+    assert read_window(in_chunks(size), 100) is None
+
+
+@pytest.mark.parametrize("offset", [1, 3])
+def test_chunks_that_begin_elsewhere_are_refused(offset: int) -> None:
+    def mask(_batch: Tensor, _head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return (kv <= q) & ((q + offset) // 8 == (kv + offset) // 8)
+
+    with pytest.raises(UnsupportedModel, match="neither causal nor a window"):
+        read_window(mask, 100)
 
 
 @pytest.mark.parametrize(
     "mask", [bidirectional_mask_function, sliding_window_bidirectional_mask_function(8)]
 )
 def test_a_mask_that_shows_later_tokens_is_refused(mask: MaskFunction) -> None:
-    with pytest.raises(UnsupportedModel, match="neither causal nor a sliding window"):
+    with pytest.raises(UnsupportedModel, match="neither causal nor a window"):
         read_window(mask, 100)
 
 
@@ -66,13 +78,15 @@ def test_windows_that_only_masks_hold_are_found_by_layer(tmp_path: Path) -> None
 
     shapes = probe_kv_shapes(model, model.config, max_model_len=256)
 
-    assert [shape.window for shape in shapes] == [20 if is_it else None for is_it in is_windowed]
+    assert [shape.window for shape in shapes] == [
+        AttentionWindow(20) if is_it else None for is_it in is_windowed
+    ]
 
 
 def test_a_mask_that_the_model_has_changed_is_refused() -> None:
     probe = LayerProbe(max_model_len=256)
     mask = probe.stand_in(sliding_window_causal_mask_function(20))
-    assert probe.window_of(mask) == 20
+    assert probe.window_of(mask) == AttentionWindow(20)
     with pytest.raises(UnsupportedModel, match="its own mask"):
         probe.window_of(mask & True)
 

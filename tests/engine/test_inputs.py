@@ -20,6 +20,7 @@ from loraplex.engine.model.inputs import (
     make_inputs,
     visible_blocks,
 )
+from loraplex.kernels.attention_window import AttentionWindow
 
 BLOCK = 4
 
@@ -102,7 +103,7 @@ def test_a_token_of_a_tree_sees_those_it_follows() -> None:
 
 
 def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
-    groups = (KvGroup((0,), None, 0, 50), KvGroup((1,), 6, 2, 50))
+    groups = (KvGroup((0,), None, 0, 50), KvGroup((1,), AttentionWindow(6), 2, 50))
     inputs = lay_out(make_chunk(4, 21, kept=4, tree=[-1, -1, -1]), groups=groups)
     everything, window = (attention.groups[0] for attention in inputs.attention)
     assert everything.block_positions is None
@@ -113,7 +114,7 @@ def test_a_window_is_read_from_the_first_position_that_any_row_sees() -> None:
 
 
 def test_padding_of_a_window_begins_where_its_sequence_ends() -> None:
-    groups = (KvGroup((0,), 6, 2, 50),)
+    groups = (KvGroup((0,), AttentionWindow(6), 2, 50),)
     inputs = lay_out(make_chunk(3, 21), make_chunk(4, 21), groups=groups)
     (group,) = inputs.attention[0].groups
     assert group.block_tables.tolist() == [[1, 5, 6, 0], [1, 5, 6, 7]]
@@ -138,7 +139,7 @@ def test_the_tokens_of_a_chunk_are_chunks_of_their_own() -> None:
 def test_every_visible_position_is_in_one_block_of_a_table_that_is_no_wider_than_needed(
     window: int, sinks: int
 ) -> None:
-    group = KvGroup((0,), window, sinks, 50)
+    group = KvGroup((0,), AttentionWindow(window), sinks, 50)
     width = DecodeLayout((group,), BLOCK, max_rows=1, max_model_len=40).table_width(group)
     widest = 0
     for start in range(40):

@@ -17,11 +17,17 @@ from loraplex.engine.kv.sequence_blocks import BlockTable, block_table
 from loraplex.engine.model import inputs as inputs_module
 from loraplex.engine.model.inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionBatch
+from loraplex.kernels.attention_window import AttentionWindow
 
 CPU = torch.device("cpu")
 BLOCK = 4
 MAX_LEN = 120
-GROUPS = (KvGroup((0,), None, 0, 999), KvGroup((1,), 9, 0, 999), KvGroup((2,), 7, 5, 999))
+GROUPS = (
+    KvGroup((0,), None, 0, 999),
+    KvGroup((1,), AttentionWindow(9), 0, 999),
+    KvGroup((2,), AttentionWindow(7), 5, 999),
+    KvGroup((3,), AttentionWindow(9, is_chunked=True), 0, 999),
+)
 MAX_GROUP_CELLS = 600
 """So few that groups are cut into parts."""
 
@@ -31,13 +37,20 @@ class Visible(NamedTuple):
     positions: list[int]
 
 
+def first_seen(position: int, group: KvGroup) -> int:
+    if group.window is None:
+        return 0
+    if group.window.is_chunked:
+        return position - position % group.window.size
+    return position - group.window.size + 1
+
+
 def visible_blocks(table: Sequence[int], start: int, end: int, group: KvGroup) -> Visible:
     """Block by block: whether a query of the chunk sees one of its positions."""
     seen = []
     for block in range(-(-end // BLOCK)):
         last = block * BLOCK + BLOCK - 1
-        is_near = group.window is None or last > start - group.window
-        if is_near or block * BLOCK < group.sinks:
+        if last >= first_seen(start, group) or block * BLOCK < group.sinks:
             seen.append(block)
     return Visible([table[block] for block in seen], [block * BLOCK for block in seen])
 

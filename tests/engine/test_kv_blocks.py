@@ -12,6 +12,7 @@ from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import CopyBlock, KvGroup, SwapIn, SwapOut, ZeroBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks, block_table
+from loraplex.kernels.attention_window import AttentionWindow
 from support.block_tables import tables_of
 
 SIZE = 4
@@ -25,7 +26,11 @@ def full(num_blocks: int) -> KvGroup:
 
 
 def windowed(num_blocks: int, window: int, sinks: int = 0) -> KvGroup:
-    return KvGroup((1,), window, sinks, num_blocks + 1)
+    return KvGroup((1,), AttentionWindow(window), sinks, num_blocks + 1)
+
+
+def chunked(num_blocks: int, size: int) -> KvGroup:
+    return KvGroup((1,), AttentionWindow(size, is_chunked=True), 0, num_blocks + 1)
 
 
 def make_blocks(*groups: KvGroup, caching: bool = True, slots: Sequence[int] = ()) -> KvBlocks:
@@ -329,6 +334,68 @@ def test_the_peak_is_exactly_what_a_sequence_comes_to_hold(
             kv.advance(seq, NAMESPACE, [0] * computed, computed)
         kv.release(seq)
     assert peak <= group.peak_blocks(10**6, chunk, SIZE) <= peak + 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize("step", [1, 3, 4, 7])
+def test_the_peak_suffices_for_chunked_attention(size: int, step: int) -> None:
+    group, peak = chunked(40, size), 0
+    kv = make_blocks(group, caching=False)
+    for start in range(1, step + 1):  # every alignment of the steps
+        seq, computed = kv.new_sequence(), 0
+        for num_tokens in (start, *[step] * 25):
+            assert kv.grow(seq, computed, num_tokens)
+            computed += num_tokens
+            peak = max(peak, 40 - kv.num_free(0))
+            kv.advance(seq, NAMESPACE, [0] * computed, computed)
+        kv.release(seq)
+    assert peak <= group.peak_blocks(10**6, step, SIZE) <= peak + 1
+
+
+def test_blocks_of_a_chunk_are_freed_once_the_next_one_has_begun() -> None:
+    """One token later: a fork may compute the last token again."""
+    kv = make_blocks(chunked(8, size=8))
+    seq, freed = kv.new_sequence(), []
+    for num_computed in (8, 9, 15, 16, 17):
+        start = num_computed - 1 if num_computed in (9, 16, 17) else num_computed // 9 * 9
+        compute(kv, range(num_computed), seq=seq, start=start)
+        freed.append(tables_of(seq)[0].count(NULL_BLOCK))
+    assert freed == [0, 2, 2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "lost", "hit"),
+    [
+        (24, 4, 16),  # 24 begins a chunk, and nothing before it is read; see below
+        (21, 4, 16),
+        (21, 3, 20),
+        (13, 2, 8),
+        (13, 1, 12),
+    ],
+)
+def test_a_hit_needs_the_present_chunk_alone(num_tokens: int, lost: int, hit: int) -> None:
+    """With chunks of 8: 16 to 23 is the present one after 20 tokens, and empty after 16."""
+    kv = make_blocks(full(16), chunked(16, size=8))
+    seq = compute(kv, range(24))
+    block = kv.groups[1].cached.find(seq.chain[lost])
+    assert block is not None
+    kv.release(seq)
+    kv.groups[1].cached.forget(block)
+    assert kv.match(kv.new_sequence(), NAMESPACE, range(num_tokens)) == hit
+
+
+def test_a_hit_at_a_chunk_s_start_needs_no_block_of_chunked_layers() -> None:
+    kv = make_blocks(full(16), chunked(16, size=8))
+    seq = compute(kv, range(24))
+    kv.release(seq)
+    for prefix in seq.chain:
+        if (block := kv.groups[1].cached.find(prefix)) is not None:
+            kv.groups[1].cached.forget(block)
+    found = kv.new_sequence()
+    assert kv.match(found, NAMESPACE, range(25)) == 24
+    assert tables_of(found)[1] == [NULL_BLOCK] * 6
+    compute(kv, range(25), seq=found, start=24)
+    kv.check_integrity([found])
 
 
 def test_a_prompt_computed_in_chunks_may_be_longer_than_a_windowed_group() -> None:

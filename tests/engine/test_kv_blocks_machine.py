@@ -28,6 +28,7 @@ from loraplex.engine.kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, S
 from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.kv_policy import EvictionMethod
+from loraplex.kernels.attention_window import AttentionWindow
 from support.block_tables import tables_of
 
 SIZE = 2
@@ -44,9 +45,10 @@ Content = tuple[CacheNamespace, tuple[int, ...]]
 LAYOUTS = [
     [KvGroup((0,), None, 0, 9)],
     [KvGroup((0,), None, 0, 20)],
-    [KvGroup((0,), 3, 0, 7)],
-    [KvGroup((0,), None, 0, 11), KvGroup((1,), 4, 0, 8)],
-    [KvGroup((0,), None, 0, 10), KvGroup((1,), 2, 3, 9)],
+    [KvGroup((0,), AttentionWindow(3), 0, 7)],
+    [KvGroup((0,), None, 0, 11), KvGroup((1,), AttentionWindow(4), 0, 8)],
+    [KvGroup((0,), None, 0, 10), KvGroup((1,), AttentionWindow(2), 3, 9)],
+    [KvGroup((0,), None, 0, 12), KvGroup((1,), AttentionWindow(6, is_chunked=True), 0, 9)],
 ]
 
 
@@ -354,7 +356,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
         for position in range(sequence.kv.num_evicted, sequence.num_computed):
             if (
                 layout.window is not None
-                and position <= sequence.num_computed - layout.window
+                and position < layout.window.first_visible(sequence.num_computed)
                 and position >= layout.sinks
             ):
                 continue

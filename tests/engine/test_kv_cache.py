@@ -22,12 +22,20 @@ from loraplex.engine.kv.layout import (
     ZeroBlocks,
 )
 from loraplex.engine.kv.sequence_blocks import block_table
+from loraplex.kernels.attention_window import AttentionWindow
 from loraplex.kernels.kv_pages import GatherBuffer, KvPages, make_pages
 
 CPU = torch.device("cpu")
 BLOCK = 4
-SHAPES = [LayerKvShape(2, 6, 4), LayerKvShape(1, 8, 8, window=8), LayerKvShape(2, 6, 4)]
-GROUPS = (KvGroup((0, 2), None, 0, num_blocks=6), KvGroup((1,), 8, 0, num_blocks=5))
+SHAPES = [
+    LayerKvShape(2, 6, 4),
+    LayerKvShape(1, 8, 8, window=AttentionWindow(8)),
+    LayerKvShape(2, 6, 4),
+]
+GROUPS = (
+    KvGroup((0, 2), None, 0, num_blocks=6),
+    KvGroup((1,), AttentionWindow(8), 0, num_blocks=5),
+)
 FORMATS = [KvFormat(torch.float32), KvFormat(torch.bfloat16), KvFormat(torch.float32, torch.int8)]
 
 
@@ -269,16 +277,22 @@ def test_fp8_is_refused_by_name_where_it_is_not_computed() -> None:
 
 
 def test_layers_are_grouped_by_how_far_back_they_see() -> None:
-    shapes = [LayerKvShape(1, 4, 4, window) for window in (8, None, 8, 4096, None)]
+    near, chunk = AttentionWindow(8), AttentionWindow(8, is_chunked=True)
+    shapes = [
+        LayerKvShape(1, 4, 4, window)
+        for window in (near, None, near, AttentionWindow(4096), None, chunk)
+    ]
     groups = group_layers(shapes, max_model_len=1024)
     assert [(group.layers, group.window, group.sinks) for group in groups] == [
         ((1, 3, 4), None, 0),  # nothing outgrows a window of 4096
-        ((0, 2), 8, 0),
+        ((0, 2), near, 0),
+        ((5,), chunk, 0),
     ]
     limited = group_layers(shapes, max_model_len=1024, attention_window=100, attention_sinks=4)
     assert [(group.layers, group.window, group.sinks) for group in limited] == [
-        ((0, 2), 8, 0),
-        ((1, 3, 4), 100, 4),
+        ((0, 2), near, 0),
+        ((1, 3, 4), AttentionWindow(100), 4),
+        ((5,), chunk, 0),
     ]
     assert groups == group_layers(
         shapes, max_model_len=1024, attention_window=1024, attention_sinks=4

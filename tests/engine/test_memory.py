@@ -22,6 +22,7 @@ from loraplex.engine.memory.device_memory import DeviceMemory, available_bytes
 from loraplex.engine.memory.kv_budget import MIB, KvDemand
 from loraplex.engine.memory.plan import MemoryPlan, plan_memory
 from loraplex.engine.model.forward import run_model
+from loraplex.kernels.attention_window import AttentionWindow
 from support.engine import LocalEngine
 
 DEVICE = DeviceMemory(1000 * MIB, is_host=False)
@@ -176,8 +177,8 @@ def test_the_profile_looks_at_as_many_rows_as_verification_does(
     )
 
 
-WINDOWED = KvGroup((2, 3), window=160, sinks=0, num_blocks=2)
-LIMITED = KvGroup((0, 1), window=160, sinks=4, num_blocks=2)
+WINDOWED = KvGroup((2, 3), window=AttentionWindow(160), sinks=0, num_blocks=2)
+LIMITED = KvGroup((0, 1), window=AttentionWindow(160), sinks=4, num_blocks=2)
 
 
 def test_no_group_of_layers_runs_out_long_before_the_others() -> None:
@@ -237,7 +238,7 @@ def test_pools_never_exceed_what_is_given_and_hold_what_one_sequence_needs(
         max_model_len=1600,
     )
     first = WHOLE[0] if has_whole else LIMITED
-    windowed = KvGroup((2, 3), window=window, sinks=0, num_blocks=2)
+    windowed = KvGroup((2, 3), window=AttentionWindow(window), sinks=0, num_blocks=2)
     needed = [group.peak_blocks(1600, 16, 16) for group in (first, windowed)]
     try:
         memory = DeviceMemory(10_000 * MIB, is_host=False)

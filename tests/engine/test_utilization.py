@@ -22,6 +22,7 @@ from loraplex.engine.memory.utilization import (
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.load_quantization import LoadQuantization
 from loraplex.engine.scheduling.tenant_labels import OTHER_TENANTS, TenantLabels
+from loraplex.kernels.attention_window import AttentionWindow
 from loraplex.kernels.linear_cpu import PanelLinear
 from loraplex.kernels.quantize import WeightFormat
 from support.engine import LocalEngine
@@ -49,7 +50,7 @@ def test_weights_are_read_once_a_step_and_multiplied_for_each_token() -> None:
 
 
 def test_layers_with_a_window_read_no_further_back() -> None:
-    reads = (KvReads(8), KvReads(4, window=16, sinks=2))
+    reads = (KvReads(8), KvReads(4, window=AttentionWindow(16), sinks=2))
     cost = ModelCost(shared_bytes=0, shared_parameters=0, head_parameters=0, kv_reads=reads)
     assert cost.work([Span(1, 100)]).num_bytes == 8 * 101 + 4 * (18 + 1)
     assert cost.work([Span(1, 10)]).num_bytes == (8 + 4) * 11

@@ -11,6 +11,7 @@ from torch import Tensor
 from loraplex.kernels import attention_cpu, cpu_library
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, SequenceGroup
 from loraplex.kernels.attention_groups import by_block
+from loraplex.kernels.attention_window import AttentionWindow
 from loraplex.kernels.kv_groups import GroupedPages
 from support.attention_cases import AttentionCase, Sequences, Sizes
 from support.cpu_kernels import needs_cpu_library
@@ -22,11 +23,15 @@ SCALE = 0.3
 LOGITS = torch.randn(6, generator=torch.Generator().manual_seed(9))
 OPTIONS = {
     "plain": AttentionOptions(SCALE),
-    "window": AttentionOptions(SCALE, sliding_window=7),
-    "window-sink-positions": AttentionOptions(SCALE, sliding_window=50, num_sink_positions=6),
+    "window": AttentionOptions(SCALE, window=AttentionWindow(7)),
+    "window-sink-positions": AttentionOptions(
+        SCALE, window=AttentionWindow(50), num_sink_positions=6
+    ),
+    "chunk": AttentionOptions(SCALE, window=AttentionWindow(7, is_chunked=True)),
+    "long-chunk": AttentionOptions(SCALE, window=AttentionWindow(50, is_chunked=True)),
     "softcap": AttentionOptions(SCALE, softcap=0.7),
     "sinks": AttentionOptions(SCALE, sinks=LOGITS),
-    "all": AttentionOptions(SCALE, 20, 3, 2.0, LOGITS),
+    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS),
 }
 SIZES = {
     "plain": Sizes(6, 2, 16, 16, block_size=16),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, SequenceGroup
+from loraplex.kernels.attention_window import AttentionWindow
 from support.attention_cases import AttentionCase, Sequences, Sizes
 from support.marks import marked_slow
 
@@ -28,11 +29,15 @@ SCALE = 0.3
 LOGITS = torch.randn(3, generator=torch.Generator().manual_seed(9))
 OPTIONS = {
     "plain": AttentionOptions(SCALE),
-    "window": AttentionOptions(SCALE, sliding_window=7),
-    "window-sink-positions": AttentionOptions(SCALE, sliding_window=25, num_sink_positions=6),
+    "window": AttentionOptions(SCALE, window=AttentionWindow(7)),
+    "window-sink-positions": AttentionOptions(
+        SCALE, window=AttentionWindow(25), num_sink_positions=6
+    ),
+    "chunk": AttentionOptions(SCALE, window=AttentionWindow(7, is_chunked=True)),
+    "long-chunk": AttentionOptions(SCALE, window=AttentionWindow(25, is_chunked=True)),
     "softcap": AttentionOptions(SCALE, softcap=0.7),
     "sinks": AttentionOptions(SCALE, sinks=LOGITS),
-    "all": AttentionOptions(SCALE, 20, 3, 2.0, LOGITS),
+    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS),
 }
 SMALL = Sizes(3, 1, 16, 16, block_size=16)
 SIZES = {
@@ -69,7 +74,7 @@ def test_equals_the_plain_op(
 @pytest.mark.parametrize("size", marked_slow(SIZES, slow=SIZES.keys() - {"blocks-of-12"}))
 def test_any_sizes_equal_the_plain_op(interpreted_attention_groups: ModuleType, size: str) -> None:
     sizes = SIZES[size]
-    options = AttentionOptions(sizes.dim**-0.5, sliding_window=30)
+    options = AttentionOptions(sizes.dim**-0.5, window=AttentionWindow(30))
     case = AttentionCase(MIXED, options, sizes, bits=4)
     assert_close(attend(interpreted_attention_groups, case), case.expected())
 
@@ -104,7 +109,7 @@ def random_cases(count: int) -> Iterator[AttentionCase]:
             for context in (rng.randint(1, 150) for _ in range(rng.randint(1, 4)))
         ]
         kv_heads, shared = rng.choice([(1, 1), (2, 3), (1, 7)])
-        window = rng.choice([None, rng.randint(1, 80)])
+        window = rng.choice([None, AttentionWindow(rng.randint(1, 80), rng.random() < 0.5)])
         options = AttentionOptions(
             SCALE,
             window,

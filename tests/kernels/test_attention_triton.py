@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.attention import AttentionBatch, AttentionOptions, SequenceGroup
+from loraplex.kernels.attention_window import AttentionWindow
 from support.attention_cases import AttentionCase, Sequences, Sizes
 from support.marks import marked_slow
 
@@ -28,11 +29,15 @@ LOGITS = torch.randn(6, generator=torch.Generator().manual_seed(9))
 PLAIN = AttentionOptions(SCALE)
 OPTIONS = {
     "plain": PLAIN,
-    "window": AttentionOptions(SCALE, sliding_window=7),
-    "window-sink-positions": AttentionOptions(SCALE, sliding_window=50, num_sink_positions=6),
+    "window": AttentionOptions(SCALE, window=AttentionWindow(7)),
+    "window-sink-positions": AttentionOptions(
+        SCALE, window=AttentionWindow(50), num_sink_positions=6
+    ),
+    "chunk": AttentionOptions(SCALE, window=AttentionWindow(7, is_chunked=True)),
+    "long-chunk": AttentionOptions(SCALE, window=AttentionWindow(50, is_chunked=True)),
     "softcap": AttentionOptions(SCALE, softcap=0.7),
     "sinks": AttentionOptions(SCALE, sinks=LOGITS),
-    "all": AttentionOptions(SCALE, 20, 3, 2.0, LOGITS),
+    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS),
 }
 SIZES = {
     "one-head-each": Sizes(3, 3, 16, 16),
@@ -93,7 +98,7 @@ def test_splits_are_put_together(
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_any_sizes_equal_the_plain_op(interpreted_attention: ModuleType, sizes: Sizes) -> None:
-    options = AttentionOptions(sizes.dim**-0.5, sliding_window=30)
+    options = AttentionOptions(sizes.dim**-0.5, window=AttentionWindow(30))
     case = AttentionCase(MIXED, options, sizes)
     assert_close(attend(interpreted_attention, case), case.expected())
 
@@ -169,7 +174,7 @@ def random_cases(count: int) -> Iterator[AttentionCase]:
             for _, num_new in lengths
         ]
         kv_heads, shared = rng.choice([(1, 1), (2, 3), (1, 7)])
-        window = rng.choice([None, rng.randint(1, 80)])
+        window = rng.choice([None, AttentionWindow(rng.randint(1, 80), rng.random() < 0.5)])
         options = AttentionOptions(
             SCALE,
             window,

@@ -13,6 +13,7 @@ from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.model.inputs import SequenceChunk, make_inputs
 from loraplex.kernels.attention import AttentionOptions, paged_attention
+from loraplex.kernels.attention_window import AttentionWindow
 from loraplex.kernels.kv_groups import (
     NOT_OPEN,
     GroupedPages,
@@ -158,7 +159,7 @@ def reference(
         closed = read_back(before, bits, is_key=is_key).flatten(0, 1) if own else vectors[:0]
         parts.append(torch.cat([closed, vectors[own : position + 1]]))
     keys, values = parts
-    first = max(position + 1 - options.sliding_window, 0) if options.sliding_window else 0
+    first = 0 if options.window is None else options.window.first_visible(position)
     seen = [p for p in range(position + 1) if p >= first or p < options.num_sink_positions]
     num_shared = q.shape[0] // HEADS
     out = []
@@ -169,17 +170,17 @@ def reference(
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("window", [None, 11], ids=["all", "window"])
+@pytest.mark.parametrize("window", [None, AttentionWindow(11), AttentionWindow(11, True)], ids=str)
 @pytest.mark.parametrize("cuts", [[25, 1, 1, 5, 3], [35]], ids=len)
 def test_a_query_reads_its_own_block_as_computed_and_those_before_as_codes(
-    bits: int, window: int | None, cuts: Sequence[int]
+    bits: int, window: AttentionWindow | None, cuts: Sequence[int]
 ) -> None:
     """However the sequences are cut, alone and beside others."""
     generator = torch.Generator().manual_seed(2)
     length, layer = sum(cuts), Layer(bits, num_blocks=17)
     sinks = 0 if window is None else 3
     group = KvGroup((0,), window, sinks, num_blocks=17)
-    options = AttentionOptions(0.3, sliding_window=window, num_sink_positions=sinks)
+    options = AttentionOptions(0.3, window=window, num_sink_positions=sinks)
     draw = [(4, DIM), (HEADS, DIM), (HEADS, VALUE_DIM)]
     texts = [[torch.randn(length, *size, generator=generator) for size in draw] for _ in range(2)]
     order = torch.randperm(16, generator=generator) + 1

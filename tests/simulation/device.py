@@ -233,6 +233,9 @@ def _visible_blocks(group: KvGroup, num_computed: int, block_size: int) -> Itera
     num_blocks = -(-num_computed // block_size)
     if group.window is None:
         return range(num_blocks)
-    first = max(num_computed - group.window + 1, 0) // block_size
+    first = max(num_computed - group.window.size + 1, 0)
+    if group.window.is_chunked:
+        first = num_computed - num_computed % group.window.size
+    first //= block_size
     sinks = range(min(-(-group.sinks // block_size), first))
     return chain(sinks, range(first, num_blocks))

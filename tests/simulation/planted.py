@@ -181,7 +181,18 @@ def compacts_in_place(allocate: Any, self: GroupBlocks, seq: SequenceBlocks) -> 
 @_plant(KvGroup, "first_visible_block")
 def frees_a_window_too_early(first: Any, self: KvGroup, num_computed: int, block_size: int) -> int:
     """Rounded up, for the block behind the window."""
-    return 0 if self.window is None else -(-max(num_computed - self.window, 0) // block_size)
+    if self.window is None:
+        return 0
+    return -(-max(self.window.first_visible(num_computed) - 1, 0) // block_size)
+
+
+@_plant(KvGroup, "first_visible_block")
+def frees_the_present_chunk(first: Any, self: KvGroup, num_computed: int, block_size: int) -> int:
+    """A block in which a chunk begins belongs to the chunk before."""
+    if self.window is None or not self.window.is_chunked:
+        result: int = first(self, num_computed, block_size)
+        return result
+    return -(-self.window.first_visible(num_computed) // block_size)
 
 
 @_plant(GroupBlocks, "leave_behind")

@@ -11,6 +11,7 @@ from random import Random
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.layout import STATE_WINDOW, KvGroup
 from loraplex.engine.scheduling.scheduler import SchedulerLimits
+from loraplex.kernels.attention_window import AttentionWindow
 
 from .device import StepSeconds
 
@@ -117,12 +118,13 @@ def _draw_groups(rng: Random, limits: SchedulerLimits) -> tuple[KvGroup, ...]:
     full = KvGroup((0,), None, 0, max(2, int(blocks_alone * rng.uniform(0.6, 4.0))) + 1)
     if kind == "full":
         return (full,)
-    window = rng.randint(1, 2 * limits.block_size + 3)
+    size = rng.randint(1, 2 * limits.block_size + 3)
     sinks = rng.randint(1, limits.block_size + 1) if kind == "sinks" else 0
     chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
-    blocks_of_one = (window + sinks + chunk) // limits.block_size + 3
+    blocks_of_one = (size + sinks + chunk) // limits.block_size + 3
     num_blocks = int(blocks_of_one * rng.uniform(1.0, limits.max_num_seqs)) + 1
-    windowed = KvGroup((1,), window, sinks, num_blocks)
+    is_chunked = not sinks and size % 2 == 0
+    windowed = KvGroup((1,), AttentionWindow(size, is_chunked), sinks, num_blocks)
     return (full, windowed) if kind == "mixed" else (windowed,)
 
 

@@ -79,7 +79,7 @@ class AttentionCase:
         self.options = options or AttentionOptions(scale=self.sizes.dim**-0.5)
         size = self.sizes.block_size
         self.chunks = sequences.chunks(size)
-        window, sinks = self.options.sliding_window, self.options.num_sink_positions
+        window, sinks = self.options.window, self.options.num_sink_positions
         num_blocks = 1 + sum(len(chunk.tables[0]) for chunk in self.chunks)
         self._groups = [KvGroup((0,), window, sinks, num_blocks)]
         dims = (self.sizes.dim, self.sizes.value_dim)

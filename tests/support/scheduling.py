@@ -18,6 +18,7 @@ from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.batch import ScheduledBatch
 from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from loraplex.engine.scheduling.step_costs import StepCosts
+from loraplex.kernels.attention_window import AttentionWindow
 
 BLOCK = 4
 
@@ -93,7 +94,7 @@ class SchedulerBench:
         groups = [KvGroup((0,), None, 0, num_blocks + 1)]
         slots = [num_swap_slots]
         if window is not None:
-            groups.append(KvGroup((1,), window, 0, num_blocks + 1))
+            groups.append(KvGroup((1,), AttentionWindow(window), 0, num_blocks + 1))
             slots.append(num_swap_slots)
         self.kv = KvBlocks(
             groups,
