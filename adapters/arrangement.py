@@ -24,7 +24,7 @@ class Order(StrEnum):
     TRANSPOSED = "transposed"
     """For B `[out, rank]` and an embedding's A `[rank, vocabulary]`."""
     BY_EXPERT = "by_expert"
-    """For the experts' B, stored `[out, rank · experts]` rank by rank: `[experts, rank, out]`."""
+    """For PEFT's B of experts, `[out, rank · experts]` rank by rank: `[experts, rank, out]`."""
     ROWS = "rows"
     """Rows in another order."""
 
@@ -80,11 +80,17 @@ class PlacedTensor(NamedTuple):
 
 
 def arrangement_of_a(part: BoundSlice) -> Arrangement:
+    """Of the block's A, the first `in_order`."""
+    if part.layer.is_turned:
+        return Arrangement(Order.BY_EXPERT, part.layer.num_experts)
     is_embedding = part.layer.kind is SliceKind.EMBEDDING
     return Arrangement(Order.TRANSPOSED if is_embedding else Order.AS_STORED)
 
 
 def arrangement_of_b(part: BoundSlice) -> Arrangement:
+    """Of the block's B, the second."""
+    if part.layer.is_turned:
+        return Arrangement(Order.AS_STORED)
     if part.layer.kind is SliceKind.EXPERTS:
         return Arrangement(Order.BY_EXPERT, part.layer.num_experts)
     return Arrangement(Order.TRANSPOSED)

@@ -17,9 +17,10 @@ class BoundSlice:
     """Slice index in the layout."""
     layer: Slice
     a: TensorEntry
-    """`[rank, in]`; of an embedding `[rank, vocabulary]`, of experts `[experts · rank, in]`."""
+    """`[rank, in]`; of an embedding `[rank, vocabulary]`, of experts `[experts · rank, in]`, of
+    turned ones `[experts · rank, out]`."""
     b: TensorEntry
-    """`[out, rank]`; of experts `[out, rank · experts]`."""
+    """`[out, rank]`; of experts `[out, rank · experts]`, of turned ones `[in, rank · experts]`."""
     rank: int
     """The rank of one expert, if there are several."""
     scale: float
@@ -30,6 +31,11 @@ class BoundSlice:
     @property
     def module(self) -> str:
         return self.layer.name
+
+    @property
+    def in_order(self) -> tuple[TensorEntry, TensorEntry]:
+        """The two in the order in which inputs are multiplied with them."""
+        return (self.b, self.a) if self.layer.is_turned else (self.a, self.b)
 
 
 @dataclass(frozen=True, slots=True)

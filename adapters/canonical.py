@@ -91,8 +91,9 @@ def _place(binding: Binding, plan: BlockPlan) -> list[PlacedTensor]:
     placed = []
     for part in binding.slices:
         a_offset, b_offset, _ = plan.table[part.index].tolist()
-        placed.append(PlacedTensor(a_offset, part.a, arrangement_of_a(part)))
-        placed.append(PlacedTensor(b_offset, part.b, arrangement_of_b(part)))
+        first, second = part.in_order
+        placed.append(PlacedTensor(a_offset, first, arrangement_of_a(part)))
+        placed.append(PlacedTensor(b_offset, second, arrangement_of_b(part)))
     for extra, where in zip(binding.auxiliary, plan.placed_auxiliary, strict=True):
         arrangement = _arrangement_of_extra(extra)
         placed.append(PlacedTensor(where.offset, extra.tensor, arrangement, extra.is_derived))

@@ -104,11 +104,12 @@ def _first_unfit(pairs: list[_Pair], targets: list[int], layout: BaseLayout) -> 
 
 def _fits(pair: _Pair, layer: Slice) -> bool:
     a, b = pair
-    rank = _rank(a, layer)
+    rank, sizes = _rank(a, layer), (layer.in_features, layer.out_features)
+    in_features, out_features = reversed(sizes) if layer.is_turned else sizes
     return (
         rank > 0
-        and a.shape == (layer.num_experts * rank, layer.in_features)
-        and b.shape == (layer.out_features, layer.num_experts * rank)
+        and a.shape == (layer.num_experts * rank, in_features)
+        and b.shape == (out_features, layer.num_experts * rank)
     )
 
 

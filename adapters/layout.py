@@ -37,6 +37,9 @@ class Slice:
     kind: SliceKind = SliceKind.LINEAR
     num_experts: int = 1
     """For a slice of kind EXPERTS."""
+    is_turned: bool = False
+    """Of experts whose class stores `[experts, in, out]` without saying so (Llama 4): PEFT takes
+    their inputs for outputs, so its A is what is multiplied last."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,12 @@ def layout_from_json(text: str) -> BaseLayout:
 
 
 def _slice_from_json(part: list[str | int]) -> Slice:
-    name, in_features, out_features, kind, num_experts = part
+    name, in_features, out_features, kind, num_experts, *rest = part
     return Slice(
-        str(name), int(in_features), int(out_features), SliceKind(str(kind)), int(num_experts)
+        str(name),
+        int(in_features),
+        int(out_features),
+        SliceKind(str(kind)),
+        int(num_experts),
+        is_turned=rest == [True],
     )

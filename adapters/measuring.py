@@ -53,8 +53,9 @@ def measure(
         stored_a, stored_b = read_tensor(weights, part.a), read_tensor(weights, part.b)
         hashes += [_tensor_digest(part.a, stored_a), _tensor_digest(part.b, stored_b)]
         a, b = to_float32(stored_a, part.a.dtype), to_float32(stored_b, part.b.dtype)
-        check_range(a, part.a.name, scale=1.0, serving_dtype=serving_dtype)
-        check_range(b, part.b.name, scale=part.scale, serving_dtype=serving_dtype)
+        for tensor, values in ((part.a, a), (part.b, b)):
+            scale = part.scale if tensor is part.in_order[1] else 1.0
+            check_range(values, tensor.name, scale=scale, serving_dtype=serving_dtype)
         deltas.append(ModuleDelta(part.module, _norm(part, a, b)))
     inert: list[str] = []
     for extra in binding.auxiliary:

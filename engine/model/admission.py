@@ -28,10 +28,11 @@ from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from .rope import batch_wide_limit
 from .state_layers import replace_states
+from .step_positions import give_positions
 
 _MLP_LAYER_TYPES = frozenset({"mlp", "moe"})
 SERVED_LAYER_TYPES = _MLP_LAYER_TYPES | {
-    *("full_attention", "sliding_attention", "linear_attention", "conv"),
+    *("full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"),
     *("hybrid", "hybrid_sliding"),
 }
 PROBE_LENGTH = 4
@@ -87,10 +88,11 @@ def probe_kv_shapes(
     each layer caches and its attention window.
 
     Raises UnsupportedModel unless each layer has known states or calls the attention function
-    exactly once, with a causal mask or a sliding window: any other model would silently be served
+    exactly once, with a causal mask or a window: any other model would silently be served
     incorrectly.
     """
     replace_states(model)
+    give_positions(model)
     model.set_attn_implementation(PROBE_NAME)
     probe = LayerProbe(max_model_len)
     run_probe(model, probe)

@@ -44,7 +44,14 @@ class ExpertsProjection:
         self._experts: Any = experts
         self._parameter = parameter
         num_experts, out_features, in_features = matrices_shape(experts, parameter)
-        part = Slice(name, in_features, out_features, SliceKind.EXPERTS, num_experts)
+        part = Slice(
+            name,
+            in_features,
+            out_features,
+            SliceKind.EXPERTS,
+            num_experts,
+            is_turned=getattr(experts, "is_turned", False),
+        )
         self.projection = Projection((part,))
         self._arena: Arena | None = None
         self._slice_index = 0
@@ -136,12 +143,14 @@ class ServedExperts:
             self.up.num_rows,
             is_captured=step is not None and step.is_captured,
         )
-        y = self.up.apply(hidden_states[pairs.tokens], pairs, lora)
+        x, weights = hidden_states[pairs.tokens], top_k_weights.reshape(-1)[pairs.order, None]
+        weights_inputs = getattr(module, "weights_inputs", False)
+        y = self.up.apply(x * weights if weights_inputs else x, pairs, lora)
         y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
         y = self.down.apply(y, pairs, lora)
         if getattr(module, "has_post_expert_norm", False):
             y = module.post_expert_norm(y)
-        y = y * top_k_weights.reshape(-1)[pairs.order, None]
+        y = y if weights_inputs else y * weights
         by_choice = torch.empty_like(y).index_copy_(0, pairs.order, y)
         summed = by_choice.view(*top_k_index.shape, -1).sum(dim=1)
         return summed.to(hidden_states.dtype)

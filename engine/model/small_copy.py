@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ..checkpoint.experts_interface import give_experts_interface
+
 _THRESHOLD = re.compile(
     r"window(_size|_len)?$|att(entio)?n_chunk_(size|length)$|^original_max_position_embeddings$"
     r"|floor|^index_topk$|^local_attention$|extent$|max_distance$"
@@ -141,6 +143,7 @@ def _draw(config: Any) -> PreTrainedModel:
         )
         for module in model.modules():
             _redraw(module)
+    give_experts_interface(model)
     model.requires_grad_(False)
     return model.eval()
 

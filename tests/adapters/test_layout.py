@@ -24,7 +24,7 @@ def make_layout(*slices: Slice, ties_embeddings: bool = False) -> BaseLayout:
 
 EMBEDDING = Slice("embed_tokens", 99, 8, SliceKind.EMBEDDING)
 ROUTER = Slice(f"{MLP}.gate", 8, 4)
-EXPERTS = Slice(f"{MLP}.experts.down_proj", 5, 8, SliceKind.EXPERTS, 4)
+EXPERTS = Slice(f"{MLP}.experts.down_proj", 5, 8, SliceKind.EXPERTS, 4, is_turned=True)
 HEAD = Slice("lm_head", 8, 99)
 
 

@@ -47,6 +47,7 @@ FAMILIES = [
     "glm4_moe",
     "gpt_oss-sinks-window",
     "granitemoe",
+    "llama4-chunks",
     "mixtral",
     "olmoe",
     "phimoe-window",
@@ -74,7 +75,11 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "router-only": {"r": 4, "target_parameters": ROUTERS},
     "linears-only": {"r": 4, "target_modules": ["o_proj"]},
 }
-GRANITE_ONE_LAYER = {"target_parameters": ["layers.1.block_sparse_moe.experts.down_proj"]}
+ONE_LAYER = {
+    "granitemoe": "layers.1.block_sparse_moe.experts.down_proj",
+    "llama4-chunks": "layers.1.feed_forward.experts.down_proj",
+}
+"""Where the family names its experts otherwise."""
 
 
 def load_dense(model: Path) -> Any:
@@ -166,8 +171,8 @@ def test_experts_and_routers_of_each_family_equal_peft_in_one_mixed_batch(
 ) -> None:
     model = save_family(tmp_path / "base", *SERVED[family])
     adapters = dict(ADAPTERS)
-    if family == "granitemoe":
-        adapters["one-layer"] = {**adapters["one-layer"], **GRANITE_ONE_LAYER}
+    if family in ONE_LAYER:
+        adapters["one-layer"] = {**adapters["one-layer"], "target_parameters": [ONE_LAYER[family]]}
     check_against_peft(model, list(adapters.values()), tmp_path)
 
 
@@ -194,7 +199,7 @@ def test_all_linear_doubles_the_rank_of_fused_experts_and_is_served_so(
     check_against_peft(model, adapters, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss-sinks-window"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss-sinks-window", "llama4-chunks"])
 def test_the_matrices_in_the_arena_are_what_peft_says_the_adapter_changes(
     family: str, tmp_path: Path
 ) -> None:
@@ -204,7 +209,7 @@ def test_the_matrices_in_the_arena_are_what_peft_says_the_adapter_changes(
     tuned = make_tuned(load_dense(model), seed=0, **lora)
     arena = make_resident(base, [tuned], tmp_path).arena
     layers = adapted_layers(tuned)
-    assert len(layers) == 3 * base.config.num_hidden_layers
+    assert len(layers) == 3 * len(base.moe_layers)
     for name, layer in layers.items():
         index = base.layout.slice_index[name]
         part = base.layout.slices[index]
@@ -220,8 +225,8 @@ def test_the_matrices_in_the_arena_are_what_peft_says_the_adapter_changes(
         theirs = layer.get_delta_weight("default").detach()
         if part.kind is SliceKind.LINEAR:
             theirs = theirs[None]
-        elif family.startswith("gpt_oss"):
-            theirs = theirs.transpose(1, 2)  # it stores [experts, in, out]
+        elif family.startswith(("gpt_oss", "llama4")):
+            theirs = theirs.transpose(1, 2)  # they store [experts, in, out]
         torch.testing.assert_close(delta, theirs)
 
 

@@ -35,6 +35,8 @@ def load(path: Path) -> BaseModel:
 
 
 def whole_logits(model: Any, tokens: list[int]) -> Tensor:
+    if model.config.model_type == "llama4":  # the whole class fails on text alone
+        model = model.language_model
     with torch.inference_mode():
         logits: Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
     return logits

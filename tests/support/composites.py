@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from support.families import COMMON, STATES
+from support.families import COMMON, EXPERTS, STATES
 
 _TEXT = {name: value for name, value in COMMON.items() if not name.endswith("token_id")}
 _VISION = {
@@ -42,6 +42,20 @@ COMPOSITES: dict[str, dict[str, Any]] = {
             "depth": 1,
             "num_heads": 2,
             "out_hidden_size": 64,
+        },
+    },
+    "llama4": {
+        "text_config": {
+            **_TEXT,
+            **EXPERTS,
+            "attention_chunk_size": 8,
+            "floor_scale": 6,
+            "no_rope_layers": [1, 0],
+        },
+        "vision_config": {
+            **_VISION,
+            **{"intermediate_size": 128, "vision_output_dim": 32},
+            **{"projector_input_dim": 32, "projector_output_dim": 32},
         },
     },
     "llava": {

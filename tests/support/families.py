@@ -177,6 +177,17 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("helium", {}),
     "jetmoe": ("jetmoe", EXPERTS),
     "llama": ("llama", {}),
+    "llama4-chunks": (
+        "llama4_text",
+        {
+            **EXPERTS,
+            **FOUR_LAYERS,
+            "attention_chunk_size": 8,
+            "floor_scale": 6,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 96,
+        },
+    ),
     "llama3-rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
     "mixtral": ("mixtral", EXPERTS),
@@ -222,7 +233,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {**EXPERTS, "moe_topk": 2, "head_dim": 16},
         "otherwise than by calling them",
     ),
-    "llama4-chunked": ("llama4_text", EXPERTS, "chunked_attention"),
 }
 """Case name to (model type, differences, part of the reason)."""
 

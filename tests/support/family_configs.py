@@ -42,6 +42,13 @@ _BLT_PART = {
     "num_key_value_heads": 4,
     "head_dim": 16,
 }
+_LLAMA4 = {
+    **EXPERTS,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": 50,
+    "interleave_moe_layer_step": 2,
+    "intermediate_size_mlp": 96,
+}
 _DECODER = {"is_decoder": True, "type_vocab_size": 2}
 
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -63,7 +70,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("pegasus", "plbart", "trocr", "whisper"), _ENCODER_DECODER),
     **dict.fromkeys(("axk1", "glm4_moe_lite", "minicpm3", "youtu"), _LATENT),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa"), _INDEXED),
-    **{name: COMPOSITES[name] for name in ("gemma3", "qwen3_5")},
+    **{name: COMPOSITES[name] for name in ("gemma3", "llama4", "qwen3_5")},
     **OTHERS,
     "apertus": {"rope_parameters": LLAMA3_ROPE},
     "beam": {**EXPERTS, "n_group": 1, "topk_group": 1, "layer_types": _MIXED},
@@ -136,6 +143,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "num_attention_heads_per_layer": [4] * 4,
         "shared_expert_intermediate_size": 48,
     },
+    "llama4_text": _LLAMA4,
     "longcat_flash": {
         **_LATENT,
         "num_layers": 2,
