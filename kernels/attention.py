@@ -119,6 +119,9 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: Tensor | None = None
     """`[num_heads]`: a logit per head that takes part in the softmax and has no value."""
+    slopes: Tensor | None = None
+    """fp32 `[num_heads]`, of ALiBi: a head's logits are this much smaller for each position that a
+    key is before the query."""
 
 
 def paged_attention(
@@ -291,37 +294,53 @@ def _attend_group(
     num_shared = num_heads // num_kv_heads
     queries = q.reshape(num_sequences, num_rows, num_kv_heads, num_shared, dim)
     positions = _key_positions(group.block_positions, keys.shape[2], block_size, q.device)
-    if group.ancestors is None:
-        visible = _visible(positions[..., None, :], group.positions[..., None], options)
-    else:
-        visible = _visible_in_trees(positions, group.positions, group.ancestors, options)
+    key_positions = positions[..., None, :]
+    if group.ancestors is not None:
+        key_positions = _positions_in_trees(positions, group.positions)[:, None]
+    visible = _visible(key_positions, group.positions[..., None], options)
+    if group.ancestors is not None:
+        visible &= _on_own_branch(positions, group.positions, group.ancestors)
     if num_rows > 1:
         visible = visible.repeat(1, num_shared, 1)
-    sinks = None
-    if options.sinks is not None:
-        sinks = options.sinks.view(num_kv_heads, num_shared).repeat_interleave(num_rows, 1)[
-            ..., None
-        ]
+
+    def of_queries(by_head: Tensor) -> Tensor:  # [kv_heads, shared × rows, 1]
+        return by_head.view(num_kv_heads, num_shared).repeat_interleave(num_rows, 1)[..., None]
+
+    sinks = None if options.sinks is None else of_queries(options.sinks)
+    bias = None
+    if options.slopes is not None:
+        distances = key_positions - group.positions[..., None]
+        bias = of_queries(options.slopes) * distances.repeat(1, num_shared, 1)[:, None]
     out = _softmax_attention(
-        queries.permute(0, 2, 3, 1, 4).flatten(2, 3), keys, values, visible[:, None], options, sinks
+        queries.permute(0, 2, 3, 1, 4).flatten(2, 3),
+        *(keys, values, visible[:, None], options),
+        sinks=sinks,
+        bias=bias,
     )  # [B, kv_heads, shared × rows, dim]
     out = out.view(num_sequences, num_kv_heads, num_shared, num_rows, -1).permute(0, 3, 1, 2, 4)
     return out.flatten(2, 3)
 
 
-def _visible_in_trees(
-    keys: Tensor, queries: Tensor, ancestors: Tensor, options: AttentionOptions
-) -> Tensor:
-    """bool `[num_sequences, max_rows, num_keys]`, for the key positions, query positions and
-    ancestors of a SequenceGroup."""
-    # From the first new token on, a key's index identifies the new token, not its position.
+def _positions_in_trees(keys: Tensor, queries: Tensor) -> Tensor:
+    """int64 `[num_sequences, num_keys]`: the keys' positions, for the positions at which they lie
+    and those of the queries of a SequenceGroup."""
+    is_new, index = _new_tokens(keys, queries)
+    return torch.where(is_new, queries.gather(1, index), keys)
+
+
+def _on_own_branch(keys: Tensor, queries: Tensor, ancestors: Tensor) -> Tensor:
+    """bool `[num_sequences, max_rows, num_keys]`: which keys no other branch has."""
+    is_new, index = _new_tokens(keys, queries)
+    seen = ancestors.gather(2, index[:, None].expand(-1, queries.shape[1], -1))
+    return seen | ~is_new[:, None]
+
+
+def _new_tokens(keys: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """Which keys are new tokens, and the number of each: from the first one on, a key's index
+    identifies the new token, not its position."""
     index = keys.expand(len(queries), -1) - queries[:, :1]
     num_rows = queries.shape[1]
-    is_new = (index >= 0) & (index < num_rows)
-    index = index.clamp(0, num_rows - 1)
-    keys = torch.where(is_new, queries.gather(1, index), keys)
-    seen = ancestors.gather(2, index[:, None].expand(-1, num_rows, -1))
-    return _visible(keys[:, None], queries[..., None], options) & (seen | ~is_new[:, None])
+    return (index >= 0) & (index < num_rows), index.clamp(0, num_rows - 1)
 
 
 def _attend_chunk(
@@ -346,15 +365,22 @@ def _attend_chunk(
         blocks.flatten(0, 1).transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1)
         for blocks in (key_blocks, value_blocks)
     )
-    sinks = options.sinks
-    if sinks is not None:
-        sinks = sinks.view(num_kv_heads, num_shared, 1, 1)
+    sinks, slopes = (
+        None if by_head is None else by_head.view(num_kv_heads, num_shared, 1, 1)
+        for by_head in (options.sinks, options.slopes)
+    )
     out = q.new_empty(num_tokens, num_kv_heads, num_shared, values.shape[-1]).permute(1, 2, 0, 3)
     for start, end in pairwise(_piece_bounds(num_tokens)):
         seen = num_keys - (num_tokens - end)
         visible = _visible(positions[:seen], queries[start:end, None], options)
+        bias = None
+        if slopes is not None:
+            bias = slopes * (positions[:seen] - queries[start:end, None])
         out[:, :, start:end] = _softmax_attention(
-            q[:, :, start:end], keys[:, :, :seen], values[:, :, :seen], visible, options, sinks
+            q[:, :, start:end],
+            *(keys[:, :, :seen], values[:, :, :seen], visible, options),
+            sinks=sinks,
+            bias=bias,
         )
     return out.permute(2, 0, 1, 3).flatten(1, 2)
 
@@ -390,10 +416,12 @@ def _softmax_attention(
     v: Tensor,
     visible: Tensor,
     options: AttentionOptions,
+    *,
     sinks: Tensor | None,
+    bias: Tensor | None,
 ) -> Tensor:
-    """`q [B, H, Q, D]`, `k, v [B, H, K, D]`, `visible` broadcasts to `[B, H, Q, K]`."""
-    if options.softcap is None and sinks is None:
+    """`q [B, H, Q, D]`, `k, v [B, H, K, D]`; `visible` and `bias` broadcast to `[B, H, Q, K]`."""
+    if options.softcap is None and sinks is None and bias is None:
         num_queries = q.shape[-2]
         if num_queries > 1 and q.dtype == torch.float32:  # of one alone it would take longer
             q = _repeat_last_row(q, MIN_ROWS)
@@ -404,6 +432,8 @@ def _softmax_attention(
     scores = (q @ k.transpose(-1, -2)).float() * options.scale
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
+    if bias is not None:
+        scores = scores + bias
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is None:
         return scores.softmax(-1).to(v.dtype) @ v

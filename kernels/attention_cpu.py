@@ -34,7 +34,7 @@ class _Layer(ctypes.Structure):
     """AttentionLayer of `cpu/attention.h`."""
 
     _fields_ = (
-        ("sinks", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("sinks", "slopes")),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("block_size", "value_stride")),
         *((name, ctypes.c_int64) for name in ("token_stride", "head_stride")),
@@ -74,6 +74,7 @@ def attend_group(
     window = options.window
     layer = _layer(
         None if sinks is None else sinks.data_ptr(),
+        None if options.slopes is None else options.slopes.data_ptr(),
         *(q.shape[1], keys.num_heads, keys.dim, values.dim, keys.block_size),
         values.data.stride(2),
         *(q.stride(0), q.stride(1)),

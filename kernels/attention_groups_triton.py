@@ -65,6 +65,7 @@ def attend_group(
         *(values.data, values.scales, values.opened),
         keys.blocks.slots,
         options.sinks,
+        options.slopes,
         group.rows,
         group.positions,
         group.block_tables,
@@ -174,6 +175,7 @@ def attend_groups_kernel(
     open_values_ptr: tl.tensor,
     open_slots_ptr: tl.tensor,  # int64 [blocks]
     sinks_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,  # fp32 [heads]
     rows_ptr: tl.tensor,  # int64 [sequences, num_rows], positions alike
     positions_ptr: tl.tensor,
     tables_ptr: tl.tensor,  # int64 [sequences, num_blocks], block positions alike
@@ -266,6 +268,8 @@ def attend_groups_kernel(
         sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0).to(tl.float32) * LOG2_E
         largest = tl.where(split == 0, sinks, largest)
         total += tl.where(split == 0, 1.0, 0.0)
+    if slopes_ptr is not None:
+        slopes = tl.load(slopes_ptr + heads, mask=inside, other=0.0) * LOG2_E
     acc = tl.full((BLOCK_QUERIES, BLOCK_VALUE), 0.0, dtype=tl.float32)
     for is_open in tl.static_range(2):
         tile_before = tl.maximum(first_tile, num_coded_tiles) if is_open else first_tile
@@ -332,6 +336,9 @@ def attend_groups_kernel(
                 shrunk = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / SOFTCAP))
                 capped = (1.0 - shrunk) / (1.0 + shrunk) * SOFTCAP
                 scores = tl.where(scores < 0, -capped, capped) * LOG2_E
+            if slopes_ptr is not None:
+                distances = key_positions[None, :] - positions[:, None]
+                scores += slopes[:, None] * distances.to(tl.float32)
             scores = tl.where(visible, scores, float("-inf"))
 
             new_largest = tl.maximum(largest, tl.max(scores, axis=1))

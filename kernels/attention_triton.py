@@ -94,6 +94,7 @@ def attend_group(
         None if isinstance(values, KeyPrefix) else values.data,
         values.scales,
         options.sinks,
+        options.slopes,
         group.rows,
         group.positions,
         group.block_tables,
@@ -233,6 +234,7 @@ def attend_kernel(
     values_ptr: tl.tensor,  # None: values are the elements of keys before the last TAIL_DIM
     value_scales_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,  # fp32 [heads]
     rows_ptr: tl.tensor,  # int64 [sequences, num_rows], positions alike
     positions_ptr: tl.tensor,
     tables_ptr: tl.tensor,  # int64 [sequences, num_blocks], block positions alike
@@ -336,6 +338,8 @@ def attend_kernel(
         sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0).to(tl.float32) * LOG2_E
         largest = tl.where(split == 0, sinks, largest)
         total += tl.where(split == 0, 1.0, 0.0)
+    if slopes_ptr is not None:
+        slopes = tl.load(slopes_ptr + heads, mask=inside, other=0.0) * LOG2_E
     acc = tl.full((BLOCK_QUERIES, BLOCK_VALUE), 0.0, dtype=tl.float32)
     # A weight times a scale is often below fp16's normal numbers. In fp16 `acc` therefore counts in
     # units of each row's largest product so far.
@@ -349,6 +353,7 @@ def attend_kernel(
         and WINDOW is None
         and block_positions_ptr is None
         and ancestors_ptr is None
+        and slopes_ptr is None
     )
     num_full_tiles = 0
     if HAS_FULL_TILES:
@@ -426,6 +431,9 @@ def attend_kernel(
                 shrunk = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / SOFTCAP))
                 capped = (1.0 - shrunk) / (1.0 + shrunk) * SOFTCAP
                 scores = tl.where(scores < 0, -capped, capped) * LOG2_E
+            if slopes_ptr is not None:
+                distances = key_positions[None, :] - positions[:, None]
+                scores += slopes[:, None] * distances.to(tl.float32)
             if is_masked:
                 scores = tl.where(visible, scores, float("-inf"))
 

@@ -449,6 +449,8 @@ def attention_cases(arch: str) -> Iterator[KernelCase]:
         variants += [
             AttendVariant("bf16", 1, extras="window"),
             AttendVariant("bf16", 512, extras="window"),
+            AttendVariant("bf16", 1, extras="chunk"),
+            AttendVariant("bf16", 512, extras="chunk"),
             AttendVariant("bf16", 5, extras="tree"),
             AttendVariant("bf16", 512, dim=256),
             AttendVariant("fp32", 1),
@@ -482,6 +484,13 @@ def attention_cases(arch: str) -> Iterator[KernelCase]:
     )
 
 
+_LAYER_OPTIONS = {
+    "window": AttentionOptions(0.1, AttentionWindow(1024), 4, 50.0),
+    "chunk": AttentionOptions(0.1, AttentionWindow(1024, is_chunked=True)),
+}
+"""By the `extras` of a variant; the pointers of the others are the variants' own."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttendVariant:
     """One compiled variant of attention."""
@@ -491,8 +500,8 @@ class AttendVariant:
     rows: int
     """New tokens per sequence: decoding, verification, or a prompt chunk."""
     dim: int = 128
-    extras: Literal["window", "tree"] | None = None
-    """The options of a layer or a step; a window includes all other options of a layer."""
+    extras: Literal["window", "chunk", "tree"] | None = None
+    """The options of a layer or a step; a sliding window includes all other options of a layer."""
     queries: str = "bf16"
     """For quantized pages; otherwise queries have the format of the pages."""
 
@@ -520,9 +529,7 @@ class AttendVariant:
         return keys
 
     def case(self) -> KernelCase:
-        options = AttentionOptions(0.1)
-        if self.extras == "window":
-            options = AttentionOptions(0.1, AttentionWindow(1024), 4, 50.0)
+        options = _LAYER_OPTIONS.get(str(self.extras), AttentionOptions(0.1))
         shape = attention_triton.attention_shape(
             self.rows * self.heads // self.kv_heads,
             CONTEXT,
@@ -547,7 +554,7 @@ class AttendVariant:
     def _pointers(self, *, is_split: bool) -> dict[str, str | None]:
         """Types of the pointer arguments; None: left out."""
         data = f"*{self._query_form}"
-        has_window, has_scales = self.extras == "window", self.form in CODE_DTYPES
+        has_scales = self.form in CODE_DTYPES
         return {
             "out_ptr": "*fp32" if is_split else data,
             "weights_ptr": "*fp32" if is_split else None,
@@ -558,8 +565,9 @@ class AttendVariant:
                 ("key_scales_ptr", "value_scales_ptr"), "*bf16" if has_scales else None
             ),
             **dict.fromkeys(("rows_ptr", "positions_ptr", "tables_ptr"), "*i64"),
-            "sinks_ptr": data if has_window else None,
-            "block_positions_ptr": "*i64" if has_window else None,
+            "sinks_ptr": data if self.extras == "window" else None,
+            "slopes_ptr": "*fp32" if self.extras == "window" else None,
+            "block_positions_ptr": "*i64" if self.extras in _LAYER_OPTIONS else None,
             "ancestors_ptr": "*i1" if self.extras == "tree" else None,
         }
 
@@ -589,6 +597,7 @@ def grouped_kv_cases(arch: str) -> Iterator[KernelCase]:
             GroupedVariant(2, 512),
             GroupedVariant(4, 1, extras="window"),
             GroupedVariant(4, 512, extras="window"),
+            GroupedVariant(4, 512, extras="chunk"),
             GroupedVariant(4, 5),
             GroupedVariant(4, 1, dim=64),
             GroupedVariant(4, 1, dim=256),
@@ -621,14 +630,12 @@ class GroupedVariant:
     bits: int
     rows: int
     dim: int = HEAD_DIM
-    extras: Literal["window"] | None = None
+    extras: Literal["window", "chunk"] | None = None
     """As in an AttendVariant."""
     queries: str = "bf16"
 
     def case(self) -> KernelCase:
-        options = AttentionOptions(0.1)
-        if self.extras:
-            options = AttentionOptions(0.1, AttentionWindow(1024), 4, 50.0)
+        options = _LAYER_OPTIONS.get(str(self.extras), AttentionOptions(0.1))
         keys, values = self._pages()
         shape = attention_groups_triton.grouped_shape(
             self.rows, CONTEXT // GROUPED_BLOCK, keys, values, num_heads=HEADS
@@ -678,7 +685,8 @@ class GroupedVariant:
             "weights_ptr": "*fp32" if is_split else None,
             "q_ptr": data,
             **dict.fromkeys(("rows_ptr", "positions_ptr", "tables_ptr"), "*i64"),
-            "sinks_ptr": data if self.extras else None,
+            "sinks_ptr": data if self.extras == "window" else None,
+            "slopes_ptr": "*fp32" if self.extras == "window" else None,
             "block_positions_ptr": "*i64" if self.extras else None,
         }
 

@@ -31,7 +31,7 @@ from ..errors import (
 )
 from ..gguf.file import GgufTensor
 from .base_config import check_config, quantized, read_config_file
-from .experts_interface import give_experts_interface
+from .known_classes import give_known_classes
 from .load_progress import report_progress
 from .stored_experts import (
     ExpertsOf,
@@ -104,7 +104,7 @@ def build_model(config: Any) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", trust_remote_code=False
         )
-    give_experts_interface(model)
+    give_known_classes(model)
     return model
 
 
@@ -265,7 +265,7 @@ class _Loader(NamedTuple):
             output_loading_info=True,
         )
         _check_loaded(model, info, self.model_dir)
-        give_experts_interface(model)
+        give_known_classes(model)
         return model
 
 

@@ -109,6 +109,8 @@ def eviction_obstacle(
         return "not supported with attention windows: a window is made of adjacent positions"
     if any(shape.is_latent for shape in shapes):
         return "not supported for multi-head latent attention: its heads share one latent per token"
+    if any(shape.has_slopes for shape in shapes):
+        return "not supported with ALiBi: a key's logit depends on how far it is from the query"
     if quantizes_blocks:
         return "not supported with --kv-dtype int4 and int2: tokens are quantized by block"
     return None

@@ -38,6 +38,8 @@ class LayerKvShape(NamedTuple):
     """The positions that a query sees; None: all."""
     is_latent: bool = False
     """The values are the first `value_dim` elements of the keys, which alone are stored."""
+    has_slopes: bool = False
+    """A key's logit depends on its distance from the query (ALiBi)."""
     states: tuple[StateShape, ...] = ()
     """In the order in which the layer computes them."""
 

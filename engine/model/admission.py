@@ -26,6 +26,7 @@ from .attention_windows import PROBE_NAME, LayerProbe
 from .expert_choices import MAX_REPLACED, LayerChoices, ReplacedChoices, choosing, recording
 from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
+from .own_attention import replace_own_attention
 from .rope import batch_wide_limit
 from .state_layers import replace_states
 from .step_positions import give_positions
@@ -92,6 +93,7 @@ def probe_kv_shapes(
     incorrectly.
     """
     replace_states(model)
+    replace_own_attention(model)
     give_positions(model)
     model.set_attn_implementation(PROBE_NAME)
     probe = LayerProbe(max_model_len)

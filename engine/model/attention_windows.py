@@ -50,12 +50,17 @@ class LayerProbe:
         self._masks: list[tuple[Tensor, Callable[[], AttentionWindow | None]]] = []
 
     def attend(
-        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, _options: AttentionOptions
+        self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
     ) -> Tensor:
         self.calls.append(layer_index)
         value_dim = v if isinstance(v, int) else v.shape[2]
         self._attention[layer_index] = LayerKvShape(
-            k.shape[1], k.shape[2], value_dim, self.window, is_latent=isinstance(v, int)
+            k.shape[1],
+            k.shape[2],
+            value_dim,
+            self.window,
+            is_latent=isinstance(v, int),
+            has_slopes=options.slopes is not None,
         )
         return q.new_zeros(*q.shape[:2], value_dim)
 

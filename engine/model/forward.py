@@ -218,10 +218,12 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    slopes: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls: `[1, heads, num_tokens, dim]` each.
 
+    slopes: ALiBi's, see `AttentionOptions`; transformers has no such argument.
     Raises UnsupportedModel for an unknown option that would change the result.
     """
     if attention_mask is not None:
@@ -235,6 +237,7 @@ def attention(
         scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
         softcap=softcap,
         sinks=s_aux,
+        slopes=slopes,
     )
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     step = current_forward.get()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ..checkpoint.experts_interface import give_experts_interface
+from ..checkpoint.known_classes import give_known_classes
 
 _THRESHOLD = re.compile(
     r"window(_size|_len)?$|att(entio)?n_chunk_(size|length)$|^original_max_position_embeddings$"
@@ -143,7 +143,7 @@ def _draw(config: Any) -> PreTrainedModel:
         )
         for module in model.modules():
             _redraw(module)
-    give_experts_interface(model)
+    give_known_classes(model)
     model.requires_grad_(False)
     return model.eval()
 

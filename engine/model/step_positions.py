@@ -1,7 +1,8 @@
 """Tokens' positions, for layers that take them from the length of transformers' cache.
 
-Llama 4 scales the queries of its layers without rotary embedding by their positions, which it counts
-from the number of tokens in the cache. A served step has tokens of many sequences, and no such cache.
+Llama 4 scales the queries of its layers without rotary embedding by their positions, which it
+counts from the number of tokens in the cache. A served step has tokens of many sequences, and no
+such cache.
 """
 
 from __future__ import annotations

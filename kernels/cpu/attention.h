@@ -24,7 +24,7 @@ struct AttentionGroup {
 
 // block_size, dim and value_dim are multiples of 16.
 struct AttentionLayer {
-    const float *sinks;  // [num_heads], or null
+    const float *sinks, *slopes;  // [num_heads], or null
     long num_heads, num_kv_heads, dim, value_dim, block_size;
     long value_stride;                // from one value to the next: dim, where values are parts of keys
     long token_stride, head_stride;   // of the queries
@@ -45,11 +45,13 @@ inline long first_visible(const AttentionLayer &layer, long position) {
 }
 
 // Turns the scores of a block, which begins at this position, into weights. Returns the factor of
-// what was summed before.
-inline float weigh(const AttentionLayer &layer, float *scores, Softmax &softmax, long begin, long position) {
+// what was summed before. `slope`: of ALiBi, or 0.
+inline float weigh(const AttentionLayer &layer, float *scores, Softmax &softmax, long begin, long position, float slope) {
     const long size = layer.block_size, first = first_visible(layer, position);
     if (layer.softcap)
         for (long j = 0; j < size; j++) scores[j] = layer.softcap * __builtin_tanhf(scores[j] / layer.softcap);
+    if (layer.slopes)
+        for (long j = 0; j < size; j++) scores[j] += slope * (float)(begin + j - position);
     float largest = softmax.largest;
     for (long j = 0; j < size; j++) {
         const long key = begin + j;
@@ -127,7 +129,8 @@ void attend_part(const AttentionGroup &group, const AttentionLayer &layer, const
                                              size, size);
             });
             for (long i = 0; i < per_head; i++)
-                kept[i] = weigh(layer, scores + i * size, softmaxes[first + i], begin, positions[row_of(i)]);
+                kept[i] = weigh(layer, scores + i * size, softmaxes[first + i], begin, positions[row_of(i)],
+                                layer.slopes ? layer.slopes[head_of(first + i)] : 0.0f);
             const auto *v = values.block(id, part.first_kv_head + head, numbers);
             each_pair(per_head, [&](long i, auto num_rows) {
                 add_products<num_rows.value>(sums + (first + i) * value_dim, value_dim, kept + i, scores + i * size,

@@ -199,7 +199,10 @@ def test_all_linear_doubles_the_rank_of_fused_experts_and_is_served_so(
     check_against_peft(model, adapters, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss-sinks-window", "llama4-chunks"])
+@pytest.mark.parametrize(
+    "family",
+    marked_slow(["qwen3_moe", "gpt_oss-sinks-window", "llama4-chunks"], slow={"llama4-chunks"}),
+)
 def test_the_matrices_in_the_arena_are_what_peft_says_the_adapter_changes(
     family: str, tmp_path: Path
 ) -> None:
@@ -394,6 +397,8 @@ def test_an_adapter_that_left_changes_no_expert_any_more(tmp_path: Path) -> None
         pytest.param("mixtral", Quantization.NF4, marks=pytest.mark.slow),
         pytest.param("granitemoe", Quantization.FP8, marks=pytest.mark.slow),
         pytest.param("deepseek_v3-mla", Quantization.MXFP4, marks=pytest.mark.slow),
+        pytest.param("llama4-chunks", Quantization.INT4, marks=pytest.mark.slow),
+        pytest.param("llama4-chunks", Quantization.INT8, marks=pytest.mark.slow),
     ],
 )
 def test_a_quantized_base_computes_with_rounded_experts_and_its_routers_as_they_are(
@@ -433,9 +438,10 @@ def rounded(path: Path, base: BaseModel, form: Quantization) -> Any:
                 if module is not model.get_output_embeddings():
                     module.weight.copy_(rounded_matrix(module.weight, form))
             elif hasattr(module, "down_proj") and isinstance(module.down_proj, nn.Parameter):
+                is_transposed = getattr(module, "is_transposed", True)  # Llama 4's does not say
                 for weight in (module.gate_up_proj, module.down_proj):
                     for matrix in weight:
-                        rows = matrix.T if module.is_transposed else matrix
+                        rows = matrix.T if is_transposed else matrix
                         rows.copy_(rounded_matrix(rows.clone(), form))
     return model
 

@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 BLOCK = 4
 HEADS, KV_HEADS, DIM, VALUE_DIM = 6, 2, 8, 5
 SINKS = torch.randn(HEADS, generator=torch.Generator().manual_seed(9))
+SLOPES = 2.0 ** -torch.arange(1.0, HEADS + 1)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
@@ -35,6 +36,9 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) 
             scores = k[first : position + 1, source] @ q[index, head] * options.scale
             if options.softcap:
                 scores = torch.tanh(scores / options.softcap) * options.softcap
+            if options.slopes is not None:
+                distances = torch.arange(first, position + 1) - position
+                scores = scores + options.slopes[head] * distances
             weights = scores.exp()
             total = weights.sum()
             if options.sinks is not None:
@@ -58,9 +62,10 @@ def attend_in_pieces(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
         AttentionOptions(scale=0.3, window=AttentionWindow(5, is_chunked=True)),
         AttentionOptions(scale=0.3, softcap=0.7),
         AttentionOptions(scale=0.3, sinks=SINKS),
-        AttentionOptions(scale=0.3, softcap=2.0, sinks=SINKS, window=AttentionWindow(6)),
+        AttentionOptions(scale=0.3, slopes=SLOPES),
+        AttentionOptions(0.3, AttentionWindow(6), softcap=2.0, sinks=SINKS, slopes=SLOPES),
     ],
-    ids=["plain", "window", "chunk", "softcap", "sinks", "all"],
+    ids=["plain", "window", "chunk", "softcap", "sinks", "slopes", "all"],
 )
 @pytest.mark.parametrize("piece", [3, 256], ids=["in pieces", "whole"])
 def test_equals_plain_attention_for_decodes_and_chunks_of_every_size(

@@ -46,7 +46,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert (ours - theirs).abs().max() < TOLERANCE * theirs.abs().max()
 
 
-@pytest.mark.parametrize("case", marked_slow(COMPOSITES, slow={"llava", "mistral3"}))
+@pytest.mark.parametrize("case", marked_slow(COMPOSITES, slow={"llama4", "llava", "mistral3"}))
 def test_a_composite_checkpoint_gives_the_whole_models_logits_of_text(
     case: str, tmp_path: Path
 ) -> None:
@@ -77,7 +77,7 @@ def save_adapter(whole: Any, path: Path, **lora: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("case", marked_slow(COMPOSITES, slow={"llava", "mistral3"}))
+@pytest.mark.parametrize("case", marked_slow(COMPOSITES, slow={"llama4", "llava", "mistral3"}))
 def test_adapters_of_the_whole_model_equal_peft_on_it(case: str, tmp_path: Path) -> None:
     save_composite(tmp_path / "base", case)
 

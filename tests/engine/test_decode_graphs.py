@@ -199,6 +199,7 @@ def test_adapters_with_vectors_are_served_by_replays_beside_plain_ones(
     ("family", "quantization"),
     [
         ("qwen2_moe-window", Quantization.NONE),
+        pytest.param("llama4-chunks", Quantization.NONE, marks=pytest.mark.slow),
         pytest.param("gpt_oss-sinks-window", Quantization.NONE, marks=pytest.mark.slow),
         pytest.param("gpt_oss-sinks-window", Quantization.INT4, marks=pytest.mark.slow),
     ],

@@ -2,8 +2,8 @@
 
 The reference is the request alone, without any cache. The other ways differ in the batch, in the
 chunks of a prompt, and in the origin of its keys and values. The families differ in attention
-(windows, sinks, softcap, latent) and in layers (experts, fused projections, Conv1D), each with the
-base and two adapters.
+(windows, chunks, sinks, softcap, latent) and in layers (experts, fused projections, Conv1D), each
+with the base and two adapters.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ FAMILIES: dict[str, list[str]] = {
     "gemma2-softcap-window": ["q_proj", "o_proj", "up_proj"],
     "gemma3-window": ["q_proj", "v_proj"],
     "gpt_oss-sinks-window": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "bloom-slopes": ["query_key_value", "dense"],
+    "mpt-slopes": ["Wqkv", "out_proj"],
+    "gpt_neo-window": ["q_proj", "v_proj", "c_fc"],
+    "llama4-chunks": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "mixtral": ["q_proj", "v_proj", "o_proj"],
     "qwen3_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "deepseek_v2-mla": ["q_proj", "kv_a_proj_with_mqa", "o_proj"],

@@ -68,6 +68,7 @@ def additive_mask(num_tokens: int) -> Tensor:
         "gemma2-softcap-window",
         "gemma3-window",
         "gpt_oss-sinks-window",
+        pytest.param("llama4-chunks", marks=pytest.mark.slow),
         "deepseek_v2-mla",
     ],
 )

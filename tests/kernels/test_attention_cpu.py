@@ -21,6 +21,7 @@ DECODES = Sequences([(1, 1), (16, 1), (17, 1), (70, 1), (37, 1)])
 VERIFIED = Sequences([(64, 1), (90, 3), (9, 5), (45, 8), (23, 2), (7, 7)])
 SCALE = 0.3
 LOGITS = torch.randn(6, generator=torch.Generator().manual_seed(9))
+SLOPES = 2.0 ** -torch.arange(1.0, 7.0)
 OPTIONS = {
     "plain": AttentionOptions(SCALE),
     "window": AttentionOptions(SCALE, window=AttentionWindow(7)),
@@ -31,7 +32,8 @@ OPTIONS = {
     "long-chunk": AttentionOptions(SCALE, window=AttentionWindow(50, is_chunked=True)),
     "softcap": AttentionOptions(SCALE, softcap=0.7),
     "sinks": AttentionOptions(SCALE, sinks=LOGITS),
-    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS),
+    "slopes": AttentionOptions(SCALE, slopes=SLOPES),
+    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS, SLOPES),
 }
 SIZES = {
     "plain": Sizes(6, 2, 16, 16, block_size=16),

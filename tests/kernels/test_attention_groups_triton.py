@@ -27,6 +27,7 @@ MIXED = Sequences([(33, 1), (64, 1), (66, 5), (45, 20)])
 DECODES = Sequences([(1, 1), (16, 1), (70, 1), (37, 1)])
 SCALE = 0.3
 LOGITS = torch.randn(3, generator=torch.Generator().manual_seed(9))
+SLOPES = 2.0 ** -torch.arange(1.0, 1 + len(LOGITS))
 OPTIONS = {
     "plain": AttentionOptions(SCALE),
     "window": AttentionOptions(SCALE, window=AttentionWindow(7)),
@@ -37,7 +38,8 @@ OPTIONS = {
     "long-chunk": AttentionOptions(SCALE, window=AttentionWindow(25, is_chunked=True)),
     "softcap": AttentionOptions(SCALE, softcap=0.7),
     "sinks": AttentionOptions(SCALE, sinks=LOGITS),
-    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS),
+    "slopes": AttentionOptions(SCALE, slopes=SLOPES),
+    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS, SLOPES),
 }
 SMALL = Sizes(3, 1, 16, 16, block_size=16)
 SIZES = {

@@ -27,6 +27,7 @@ TREE = Sequences([(40, 7), (12, 5), (30, 1), (9, 4)], [[-1, -1, 0, 0, 2], [-1, 0
 SCALE = 0.3
 LOGITS = torch.randn(6, generator=torch.Generator().manual_seed(9))
 PLAIN = AttentionOptions(SCALE)
+SLOPES = 2.0 ** -torch.arange(1.0, 7.0)
 OPTIONS = {
     "plain": PLAIN,
     "window": AttentionOptions(SCALE, window=AttentionWindow(7)),
@@ -37,7 +38,8 @@ OPTIONS = {
     "long-chunk": AttentionOptions(SCALE, window=AttentionWindow(50, is_chunked=True)),
     "softcap": AttentionOptions(SCALE, softcap=0.7),
     "sinks": AttentionOptions(SCALE, sinks=LOGITS),
-    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS),
+    "slopes": AttentionOptions(SCALE, slopes=SLOPES),
+    "all": AttentionOptions(SCALE, AttentionWindow(20), 3, 2.0, LOGITS, SLOPES),
 }
 SIZES = {
     "one-head-each": Sizes(3, 3, 16, 16),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 VOCAB_SIZE = 128
 COMMON: dict[str, Any] = {
@@ -136,6 +136,7 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "biogpt": ("biogpt", {}),
+    "bloom-slopes": ("bloom", {"n_layer": 2, "n_head": 4}),
     "cohere": ("cohere", {}),
     "cohere2-window": ("cohere2", {**FOUR_LAYERS, "sliding_window": 8}),
     "deepseek_v2-mla": ("deepseek_v2", {**EXPERTS, **MLA}),
@@ -146,6 +147,8 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
         {**EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
     ),
     "exaone4-window": ("exaone4", {**FOUR_LAYERS, "sliding_window": 8}),
+    "falcon-one-kv-head": ("falcon", {"multi_query": True, "parallel_attn": False}),
+    "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "gemma": ("gemma", {}),
     "gemma2-softcap-window": (
         "gemma2",
@@ -167,6 +170,15 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2-conv1d": ("gpt2", GPT2),
     "gpt_bigcode": ("gpt_bigcode", {**GPT2, "n_inner": 96}),
+    "gpt_neo-window": (
+        "gpt_neo",
+        {
+            "attention_types": [[["global", "local"], 1]],
+            "num_layers": 2,
+            "num_heads": 4,
+            "window_size": 8,
+        },
+    ),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_oss-sinks-window": (
         "gpt_oss",
@@ -191,6 +203,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
     "mixtral": ("mixtral", EXPERTS),
+    "mpt-slopes": ("mpt", {"d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 512}),
     "nemotron": ("nemotron", {}),
     "olmo": ("olmo", {}),
     "olmo2": ("olmo2", {}),
@@ -218,16 +231,22 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", FOUR_LAYERS),
     "stablelm": ("stablelm", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "xglm": (
+        "xglm",
+        {"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4},
+    ),
 }
 """Case name to (model type, what differs from the common tiny configuration)."""
 LIKE_OTHERS = {
+    *("falcon-one-kv-head", "xglm"),
     *("arcee", "cohere", "ernie4_5", "ernie4_5_moe", "exaone4-window", "gemma", "glm", "granite"),
     *("granitemoe", "mixtral", "olmo", "olmo3-window", "olmoe", "qwen2", "qwen3", "seed_oss"),
 }
 """Those whose attention and layers others have too; `make base-evidence` tries all."""
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "bloom": ("bloom", {"n_layer": 4, "n_head": 4}, "attention interface 0 times"),
+    "falcon-alibi": ("falcon", {"alibi": True}, "rounds the biases of its ALiBi"),
+    "openai-gpt": ("openai-gpt", {**GPT2, "n_layer": 2}, "attention interface 0 times"),
     "hunyuan_v1_moe": (
         "hunyuan_v1_moe",
         {**EXPERTS, "moe_topk": 2, "head_dim": 16},
@@ -239,7 +258,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def save_family(path: Path, model_type: str, differences: dict[str, Any]) -> Path:
     """Write a tiny random model of this type in the Hugging Face layout, fp32."""
-    config = AutoConfig.for_model(model_type, **{**COMMON, **differences})
+    settings = {**COMMON, **differences}
+    if isinstance(getattr(CONFIG_MAPPING[model_type], "head_dim", None), property):
+        del settings["head_dim"]  # it follows from others
+    config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
     return path

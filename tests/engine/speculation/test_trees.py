@@ -50,16 +50,19 @@ CASES = {
     "window": Case("mistral-window", 0.7),
     "window-int8-kv": Case("mistral-window", config={"kv_dtype": KvDtype.INT8}),
     "two-groups": Case("gemma2-softcap-window"),
+    "chunks": Case("llama4-chunks"),
+    "slopes": Case("bloom-slopes"),
     "sinks": Case("gpt_oss-sinks-window", 0.7),
     "operators-window": Case("llama", config={"attention_window": 8, "attention_sinks": 2}),
     "latent": Case("deepseek_v2-mla"),
     "learned-positions": Case("gpt2-conv1d", 1.3),
 }
-SLOW_CASES = {"warm", "window-int8-kv", "sinks", "learned-positions"}
+SLOW_CASES = {"warm", "window-int8-kv", "chunks", "slopes", "sinks", "learned-positions"}
 """Cases of which the others have each part."""
 LORA: dict[str, dict[str, object]] = {
     "gpt2-conv1d": {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
     "deepseek_v2-mla": {"target_modules": ["q_proj", "o_proj"]},
+    "bloom-slopes": {"target_modules": ["query_key_value", "dense"]},
 }
 OTHERS_LORA = {"target_modules": ["q_proj", "v_proj"]}
 

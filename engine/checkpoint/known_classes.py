@@ -1,7 +1,10 @@
-"""transformers' experts interface, for the classes with stacked experts that lack it.
+"""Classes of transformers' modules in a form that all other code knows.
 
-Llama 4 multiplies a token by its scores before its experts, not their outputs, and its experts get
-every token for every expert, most of them zeros. Here they get each token with the experts that were
+Some classes with stacked experts lack transformers' experts interface, and some linear layers have
+classes of their own.
+
+Llama 4 multiplies what its experts are given by their scores, not what they return, and gives every
+expert all tokens, most of them zeros. Here its experts get each token with the experts that were
 chosen for it, as those of other families do.
 """
 
@@ -58,15 +61,18 @@ class WeightedInputMoe(nn.Module):
 
 
 _FORMS: dict[str, type[nn.Module]] = {
+    "FalconLinear": nn.Linear,
     "Llama4TextExperts": WeightedInputExperts,
     "Llama4TextMoe": WeightedInputMoe,
 }
 """By the names of transformers' classes, which are not imported for other models."""
 
 
-def give_experts_interface(model: Any) -> None:
-    """Let the modules of classes that lack the interface have it; their weights stay."""
+def give_known_classes(model: Any) -> None:
+    """Give the modules of such classes the known form; their weights stay."""
     for module in model.modules():
         own = type(module)
-        if form := _FORMS.get(own.__name__):
-            module.__class__ = type(form.__name__, (form, own), {})
+        form = _FORMS.get(own.__name__)
+        if form is not None:
+            is_whole = issubclass(own, form)
+            module.__class__ = form if is_whole else type(form.__name__, (form, own), {})
