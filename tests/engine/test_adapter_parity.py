@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.families import SERVED, save_family
+from support.marks import marked_slow
 from support.models import make_adapter
 from support.peft_parity import check_against_peft
 
@@ -37,7 +38,15 @@ FAMILY_TARGETS: dict[str, list[str]] = {
     "qwen3_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "deepseek_v2-mla": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+    "bloom-slopes": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "falcon": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "gpt_neo-window": ["q_proj", "k_proj", "v_proj", "out_proj", "c_fc", "c_proj"],
+    "llama4-chunks": ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+    "mpt-slopes": ["Wqkv", "out_proj", "up_proj", "down_proj"],
+    "xglm": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
 }
+SLOW_FAMILIES = {"falcon", "gpt_neo-window", "llama4-chunks", "mpt-slopes", "xglm"}
+"""Families whose layers others have too, or are named in another test."""
 
 
 def test_every_served_lora_feature_equals_peft_in_one_mixed_batch(tmp_path: Path) -> None:
@@ -49,7 +58,7 @@ def test_every_served_lora_feature_equals_peft_in_one_mixed_batch(tmp_path: Path
     check_against_peft(model, folders, tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILY_TARGETS)
+@pytest.mark.parametrize("family", marked_slow(FAMILY_TARGETS, slow=SLOW_FAMILIES))
 def test_adapters_of_many_families_equal_peft_in_one_mixed_batch(
     family: str, tmp_path: Path
 ) -> None:

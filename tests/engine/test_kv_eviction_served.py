@@ -368,6 +368,7 @@ UNSUPPORTED = [
     ("llama", {"attention_window": 64}, "windows"),
     ("mistral-window", {}, "windows"),
     ("deepseek_v2-mla", {}, "latent"),
+    ("bloom-slopes", {}, "ALiBi"),
 ]
 
 
