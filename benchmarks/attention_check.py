@@ -75,15 +75,19 @@ def attention_cases() -> Iterator[tuple[str, AttentionCase]]:
     plain = AttentionOptions(0.1)
     window = replace(plain, window=AttentionWindow(100))
     sinks = replace(window, num_sink_positions=5)
+    chunks = replace(plain, window=AttentionWindow(100, is_chunked=True))
     for name, sizes in SIZES.items():
         everything = replace(sinks, softcap=5.0, sinks=torch.randn(sizes.heads))
         yield f"{name}, fp32, all", AttentionCase(mixed, everything, sizes)
         yield f"{name}, bf16", AttentionCase(mixed, plain, sizes, dtype=torch.bfloat16)
     sizes = SIZES["llama"]
+    slopes = replace(plain, slopes=2.0 ** -torch.linspace(1, 8, sizes.heads))
     yield "fp32", AttentionCase(mixed, plain, sizes)
     yield "fp32, window", AttentionCase(mixed, window, sizes)
     yield "fp32, window, sink positions", AttentionCase(mixed, sinks, sizes)
     yield "fp32, tree", AttentionCase(tree, plain, sizes)
+    yield "fp32, chunks", AttentionCase(mixed, chunks, sizes)
+    yield "fp32, slopes", AttentionCase(mixed, slopes, sizes)
     yield "bf16, tree, window", AttentionCase(tree, window, sizes, dtype=torch.bfloat16)
     yield "fp16", AttentionCase(mixed, plain, sizes, dtype=torch.float16)
     for form in ("int8", "fp8"):
@@ -122,6 +126,8 @@ def _error(case: AttentionCase, device: torch.device) -> float:
     options = case.options
     if options.sinks is not None:
         options = replace(options, sinks=options.sinks.to(device))
+    if options.slopes is not None:
+        options = replace(options, slopes=options.slopes.to(device))
     batch = case.batch(in_place=device.type == "cuda", device=device)
     actual = paged_attention(case.q.to(device), keys, values, batch, options)
     error = (actual.float().cpu() - case.expected()).abs().max().item()
