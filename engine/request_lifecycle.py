@@ -42,6 +42,7 @@ class RequestLifecycle:
     def __init__(self, parts: EngineParts, info: EngineInfo, statistics: Statistics) -> None:
         self._info = info
         self._eos_token_ids = parts.base.eos_token_ids
+        self._rotary_contexts = parts.base.rotary_contexts
         self._kv_policy = parts.config.default_kv_policy
         self._clock = parts.clock
         self._scheduler = parts.scheduler
@@ -187,10 +188,15 @@ class RequestLifecycle:
 
     def _open(self, submitted: GenerationRequest) -> Request:
         adapter, seed = submitted.adapter, submitted.sampling.seed
+        longest = len(submitted.prompt_token_ids) + submitted.sampling.max_tokens
         return Request(
             submitted=submitted,
             namespace=CacheNamespace(
-                submitted.tenant_id, self._info.runtime_id, adapter, submitted.cache_namespace
+                submitted.tenant_id,
+                self._info.runtime_id,
+                adapter,
+                submitted.cache_namespace,
+                rotary_start=self._rotary_contexts.start(longest),
             ),
             seed=secrets.randbits(63) if seed is None else seed,
             arrival_time=self._clock(),

@@ -235,6 +235,7 @@ class _Check:
                 for kind, part in base.weights.items()
             },
             "max_model_len": base.max_model_len,
+            "rotary_contexts": list(base.rotary_contexts.lengths),
             "memory": None if self.forecast is None else _memory_json(self.forecast),
             "errors": None if self.errors is None else _errors_json(self.errors),
             "drift": None if self.drift is None else self.drift.as_report(),
@@ -254,6 +255,8 @@ class _Check:
     def _lines(self) -> Iterator[str]:
         yield from _made_dense_lines(self.base)
         yield f"The maximum model length is {self.base.max_model_len:,} tokens."
+        if self.base.rotary_contexts.has_tables:
+            yield str(self.base.rotary_contexts)
         if self.forecast is None:
             yield "The KV cache of this model type is only known once its weights are loaded."
         else:

@@ -128,10 +128,16 @@ def num_graphs_at_start(config: EngineConfig, *, has_adapters: bool) -> int:
 
 
 def decode_layout(
-    config: EngineConfig, groups: Sequence[KvGroup], max_model_len: int
+    config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup], max_model_len: int
 ) -> DecodeLayout:
     """The layout of the inputs of this engine's graphs."""
-    return DecodeLayout(tuple(groups), config.kv_block_size, max_rows(config), max_model_len)
+    return DecodeLayout(
+        tuple(groups),
+        config.kv_block_size,
+        max_rows(config),
+        max_model_len,
+        has_rotary_rows=base.rotary_contexts.has_tables,
+    )
 
 
 class DecodeGraphs:
@@ -298,7 +304,13 @@ class DecodeGraphs:
         lora = self._lora(shape)
         # Each row has logits, so the output head's adapters are those of the rows.
         adapters = StepAdapters(lora, head=lora)
-        forward = PagedForward(self._cache, inputs.attention(num_rows), lora, is_captured=True)
+        forward = PagedForward(
+            self._cache,
+            inputs.attention(num_rows),
+            lora,
+            is_captured=True,
+            rotary_rows=inputs.rotary_rows(num_rows),
+        )
         with (
             head_inputs(self._base.model) as seen,
             last_hidden_states(self._base.model) as states,
@@ -383,7 +395,7 @@ def open_decode_graphs(
             reason = "has states" if model.has_states else f"waits for {waits}"
             logger.warning("no decode graphs: the model %s", reason)
         return None
-    layout = decode_layout(config, cache.groups, max_model_len)
+    layout = decode_layout(config, model, cache.groups, max_model_len)
     sizes = row_sizes(config.max_num_seqs, layout.max_rows)
     return DecodeGraphs(model, cache, arena, layout, CudaCapture(model.device), sizes=sizes)
 

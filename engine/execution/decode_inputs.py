@@ -3,10 +3,11 @@
 The host writes a step's inputs into one buffer and copies it at once:
 
     token ids | positions | places | sources of pending tokens | slots of each KV group
-    | adapter rows | tiles | changed block tables ...
+    | rotary rows | adapter rows | tiles | changed block tables ...
 
 A token's place is its position among the cached tokens of its sequence: it is less than the
-position in the sequence if tokens were evicted.
+position in the sequence if tokens were evicted. Rotary rows are only there for a base whose rotary
+embedding reads tables.
 
 On the device, each row has a block table as wide as any step may need, which it keeps from step to
 step. The copy contains only the tables that differ from their row's last one, as wide as these
@@ -57,6 +58,7 @@ class DecodeLayout:
     block_size: int
     max_rows: int
     max_model_len: int
+    has_rotary_rows: bool = False
 
     @property
     def row_words(self) -> int:
@@ -77,9 +79,14 @@ class DecodeLayout:
         return 4 * self.row_words
 
     @property
+    def rotary_start(self) -> int:
+        """The start of `ForwardContext.rotary_rows`."""
+        return self.slots_start + len(self.groups) * self.row_words
+
+    @property
     def rows_start(self) -> int:
         """The start of the adapter rows, four bytes each."""
-        return self.slots_start + len(self.groups) * self.row_words
+        return self.rotary_start + self.has_rotary_rows * self.row_words
 
     @property
     def tiles_start(self) -> int:
@@ -152,6 +159,12 @@ class DecodeInputs:
         """`[num_rows]`."""
         return self._rows(self._layout.row_words, num_rows)
 
+    def rotary_rows(self, num_rows: int) -> Tensor | None:
+        """`[num_rows]`: see `ForwardContext.rotary_rows`."""
+        if not self._layout.has_rotary_rows:
+            return None
+        return self._rows(self._layout.rotary_start, num_rows)
+
     def row_numbers(self, num_rows: int) -> Tensor:
         """0, 1, 2, ..."""
         return self._row_numbers[:num_rows]
@@ -168,7 +181,7 @@ class DecodeInputs:
     def attention(self, num_rows: int) -> tuple[AttentionBatch, ...]:
         """One batch per KV group."""
         layout = self._layout
-        starts = range(layout.slots_start, layout.rows_start, layout.row_words)
+        starts = range(layout.slots_start, layout.rotary_start, layout.row_words)
         rows, places = self.row_numbers(num_rows), self._rows(layout.places_start, num_rows)
         return tuple(
             AttentionBatch(
@@ -223,6 +236,9 @@ class DecodeInputs:
         words[:num_rows] = [chunk.token_ids[0] for chunk in chunks]
         words[layout.row_words :][:num_rows] = [chunk.start for chunk in chunks]
         words[layout.places_start :][:num_rows] = places
+        if layout.has_rotary_rows:
+            rotary_rows = [chunk.rotary_start + chunk.start for chunk in chunks]
+            words[layout.rotary_start :][:num_rows] = rotary_rows
         if adapter_rows == self._adapter_rows:
             return
         self._adapter_rows = adapter_rows

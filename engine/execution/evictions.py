@@ -106,6 +106,10 @@ class ObservingForward:
     def states(self) -> StepStates | None:
         return self._forward.states
 
+    @property
+    def rotary_rows(self) -> Tensor | None:
+        return self._forward.rotary_rows
+
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
     ) -> Tensor:

@@ -16,7 +16,7 @@ from ..kv.open_slots import num_open_slots
 from ..kv.sequence_blocks import block_table
 from ..memory.demands import BaseDemand, ProposerDemand
 from ..memory.device_memory import measure_memory, peak_bytes
-from ..memory.kv_budget import KvDemand
+from ..memory.kv_budget import MIB, KvDemand
 from ..memory.plan import MemoryPlan, plan_memory
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
@@ -81,6 +81,9 @@ def plan_engine(
         plan.lines.append(f"CPU kernels: {cpu_library().detail}")
     if base.fused:
         plan.lines.append(str(base.fused))
+    if base.rotary_contexts.has_tables:
+        tables = f"Their tables take {base.rotary_bytes / MIB:.1f} MiB."
+        plan.lines.append(f"{base.rotary_contexts} {tables}")
     if base.has_states and config.speculation:
         plan.lines.append("no speculation: the states of this base cannot take back draft tokens")
     return plan
@@ -157,7 +160,7 @@ def _graph_bytes(
     activations = peak_bytes(
         base.device, lambda: _run_at(context, [1] * num_rows, num_rows, config, base, groups)
     )
-    layout = decode_layout(config, groups, base.max_model_len)
+    layout = decode_layout(config, base, groups, base.max_model_len)
     logits = 4 * num_rows * base.vocab_size
     num_graphs = num_graphs_at_start(config, has_adapters=has_adapters)
     graphs = num_graphs * (len(base.kv_shapes) + num_exit_layers) * GRAPH_LAYER_BYTES

@@ -218,7 +218,13 @@ class ModelRunner:
         states = None
         if inputs.states is not None:
             states = PagedStates(self._cache.states, self._cache.new_states, inputs.states)
-        paged = PagedForward(self._cache, inputs.attention, adapters.lora, states=states)
+        paged = PagedForward(
+            self._cache,
+            inputs.attention,
+            adapters.lora,
+            states=states,
+            rotary_rows=inputs.rotary_rows,
+        )
         forward = ObservingForward(paged, observations) if observations else paged
         seen: list[Tensor] = []
         try:
@@ -287,20 +293,26 @@ def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> Pendin
 def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
     request, num_tokens, num_draft_tokens, start, _, _ = sequence
     tables, num_evicted = request.kv.tables, request.kv.num_evicted
+    rotary_start = request.namespace.rotary_start
     if num_tokens == 1:
         # A pending token is put in its place on the device.
         known = request.token_ids
         token = known[start] if start < len(known) else 0
-        return SequenceChunk([token], start, tables, num_evicted=num_evicted)
-    token_ids = request.token_ids[start : start + num_tokens - num_draft_tokens]
-    num_kept = sequence.num_logits_rows
-    if not num_draft_tokens:
         return SequenceChunk(
-            token_ids, start, tables, num_kept, is_prompt=True, num_evicted=num_evicted
+            [token], start, tables, num_evicted=num_evicted, rotary_start=rotary_start
         )
+    token_ids = request.token_ids[start : start + num_tokens - num_draft_tokens]
     draft = request.draft
-    token_ids = [*token_ids, *draft.token_ids]
-    return SequenceChunk(token_ids, start, tables, num_kept, draft.parents, num_evicted=num_evicted)
+    return SequenceChunk(
+        [*token_ids, *draft.token_ids] if num_draft_tokens else token_ids,
+        start,
+        tables,
+        sequence.num_logits_rows,
+        tree=draft.parents if num_draft_tokens else None,
+        is_prompt=not num_draft_tokens,
+        num_evicted=num_evicted,
+        rotary_start=rotary_start,
+    )
 
 
 def _runs(counts: Sequence[int], leases: Sequence[Lease | None]) -> list[AdapterRun]:

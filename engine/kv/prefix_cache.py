@@ -1,9 +1,10 @@
 """Prefix cache: reuses KV blocks that already hold the beginning of a prompt.
 
 Torch-free. A block's key is a keyed BLAKE2b hash over tagged, length-prefixed fields: namespace
-(tenant, runtime, adapter digest), the parent block's key and the token ids. A hit also compares the
-stored token ids, so a collision is a miss and never a wrong answer. Clients cannot influence the
-namespace. Blocks are published only by `publish`, after the step that wrote them.
+(tenant, runtime, adapter digest, rotary context), the parent block's key and the token ids. A hit
+also compares the stored token ids, so a collision is a miss and never a wrong answer. Clients
+choose no more of the namespace than whether their requests may exceed a rotary context. Blocks are
+published only by `publish`, after the step that wrote them.
 
 Eviction is least recently used first, from the leaves: a cached block is dropped when its pool
 reallocates it, a pool reallocates the block that was freed first, and a sequence frees its last
@@ -27,13 +28,15 @@ ROOT_KEY = b""
 
 @dataclass(frozen=True, slots=True)
 class CacheNamespace:
-    """The scope in which prefixes are shared: one tenant, base and adapter version."""
+    """The scope in which prefixes are shared: one tenant, base, adapter version, rotary context."""
 
     tenant_id: str
     runtime_id: str
     adapter: AdapterKey | None
     label: str = ""
     """Separates prefixes further; set by the platform, never by a client."""
+    rotary_start: int = 0
+    """The rotary context: keys of one are wrong in another. See `RotaryContexts.start`."""
 
     def encode(self) -> bytes:
         digest = self.adapter.digest if self.adapter else "base"
@@ -43,6 +46,7 @@ class CacheNamespace:
             b"runtime:" + self.runtime_id.encode(),
             b"adapter:" + digest.encode(),
             b"label:" + self.label.encode(),
+            b"rotary:%d" % self.rotary_start,
         )
 
 

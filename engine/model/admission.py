@@ -27,7 +27,8 @@ from .expert_choices import MAX_REPLACED, LayerChoices, ReplacedChoices, choosin
 from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from .own_attention import replace_own_attention
-from .rope import batch_wide_limit
+from .rope import full_context
+from .rotary_tables import contexts_of
 from .state_layers import replace_states
 from .step_positions import give_positions
 
@@ -75,8 +76,7 @@ def check_config(config: Any, *, max_model_len: int | None) -> int:
         raise UnsupportedModel(
             "the checkpoint is already quantized: give the original one and --quantize"
         )
-    trained = int(getattr(config, "max_position_embeddings", 0) or 2048)
-    trained = min(trained, batch_wide_limit(config) or trained)
+    trained = full_context(config)
     if max_model_len is not None and max_model_len > trained:
         raise UnsupportedModel(f"max_model_len {max_model_len} exceeds the model's {trained}")
     return max_model_len or trained
@@ -251,6 +251,8 @@ def run_paged(
         block_table(range(1 + per_sequence * index, 1 + per_sequence * (index + 1)))
         for index in range(len(sequences))
     ]
+    contexts = contexts_of(model)
+    rotary_starts = [contexts.start(len(tokens)) if contexts else 0 for tokens in sequences]
     done = [0] * len(sequences)
     logits: list[list[Tensor]] = [[] for _ in sequences]
     step = 0
@@ -260,7 +262,9 @@ def run_paged(
             count = cuts.chunks[(step + index) % len(cuts.chunks)]
             if chunk := tokens[done[index] : done[index] + count]:
                 own = [tables[index]] * len(cache.groups)
-                chunks[index] = SequenceChunk(chunk, done[index], own)
+                chunks[index] = SequenceChunk(
+                    chunk, done[index], own, rotary_start=rotary_starts[index]
+                )
         order = sorted(chunks, key=lambda index: len(chunks[index].token_ids) > 1)
         inputs = make_inputs(
             [chunks[index] for index in order],

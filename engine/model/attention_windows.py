@@ -41,6 +41,7 @@ class LayerProbe:
         self.lora: LoraBatch | None = None
         self.is_captured = False
         self.states = ProbedStates()
+        self.rotary_rows: Tensor | None = None
         self.calls: list[int] = []
         """The layers that attend, in the order in which they do."""
         self._attention: dict[int, LayerKvShape] = {}

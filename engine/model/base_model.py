@@ -60,6 +60,8 @@ from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
 from .load_quantization import LoadQuantization
 from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
+from .rope import RotaryContexts, rotary_contexts
+from .rotary_tables import table_rotary
 from .state_layers import reads_weight
 from .threshold_test import check_thresholds
 
@@ -87,6 +89,9 @@ class BaseModel:
     kv_format: KvFormat
     eos_token_ids: frozenset[int]
     max_model_len: int
+    rotary_contexts: RotaryContexts
+    rotary_bytes: int
+    """The bytes of the tables of rotary embeddings; 0 if there are none."""
     dtype: torch.dtype
     device: torch.device
     num_parameters: int
@@ -191,6 +196,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     model_dir = locate_base(engine.model)
     config = load_config(model_dir)
     max_model_len = check_config(config, max_model_len=engine.max_model_len)
+    contexts = rotary_contexts(config, max_model_len=max_model_len)
     device = choose_device(engine.device)
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
@@ -219,6 +225,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     order = module_order(model)
     moe_layers = replace_experts(model)
     absorbed = replace_latents(model)
+    rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = probe_kv_shapes(model, config, max_model_len=max_model_len)
     check_kv_format(kv_format, kv_shapes)
     check_rollback(engine, kv_shapes)
@@ -266,6 +273,8 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         kv_format=kv_format,
         eos_token_ids=_eos_token_ids(model_dir, config),
         max_model_len=max_model_len,
+        rotary_contexts=contexts,
+        rotary_bytes=rotary_bytes,
         dtype=dtype,
         device=device,
         num_parameters=num_parameters,

@@ -51,6 +51,7 @@ from .experts import experts_parameters
 from .latent_attention import replace_latents
 from .load_quantization import LoadQuantization
 from .packed_ends import name_formats
+from .rope import RotaryContexts, rotary_contexts
 from .skeleton import bypass_experts
 
 _READS = (
@@ -112,6 +113,7 @@ class ExpectedBase:
     """None: only a model with values tells."""
     kv_format: KvFormat
     max_model_len: int
+    rotary_contexts: RotaryContexts
 
     @property
     def weight_bytes(self) -> int:
@@ -166,6 +168,7 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
         kv_shapes=_kv_shapes(config, max_model_len),
         kv_format=choose_kv_format(engine.kv_dtype, dtype=dtype, device=device),
         max_model_len=max_model_len,
+        rotary_contexts=rotary_contexts(config, max_model_len=max_model_len),
     )
 
 

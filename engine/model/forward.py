@@ -142,6 +142,12 @@ class ForwardContext(Protocol):
         """None for a model without states."""
         ...
 
+    @property
+    def rotary_rows(self) -> Tensor | None:
+        """int64 `[num_tokens]`: where each token reads the tables of rotary embeddings
+        (`rotary_tables`); None: at its position."""
+        ...
+
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions
     ) -> Tensor:
@@ -180,13 +186,15 @@ class PagedForward:
     is_captured: bool = False
     states: PagedStates | None = None
     """See `ForwardContext.states`."""
+    rotary_rows: Tensor | None = None
+    """See `ForwardContext.rotary_rows`."""
 
     @classmethod
     def of(cls, cache: KvCache, inputs: StepInputs, lora: LoraBatch | None = None) -> PagedForward:
         """The forward pass of these inputs."""
         batch = inputs.states
         states = None if batch is None else PagedStates(cache.states, cache.new_states, batch)
-        return cls(cache, inputs.attention, lora, states=states)
+        return cls(cache, inputs.attention, lora, states=states, rotary_rows=inputs.rotary_rows)
 
     def attend(
         self, layer_index: int, q: Tensor, k: Tensor, v: Tensor | int, options: AttentionOptions

@@ -48,13 +48,21 @@ class SequenceChunk(NamedTuple):
     num_evicted: int = 0
     """Tokens before it that are no longer in the blocks: a token's place in them is its position
     less these."""
+    rotary_start: int = 0
+    """Where its sequence begins in the tables of rotary embeddings: `RotaryContexts.start`."""
 
     def tokens(self) -> list[SequenceChunk]:
         """Each token as a separate chunk that sees those before it, for a chunk without a tree."""
         if len(self.token_ids) == 1:
             return [self]
         return [
-            SequenceChunk([token], position, self.tables, num_evicted=self.num_evicted)
+            SequenceChunk(
+                [token],
+                position,
+                self.tables,
+                num_evicted=self.num_evicted,
+                rotary_start=self.rotary_start,
+            )
             for token, position in zip(self.token_ids, self.positions, strict=True)
         ]
 
@@ -190,6 +198,8 @@ class StepInputs:
     """Of the group of states; None: there is none."""
     logits_rows: Tensor
     """int64: rows whose logits are kept, those of each chunk adjacent."""
+    rotary_rows: Tensor | None
+    """See `ForwardContext.rotary_rows`."""
 
 
 def make_inputs(
@@ -229,6 +239,7 @@ def make_inputs(
         attention=tuple(layout.batch() for layout in layouts),
         states=states,
         logits_rows=to_device(logits_rows(chunks), device),
+        rotary_rows=None if rows.rotary is None else to_device(rows.rotary, device),
     )
 
 
@@ -260,10 +271,14 @@ class _Rows(NamedTuple):
     """For each row that in its sequence."""
     places: Integers
     """For each row the same, less the evicted tokens: attention counts cached tokens alone."""
+    rotary: Integers | None
+    """For each row its position after the start of its sequence in the tables of rotary embeddings;
+    None: all start at 0."""
 
 
 def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
     num_evicted = np.array([chunk.num_evicted for chunk in chunks])
+    rotary_starts = np.array([chunk.rotary_start for chunk in chunks])
     starts = np.array([chunk.start for chunk in chunks]) - num_evicted
     counts = np.array([len(chunk.token_ids) for chunk in chunks])
     is_tree = np.array([chunk.tree is not None for chunk in chunks])
@@ -289,6 +304,7 @@ def _lay_out(chunks: Sequence[SequenceChunk], block_size: int) -> _Rows:
         offsets=written % block_size,
         positions=positions,
         places=places,
+        rotary=positions + np.repeat(rotary_starts, counts) if rotary_starts.any() else None,
     )
 
 

@@ -13,6 +13,8 @@ from .admission import SELF_TEST_LENGTHS, check_parity, dense_reference, probe_k
 from .experts import replace_experts
 from .forward import ATTENTION_NAME
 from .latent_attention import replace_latents
+from .rope import rotary_contexts
+from .rotary_tables import table_rotary
 from .small_copy import find_thresholds, small_copies
 
 _BEYOND = 14
@@ -66,8 +68,11 @@ def _check_copy(small: PreTrainedModel, shapes: list[LayerKvShape], *, max_model
     if longest > _MAX_LENGTH:
         raise UnsupportedModel(f"no known setting of {config.model_type} names its window")
     small.set_attn_implementation("eager")
-    cases = dense_reference(small, config.vocab_size, lengths=(longest, *SELF_TEST_LENGTHS))
+    lengths = (longest, *SELF_TEST_LENGTHS)
+    cases = dense_reference(small, config.vocab_size, lengths=lengths)
     replace_experts(small)
+    contexts = rotary_contexts(config, max_model_len=max(lengths))
+    table_rotary(small, contexts, dtype=small.dtype, device=small.device)
     small.set_attn_implementation(ATTENTION_NAME)
     check_parity(small, own_shapes, cases)
 

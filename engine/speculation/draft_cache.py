@@ -16,6 +16,7 @@ from ..kv.blocks import KvBlocks
 from ..kv.layout import KvGroup, KvOperation
 from ..kv.prefix_cache import CacheNamespace
 from ..kv.sequence_blocks import BlockTable, SequenceBlocks
+from ..model.rope import RotaryContexts
 from ..request import Request
 
 
@@ -38,12 +39,21 @@ class CachedSequence:
 class DraftCache:
     """The draft model's blocks by request; the least recently used request is evicted first."""
 
-    def __init__(self, group: KvGroup, block_size: int, *, prefix_secret: bytes | None) -> None:
+    def __init__(
+        self,
+        group: KvGroup,
+        block_size: int,
+        *,
+        rotary_contexts: RotaryContexts,
+        prefix_secret: bytes | None,
+    ) -> None:
         """`group`: all layers, without a window, because draft tokens are rolled back.
+        `rotary_contexts`: the draft model's own.
 
         `prefix_secret` keys the hashes of shared prompts; None: nothing is shared.
         """
         self._kv = KvBlocks([group], block_size, prefix_secret=prefix_secret)
+        self._rotary_contexts = rotary_contexts
         self._sequences: OrderedDict[str, CachedSequence] = OrderedDict()
 
     def __contains__(self, request_id: str) -> bool:
@@ -119,7 +129,8 @@ class DraftCache:
         self._kv.check_integrity(sequence.blocks for sequence in self._sequences.values())
 
     def _begin(self, request: Request) -> CachedSequence:
-        namespace = replace(request.namespace, adapter=None)
+        rotary_start = self._rotary_contexts.start(request.max_num_tokens)
+        namespace = replace(request.namespace, adapter=None, rotary_start=rotary_start)
         sequence = CachedSequence(namespace, self._kv.new_sequence())
         sequence.num_computed = self._kv.match(
             sequence.blocks, namespace, request.token_ids[: request.num_prompt_tokens]

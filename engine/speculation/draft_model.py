@@ -88,6 +88,7 @@ class _Piece(NamedTuple):
             tables=sequence.tables,
             num_logits_rows=int(self.is_last),
             is_prompt=self.num_tokens > LEAST_SHARE,
+            rotary_start=sequence.namespace.rotary_start,
         )
 
 
@@ -111,7 +112,12 @@ class DraftModelProposer:
         its steps run kernel by kernel. `ends`: whether a token ends a request's output; nothing is
         drafted behind it. `prefix_secret`: see `DraftCache`."""
         (group,) = pages.groups
-        self.cache = DraftCache(group, pages.block_size, prefix_secret=prefix_secret)
+        self.cache = DraftCache(
+            group,
+            pages.block_size,
+            rotary_contexts=model.rotary_contexts,
+            prefix_secret=prefix_secret,
+        )
         self._model = model
         self._pages = pages
         self._graphs = graphs

@@ -138,7 +138,13 @@ def _last_token(chain: GrowingChain) -> SequenceChunk:
     last = (chain.token_ids or known)[-1]
     start = len(known) + len(chain.token_ids) - 1
     kv = chain.request.kv
-    return SequenceChunk([last], start=start, tables=kv.tables, num_evicted=kv.num_evicted)
+    return SequenceChunk(
+        [last],
+        start=start,
+        tables=kv.tables,
+        num_evicted=kv.num_evicted,
+        rotary_start=chain.request.namespace.rotary_start,
+    )
 
 
 def num_exit_layers(config: EngineConfig) -> int:

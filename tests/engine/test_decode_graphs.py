@@ -28,8 +28,11 @@ from loraplex.engine.messages import FinishReason, Pooling, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.model.inputs import make_inputs
 from loraplex.engine.speculation import draft_model
+from support import length_ropes
 from support.engine import LocalEngine
 from support.families import FOUR_LAYERS, SERVED, save_family
+from support.greedy import assert_greedy
+from support.length_ropes import BORDER, LONGEST
 from support.models import ALL_LINEAR_TARGETS, make_adapter
 from support.peft_features import make_adapter as make_feature_adapter
 from support.peft_features import save_base
@@ -139,6 +142,21 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     assert later
     assert later <= {Shape(size, 64) for size in sizes}
     assert engines.recorder.num_captured == len(at_start) + len(later), "each of them once"
+
+
+@pytest.mark.parametrize("case", ["phi3", pytest.param("phimoe", marks=pytest.mark.slow)])
+def test_requests_of_different_rotary_contexts_share_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    base = length_ropes.save(tmp_path / "base", case)
+    engines = Engines(base, tmp_path, monkeypatch, speculation=(f"draft:{base}",))
+    replayed, eager = engines.serve(*[None] * 6)
+    assert replayed == eager
+    assert engines.num_replayed > 0
+    assert engines.num_eager == 0
+    dense = [length_ropes.load_dense_for(base, length) for length in (BORDER, LONGEST)]
+    for prompt, answer in zip(PROMPTS, replayed, strict=True):
+        assert_greedy(dense[len(prompt) + len(answer) > BORDER], prompt, answer)
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")

@@ -88,18 +88,3 @@ def test_a_family_that_would_be_served_wrong_is_refused_with_the_reason(
     path = save_family(tmp_path, model_type, differences)
     with pytest.raises(UnsupportedModel, match=reason):
         load_base_model(EngineConfig(str(path), device="cpu"))
-
-
-def test_a_batch_wide_rope_is_served_only_within_its_original_context(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "short_factor": [1.0] * 8,
-        "long_factor": [4.0] * 8,
-    }
-    context = {"original_max_position_embeddings": 64}
-    path = save_family(tmp_path, "phi3", {"rope_parameters": rope, **context})
-    with pytest.raises(UnsupportedModel, match="exceeds the model's 64"):
-        load_base_model(EngineConfig(str(path), device="cpu", max_model_len=128))
-    assert load_base_model(EngineConfig(str(path), device="cpu")).max_model_len == 64

@@ -142,6 +142,9 @@ class Expected:
                 assert found.block_positions.tolist() == blocks.positions
 
 
+ROTARY_STARTS = (0, 0, 0, 70, 300)
+
+
 def random_tables(rng: random.Random, num_tokens: int) -> list[BlockTable]:
     """Enough for so many tokens, sometimes more."""
     num_blocks = -(-num_tokens // BLOCK) + rng.choice((0, 0, 1, 3))
@@ -157,7 +160,15 @@ def random_chunk(rng: random.Random) -> SequenceChunk:
     token_ids = [rng.randrange(1000) for _ in range(count)]
     kept, tables = rng.randint(0, count), random_tables(rng, start + count)
     evicted = rng.choice((0, rng.randrange(500)))
-    return SequenceChunk(token_ids, start + evicted, tables, kept, tree, num_evicted=evicted)
+    return SequenceChunk(
+        token_ids,
+        start + evicted,
+        tables,
+        kept,
+        tree,
+        num_evicted=evicted,
+        rotary_start=rng.choice(ROTARY_STARTS),
+    )
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -171,6 +182,13 @@ def test_inputs_are_those_of_a_loop_over_lists(
         found = make_inputs(chunks, groups=GROUPS, block_size=BLOCK, device=CPU, in_place=in_place)
         assert found.input_ids.tolist() == [token for chunk in chunks for token in chunk.token_ids]
         assert found.positions.tolist() == [place for chunk in chunks for place in chunk.positions]
+        if any(chunk.rotary_start for chunk in chunks):
+            assert found.rotary_rows is not None
+            assert found.rotary_rows.tolist() == [
+                chunk.rotary_start + position for chunk in chunks for position in chunk.positions
+            ]
+        else:
+            assert found.rotary_rows is None
         kept: list[int] = []
         end = 0
         for chunk in chunks:
@@ -201,7 +219,12 @@ class Decoding:
         while len(self.chunks) < rng.randint(1, most):
             place, evicted = rng.randrange(MAX_LEN - 1), rng.choice((0, rng.randrange(9)))
             tables, start = random_tables(rng, place + 1), place + evicted
-            self.chunks.append(SequenceChunk([start], start, tables, num_evicted=evicted))
+            rotary_start = rng.choice(ROTARY_STARTS)
+            self.chunks.append(
+                SequenceChunk(
+                    [start], start, tables, num_evicted=evicted, rotary_start=rotary_start
+                )
+            )
         if rng.random() < 0.2:
             rng.shuffle(self.chunks)
         del self.chunks[most:]
@@ -216,12 +239,15 @@ class Decoding:
             elif rng.random() < 0.1:  # copied on write, or found in the prefix cache
                 block_ids[rng.randrange(len(block_ids))] = rng.randrange(1, 999)
                 tables[index] = block_table(block_ids)
-        return SequenceChunk([start], start, tables, num_evicted=chunk.num_evicted)
+        return chunk._replace(token_ids=[start], start=start, tables=tables)
 
 
-def test_a_graph_s_rows_are_those_of_a_loop_over_lists_after_any_steps_before() -> None:
+@pytest.mark.parametrize("has_rotary_rows", [False, True])
+def test_a_graph_s_rows_are_those_of_a_loop_over_lists_after_any_steps_before(
+    has_rotary_rows: bool,
+) -> None:
     rng, most = random.Random(0), 7
-    layout = DecodeLayout(GROUPS, BLOCK, most, MAX_LEN)
+    layout = DecodeLayout(GROUPS, BLOCK, most, MAX_LEN, has_rotary_rows=has_rotary_rows)
     spare_blocks = [group.num_blocks for group in GROUPS]
     inputs, decoding = DecodeInputs(layout, spare_blocks, CPU), Decoding(rng)
     padding = SequenceChunk([0], 0, [block_table([block]) for block in spare_blocks])
@@ -232,6 +258,11 @@ def test_a_graph_s_rows_are_those_of_a_loop_over_lists_after_any_steps_before() 
         chunks = [*decoding.chunks, *[padding] * (num_rows - len(decoding.chunks))]
         assert inputs.input_ids(num_rows).tolist() == [chunk.token_ids[0] for chunk in chunks]
         assert inputs.positions(num_rows).tolist() == [chunk.start for chunk in chunks]
+        rotary_rows = inputs.rotary_rows(num_rows)
+        assert (rotary_rows is not None) == has_rotary_rows
+        if rotary_rows is not None:
+            expected_rows = [chunk.rotary_start + chunk.start for chunk in chunks]
+            assert rotary_rows.tolist() == expected_rows
         for index, batch in enumerate(inputs.attention(num_rows)):
             expected = Expected(chunks, index, in_place=True)
             assert batch.slot_mapping.tolist() == expected.slots

@@ -60,6 +60,7 @@ def test_identical_namespaces_meet_and_any_difference_keeps_them_apart() -> None
         dataclasses.replace(NAMESPACE, adapter=AdapterKey("acme", "sha256:ab")),
         dataclasses.replace(NAMESPACE, adapter=AdapterKey("globex", "sha256:aa")),
         dataclasses.replace(NAMESPACE, label="attestation"),
+        dataclasses.replace(NAMESPACE, rotary_start=4096),
         # Fields must not run into one another.
         CacheNamespace("acmeruntime", "", ADAPTER),
         CacheNamespace("acme", "runtime", None, label="sha256:aa"),

@@ -43,6 +43,7 @@ class Step:
         self.lora = lora
         self.is_captured = False
         self.states = None
+        self.rotary_rows = None
 
     def attend(self, *_args: Any) -> Tensor:
         raise NotImplementedError

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model import attention_windows, threshold_test
 from loraplex.engine.model.base_model import load_base_model
-from loraplex.engine.model.rope import batch_wide_limit
 from loraplex.engine.model.small_copy import find_thresholds, small_copies
 from support.families import save_family
 
@@ -98,17 +97,3 @@ def test_thresholds_keep_their_order_in_a_copy() -> None:
     original = small.rope_parameters["original_max_position_embeddings"]
     assert original < small.sliding_window
     assert config.sliding_window == 4096, "the loaded model's configuration stays"
-
-
-def test_a_rope_of_one_kind_of_layers_limits_all() -> None:
-    config = PreTrainedConfig()
-    config.max_position_embeddings = 4096
-    config.rope_parameters = {
-        "full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 512},
-        "sliding_attention": {"rope_type": "default"},
-    }
-    assert batch_wide_limit(config) == 512
-    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
-    assert batch_wide_limit(config) == 4096
-    config.rope_parameters = {"rope_type": "yarn", "original_max_position_embeddings": 512}
-    assert batch_wide_limit(config) is None

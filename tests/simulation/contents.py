@@ -1,7 +1,7 @@
 """Simulated keys and values: everything that they depend on.
 
-The value at a position is a hash over the tenant, the adapter and all tokens up to it, as a real
-one depends on all of them. So reading a value that belongs elsewhere is detected.
+The value at a position is a hash over the tenant, the adapter, the rotary context and all tokens up
+to it, as a real one depends on all of them. So reading a value that belongs elsewhere is detected.
 """
 
 from __future__ import annotations

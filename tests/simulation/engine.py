@@ -132,10 +132,15 @@ class SimulatedEngine:
         adapter = submitted.adapter
         if adapter in self.drains:
             raise AdapterDeleted
+        longest = len(submitted.prompt_token_ids) + submitted.sampling.max_tokens
         request = Request(
             submitted=submitted,
             namespace=CacheNamespace(
-                submitted.tenant_id, RUNTIME_ID, adapter, submitted.cache_namespace
+                submitted.tenant_id,
+                RUNTIME_ID,
+                adapter,
+                submitted.cache_namespace,
+                rotary_start=self._scenario.rotary_contexts.start(longest),
             ),
             seed=submitted.sampling.seed or 0,
             arrival_time=self._clock(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -402,6 +403,15 @@ def drops_the_adapter_from_the_key(
     """The prompt is the same, whatever the adapter."""
     shared = CacheNamespace(namespace.tenant_id, namespace.runtime_id, None, namespace.label)
     found: Prefix = prefix(self, chain, index, shared, tokens)
+    return found
+
+
+@_plant(PrefixHasher, "prefix")
+def drops_the_rotary_context_from_the_key(
+    prefix: Any, self: PrefixHasher, chain: Any, index: int, namespace: CacheNamespace, tokens: Any
+) -> Prefix:
+    """The prompt is the same, however long its answer may be."""
+    found: Prefix = prefix(self, chain, index, replace(namespace, rotary_start=0), tokens)
     return found
 
 

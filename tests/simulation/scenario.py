@@ -10,6 +10,7 @@ from random import Random
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.layout import STATE_WINDOW, KvGroup
+from loraplex.engine.model.rope import RotaryContexts
 from loraplex.engine.scheduling.scheduler import SchedulerLimits
 from loraplex.kernels.attention_window import AttentionWindow
 
@@ -34,6 +35,7 @@ class Scenario:
 
     seed: int
     limits: SchedulerLimits
+    rotary_contexts: RotaryContexts
     groups: tuple[KvGroup, ...]
     num_swap_slots: tuple[int, ...]
     prefix_caching: bool
@@ -86,6 +88,7 @@ class Scenario:
         return cls(
             seed=seed,
             limits=limits,
+            rotary_contexts=_draw_contexts(seed, max_model_len),
             groups=groups,
             num_swap_slots=_draw_swap_slots(rng, groups),
             prefix_caching=rng.random() < 0.8,
@@ -109,6 +112,12 @@ class Scenario:
             draft_error=rng.choice((0.2, 0.0, 0.9)),
             is_async=seed % 4 > 0,
         )
+
+
+def _draw_contexts(seed: int, max_model_len: int) -> RotaryContexts:
+    """Of a third of the bases, the keys depend on the greatest length of the request."""
+    shorter = (max_model_len // 3, max_model_len // 2) if seed % 3 == 1 else ()
+    return RotaryContexts((*shorter, max_model_len))
 
 
 def _draw_groups(rng: Random, limits: SchedulerLimits) -> tuple[KvGroup, ...]:

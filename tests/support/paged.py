@@ -72,6 +72,7 @@ def paged_logits(
                 sequences[i][done[i] : done[i] + counts[i]],
                 done[i],
                 [tables[i]] * len(cache.groups),
+                rotary_start=base.rotary_contexts.start(len(sequences[i])),
             )
             for i in order
         ]
@@ -143,7 +144,12 @@ def served_logits(
             assert kv.grow(blocks[i], done[i], counts[i]), "more blocks than the layout says"
         cache.execute(kv.operations.take())
         chunks = [
-            SequenceChunk(sequences[i][done[i] : done[i] + counts[i]], done[i], blocks[i].tables)
+            SequenceChunk(
+                sequences[i][done[i] : done[i] + counts[i]],
+                done[i],
+                blocks[i].tables,
+                rotary_start=base.rotary_contexts.start(len(sequences[i])),
+            )
             for i in order
         ]
         inputs = make_inputs(chunks, groups=cache.groups, block_size=BLOCK_SIZE, device=base.device)

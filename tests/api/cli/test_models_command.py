@@ -25,8 +25,10 @@ from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.kernels.joined_linear import JoinedLinear
 from loraplex.kernels.quantize import WeightFormat, quantize
+from support import length_ropes
 from support.families import SERVED, save_family
 from support.gguf_files import mixture, write_model
+from support.length_ropes import BORDER
 from support.marks import marked_slow
 from support.models import make_tiny_llama, save_byte_tokenizer
 from support.quantized_checkpoints import FORMATS, WEIGHTS, write_checkpoint
@@ -124,6 +126,16 @@ def test_a_gguf_file_is_served_as_the_report_says(
     embedding = report["weights"]["embedding"]
     assert embedding["formats"] == {"gguf-q8_0": 1}
     assert embedding["num_made_dense"] == 0
+
+
+def test_the_lengths_at_which_rotary_frequencies_change_are_reported(
+    run: Run, tmp_path: Path
+) -> None:
+    path = length_ropes.save(tmp_path, "phi3")
+    save_byte_tokenizer(path)
+    assert_as_loaded(ask(run, path), load(path))
+    text = f"Requests of up to {BORDER} tokens, prompt and max_tokens together, get the rotary"
+    assert text in run(path)[1]
 
 
 def test_quantized_experts_are_said_to_stay_quantized(run: Run, tmp_path: Path) -> None:
@@ -395,6 +407,7 @@ def assert_as_loaded(report: Any, base: BaseModel) -> None:
     assert report["quantization"] == base.quantization
     assert report["served_bytes"] == pytest.approx(base.weight_bytes, rel=0.02)
     assert report["max_model_len"] == base.max_model_len
+    assert report["rotary_contexts"] == list(base.rotary_contexts.lengths)
     kernels: Counter[str] = Counter()
     for part in report["weights"].values():
         kernels += Counter(part["kernels"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from loraplex.engine.kv.groups import one_group
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import Abort, GenerationRequest, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.rope import RotaryContexts
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation import draft_model, drawing
+from loraplex.engine.speculation.draft_cache import DraftCache
 from loraplex.engine.speculation.draft_model import DraftModelProposer
 from loraplex.engine.speculation.drawing import CoupledDrawing, DrawnTokens, IndependentDrawing
 from loraplex.engine.speculation.fair_shares import fair_shares
@@ -125,6 +128,23 @@ def assert_as_dense(dense: PreTrainedModel, seen: Sequence[tuple[list[int], Tens
     error = (torch.stack([logits for _, logits in seen]) - expected).abs().amax(-1)
     wrong = error / expected.abs().amax(-1) > TOLERANCE
     assert not wrong.any(), f"{wrong.sum()} of {len(seen)}"
+
+
+def test_a_draft_model_has_rotary_contexts_of_its_own() -> None:
+    """Whatever the base's are: its frequencies depend on the greatest length of the request."""
+    (group,) = one_group(1, 40)
+    contexts = RotaryContexts((20, 100))
+    cache = DraftCache(group, 4, rotary_contexts=contexts, prefix_secret=b"secret")
+    prompt = prompt_of(9)
+    found: list[tuple[int, int]] = []
+    for max_tokens in (11, 12, 11, 30):
+        request = make_request(f"{max_tokens}-{len(found)}", prompt, max_tokens=max_tokens)
+        request.namespace = replace(request.namespace, rotary_start=7)
+        sequence = cache.settle(request)
+        found.append((sequence.namespace.rotary_start, sequence.num_computed))
+        assert cache.reserve(request.request_id, 8 - sequence.num_computed, ())
+        cache.advance(request, 8 - sequence.num_computed)
+    assert found == [(0, 0), (20, 0), (0, 8), (20, 8)]
 
 
 # --- the whole engine -----------------------------------------------------------------------------
