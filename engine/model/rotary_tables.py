@@ -86,14 +86,13 @@ def _layer_types(module: nn.Module) -> list[str | None]:
 def _tables(
     module: nn.Module, contexts: RotaryContexts, like: Tensor, layer_type: str | None
 ) -> tuple[Tensor, ...]:
-    own = deepcopy(module)
+    own = deepcopy(module)  # a dynamic rope remembers the longest sequence that it has seen
     computed: list[tuple[Tensor, ...]] = []
-    # A dynamic rope remembers the longest sequence that it has seen, until it sees a short one.
-    for length in (1, *contexts.lengths):
+    for length in contexts.lengths:
         positions = torch.arange(length, device=like.device)[None]
         with torch.inference_mode():
             computed.append(own(like, positions, *_given(layer_type)))
-    parts = zip(*computed[1:], strict=True)
+    parts = zip(*computed, strict=True)
     return tuple(torch.cat([context[0] for context in part]) for part in parts)
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
-from loraplex.engine.messages import Pooling
+from loraplex.engine.messages import Pooling, SpeculationParams
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.rope import RotaryContexts, full_context, rotary_contexts
 from loraplex.engine.model.rotary_tables import table_rotary
@@ -239,7 +239,12 @@ def test_drafts_have_the_frequencies_of_their_request(
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     speculation = (f"draft:{base}" if proposer == "draft" else "early_exit:1",)
     engine = open_engine(base, tmp_path, speculation=speculation)
-    ids = [engine.submit(PROMPT, max_tokens=most, ignore_eos=True) for most in (12, 40, 13, 60)]
+    ids = [
+        engine.submit(
+            PROMPT, max_tokens=most, ignore_eos=True, speculation=SpeculationParams(num_tokens=4)
+        )
+        for most in (12, 40, 13, 60)
+    ]
     engine.run()
     ends = [engine.answers[request_id].end for request_id in ids]
     assert all(end.num_draft_tokens > 5 for end in ends)
