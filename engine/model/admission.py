@@ -37,6 +37,8 @@ SERVED_LAYER_TYPES = _MLP_LAYER_TYPES | {
     *("full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"),
     *("hybrid", "hybrid_sliding"),
 }
+_TOLD_IN_EACH_CALL = -1
+"""The index of an attention that does not know its layer."""
 PROBE_LENGTH = 4
 """For one token only, some families build no mask."""
 SELF_TEST_LENGTHS = (23, 9)
@@ -95,6 +97,7 @@ def probe_kv_shapes(
     replace_states(model)
     replace_own_attention(model)
     give_positions(model)
+    _number_attentions(model)
     model.set_attn_implementation(PROBE_NAME)
     probe = LayerProbe(max_model_len)
     run_probe(model, probe)
@@ -109,6 +112,14 @@ def probe_kv_shapes(
             f"in {num_layers} layers{others}"
         )
     return probe.shapes(num_layers)
+
+
+def _number_attentions(model: nn.Module) -> None:
+    """Let each attention know its layer: transformers tells those of Zamba2, whose layers share
+    weights, in each call."""
+    for path, module in model.named_modules():
+        if getattr(module, "layer_idx", None) == _TOLD_IN_EACH_CALL:
+            module.layer_idx = next(int(part) for part in path.split(".") if part.isdecimal())
 
 
 def _mlp_layers(config: Any) -> list[int]:

@@ -130,6 +130,24 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", {**_LINEAR_ATTENTION, "layer_types": _HYBRID}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {**EXPERTS, **_LINEAR_ATTENTION, "layer_types": _HYBRID}),
     "qwen3_next": ("qwen3_next", {**EXPERTS, **_LINEAR_ATTENTION, "layer_types": _HYBRID}),
+    "zamba2": (
+        "zamba2",
+        {
+            # The first and the last hybrid layer share the weights of their attention and MLP.
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
+            "num_hidden_layers": 4,
+            "num_mem_blocks": 2,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "use_mem_rope": True,
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 8,
+            "mamba_d_state": 16,
+            "chunk_size": 16,
+            # With larger weights transformers itself is off by 1e-4 in fp32.
+            "initializer_range": 0.1,
+        },
+    ),
 }
 """Case name to (model type, differences): models with states beside or instead of attention."""
 

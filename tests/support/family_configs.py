@@ -194,20 +194,11 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "xlm": {"emb_dim": 64, "n_layers": 2, "n_heads": 4},
     "xlnet": {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 96, "d_head": 16},
     "xmod": {**_DECODER, "default_language": "en_XX"},
-    "zamba2": {
-        "num_hidden_layers": 2,
-        "layers_block_type": ["linear_attention", "hybrid"],
-        "mamba_d_state": 16,
-        "n_mamba_heads": 8,
-        "chunk_size": 16,
-    },
     "zaya": {"num_experts": 4, "num_experts_per_tok": 1, "router_hidden_size": 16},
 }
 """What a type's tiny configuration has beside those of `COMMON` and `EXPERTS` that it knows."""
 
-_WITHOUT_COMMON = frozenset(
-    {"dots3_note", "xlnet", "prophetnet", "zamba2", "musicgen", "musicgen_melody"}
-)
+_WITHOUT_COMMON = frozenset({"dots3_note", "xlnet", "prophetnet", "musicgen", "musicgen_melody"})
 """Types that refuse settings of `COMMON`, or whose own these are not."""
 
 
