@@ -144,12 +144,15 @@ def test_replays_with_more_adapters_of_higher_ranks_give_what_eager_steps_give(
     assert engines.recorder.num_captured == len(at_start) + len(later), "each of them once"
 
 
-@pytest.mark.parametrize("case", ["phi3", pytest.param("phimoe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("case", "drafts"), [("phi3", False), pytest.param("phimoe", True, marks=pytest.mark.slow)]
+)
 def test_requests_of_different_rotary_contexts_share_replays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, drafts: bool
 ) -> None:
     base = length_ropes.save(tmp_path / "base", case)
-    engines = Engines(base, tmp_path, monkeypatch, speculation=(f"draft:{base}",))
+    speculation = (f"draft:{base}",) if drafts else ()
+    engines = Engines(base, tmp_path, monkeypatch, speculation=speculation)
     replayed, eager = engines.serve(*[None] * 6)
     assert replayed == eager
     assert engines.num_replayed > 0
