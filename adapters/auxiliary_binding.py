@@ -12,6 +12,7 @@ from .added_tokens import MAX_ADDED_TOKENS
 from .block import Extra, ExtraKind
 from .bound import BaseCopy, BoundExtra, BoundSlice
 from .errors import AdapterRejected
+from .expert_names import find_expert_matrix
 from .formats import refusal_message
 from .layout import BaseLayout, Slice, SliceKind
 from .peft_config import PeftConfig
@@ -135,7 +136,8 @@ class _ExtraBinder:
         self._add(_vector(index, layer, ExtraKind.LORA_BIAS, tensor, scale=scale))
 
     def _bind_bias(self, name: TensorName, tensor: TensorEntry) -> None:
-        if name.module not in self._layout.slice_index:
+        is_of_expert = find_expert_matrix(name.module, self._layout) is not None
+        if name.module not in self._layout.slice_index and not is_of_expert:
             raise AdapterRejected(
                 "unsupported_module",
                 f"{tensor.name}: {refusal_message('norm_bias')}",
@@ -205,6 +207,12 @@ class _ExtraBinder:
             raise AdapterRejected(
                 "unsupported_module",
                 f"{module}: {self._layout.refused[module]}",
+                pointer=tensor.name,
+            )
+        if find_expert_matrix(module, self._layout) is not None:
+            raise AdapterRejected(
+                "unsupported_feature",
+                f"{tensor.name}: {refusal_message('expert_extras')}",
                 pointer=tensor.name,
             )
         index = self._layout.slice_index.get(module)

@@ -6,14 +6,17 @@ Names and shapes decide whether an adapter belongs to this base.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
+from .arrangement import Arrangement, Order
 from .auxiliary_binding import bind_auxiliary
-from .bound import Binding, BoundSlice
+from .bound import Binding, BoundMatrix, BoundSlice
 from .errors import AdapterRejected
 from .expert_binding import bind_experts
+from .expert_names import current_name, find_expert_matrix
+from .expert_parts import ExpertTensor, bind_expert_parts
 from .formats import refusal_message
 from .layout import BaseLayout, SliceKind
 from .peft_config import MAX_RANK, PeftConfig
@@ -22,7 +25,6 @@ from .safetensors_header import TensorEntry
 from .tensor_names import TensorName, TensorRole, parse_tensor_name
 from .whole_model_names import own_name, with_own_names
 
-_SEPARATE_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 _A_ROLES = (TensorRole.A, TensorRole.EMBEDDING_A)
 _B_ROLES = (TensorRole.B, TensorRole.EMBEDDING_B)
 
@@ -46,9 +48,17 @@ def bind(tensors: Mapping[str, TensorEntry], config: PeftConfig, layout: BaseLay
         config = with_own_names(config)
         named = list(_with_own_names(named))
     of_lora = [(name, tensor) for name, tensor in named if name.role in _A_ROLES + _B_ROLES]
-    for name, tensor in of_lora:
+    experts, modules = _split(of_lora, layout)
+    for name, tensor in modules:
         _check_module(name, tensor, layout)
-    slices = sorted(_bind_pairs(_pairs(of_lora), config, layout), key=lambda part: part.index)
+    slices = sorted(
+        [
+            *_bind_pairs(_pairs(modules), config, layout),
+            *bind_expert_parts(experts, config, layout),
+        ],
+        key=lambda part: part.index,
+    )
+    _check_distinct(slices)
     others = [(name, tensor) for name, tensor in named if name.role not in _A_ROLES + _B_ROLES]
     ends = take_apart(others, config, layout)
     auxiliary, copies = bind_auxiliary(ends.named, slices, ends.config, layout)
@@ -75,9 +85,37 @@ def _with_own_names(
         yield own, tensor
 
 
+def _split(
+    tensors: Iterable[tuple[TensorName, TensorEntry]], layout: BaseLayout
+) -> tuple[list[ExpertTensor], list[tuple[TensorName, TensorEntry]]]:
+    """The tensors that are parts of experts' matrices, and those that are named after modules."""
+    experts: list[ExpertTensor] = []
+    modules: list[tuple[TensorName, TensorEntry]] = []
+    for name, tensor in tensors:
+        is_matrix = name.role in (TensorRole.A, TensorRole.B) and not name.num_wrappers
+        matrix = find_expert_matrix(name.module, layout) if is_matrix else None
+        if matrix is None:
+            modules.append((name, tensor))
+        else:
+            experts.append(ExpertTensor(name, tensor, matrix))
+    return experts, modules
+
+
+def _check_distinct(slices: Iterable[BoundSlice]) -> None:
+    """`slices` are sorted."""
+    for one, other in pairwise(slices):
+        if one.index == other.index:
+            name = other.a[0].tensor.name
+            raise AdapterRejected(
+                "config_contradiction",
+                f"{name} changes {other.module}, which other tensors change",
+                pointer=name,
+            )
+
+
 def _check_module(name: TensorName, tensor: TensorEntry, layout: BaseLayout) -> None:
     """Whether this base has the module, and whether its kind takes such a matrix."""
-    module = name.module
+    module = current_name(name.module, layout)
     if module in layout.refused:
         raise AdapterRejected(
             "unsupported_module", f"{module}: {layout.refused[module]}", pointer=tensor.name
@@ -85,12 +123,6 @@ def _check_module(name: TensorName, tensor: TensorEntry, layout: BaseLayout) -> 
     if module in layout.expert_modules and name.role in (TensorRole.A, TensorRole.B):
         return
     if module not in layout.slice_index:
-        if _SEPARATE_EXPERT.search(module):
-            raise AdapterRejected(
-                "unsupported_feature",
-                f"{tensor.name}: {refusal_message('separate_experts')}",
-                pointer=tensor.name,
-            )
         if layout.is_text_part and not module.startswith(("model.layers.", "lm_head")):
             raise AdapterRejected(
                 "unsupported_module",
@@ -132,19 +164,26 @@ def _bind_pairs(
 ) -> Iterator[BoundSlice]:
     of_experts: dict[str, dict[int, tuple[TensorEntry, TensorEntry]]] = {}
     for name, a, b in pairs:
-        if name.module in layout.slice_index:
-            yield _bind_slice(layout.slice_index[name.module], a, b, config, layout)
+        module = current_name(name.module, layout)
+        if module in layout.slice_index:
+            yield _bind_slice(layout.slice_index[module], name.module, a, b, config, layout)
         else:
-            of_experts.setdefault(name.module, {})[name.num_wrappers] = a, b
+            of_experts.setdefault(module, {})[name.num_wrappers] = a, b
     for module, levels in of_experts.items():
         yield from bind_experts(module, levels, config, layout)
 
 
 def _bind_slice(
-    index: int, a: TensorEntry, b: TensorEntry, config: PeftConfig, layout: BaseLayout
+    index: int,
+    module: str,
+    a: TensorEntry,
+    b: TensorEntry,
+    config: PeftConfig,
+    layout: BaseLayout,
 ) -> BoundSlice:
+    """`module`: the slice's name in the adapter."""
     layer = layout.slices[index]
-    parameter = f"{layer.name}.weight"
+    parameter = f"{module}.weight"
     is_parameter = config.targets_parameter(parameter)
     if is_parameter and index not in layout.routers:
         raise AdapterRejected(
@@ -163,14 +202,26 @@ def _bind_slice(
         check_not_resized(b, (layer.out_features, rank), 0)
     _check_shape(a, (rank, layer.in_features))
     _check_shape(b, (layer.out_features, rank))
-    path = parameter if is_parameter else layer.name  # PEFT matches its patterns with this
+    path = parameter if is_parameter else module  # PEFT matches its patterns with this
     if rank != config.rank_of(path):
         raise AdapterRejected(
             "rank_mismatch",
             f"{a.name} has rank {rank}, its configuration says {config.rank_of(path)}",
             pointer=a.name,
         )
-    return BoundSlice(index, layer, a, b, rank, config.scale_of(path), is_parameter)
+    scale = config.scale_of(path)
+    is_embedding = layer.kind is SliceKind.EMBEDDING
+    down = Arrangement(Order.TRANSPOSED if is_embedding else Order.AS_STORED)
+    up = Arrangement(Order.TRANSPOSED)
+    return BoundSlice(
+        index,
+        layer,
+        (BoundMatrix(a, down),),
+        (BoundMatrix(b, up, scale),),
+        rank,
+        scale,
+        is_parameter=is_parameter,
+    )
 
 
 def _check_shape(tensor: TensorEntry, expected: tuple[int, int]) -> None:

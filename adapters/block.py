@@ -159,6 +159,8 @@ class BlockHeader:
     """Slice index to rank."""
     scales: Mapping[int, float]
     """Slice index to alpha ÷ rank (÷ √rank for rsLoRA)."""
+    row_scales: Mapping[int, tuple[tuple[int, float], ...]]
+    """Slice index of experts whose factors differ to `BoundSlice.row_scales`."""
     auxiliary: tuple[Extra, ...]
     source: Mapping[str, Any]
     """The data for restoring the owner's files; see `export`. Empty if unknown."""
@@ -175,6 +177,7 @@ def write_block_header(
     dtype: str,
     scales: Mapping[int, float],
     plan: BlockPlan,
+    row_scales: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
     source: Mapping[str, Any] | None = None,
 ) -> int:
     """Write everything before the payload; return the payload's offset in bytes."""
@@ -189,6 +192,7 @@ def write_block_header(
         ],
         "source": source or {},
         "num_elements": plan.num_elements,
+        **({"row_scales": list(row_scales.items())} if row_scales else {}),
     }
     header = json.dumps(fields, separators=(",", ":")).encode()
     payload_offset = _align(len(MAGIC) + 8 + len(header), PAYLOAD_ALIGNMENT_BYTES)
@@ -215,6 +219,10 @@ def read_block_header(path: Path) -> BlockHeader:
                 dtype=fields["dtype"],
                 ranks={index: rank for index, rank, _ in slices},
                 scales={index: scale for index, _, scale in slices},
+                row_scales={
+                    int(index): tuple((int(num_rows), float(scale)) for num_rows, scale in runs)
+                    for index, runs in fields.get("row_scales", ())
+                },
                 auxiliary=tuple(_extra(*entry) for entry in fields["extras"]),
                 source=fields["source"],
                 num_elements=int(fields["num_elements"]),

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from .arrangement import Arrangement
 from .block import Extra
 from .layout import Slice
 from .safetensors_header import TensorEntry
 
 
+class BoundMatrix(NamedTuple):
+    """A tensor that is A or B of a slice, or a part of it."""
+
+    tensor: TensorEntry
+    arrangement: Arrangement
+    scale: float = 1.0
+    """Factor of the values at load: of B alpha ÷ rank, or alpha ÷ √rank; of A 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoundSlice:
-    """The two matrices of one slice, as PEFT stores them."""
+    """The tensors of one slice's A and B, as PEFT stores them."""
 
     index: int
     """Slice index in the layout."""
     layer: Slice
-    a: TensorEntry
-    """`[rank, in]`; of an embedding `[rank, vocabulary]`, of experts `[experts · rank, in]`, of
-    turned ones `[experts · rank, out]`."""
-    b: TensorEntry
-    """`[out, rank]`; of experts `[out, rank · experts]`, of turned ones `[in, rank · experts]`."""
+    a: tuple[BoundMatrix, ...]
+    """One tensor; of experts that are not stacked in the file, the parts that make up A."""
+    b: tuple[BoundMatrix, ...]
     rank: int
-    """The rank of one expert, if there are several."""
+    """The rank of one expert, if there are several: the largest."""
     scale: float
     """Factor of B·A: alpha ÷ rank, or alpha ÷ √rank."""
+    row_scales: tuple[tuple[int, float], ...] = ()
+    """If experts differ: for each run of rows of the block's B their number and their factor."""
     is_parameter: bool = False
     """PEFT reaches it by `target_parameters`, not by `target_modules`."""
 
@@ -33,9 +44,8 @@ class BoundSlice:
         return self.layer.name
 
     @property
-    def in_order(self) -> tuple[TensorEntry, TensorEntry]:
-        """The two in the order in which inputs are multiplied with them."""
-        return (self.b, self.a) if self.layer.is_turned else (self.a, self.b)
+    def matrices(self) -> tuple[BoundMatrix, ...]:
+        return self.a + self.b
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +95,5 @@ class Binding:
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
         """The adapter's tensors, each once."""
-        pairs = tuple(tensor for part in self.slices for tensor in (part.a, part.b))
+        pairs = tuple(matrix.tensor for part in self.slices for matrix in part.matrices)
         return pairs + tuple(part.tensor for part in self.auxiliary if not part.is_derived)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from .arrangement import (
-    Arrangement,
-    Order,
-    PlacedTensor,
-    arrangement_of_a,
-    arrangement_of_b,
-)
+from .arrangement import Arrangement, Order, PlacedTensor, compose
 from .block import MAX_HEADER_BYTES, NUMPY_DTYPES, BlockPlan, write_block_header
 from .bound import Binding, BoundExtra
 from .errors import AdapterRejected
@@ -66,6 +62,7 @@ def write_block(
         digest=digest,
         dtype=dtype,
         scales={part.index: part.scale for part in binding.slices},
+        row_scales={part.index: part.row_scales for part in binding.slices if part.row_scales},
         plan=plan,
         source=describe_source(binding, config, placed),
     )
@@ -78,10 +75,9 @@ def write_block(
     with path.open("wb") as file:
         output = _HashedOutput(file)
         output.write(header.getbuffer())
-        for offset, tensor, arrangement, _ in placed:
-            values = _converted(read_tensor(weights, tensor), tensor.dtype, dtype)
+        for offset, parts in groupby(placed, key=lambda entry: entry.offset):
             output.pad_to(payload_offset + offset * itemsize)
-            output.write(content_bytes(arrangement.apply(values)))
+            output.write(content_bytes(_arranged(weights, list(parts), dtype)))
         output.pad_to(payload_offset + plan.num_elements * itemsize)
     return WrittenBlock(output.hexdigest(), output.position)
 
@@ -91,20 +87,26 @@ def _place(binding: Binding, plan: BlockPlan) -> list[PlacedTensor]:
     placed = []
     for part in binding.slices:
         a_offset, b_offset, _ = plan.table[part.index].tolist()
-        first, second = part.in_order
-        placed.append(PlacedTensor(a_offset, first, arrangement_of_a(part)))
-        placed.append(PlacedTensor(b_offset, second, arrangement_of_b(part)))
+        placed += [PlacedTensor(a_offset, *matrix[:2]) for matrix in part.a]
+        placed += [PlacedTensor(b_offset, *matrix[:2]) for matrix in part.b]
     for extra, where in zip(binding.auxiliary, plan.placed_auxiliary, strict=True):
         arrangement = _arrangement_of_extra(extra)
         placed.append(PlacedTensor(where.offset, extra.tensor, arrangement, extra.is_derived))
     return sorted(placed, key=lambda entry: entry.offset)
 
 
+def _arranged(weights: BinaryIO, parts: Sequence[PlacedTensor], dtype: str) -> Array:
+    """The matrix at one position of the block, of one tensor or composed of several."""
+    tensors = ((part, _converted(read_tensor(weights, part.tensor), part, dtype)) for part in parts)
+    return compose((part.arrangement, values) for part, values in tensors)
+
+
 def _arrangement_of_extra(extra: BoundExtra) -> Arrangement:
     return Arrangement(Order.ROWS, rows=extra.rows) if extra.rows else Arrangement(Order.AS_STORED)
 
 
-def _converted(values: Array, dtype: str, target: str) -> Array:
+def _converted(values: Array, part: PlacedTensor, target: str) -> Array:
+    dtype = part.tensor.dtype
     return values if dtype == target else to_float32(values, dtype)
 
 

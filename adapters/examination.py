@@ -25,6 +25,7 @@ from .resized_ends import vocabulary_of
 from .safetensors_header import read_safetensors_header
 from .served_features import features_of
 from .strict_json import shown
+from .tensor_names import parse_tensor_name
 
 NUM_REPORTED_MODULES = 8
 MAX_BASE_NAME_CHARACTERS = 256
@@ -221,6 +222,12 @@ def _touched_modules(binding: Binding) -> list[str]:
     return list(dict.fromkeys(names + [part.layer.name for part in binding.auxiliary]))
 
 
+def _touched_paths(binding: Binding) -> list[str]:
+    """The touched modules by their names in the base, and by those in the file."""
+    names = (parse_tensor_name(tensor.name).module for tensor in binding.tensors)
+    return list(dict.fromkeys([*_touched_modules(binding), *names]))
+
+
 def _warnings(
     config: PeftConfig,
     binding: Binding,
@@ -228,7 +235,7 @@ def _warnings(
     base_model_name: str | None,
     absent: Sequence[AddedToken],
 ) -> tuple[IntakeWarning, ...]:
-    modules = _touched_modules(binding)
+    paths = _touched_paths(binding)
     acting = {
         part.layer.name
         for part in binding.auxiliary
@@ -240,10 +247,10 @@ def _warnings(
     found = {
         "base_name_differs": _base_name_difference(config.base_model_name, base_model_name),
         "pattern_unmatched": _saying(
-            "no trained module matches", _unmatched_patterns(config, modules)
+            "no trained module matches", _unmatched_patterns(config, paths)
         ),
         "target_without_tensors": _saying(
-            "named as targets, but the file has no tensors for", _absent_targets(config, modules)
+            "named as targets, but the file has no tensors for", _absent_targets(config, paths)
         ),
         "modules_without_effect": _saying(
             "zero or equal to the base's, so without effect:", [*inert, *measured.inert_auxiliary]

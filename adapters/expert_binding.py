@@ -2,7 +2,12 @@
 
 PEFT wraps the experts module once per targeted parameter, and names a pair by the depth of its
 wrapper, not by the parameter: `experts.lora_A` is the outermost, `experts.base_layer.lora_A` is
-inside it. Shapes identify the parameter.
+inside it. Shapes identify the parameter. Where several parameters have one shape, the order does:
+PEFT wraps them in the order in which the module has them, the first one innermost.
+
+Before version 0.19, PEFT took the outputs of `[experts, out, in]` for the inputs: its A is
+`[experts · rank, out]` and its B `[in, rank · experts]`. Current versions do so for the experts of
+Llama 4. Shapes tell this, too. A pair that fits either way is taken as current versions do.
 """
 
 from __future__ import annotations
@@ -10,13 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import permutations
 
-from .bound import BoundSlice
+from .arrangement import Arrangement, Order
+from .bound import BoundMatrix, BoundSlice
 from .errors import AdapterRejected
+from .formats import refusal_message
 from .layout import BaseLayout, Slice
 from .peft_config import MAX_RANK, PeftConfig
 from .safetensors_header import TensorEntry
 
 _Pair = tuple[TensorEntry, TensorEntry]
+_AS_STORED = Arrangement(Order.AS_STORED)
 
 
 def bind_experts(
@@ -61,13 +69,15 @@ def _assign(
         if all(_fits(pair, layout.slices[i]) for pair, i in zip(pairs, indices, strict=True))
     ]
     if len(fitting) > 1:
-        fitting = [indices for indices in fitting if _has_ranks(pairs, indices, config, layout)]
-        if len(fitting) != 1:
-            raise AdapterRejected(
-                "ambiguous_experts",
-                f"{pairs[0][0].name} fits several parameters: {_names(targets, layout)}",
-                pointer=pairs[0][0].name,
-            )
+        of_rank = [indices for indices in fitting if _has_ranks(pairs, indices, config, layout)]
+        fitting = of_rank or fitting
+    if len(fitting) > 1 and len(pairs) < len(targets):
+        raise AdapterRejected(
+            "ambiguous_experts",
+            f"{pairs[0][0].name} fits several of {_names(targets, layout)}:"
+            f" {refusal_message('experts_of_one_shape')}",
+            pointer=pairs[0][0].name,
+        )
     if not fitting:
         a, b = _first_unfit(pairs, targets, layout)
         raise AdapterRejected(
@@ -76,7 +86,7 @@ def _assign(
             f" {_names(targets, layout)}",
             pointer=a.name,
         )
-    return fitting[0]
+    return max(fitting)  # the outermost first: the last parameter
 
 
 def _has_ranks(
@@ -103,14 +113,26 @@ def _first_unfit(pairs: list[_Pair], targets: list[int], layout: BaseLayout) -> 
 
 
 def _fits(pair: _Pair, layer: Slice) -> bool:
+    return _fits_as_named(pair, layer) or _fits_turned(pair, layer)
+
+
+def _fits_as_named(pair: _Pair, layer: Slice) -> bool:
+    return _has_widths(pair, layer, layer.in_features, layer.out_features)
+
+
+def _fits_turned(pair: _Pair, layer: Slice) -> bool:
+    return _has_widths(pair, layer, layer.out_features, layer.in_features)
+
+
+def _is_turned(pair: _Pair, layer: Slice) -> bool:
+    """Whether A is what is multiplied last, for a pair that fits."""
+    return not _fits_as_named(pair, layer) or (layer.is_turned and _fits_turned(pair, layer))
+
+
+def _has_widths(pair: _Pair, layer: Slice, width_of_a: int, width_of_b: int) -> bool:
     a, b = pair
-    rank, sizes = _rank(a, layer), (layer.in_features, layer.out_features)
-    in_features, out_features = reversed(sizes) if layer.is_turned else sizes
-    return (
-        rank > 0
-        and a.shape == (layer.num_experts * rank, in_features)
-        and b.shape == (out_features, layer.num_experts * rank)
-    )
+    num_rows = layer.num_experts * _rank(a, layer)
+    return num_rows > 0 and a.shape == (num_rows, width_of_a) and b.shape == (width_of_b, num_rows)
 
 
 def _rank(a: TensorEntry, layer: Slice) -> int:
@@ -133,4 +155,10 @@ def _bind(
             f" {config.rank_of(layer.name)}",
             pointer=a.name,
         )
-    return BoundSlice(index, layer, a, b, rank, config.scale_of(layer.name), is_parameter=True)
+    scale = config.scale_of(layer.name)
+    by_expert = Arrangement(Order.BY_EXPERT, layer.num_experts)
+    if _is_turned((a, b), layer):
+        down, up = BoundMatrix(b, by_expert), BoundMatrix(a, _AS_STORED, scale)
+    else:
+        down, up = BoundMatrix(a, _AS_STORED), BoundMatrix(b, by_expert, scale)
+    return BoundSlice(index, layer, (down,), (up,), rank, scale, is_parameter=True)

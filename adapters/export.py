@@ -71,24 +71,24 @@ def export_adapter(block: Path, directory: Path, *, base_model_name: str | None 
     header = read_block_header(block)
     source = parse_source(header.source)
     tensors = sorted(source.tensors, key=lambda tensor: tensor.name)
-    with block.open("rb") as file, _replacing(directory / WEIGHTS_NAME) as output:
+    with _replacing(directory / WEIGHTS_NAME) as output:
         output.write(_safetensors_header(tensors))
+        payload = np.memmap(
+            block, NUMPY_DTYPES[header.dtype], "r", header.payload_offset, (header.num_elements,)
+        )
         for tensor in tensors:
-            output.write(content_bytes(_read(file, header, tensor)))
+            output.write(content_bytes(_read(payload, header, tensor)))
     with _replacing(directory / CONFIG_NAME) as output:
         config = {**source.config, "base_model_name_or_path": base_model_name}
         output.write(json.dumps(config, indent=2).encode())
 
 
-def _read(file: BinaryIO, header: BlockHeader, tensor: SourceTensor) -> Array:
+def _read(payload: Array, header: BlockHeader, tensor: SourceTensor) -> Array:
     """One tensor in its original form."""
-    dtype = np.dtype(NUMPY_DTYPES[header.dtype]).newbyteorder("<")
-    num_elements = int(np.prod(tensor.shape))
-    file.seek(header.payload_offset + tensor.offset * dtype.itemsize)
-    data = file.read(num_elements * dtype.itemsize)
-    if len(data) != num_elements * dtype.itemsize:
-        raise ObjectCorrupt("the block is truncated")
-    values = tensor.arrangement.undo(np.frombuffer(data, dtype), tensor.shape)
+    stored = payload[tensor.offset : tensor.offset + tensor.num_elements]
+    if len(stored) != tensor.num_elements:
+        raise ObjectCorrupt("the block does not hold all tensors that it names")
+    values = tensor.arrangement.undo(stored, tensor.shape)
     if tensor.dtype == header.dtype:
         return values
     return from_float32(to_float32(values, header.dtype), tensor.dtype)

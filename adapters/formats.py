@@ -93,7 +93,25 @@ SERVED: tuple[ServedFeature, ...] = (
         "experts",
         "`target_parameters` of stacked experts, such as `experts.gate_up_proj`",
         "Each expert has its own A and B, which apply to the tokens routed to it. The parameter of "
-        "a nested tensor is derived from `target_parameters` and the tensor's shape.",
+        "a nested tensor is derived from `target_parameters` and the tensor's shape; if several "
+        "have this shape, PEFT's order counts. Adapters of PEFT before 0.19, which took inputs for "
+        "outputs, are told by their shapes.",
+    ),
+    ServedFeature(
+        "separate_experts",
+        "one pair of matrices per expert, such as `experts.0.w1` or `experts.0.gate_proj` (before "
+        "transformers 5)",
+        "The matrices are placed in those of the stacked experts. Experts, and either of gate and "
+        "up, may be missing. The block around the experts may have its name before transformers 5, "
+        "such as `block_sparse_moe`.",
+    ),
+    ServedFeature(
+        "stacked_experts",
+        "not written by PEFT: `experts.gate_proj`, `experts.w1` or `experts.gate_up_proj` with A "
+        "`[experts, rank, in]` and B `[experts, out, rank]`, or `[1, …]` where all experts share "
+        "A or B (Tinker, Megatron-Bridge, vLLM, SGLang)",
+        "A shared matrix is applied with each expert's own other one. One adapter may mix these "
+        "tensors with pairs per expert.",
     ),
     ServedFeature(
         "lora_bias",
@@ -245,18 +263,12 @@ REFUSED: tuple[RefusedFeature, ...] = (
         "Train on the language model alone: its layers have `language_model` in their names.",
     ),
     RefusedFeature(
-        "separate_experts",
-        "one pair of matrices per expert, such as `experts.0.w1` (before transformers 5)",
+        "expert_extras",
+        "`use_dora`, `lora_bias` or `bias` on separate experts",
         "unsupported_feature",
-        "The experts of this base are stacked in one parameter.",
-        "Load the adapter with a current PEFT, which stacks them, and save it again.",
-    ),
-    RefusedFeature(
-        "experts_of_one_shape",
-        "`target_parameters` with several stacked parameters of the same shape and rank",
-        "ambiguous_experts",
-        "PEFT names their matrices by depth, not by parameter.",
-        "Give them different ranks in `rank_pattern`, or name only one of them.",
+        "Experts support A and B only.",
+        "Train with `use_dora=False`, `lora_bias=False` and `bias='none'`, or leave the experts "
+        "out of `target_modules`.",
     ),
     RefusedFeature(
         "router_extras",
@@ -337,6 +349,14 @@ UNUSUAL: tuple[RefusedFeature, ...] = (
         "unsupported_feature",
         "These tensors belong to AdaLoRA.",
         _MERGE,
+    ),
+    RefusedFeature(
+        "experts_of_one_shape",
+        "`target_parameters` with several stacked parameters of one shape, and matrices for some "
+        "of them only",
+        "ambiguous_experts",
+        "PEFT names the matrices by depth, not by parameter.",
+        "Name only the trained parameters in `target_parameters`.",
     ),
     RefusedFeature(
         "module_not_served",

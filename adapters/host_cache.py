@@ -207,6 +207,14 @@ class HostCache:
             for index, rank in header.ranks.items()
         ):
             raise ObjectCorrupt("the block's slices do not exist in this base model")
+        if not all(
+            sum(num_rows for num_rows, _ in runs)
+            == header.ranks[index] * self._layout.slices[index].num_experts
+            and all(num_rows > 0 and math.isfinite(scale) for num_rows, scale in runs)
+            for index, runs in header.row_scales.items()
+            if index in header.ranks
+        ):
+            raise ObjectCorrupt("the block's factors are not those of its rows")
         if not all(0 <= extra.slice_index < num_slices for extra in header.auxiliary):
             raise ObjectCorrupt("the block's extras belong to no slice of this base model")
         plan = BlockPlan(self._layout, header.ranks, header.auxiliary)
@@ -317,9 +325,10 @@ def _runs(header: BlockHeader, plan: BlockPlan) -> Iterator[tuple[int, int, floa
     slices = plan.layout.slices
     for index in sorted(header.ranks, key=lambda index: int(plan.table[index, 1])):
         begin = int(plan.table[index, 1])
-        num_rows = header.ranks[index] * slices[index].num_experts
-        end = begin + num_rows * slices[index].out_features
         yield position, begin, 1.0
-        yield begin, end, header.scales[index]
-        position = end
+        total = header.ranks[index] * slices[index].num_experts
+        for num_rows, scale in header.row_scales.get(index, ((total, header.scales[index]),)):
+            position = begin + num_rows * slices[index].out_features
+            yield begin, position, scale
+            begin = position
     yield position, plan.num_elements, 1.0

@@ -25,6 +25,17 @@ class SliceKind(StrEnum):
     """One linear layer per expert: A `[experts, rank, in]`, B transposed `[experts, rank, out]`."""
 
 
+class Halves(StrEnum):
+    """The places of gate and up among the outputs of experts that compute both in one matrix."""
+
+    NONE = ""
+    """They compute one of them, or something else."""
+    JOINED = "joined"
+    """First the outputs of gate, then those of up."""
+    INTERLEAVED = "interleaved"
+    """One of gate, one of up, and so on."""
+
+
 @dataclass(frozen=True)
 class Slice:
     """One layer that LoRA may target; one slice of a projection."""
@@ -40,6 +51,8 @@ class Slice:
     is_turned: bool = False
     """Of experts whose class stores `[experts, in, out]` without saying so (Llama 4): PEFT takes
     their inputs for outputs, so its A is what is multiplied last."""
+    halves: Halves = Halves.NONE
+    """For a slice of kind EXPERTS."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,14 @@ class BaseLayout:
         return modules
 
     @cached_property
+    def experts_of_layer(self) -> dict[str, str]:
+        """Path of a decoder layer to the module of its stacked experts, if it has just one."""
+        modules: dict[str, list[str]] = {}
+        for module in self.expert_modules:
+            modules.setdefault(layer_path(module), []).append(module)
+        return {layer: names[0] for layer, names in modules.items() if len(names) == 1}
+
+    @cached_property
     def routers(self) -> frozenset[int]:
         """Slice indices of the routers: the linear layers that score stacked experts."""
         num_experts = {
@@ -141,6 +162,16 @@ class BaseLayout:
         for projection in self.projections:
             yield projection, range(start, start + len(projection.slices))
             start += len(projection.slices)
+
+
+def layer_path(module: str) -> str:
+    """The path of the decoder layer that holds a module, up to its number; empty outside of one.
+
+    `model.layers.3` for `model.layers.3.mlp.experts`.
+    """
+    parts = module.split(".")
+    number = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
+    return "" if number is None else ".".join(parts[: number + 1])
 
 
 def _is_router_name(name: str, block: str) -> bool:
@@ -191,5 +222,6 @@ def _slice_from_json(part: list[str | int]) -> Slice:
         int(out_features),
         SliceKind(str(kind)),
         int(num_experts),
-        is_turned=rest == [True],
+        is_turned=rest[:1] == [True],
+        halves=Halves(str(rest[1])) if len(rest) > 1 else Halves.NONE,
     )

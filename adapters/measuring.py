@@ -11,12 +11,13 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .arrangement import Arrangement, compose
 from .block import ExtraKind
-from .bound import BaseCopy, Binding, BoundExtra, BoundSlice, TwinTensor
+from .bound import BaseCopy, Binding, BoundExtra, BoundMatrix, BoundSlice, TwinTensor
 from .errors import AdapterRejected
 from .formats import refusal_message
 from .identity import TensorDigest
-from .layout import BaseLayout
+from .layout import BaseLayout, SliceKind
 from .safetensors_header import TensorEntry
 from .weights import Array, check_range, content_bytes, delta_norm, read_tensor, to_float32
 
@@ -50,12 +51,10 @@ def measure(
     hashes: list[TensorDigest] = []
     deltas: list[ModuleDelta] = []
     for part in binding.slices:
-        stored_a, stored_b = read_tensor(weights, part.a), read_tensor(weights, part.b)
-        hashes += [_tensor_digest(part.a, stored_a), _tensor_digest(part.b, stored_b)]
-        a, b = to_float32(stored_a, part.a.dtype), to_float32(stored_b, part.b.dtype)
-        for tensor, values in ((part.a, a), (part.b, b)):
-            scale = part.scale if tensor is part.in_order[1] else 1.0
-            check_range(values, tensor.name, scale=scale, serving_dtype=serving_dtype)
+        a, b = (
+            compose(_checked(weights, matrices, serving_dtype, hashes))
+            for matrices in (part.a, part.b)
+        )
         deltas.append(ModuleDelta(part.module, _norm(part, a, b)))
     inert: list[str] = []
     for extra in binding.auxiliary:
@@ -131,17 +130,34 @@ def _tensor_digest(tensor: TensorEntry, stored: Array) -> TensorDigest:
     return TensorDigest(tensor.name, tensor.dtype, tensor.shape, sha256)
 
 
+def _checked(
+    weights: BinaryIO,
+    matrices: tuple[BoundMatrix, ...],
+    serving_dtype: str,
+    hashes: list[TensorDigest],
+) -> Iterator[tuple[Arrangement, npt.NDArray[np.float32]]]:
+    """The values of each tensor in float32, checked; their hashes are added to `hashes`."""
+    for tensor, arrangement, scale in matrices:
+        stored = read_tensor(weights, tensor)
+        hashes.append(_tensor_digest(tensor, stored))
+        values = to_float32(stored, tensor.dtype)
+        check_range(values, tensor.name, scale=scale, serving_dtype=serving_dtype)
+        yield arrangement, values
+
+
 def _norm(part: BoundSlice, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
-    norms = [delta_norm(down, up, part.scale) for down, up in _linear_maps(part, a, b)]
-    return math.hypot(*norms)
+    """Of all experts, for A and B as in a block, without their scale."""
+    is_embedding = part.layer.kind is SliceKind.EMBEDDING
+    downs = (a.T if is_embedding else a).reshape(part.layer.num_experts, part.rank, -1)
+    ups = b.reshape(part.layer.num_experts, part.rank, -1)
+    if part.row_scales:
+        ups = ups * _factors(part).reshape(*ups.shape[:2], 1)
+    return math.hypot(
+        *(delta_norm(down, up.T, part.scale) for down, up in zip(downs, ups, strict=True))
+    )
 
 
-def _linear_maps(
-    part: BoundSlice, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]
-) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
-    """A `[rank, in]` and B `[out, rank]` of each expert; of other layers the two themselves."""
-    num_experts = part.layer.num_experts
-    by_expert = a.reshape(num_experts, part.rank, -1)
-    by_rank = b.reshape(len(b), part.rank, num_experts)
-    for expert in range(num_experts):
-        yield by_expert[expert], by_rank[:, :, expert]
+def _factors(part: BoundSlice) -> npt.NDArray[np.float32]:
+    """Of each row of B."""
+    num_rows, scales = zip(*part.row_scales, strict=True)
+    return np.repeat(np.array(scales, np.float32), num_rows)

@@ -78,7 +78,7 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Send adapter_model.safetensors as PEFT wrote it.",
     ),
     "header_too_large": Rejection(
-        "The safetensors header exceeds 4 MiB.",
+        "The safetensors header exceeds 16 MiB.",
         "Send only the adapter's own tensors.",
     ),
     "malformed_header": Rejection(
@@ -86,7 +86,7 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Save the adapter again; the file is damaged or was written by a faulty tool.",
     ),
     "too_many_tensors": Rejection(
-        "The file contains more than 20,000 tensors, or too many trained tokens besides them.",
+        "The file contains more than 100,000 tensors, or too many trained tokens besides them.",
         "Send only the adapter's own tensors.",
     ),
     "no_tensors": Rejection(
@@ -102,7 +102,7 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Convert the adapter's tensors before saving.",
     ),
     "invalid_shape": Rejection(
-        "A tensor has more than two dimensions or no elements.",
+        "A tensor has more than three dimensions or no elements.",
         "Save the adapter again; sharded training must gather the weights first.",
     ),
     "invalid_offsets": Rejection(
@@ -156,7 +156,7 @@ REJECTIONS: Mapping[str, Rejection] = {
     ),
     "ambiguous_experts": Rejection(
         "The matrices around a module of experts fit several of its parameters.",
-        "Name only the trained parameters in target_parameters, or give them different ranks.",
+        "Name only the trained parameters in target_parameters.",
     ),
     "missing_pair": Rejection(
         "A lora_A has no lora_B, or the reverse, or an auxiliary tensor has neither.",

@@ -15,10 +15,11 @@ from typing import BinaryIO
 from .errors import AdapterRejected
 from .strict_json import DuplicateKey, MalformedJson, parse_json_object, shown
 
-MAX_HEADER_BYTES = 4 << 20
-MAX_TENSORS = 20_000
+MAX_HEADER_BYTES = 16 << 20
+MAX_TENSORS = 100_000
+"""As many as A and B of gate, up and down of 58 layers with 256 experts, and some more."""
 MAX_NAME_BYTES = 256
-MAX_DIMENSIONS = 2
+MAX_DIMENSIONS = 3
 ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
 
 NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
@@ -136,7 +137,7 @@ def _parse_shape(name: str, shape: object) -> tuple[int, ...]:
         raise AdapterRejected("malformed_header", f"{name} has a malformed shape", pointer=name)
     if len(sizes) > MAX_DIMENSIONS or 0 in sizes:
         raise AdapterRejected(
-            "invalid_shape", f"{name} has no elements or more than 2 dimensions", pointer=name
+            "invalid_shape", f"{name} has no elements or more than 3 dimensions", pointer=name
         )
     return sizes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .arrangement import Region
 from .block import ExtraKind
 from .bound import Binding, BoundSlice
 from .formats import SERVED
@@ -21,7 +22,7 @@ _OF_AUXILIARY = {
 
 def features_of(binding: Binding, config: PeftConfig, layout: BaseLayout) -> tuple[str, ...]:
     """Names of rows of `formats.SERVED`, in their order."""
-    found = {_of_slice(part, layout) for part in binding.slices}
+    found = {name for part in binding.slices for name in _of_slice(part, layout)}
     found.update(_OF_AUXILIARY[part.extra.kind] for part in binding.auxiliary)
     found.update(_of_config(config))
     if binding.vocab_size is not None or config.added_tokens:
@@ -29,14 +30,20 @@ def features_of(binding: Binding, config: PeftConfig, layout: BaseLayout) -> tup
     return tuple(feature.name for feature in SERVED if feature.name in found)
 
 
-def _of_slice(part: BoundSlice, layout: BaseLayout) -> str:
+def _of_slice(part: BoundSlice, layout: BaseLayout) -> set[str]:
     if part.layer.kind is SliceKind.EXPERTS:
-        return "experts"
+        return {_of_experts(matrix.arrangement.region) for matrix in part.matrices}
     if part.layer.kind is SliceKind.EMBEDDING:
-        return "embedding"
+        return {"embedding"}
     if part.index == layout.output_head:
-        return "output_head"
-    return "router" if part.index in layout.routers else "lora"
+        return {"output_head"}
+    return {"router" if part.index in layout.routers else "lora"}
+
+
+def _of_experts(region: Region | None) -> str:
+    if region is None:
+        return "experts"
+    return "stacked_experts" if region.expert is None else "separate_experts"
 
 
 def _of_config(config: PeftConfig) -> Iterator[str]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 class WeightedInputExperts(nn.Module):
     """Llama 4's experts, with the attributes and the arguments of the interface."""
 
-    has_gate, has_bias, is_transposed = True, False, True
+    has_gate, has_bias, is_transposed, is_concatenated = True, False, True, True
     weights_inputs = True
     """A token's weights multiply what its experts are given, not what they return."""
     is_turned = True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...adapters.layout import Projection, Slice, SliceKind
+from ...adapters.layout import Halves, Projection, Slice, SliceKind
 from ...adapters.malloc import return_freed_memory
 from ...kernels.expert_packing import pack_experts
 from ...kernels.expert_pairs import ExpertPairs, sort_pairs
@@ -32,7 +32,14 @@ from .load_quantization import LoadQuantization
 if TYPE_CHECKING:
     from ...adapters.arena import Arena
 
-_INTERFACE = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "num_experts")
+_INTERFACE = (
+    "has_gate",
+    "has_bias",
+    "is_transposed",
+    "is_concatenated",
+    "_apply_gate",
+    "num_experts",
+)
 """The attributes that transformers gives every class with its experts interface."""
 
 
@@ -50,6 +57,7 @@ class ExpertsProjection:
             out_features,
             SliceKind.EXPERTS,
             num_experts,
+            halves=_halves(experts, parameter),
             is_turned=getattr(experts, "is_turned", False),
         )
         self.projection = Projection((part,))
@@ -214,6 +222,12 @@ def matrices_shape(experts: Any, parameter: str) -> tuple[int, int, int]:
     num_experts, rows, columns = weight.shape
     is_turned = experts.is_transposed and not isinstance(weight, PackedExperts)
     return (num_experts, columns, rows) if is_turned else (num_experts, rows, columns)
+
+
+def _halves(experts: Any, parameter: str) -> Halves:
+    if not experts.has_gate or parameter != parameter_names(experts)[0]:
+        return Halves.NONE
+    return Halves.JOINED if experts.is_concatenated else Halves.INTERLEAVED
 
 
 def _replace_layer(model: nn.Module, path: str, router_path: str | None) -> MoeLayer:

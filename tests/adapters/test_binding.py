@@ -13,7 +13,7 @@ from loraplex.adapters.binding import bind
 from loraplex.adapters.block import Extra, ExtraKind
 from loraplex.adapters.bound import Binding
 from loraplex.adapters.errors import AdapterRejected
-from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
+from loraplex.adapters.layout import BaseLayout, Halves, Projection, Slice, SliceKind
 from loraplex.adapters.peft_config import MAX_RANK, PeftConfig
 from loraplex.adapters.rejections import REJECTIONS
 from loraplex.adapters.safetensors_header import TensorEntry
@@ -30,7 +30,7 @@ LAYOUT = BaseLayout(
         Projection((Slice(Q, 8, 8), Slice(V, 8, 4))),
         Projection((Slice(DOWN, 16, 8),)),
         Projection((Slice(ROUTER, 8, 3),)),
-        Projection((Slice(GATE_UP, 8, 10, SliceKind.EXPERTS, 3),)),
+        Projection((Slice(GATE_UP, 8, 10, SliceKind.EXPERTS, 3, halves=Halves.JOINED),)),
         Projection((Slice(EXPERT_DOWN, 5, 8, SliceKind.EXPERTS, 3),)),
         Projection((Slice(HEAD, 8, 99),)),
     ),
@@ -84,7 +84,10 @@ def extras_of(binding: Binding) -> list[Extra]:
 def test_binds_in_layout_order_whatever_the_order_of_the_file() -> None:
     bound = bind_shapes(pair(HEAD, 8, 99) | pair(DOWN, 16, 8) | pair(V, 8, 4)).slices
     assert [(part.index, part.module) for part in bound] == [(2, V), (3, DOWN), (7, HEAD)]
-    assert (bound[0].a.name, bound[0].b.name) == (tensor_name(V, "A"), tensor_name(V, "B"))
+    assert tuple(matrix.tensor.name for matrix in bound[0].matrices) == (
+        tensor_name(V, "A"),
+        tensor_name(V, "B"),
+    )
     assert (bound[0].rank, bound[0].scale) == (2, 2.0)
 
 
@@ -154,11 +157,6 @@ UNBOUND: dict[str, tuple[dict[str, tuple[int, ...]], str, str]] = {
         "trainable_tokens",
     ),
     "experts not announced": (experts_pair(5, 8), "config_contradiction", EXPERTS),
-    "separate experts": (
-        pair("layers.1.mlp.experts.2.down_proj", 5, 8),
-        "unsupported_feature",
-        "experts.2",
-    ),
     "resized head": (
         {f"base_model.model.{HEAD}.weight": (107, 8)},
         "resized_vocabulary",
@@ -204,19 +202,20 @@ def test_refuses_a_rank_beyond_the_limit_even_if_the_configuration_agrees() -> N
 
 def test_embedding_binds_by_its_own_names() -> None:
     (part,) = bind_shapes(embedding_pair()).slices
-    assert (part.index, part.rank, part.a.shape, part.b.shape) == (0, 2, (2, 99), (8, 2))
+    assert (part.index, part.rank) == (0, 2)
+    assert [matrix.tensor.shape for matrix in part.matrices] == [(2, 99), (8, 2)]
 
 
 def test_nested_wrappers_bind_to_the_parameters_that_their_shapes_fit() -> None:
     config = make_config(target_parameters=("experts.down_proj", "experts.gate_up_proj"))
     shapes = experts_pair(8, 10, depth=1) | experts_pair(5, 8)
     down_outside = bind_shapes(shapes, config).slices
-    assert [(part.module, part.a.name) for part in down_outside] == [
+    assert [(part.module, part.a[0].tensor.name) for part in down_outside] == [
         (GATE_UP, tensor_name(f"{EXPERTS}.base_layer", "A")),
         (EXPERT_DOWN, tensor_name(EXPERTS, "A")),
     ]
     gate_up_outside = bind_shapes(experts_pair(5, 8, depth=1) | experts_pair(8, 10), config).slices
-    assert [part.a.name for part in gate_up_outside] == [
+    assert [part.a[0].tensor.name for part in gate_up_outside] == [
         tensor_name(EXPERTS, "A"),
         tensor_name(f"{EXPERTS}.base_layer", "A"),
     ]
@@ -254,28 +253,44 @@ TWINS = BaseLayout(
 )
 
 
-def test_parameters_of_one_shape_are_ambiguous_unless_the_configuration_tells_them_apart() -> None:
-    targets = (f"{EXPERTS}.gate_proj", f"{EXPERTS}.up_proj")
-    both = make_config(target_parameters=targets)
-    shapes = experts_pair(8, 5, depth=1) | experts_pair(8, 5)
-    with pytest.raises(AdapterRejected) as caught:
-        bind_shapes(shapes, both, TWINS)
+def test_of_parameters_of_one_shape_the_first_one_is_innermost() -> None:
+    gate, up = (f"{EXPERTS}.{name}" for name in ("gate_proj", "up_proj"))
+    config = make_config(target_parameters=(up, gate))
+    parts = bind_shapes(experts_pair(8, 5, depth=1) | experts_pair(8, 5), config, TWINS).slices
+    assert [(part.module, part.a[0].tensor.name) for part in parts] == [
+        (gate, tensor_name(f"{EXPERTS}.base_layer", "A")),
+        (up, tensor_name(EXPERTS, "A")),
+    ]
+
+
+def test_one_pair_for_two_parameters_of_one_shape_is_ambiguous() -> None:
+    config = make_config(target_parameters=("gate_proj", "up_proj"))
+    with pytest.raises(AdapterRejected, match="Name only the trained parameters") as caught:
+        bind_shapes(experts_pair(8, 5), config, TWINS)
     assert caught.value.reason == "ambiguous_experts"
-    only_up = make_config(target_parameters=("up_proj",))
-    (part,) = bind_shapes(experts_pair(8, 5), only_up, TWINS).slices
-    assert part.module == targets[1]
-    by_rank = replace(both, rank_pattern=(("up_proj", 4),))
+    (part,) = bind_shapes(
+        experts_pair(8, 5), replace(config, target_parameters=("up_proj",)), TWINS
+    ).slices
+    assert part.module == f"{EXPERTS}.up_proj"
+
+
+def test_ranks_tell_parameters_of_one_shape_apart() -> None:
+    config = make_config(target_parameters=("gate_proj", "up_proj"), rank_pattern=(("up_proj", 4),))
     gate, up = bind_shapes(
-        experts_pair(8, 5, depth=1, rank=4) | experts_pair(8, 5), by_rank, TWINS
+        experts_pair(8, 5, depth=1, rank=4) | experts_pair(8, 5), config, TWINS
     ).slices
     assert (gate.rank, up.rank) == (2, 4)
-    assert up.a.name == tensor_name(f"{EXPERTS}.base_layer", "A")
+    assert up.a[0].tensor.name == tensor_name(f"{EXPERTS}.base_layer", "A")
 
 
 EXPERTS_CONFIG = make_config(target_parameters=("gate_up_proj", "down_proj"))
 WRONG_EXPERTS: dict[str, tuple[Shapes, PeftConfig, str]] = {
     "fits none": (experts_pair(6, 8), EXPERTS_CONFIG, "shape_mismatch"),
-    "swapped": (experts_pair(8, 5), EXPERTS_CONFIG, "shape_mismatch"),
+    "another order within one": (
+        {**experts_pair(8, 5), tensor_name(EXPERTS, "B"): (6, 5)},
+        EXPERTS_CONFIG,
+        "shape_mismatch",
+    ),
     "experts missing": (pair(EXPERTS, 5, 8, rank=2), EXPERTS_CONFIG, "shape_mismatch"),
     "rank not of every expert": (pair(EXPERTS, 5, 8, rank=7), EXPERTS_CONFIG, "shape_mismatch"),
     "other rank": (experts_pair(5, 8, rank=3), EXPERTS_CONFIG, "rank_mismatch"),
@@ -311,6 +326,99 @@ WRONG_EXPERTS: dict[str, tuple[Shapes, PeftConfig, str]] = {
         "unsupported_feature",
     ),
 }
+
+
+WRONG_PARTS: dict[str, tuple[Shapes, str, str]] = {
+    "no such expert": (pair(f"{EXPERTS}.3.down_proj", 5, 8), "wrong_base", "experts.3"),
+    "no such matrix": (pair(f"{EXPERTS}.0.w4", 5, 8), "wrong_base", "w4"),
+    "number with zeros": (pair(f"{EXPERTS}.01.down_proj", 5, 8), "wrong_base", "experts.01"),
+    "another block": (pair("layers.1.moe.experts.0.w2", 5, 8), "wrong_base", "moe"),
+    "layer without experts": (pair("layers.0.mlp.experts.0.w2", 5, 8), "wrong_base", "layers.0"),
+    "other inputs": (pair(f"{EXPERTS}.0.w2", 6, 8), "shape_mismatch", "lora_A"),
+    "outputs of both halves": (pair(f"{EXPERTS}.0.w1", 8, 10), "shape_mismatch", "lora_B"),
+    "other rank": (pair(f"{EXPERTS}.0.w2", 5, 8, rank=3), "rank_mismatch", "lora_A"),
+    "other number of experts": (
+        {
+            tensor_name(f"{EXPERTS}.w2", "A"): (2, 2, 5),
+            tensor_name(f"{EXPERTS}.w2", "B"): (2, 8, 2),
+        },
+        "shape_mismatch",
+        "lora_A",
+    ),
+    "stacked with an expert's name": (
+        {
+            tensor_name(f"{EXPERTS}.0.w2", "A"): (1, 2, 5),
+            tensor_name(f"{EXPERTS}.0.w2", "B"): (8, 2),
+        },
+        "shape_mismatch",
+        "lora_A",
+    ),
+    "vector": (
+        {**pair(f"{EXPERTS}.0.w2", 5, 8), tensor_name(f"{EXPERTS}.0.w2", "A"): (10,)},
+        "shape_mismatch",
+        "lora_A",
+    ),
+    "only B of an expert": (
+        {tensor_name(f"{EXPERTS}.0.w2", "B"): (8, 2)},
+        "missing_pair",
+        "lora_B",
+    ),
+    "A of one, B of another": (
+        {
+            tensor_name(f"{EXPERTS}.0.w2", "A"): (2, 5),
+            tensor_name(f"{EXPERTS}.1.w2", "B"): (8, 2),
+        },
+        "missing_pair",
+        "experts.",
+    ),
+    "shared A alone": ({tensor_name(f"{EXPERTS}.w2", "A"): (1, 2, 5)}, "missing_pair", "lora_A"),
+    "of one and of all": (
+        pair(f"{EXPERTS}.0.w2", 5, 8) | pair(f"{EXPERTS}.w2", 5, 8),
+        "config_contradiction",
+        "w2",
+    ),
+    "two names of one matrix": (
+        pair(f"{EXPERTS}.0.w2", 5, 8) | pair(f"{EXPERTS}.0.down_proj", 5, 8),
+        "config_contradiction",
+        "down_proj",
+    ),
+    "gate and all": (
+        pair(f"{EXPERTS}.w1", 8, 5) | pair(f"{EXPERTS}.gate_up_proj", 8, 10),
+        "config_contradiction",
+        "w1",
+    ),
+    "wrapped and separate": (
+        experts_pair(5, 8) | pair(f"{EXPERTS}.0.w2", 5, 8),
+        "config_contradiction",
+        "which other tensors change",
+    ),
+    "magnitude": (
+        {
+            **pair(f"{EXPERTS}.0.w2", 5, 8),
+            f"base_model.model.{EXPERTS}.0.w2.lora_magnitude_vector": (8,),
+        },
+        "unsupported_feature",
+        "Experts support A and B only",
+    ),
+    "bias": (
+        {**pair(f"{EXPERTS}.0.w2", 5, 8), f"base_model.model.{EXPERTS}.0.w2.bias": (8,)},
+        "unsupported_feature",
+        "Experts support A and B only",
+    ),
+}
+
+
+@pytest.mark.parametrize(("shapes", "reason", "named"), WRONG_PARTS.values(), ids=WRONG_PARTS)
+def test_refuses_parts_of_experts_that_do_not_fit(shapes: Shapes, reason: str, named: str) -> None:
+    with pytest.raises(AdapterRejected) as caught:
+        bind_shapes(shapes, make_config(target_parameters=("experts.down_proj",)))
+    assert caught.value.reason == reason
+    assert named in str(caught.value)
+
+
+def test_a_router_may_have_its_blocks_older_name() -> None:
+    (part,) = bind_shapes(pair("layers.1.block_sparse_moe.gate", 8, 3)).slices
+    assert part.module == ROUTER
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -26,6 +25,7 @@ from loraplex.adapters.formats import SERVED
 from support.blocks import make_key, write_block
 from support.feature_files import FeatureFiles
 from support.models import make_adapter
+from support.peft_features import tuned_model
 
 FEATURES = [feature.name for feature in SERVED]
 DTYPES: dict[str, Callable[[], Iterator[torch.dtype]]] = {
@@ -72,10 +72,10 @@ def test_exported_adapter_has_the_same_tensors_and_digest(
     assert (tmp_path / "second").read_bytes() == (tmp_path / "first").read_bytes()
 
 
-def logits_of(base: Path, adapter: Path) -> Tensor:
+def logits_of(feature: str, base: Path, adapter: Path) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT warns of tied embeddings
-        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+        model = tuned_model(feature, AutoModelForCausalLM.from_pretrained(base), adapter)
     tokens = torch.tensor([[5, 7, 101, 3, 44, 90]])
     with torch.no_grad():
         return model(input_ids=tokens).logits  # type: ignore[no-any-return]
@@ -88,8 +88,8 @@ def test_peft_answers_alike_with_the_exported_adapter(
     files.examine(feature, tmp_path / "block")
     (tmp_path / "exported").mkdir()
     export_adapter(tmp_path / "block", tmp_path / "exported")
-    expected = logits_of(files.base(feature), files.adapter(feature))
-    actual = logits_of(files.base(feature), tmp_path / "exported")
+    expected = logits_of(feature, files.base(feature), files.adapter(feature))
+    actual = logits_of(feature, files.base(feature), tmp_path / "exported")
     assert torch.equal(actual, expected)
     base = AutoModelForCausalLM.from_pretrained(files.base(feature))
     with torch.no_grad():
@@ -126,7 +126,9 @@ def test_features_go_together(lora: dict[str, Any], files: FeatureFiles, tmp_pat
     export_adapter(tmp_path / "first", tmp_path / "exported")
     second = files.examine("bias", tmp_path / "second", folder=tmp_path / "exported")
     assert second.digest == first.digest
-    assert torch.equal(logits_of(base, tmp_path / "exported"), logits_of(base, adapter))
+    assert torch.equal(
+        logits_of("bias", base, tmp_path / "exported"), logits_of("bias", base, adapter)
+    )
 
 
 def test_export_replaces_what_was_there(files: FeatureFiles, tmp_path: Path) -> None:

@@ -145,9 +145,14 @@ def take_sizes_from_another_layout(stored: StoredBlock) -> None:
     rewrite_header(stored, plan=BlockPlan(other, {0: 3}), scales={0: 1.0})
 
 
+def count_rows_of_factors_wrongly(stored: StoredBlock) -> None:
+    rewrite_header(stored, row_scales={0: ((1, 1.0), (1, 2.0))})
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
+        count_rows_of_factors_wrongly,
         truncate,
         lengthen,
         scramble_magic,

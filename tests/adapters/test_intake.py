@@ -339,7 +339,8 @@ ADAPTERS_OF_INTAKE = {
         "confinement",
     ),
     "errors",
-    *("examination", "expert_binding", "auxiliary_binding", "formats", "identity", "intake"),
+    *("examination", "expert_binding", "expert_names", "expert_parts", "auxiliary_binding"),
+    *("formats", "identity", "intake"),
     *(
         "landlock",
         "layout",

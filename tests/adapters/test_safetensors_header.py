@@ -99,7 +99,7 @@ MALFORMED = {
     "negative size": (with_entry(shape=[-2, -3]), "malformed_header"),
     "boolean size": (with_entry(shape=[True, 6]), "malformed_header"),
     "fractional size": (with_entry(shape=[2.0, 3.0]), "malformed_header"),
-    "three dimensions": (with_entry(shape=[2, 3, 1]), "invalid_shape"),
+    "four dimensions": (with_entry(shape=[2, 3, 1, 1]), "invalid_shape"),
     "zero size": (with_entry(shape=[0, 1 << 40], data_offsets=[0, 0]), "invalid_shape"),
     "shape too large": (with_entry(shape=[1 << 62, 1 << 62]), "invalid_offsets"),
     "shape too small": (with_entry(shape=[5]), "invalid_offsets"),

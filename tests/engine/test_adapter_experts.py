@@ -24,7 +24,8 @@ from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from loraplex.kernels.quantize import WeightFormat, quantize
-from support.families import SERVED, VOCAB_SIZE, save_family
+from support.expert_layouts import LAYOUTS, merge_experts, write_expert_adapter
+from support.families import COMMON, SERVED, STATES, VOCAB_SIZE, save_family
 from support.marks import marked_slow
 from support.paged import paged_logits
 from support.quantized import logit_bound
@@ -54,6 +55,8 @@ FAMILIES = [
     "qwen2_moe-window",
     "qwen3_moe",
 ]
+LAYOUT_FAMILIES = {"gpt_oss-sinks-window", "jamba", "mixtral", "nemotron_h"}
+"""Gate before up, interleaved and stored in the other order, in another block, without a gate."""
 SLOW_FAMILIES = {"deepseek_v2-mla", "glm4_moe", "mixtral", "olmoe", "qwen2_moe-window"}
 """Families whose experts and router another one has too."""
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -109,15 +112,22 @@ class Resident:
 
 
 def make_resident(base: BaseModel, tuned: list[Any], blocks: Path) -> Resident:
+    """Bring PEFT's adapters to the arena."""
+    folders = []
+    for adapter in tuned:
+        folders.append(Path(tempfile.mkdtemp(dir=blocks)))
+        adapter.save_pretrained(folders[-1], save_embedding_layers=False)
+    return load_adapters(base, folders)
+
+
+def load_adapters(base: BaseModel, folders: list[Path]) -> Resident:
     """Bring adapters to the arena as intake and the engine do."""
     arena = Arena(base.layout, 8 * MIB, base.dtype, base.device)
     base.attach_arena(arena)
     prepare = BlockPreparation(base.layout, base.extended, rest=lambda _seconds: None)
     host = HostCache(base.layout, 8 * MIB, base.dtype, prepare=prepare)
     rows = []
-    for adapter in tuned:
-        folder = Path(tempfile.mkdtemp(dir=blocks))
-        adapter.save_pretrained(folder, save_embedding_layers=False)
+    for folder in folders:
         report = examine(
             folder / "adapter_config.json",
             folder / "adapter_model.safetensors",
@@ -231,6 +241,50 @@ def test_the_matrices_in_the_arena_are_what_peft_says_the_adapter_changes(
         elif family.startswith(("gpt_oss", "llama4")):
             theirs = theirs.transpose(1, 2)  # they store [experts, in, out]
         torch.testing.assert_close(delta, theirs)
+
+
+@pytest.mark.parametrize("family", marked_slow(LAYOUT_FAMILIES, slow=LAYOUT_FAMILIES - {"mixtral"}))
+def test_all_layouts_of_experts_equal_merged_models_in_one_mixed_batch(
+    family: str, tmp_path: Path
+) -> None:
+    path = save_family(tmp_path / "base", *{**SERVED, **STATES}[family])
+    base = load_base_model(EngineConfig(str(path), device="cpu"))
+    dense = load_dense(path)
+    folders = [
+        write_expert_adapter(tmp_path / name, layout, dense, seed=seed)
+        for seed, (name, layout) in enumerate(LAYOUTS.items())
+    ]
+    resident = load_adapters(base, folders)
+    sequences = draw_sequences(len(folders) + 1)
+    logits = resident.logits(sequences, [*range(len(folders)), None])
+    models = [*(merge_experts(dense, folder) for folder in folders), dense]
+    for tokens, ours, model in zip(sequences, logits, models, strict=True):
+        expected = dense_logits(model, tokens)
+        if model is not dense:
+            assert (expected - dense_logits(dense, tokens)).abs().max() > 100 * TOLERANCE
+        assert (ours - expected).abs().max() < TOLERANCE
+
+
+def test_experts_whose_matrices_have_one_shape_are_told_apart_by_their_order(
+    tmp_path: Path,
+) -> None:
+    model_type, sizes = STATES["nemotron_h"]
+    square = {**sizes, "moe_intermediate_size": COMMON["hidden_size"]}
+    model = save_family(tmp_path / "base", model_type, square)
+    both = ["experts.up_proj", "experts.down_proj"]
+    layout = load_base_model(EngineConfig(str(model), device="cpu")).layout
+    shapes = {
+        (part.in_features, part.out_features)
+        for part in layout.slices
+        if part.kind is SliceKind.EXPERTS
+    }
+    assert len(shapes) == 1
+    adapters: list[dict[str, Any]] = [
+        {"target_parameters": both},
+        {"target_parameters": both[1:]},
+        {"target_parameters": both, "rank_pattern": {"down_proj": 2}},
+    ]
+    check_against_peft(model, adapters, tmp_path)
 
 
 def test_routers_and_experts_stand_in_the_layout_where_they_run(tmp_path: Path) -> None:

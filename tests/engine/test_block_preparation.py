@@ -110,7 +110,16 @@ def make_block(
     plan = BlockPlan(base.layout, ranks, auxiliary)
     values = torch.randn(plan.num_elements, generator=torch.Generator().manual_seed(1))
     header = BlockHeader(
-        "base", "sha256:0", "F32", ranks, dict.fromkeys(ranks, SCALE), auxiliary, {}, len(values), 0
+        "base",
+        "sha256:0",
+        "F32",
+        ranks,
+        dict.fromkeys(ranks, SCALE),
+        {},
+        auxiliary,
+        {},
+        len(values),
+        0,
     )
     return Block(plan, values.to(dtype), header)
 

@@ -11,12 +11,12 @@ from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.block import NUMPY_DTYPES, BlockPlan, read_block_header
-from loraplex.adapters.layout import BaseLayout
+from loraplex.adapters.layout import BaseLayout, SliceKind
 from loraplex.adapters.weights import to_float32
 
 
 def deltas_of_block(path: Path, layout: BaseLayout) -> dict[str, npt.NDArray[np.float64]]:
-    """scale·B·A `[out, in]` by module."""
+    """scale·B·A by slice: `[out, in]`; of experts `[experts, out, in]`."""
     header = read_block_header(path)
     assert header.base_id == layout.base_id
     data = np.fromfile(path, NUMPY_DTYPES[header.dtype], offset=header.payload_offset)
@@ -26,9 +26,15 @@ def deltas_of_block(path: Path, layout: BaseLayout) -> dict[str, npt.NDArray[np.
     for index, rank in header.ranks.items():
         part = layout.slices[index]
         a_offset, b_offset, _ = table[index]
-        a = payload[a_offset : a_offset + rank * part.in_features].reshape(rank, -1)
-        b = payload[b_offset : b_offset + rank * part.out_features].reshape(rank, -1)
-        deltas[part.name] = header.scales[index] * (b.T @ a)
+        num_rows = rank * part.num_experts
+        a = payload[a_offset : a_offset + num_rows * part.in_features]
+        b = payload[b_offset : b_offset + num_rows * part.out_features].reshape(num_rows, -1)
+        counts, scales = zip(
+            *header.row_scales.get(index, ((num_rows, header.scales[index]),)), strict=True
+        )
+        b = (b * np.repeat(scales, counts)[:, None]).reshape(part.num_experts, rank, -1)
+        delta = np.einsum("ero,eri->eoi", b, a.reshape(part.num_experts, rank, -1))
+        deltas[part.name] = delta if part.kind is SliceKind.EXPERTS else delta[0]
     return deltas
 
 

@@ -8,24 +8,16 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.examination import IntakeReport, examine
-from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
+from loraplex.adapters.layout import BaseLayout, Projection, Slice
 from support.layouts import BASE_ID, full_layout_of
-from support.peft_features import NUM_EXPERTS, base_name, make_adapter, save_base
+from support.peft_features import base_name, make_adapter, save_base
 
 ALLOWED_MATRIX_BYTES = {"full_matrix_not_allowed": 0, "full_matrix_too_large": 1 << 10}
 """Where a feature depends on what the operator allows."""
-TWIN_EXPERTS = BaseLayout(
-    BASE_ID,
-    tuple(
-        Projection((Slice(f"model.experts.{name}", 64, 48, SliceKind.EXPERTS, NUM_EXPERTS),))
-        for name in ("gate_proj", "up_proj")
-    ),
-)
-"""A base such as no family has that is small here."""
 TEXT_PART = BaseLayout(
     BASE_ID, (Projection((Slice("model.layers.0.self_attn.q_proj", 64, 64),)),), is_text_part=True
 )
-LAYOUTS = {"experts_of_one_shape": TWIN_EXPERTS, "other_part": TEXT_PART}
+LAYOUTS = {"other_part": TEXT_PART}
 """Of bases that cannot be made here."""
 
 

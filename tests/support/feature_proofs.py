@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
 from safetensors.torch import load, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -22,7 +21,7 @@ from loraplex.adapters.formats import REFUSED, SERVED, RefusedFeature, ServedFea
 from loraplex.adapters.identity import AdapterKey
 from support.engine import Answer, LocalEngine
 from support.feature_files import ALLOWED_MATRIX_BYTES, LAYOUTS, FeatureFiles
-from support.peft_features import TRAINED_TOKENS, base_name
+from support.peft_features import TRAINED_TOKENS, base_name, tuned_model
 
 TOLERANCE = 1e-4
 """Of a logit, in fp32."""
@@ -99,7 +98,7 @@ class FeatureProofs:
     def _error(self, feature: str, engine: LocalEngine, key: AdapterKey) -> float:
         base = AutoModelForCausalLM.from_pretrained(self._files.base(feature)).eval()
         plain = _next_logits(base)
-        tuned = _next_logits(PeftModel.from_pretrained(base, self._files.adapter(feature)).eval())
+        tuned = _next_logits(tuned_model(feature, base, self._files.adapter(feature)).eval())
         assert (tuned - plain).abs().amax() > MIN_EFFECT, f"{feature} must have an effect"
         names = [
             engine.submit(prompt, adapter, return_logits=True, max_tokens=1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
+from loraplex.adapters.layout import BaseLayout, Halves, Projection, Slice, SliceKind
 
 FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 BASE_ID = "sha256:" + "b" * 64
@@ -79,8 +79,12 @@ def _slices(name: str, module: nn.Module, head: nn.Module) -> Iterator[Slice]:
             num_experts, out_features, in_features = parameter.shape
             if getattr(module, "is_transposed", False):
                 in_features, out_features = out_features, in_features
-            path = f"{name}.{leaf}"
-            yield Slice(path, in_features, out_features, SliceKind.EXPERTS, num_experts)
+            path, halves = f"{name}.{leaf}", Halves.NONE
+            if leaf == "gate_up_proj":
+                halves = Halves.JOINED if module.is_concatenated else Halves.INTERLEAVED
+            yield Slice(
+                path, in_features, out_features, SliceKind.EXPERTS, num_experts, halves=halves
+            )
         elif parameter.ndim == 2 and leaf == "weight":
             yield Slice(name, parameter.shape[1], parameter.shape[0])
 

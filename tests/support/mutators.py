@@ -248,12 +248,12 @@ def duplicate_entry_field(files: AdapterFiles, draw: random.Random) -> AdapterFi
 @_mutator
 def very_many_tensors(files: AdapterFiles, _draw: random.Random) -> AdapterFiles:
     entry: dict[str, Any] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    return files.with_header({f"t{number}": entry for number in range(20_001)}, b"")
+    return files.with_header({f"t{number}": entry for number in range(100_001)}, b"")
 
 
 @_mutator
 def huge_header(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
-    padding = b" " * draw.choice([(4 << 20) + 1, 5 << 20])
+    padding = b" " * draw.choice([(16 << 20) + 1, 17 << 20])
     return files.with_header(json.dumps(files.header).encode() + padding)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoHaConfig, LoraConfig, get_peft_model
+from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from support.expert_layouts import LAYOUTS, merge_experts, write_expert_adapter
 from support.models import make_tiny_llama, save_byte_tokenizer
 
 NUM_EXPERTS = 4
@@ -96,7 +97,8 @@ _BASES = {
     "router_extras": "gpt_oss",
     "norm_bias": "gpt2",
     "separate_experts": "mixtral",
-    "experts_of_one_shape": "mixtral",
+    "stacked_experts": "mixtral",
+    "expert_extras": "mixtral",
 }
 BASE_NAMES = ("llama", "llama_tied", "llama_bias", "mixtral", "gpt_oss", "gpt2")
 
@@ -137,6 +139,13 @@ def make_adapter(feature: str, directory: Path, model: PreTrainedModel, *, seed:
             lora = {**_SERVED, **_REFUSED}[feature]
             copies = {} if feature == "base_weights" else {"save_embedding_layers": False}
             _save(model, directory, seed, lora, **copies)
+
+
+def tuned_model(feature: str, base: PreTrainedModel, adapter: Path) -> Any:
+    """The model that this row's adapter makes of `base`; PEFT may put its layers into `base`."""
+    if feature == "stacked_experts":  # which PEFT does not load
+        return merge_experts(base, adapter)
+    return PeftModel.from_pretrained(base, adapter)
 
 
 def _defaults() -> dict[str, Any]:
@@ -183,14 +192,17 @@ def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
     _save(resized, directory, seed, {"target_modules": ["embed_tokens", "lm_head"]})
 
 
-def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
-    targets = {"target_modules": ["w1", "w2", "w3"]}
+def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int, **lora: Any) -> None:
+    targets = {"target_modules": ["w1", "w2", "w3"], **lora}
     _save_stand_in(_ModelOfSeparateExperts(model.config), directory, seed, targets)
 
 
-def _save_experts_of_one_shape(model: PreTrainedModel, directory: Path, seed: int) -> None:
-    targets = {"target_modules": [], "target_parameters": ["gate_proj", "up_proj"]}
-    _save_stand_in(_ModelOfTwinExperts(model.config), directory, seed, targets)
+def _save_expert_extras(model: PreTrainedModel, directory: Path, seed: int) -> None:
+    _save_separate_experts(model, directory, seed, use_dora=True)
+
+
+def _save_stacked_experts(model: PreTrainedModel, directory: Path, seed: int) -> None:
+    write_expert_adapter(directory, LAYOUTS["shared-outer"], model, seed=seed)
 
 
 def _save_stand_in(model: nn.Module, directory: Path, seed: int, lora: dict[str, Any]) -> None:
@@ -209,7 +221,8 @@ _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
     "added_tokens": _save_added_tokens,
     "resized_vocabulary": _save_resized,
     "separate_experts": _save_separate_experts,
-    "experts_of_one_shape": _save_experts_of_one_shape,
+    "stacked_experts": _save_stacked_experts,
+    "expert_extras": _save_expert_extras,
 }
 
 
@@ -236,18 +249,6 @@ class _ModelOfTwoParts(nn.Module):
         layers = nn.ModuleList([nn.ModuleDict({"self_attn": attention})])
         part = nn.ModuleDict({"layers": layers})
         self.model = nn.ModuleDict({"language_model": part, "vision_tower": copy.deepcopy(part)})
-
-
-class _ModelOfTwinExperts(nn.Module):
-    """Stacked experts whose gate and up are parameters of their own."""
-
-    def __init__(self, config: PreTrainedConfig) -> None:
-        super().__init__()
-        shape = (NUM_EXPERTS, config.intermediate_size, config.hidden_size)
-        experts = nn.Module()
-        experts.gate_proj = nn.Parameter(torch.zeros(shape))
-        experts.up_proj = nn.Parameter(torch.zeros(shape))
-        self.model = nn.ModuleDict({"experts": experts})
 
 
 def _draw_biases(path: Path) -> None:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from support.mutators import AdapterFiles
 
-MAX_HEADER_BYTES = 4 << 20
+MAX_HEADER_BYTES = 16 << 20
 MAX_CONFIG_BYTES = 1 << 20
-MAX_TENSORS = 20_000
+MAX_TENSORS = 100_000
 DTYPES = {"F32", "F16", "BF16"}
 ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
@@ -79,7 +79,7 @@ def _read_tensors(data: bytes) -> dict[str, Tensor]:
     _require(all(entry.keys() == ENTRY_FIELDS for entry in header.values()))
     for name, entry in found:
         _require(NAME.fullmatch(name) and entry["dtype"] in DTYPES)
-        _require(len(entry["shape"]) <= 2 and all(entry["shape"]))
+        _require(len(entry["shape"]) <= 3 and all(entry["shape"]))
     tensors: dict[str, Tensor] = safetensors.torch.load(data)
     return tensors
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 
 from loraplex.adapters.arena import Arena
@@ -22,7 +21,7 @@ from loraplex.engine.model.block_preparation import BlockPreparation
 from loraplex.kernels.lora_batch import LoraBatchBuilder
 from support.features import dense_logits, load_plain
 from support.paged import paged_logits
-from support.peft_features import TRAINED_TOKENS, base_name, make_adapter
+from support.peft_features import TRAINED_TOKENS, base_name, make_adapter, tuned_model
 
 MIB = 1 << 20
 
@@ -71,7 +70,7 @@ def mixed_batch(
         without = dense_logits(model, tokens)
         by_peft = without
         if name:
-            by_peft = dense_logits(load_tuned(plain, adapters[name]).to(dtype), tokens)
+            by_peft = dense_logits(load_tuned(name, plain, adapters[name]).to(dtype), tokens)
         yield name, FeatureLogits(served, by_peft, without)
 
 
@@ -115,9 +114,9 @@ def draw_sequences(base: BaseModel, count: int) -> list[list[int]]:
     ]
 
 
-def load_tuned(model: Path, folder: Path) -> nn.Module:
-    """PEFT's model of an adapter."""
+def load_tuned(feature: str, model: Path, folder: Path) -> nn.Module:
+    """PEFT's model of the adapter of this row."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT remarks on biases and tied ends
-        tuned: nn.Module = PeftModel.from_pretrained(load_plain(model), folder).eval()
+        tuned: nn.Module = tuned_model(feature, load_plain(model), folder).eval()
     return tuned
