@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,61 @@ def combinations_section(matrix: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def states_section(matrix: dict[str, Any]) -> str:
+    """The section of bases with states, of `make quantization-matrix ARGS=--states`."""
+    rows = matrix["states"]
+    bases = list(dict.fromkeys(row["base"] for row in rows))
+    formats = list(dict.fromkeys(row["format"] for row in rows))
+    errors = {(row["format"], row["base"]): max(row["errors"].values()) for row in rows}
+    tried = [row for row in rows if "kv" in row]
+    lines = [
+        "## Models with states",
+        "",
+        "`make quantization-matrix ARGS=--states` makes small models with linear attention, state",
+        "spaces and convolutions of each format, and serves them in mixed batches with adapters of",
+        "their layers with states: DoRA, and LoRA with a whole head and trained tokens. A cell is",
+        "the largest error of a logit in fp32 against transformers and PEFT over the format's",
+        "values, relative to the largest logit. Convolutions and Mamba's `A_log` and `D` are no",
+        "matrices of linear layers and stay as they are. Mamba reads the weight of `dt_proj`",
+        "instead of calling the layer: `--quantize` leaves it, and from a quantized checkpoint it",
+        "is dequantized when the base is loaded. GGUF files of these types are refused. CUDA is",
+        "`unmeasured`.",
+        "",
+        f"| format | {' | '.join(bases)} |",
+        "| --- " * (1 + len(bases)) + "|",
+        *(
+            f"| {form} | {' | '.join(f'{errors[form, base]:.0e}' for base in bases)} |"
+            for form in formats
+        ),
+        "",
+        f"One format of each kind ({', '.join(row['format'] for row in tried)}) was also served",
+        "with each `--kv-dtype`, with fewer states than its requests needed:",
+        "",
+        *(f"- {line}" for line in dict.fromkeys(_states_kv(tried))),
+        *(f"- {line}" for line in dict.fromkeys(_states_proposers(tried))),
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+def _states_kv(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for kv_dtype in rows[0]["kv"]:
+        results = [row["kv"][kv_dtype] for row in rows]
+        for refusal in (each for each in results if isinstance(each, str)):
+            yield f"`{kv_dtype}` is refused: {refusal}"
+        served = [each for each in results if not isinstance(each, str)]
+        if served:
+            different = sum(each["different"] for each in served)
+            yield f"`{kv_dtype}`: {different} answers differ from those of the base alone"
+
+
+def _states_proposers(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        refused = ", ".join(f"`{each}`" for each in row["speculation"])
+        for reason in dict.fromkeys(row["speculation"].values()):
+            yield f"{refused} are refused: {reason}"
+    yield "`ngram`, the default, rests"
+
+
 def _proposers(rows: list[dict[str, Any]]) -> list[str]:
     return list(rows[0]["kv"]["auto"]["different"])
 
@@ -112,7 +168,11 @@ def with_section(page: str, text: str) -> str:
 
 def sections() -> list[str]:
     """The generated sections."""
-    return [measured_section(newest("evidence")), combinations_section(newest("matrix"))]
+    return [
+        measured_section(newest("evidence")),
+        combinations_section(newest("matrix")),
+        states_section(newest("states")),
+    ]
 
 
 def main() -> None:

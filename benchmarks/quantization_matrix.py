@@ -1,6 +1,6 @@
 """Serves every quantized format with every PEFT feature, KV format and proposer; prints JSON.
 
-    make quantization-matrix [ARGS='--formats gptq awq']
+    make quantization-matrix [ARGS='--formats gptq awq'] [ARGS=--states]
 
 Formats are those of `quantization_evidence`, those of `--quantize`, and GGUF files. `features` are
 the rows of `docs/formats.md`: the largest error of a logit in mixed batches in fp32 against PEFT
@@ -13,8 +13,9 @@ dense base, alone, without draft tokens and without any reuse, other than at a n
 int4 and int2 the reference is the quantized base: keys that differ by the rounding of inputs may
 get another code. Requests with two adapters and with all proposers share an engine that has too
 little memory for them, so prefixes are reused and sequences are swapped out. Instead of an entry
-there is the reason why the engine refuses to start; `refused` are such reasons of proposers. Exits
-with 1 if an answer differs or an error exceeds its bound.
+there is the reason why the engine refuses to start; `refused` are such reasons of proposers. With
+`--states` there are bases with states instead, see `quantized_states`. Exits with 1 if an answer
+differs or an error exceeds its bound.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import quantized_states
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import EngineError
 from loraplex.engine.model.base_model import load_base_model
@@ -50,12 +52,16 @@ NOT_IN_FILES = {"gguf": ("mixtral", "llama_bias")}
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--formats", nargs="*", choices=makers(), default=list(makers()))
+    parser.add_argument("--states", action="store_true", help="bases with states instead")
     options = parser.parse_args(arguments)
     with redirect_stdout(sys.stderr), TemporaryDirectory() as name:  # libraries print too
         os.environ["XDG_CACHE_HOME"] = name
-        rows = [try_format(each, Path(name) / str(i)) for i, each in enumerate(options.formats)]
-    print(json.dumps({"formats": rows}))
-    faults = list(find_faults(rows))
+        if options.states:
+            rows = list(quantized_states.try_formats(options.formats, Path(name)))
+        else:
+            rows = [try_format(each, Path(name) / str(i)) for i, each in enumerate(options.formats)]
+    print(json.dumps({"states" if options.states else "formats": rows}))
+    faults = list((quantized_states.find_faults if options.states else find_faults)(rows))
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

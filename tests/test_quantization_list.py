@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 from benchmarks.quantization_list import newest, sections, with_section
+from benchmarks.quantized_states import KV_BASES, find_faults
 
 from loraplex.adapters.formats import SERVED
 from loraplex.engine.config import KvDtype
 from support.quantized_bases import makers
 from support.quantized_checkpoints import FORMATS
+from support.quantized_states import BASES
 
 PAGE = Path(__file__).parents[1] / "docs" / "quantization.md"
 
@@ -35,6 +38,14 @@ def test_the_matrix_has_every_combination() -> None:
         assert row["kv"].keys() == set(KvDtype)
         if not name.startswith("gguf"):
             assert row["features"].keys() == features
+
+
+def test_the_states_have_every_format_and_base() -> None:
+    rows = newest("states")["states"]
+    formats = [name for name in makers() if not name.startswith("gguf")]
+    assert [(row["base"], row["format"]) for row in rows] == [*product(BASES, formats)]
+    assert [*find_faults(rows)] == []
+    assert {row["format"]: row["base"] for row in rows if "kv" in row} == KV_BASES
 
 
 def test_a_page_without_the_section_is_an_error() -> None:

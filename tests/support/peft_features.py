@@ -194,7 +194,8 @@ def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
 
 def _save_separate_experts(model: PreTrainedModel, directory: Path, seed: int, **lora: Any) -> None:
     targets = {"target_modules": ["w1", "w2", "w3"], **lora}
-    _save_stand_in(_ModelOfSeparateExperts(model.config), directory, seed, targets)
+    # With the seed itself, a token is so near between two experts that rounding decides.
+    _save_stand_in(_ModelOfSeparateExperts(model.config), directory, seed + 1, targets)
 
 
 def _save_expert_extras(model: PreTrainedModel, directory: Path, seed: int) -> None:

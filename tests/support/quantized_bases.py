@@ -15,8 +15,10 @@ from loraplex.engine.config import Quantization
 from loraplex.kernels.quantize import WeightFormat
 from support.features import change_weights
 from support.quantized import rounded_weight
-from support.quantized_checkpoints import FORMATS, write_checkpoint
+from support.quantized_checkpoints import FORMATS, SHARED_GATE, is_quantized, write_checkpoint
 
+_READ = ".dt_proj.weight"
+"""Of Mamba's module, which reads this layer's weight instead of calling the layer."""
 _GGUF_SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 _GGUF_KINDS: dict[str, Callable[[str], str]] = {
     "gguf-q4_k_m": lambda name: "Q6_K" if "attn_v" in name or "ffn_down" in name else "Q4_K",
@@ -54,7 +56,8 @@ def _from_checkpoint(name: str) -> Maker:
 
 def _while_loading(form: WeightFormat) -> Maker:
     def leave_codes(name: str, parameter: torch.Tensor) -> None:
-        if name.endswith("_proj.weight"):
+        is_linear = is_quantized(name, parameter) or name.endswith(SHARED_GATE)
+        if is_linear and not name.endswith(_READ):
             parameter.copy_(rounded_weight(parameter, form))
         if ".experts." in name:
             for matrix in parameter:

@@ -49,6 +49,8 @@ class Format(NamedTuple):
     """Matrices are quantized whose inputs are a multiple of this."""
 
 
+SHARED_GATE = ".shared_expert_gate.weight"
+"""A linear layer with one output, which tools leave as it is."""
 ENDS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -145,7 +147,7 @@ def _write_config(dense: Path, folder: Path, settings: Mapping[str, Any]) -> Non
 
 def is_quantized(name: str, tensor: Tensor) -> bool:
     """Whether quantization tools quantize this: matrices of the decoder's linear layers."""
-    is_router = name.endswith((".gate.weight", ".router.weight"))
+    is_router = name.endswith((".gate.weight", ".router.weight", SHARED_GATE))
     return tensor.ndim == 2 and ".layers." in name and name.endswith(".weight") and not is_router
 
 

@@ -30,7 +30,7 @@ from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import untrained_heads
 from support.engine import Answer, LocalEngine
 from support.greedy import parts_at_near_tie
-from support.models import make_adapter
+from support.models import ALL_LINEAR_TARGETS, make_adapter
 from support.quantized import logit_bound
 from support.quantized_bases import QuantizedBase
 
@@ -47,6 +47,8 @@ NUM_DRAFT_TOKENS = 3
 MAX_SEQS, MAX_STEP_TOKENS, MAX_LEN = 8, 24, 72
 NUM_BLOCKS = 12
 """Of which a sequence can need up to 7."""
+NUM_BLOCKS_BESIDE_STATES, NUM_STATES = 30, 10
+"""Of states a sequence needs up to 2."""
 MIB = 1 << 20
 
 
@@ -78,13 +80,32 @@ class _Case(NamedTuple):
 class Reference:
     """The reference with two adapters, and its answers."""
 
-    def __init__(self, base: QuantizedBase, folder: Path, kv_dtype: KvDtype) -> None:
+    def __init__(
+        self,
+        base: QuantizedBase,
+        folder: Path,
+        kv_dtype: KvDtype,
+        *,
+        proposers: Sequence[str] = PROPOSERS,
+        targets: Sequence[str] = ALL_LINEAR_TARGETS,
+        num_prompts: int = 6,
+        is_quantized: bool | None = None,
+    ) -> None:
+        """targets: the adapters' layers. is_quantized: whether the reference is the quantized base
+        itself; by default for keys and values in groups of codes."""
         folder.mkdir(parents=True)
+        self._num_prompts = num_prompts
+        self._is_quantized = kv_dtype.quantizes_blocks if is_quantized is None else is_quantized
         self._base, self._folder, self._kv_dtype = base, folder, kv_dtype
-        self._proposers = [each for each in PROPOSERS if refusal(kv_dtype, each) is None]
+        self._proposers = [each for each in proposers if refusal(kv_dtype, each) is None]
         self._adapters = [
             make_adapter(
-                base.plain, folder / name, seed=index, **{"r": 3, "use_dora": name == "dora"}
+                base.plain,
+                folder / name,
+                seed=index,
+                r=3,
+                use_dora=name == "dora",
+                target_modules=list(targets),
             )
             for index, name in enumerate(("lora", "dora"))
         ]
@@ -137,7 +158,7 @@ class Reference:
         rng = random.Random(1)
         vocab_size = 200
         shared = [rng.randrange(vocab_size) for _ in range(2 * BLOCK_SIZE + 3)]
-        for index in range(6):
+        for index in range(self._num_prompts):
             own = [rng.randrange(vocab_size) for _ in range(rng.randint(2, 12))] * 2
             prompt, adapter = [*(shared if index % 2 else []), *own], (None, 0, 1)[index % 3]
             key = None if adapter is None else self._keys[adapter]
@@ -172,13 +193,16 @@ class Reference:
 
     def _open_alone(self) -> LocalEngine:
         alone: dict[str, Any] = {"max_num_seqs": 1, "prefix_caching": False}
-        if not self._kv_dtype.quantizes_blocks:
+        if not self._is_quantized:
             return self._open(self._base.plain, **alone)
         return self._open(self._base.served, quantization=self._base.quantization, **alone)
 
     def _open_crowded(self) -> LocalEngine:
         parts = self._alone.core.parts
         kv_bytes = NUM_BLOCKS * sum(parts.plan.kv_block_bytes)
+        if any(shape.states for shape in parts.base.kv_shapes):
+            *per_block, per_states = parts.plan.kv_block_bytes
+            kv_bytes = NUM_BLOCKS_BESIDE_STATES * sum(per_block) + NUM_STATES * per_states
         if self._kv_dtype.quantizes_blocks:
             num_open = 1 + num_open_slots(MAX_SEQS, MAX_STEP_TOKENS, BLOCK_SIZE, num_steps=1)
             elements = sum(s.num_heads * (s.key_dim + s.value_dim) for s in parts.base.kv_shapes)
