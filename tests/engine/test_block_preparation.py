@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loraplex.adapters.added_tokens import MAX_ADDED_TOKENS
 from loraplex.adapters.arena import Arena
 from loraplex.adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind
 from loraplex.adapters.errors import AdapterUnavailable, ObjectCorrupt
@@ -227,7 +228,12 @@ MISFITS = {
     "a transposed table": Extra(EMBEDDING, ExtraKind.MATRIX, (HIDDEN, VOCAB)),
     "a bias for a table": Extra(EMBEDDING, ExtraKind.BIAS, (HIDDEN,)),
     "a magnitude without A and B": magnitude(Q),
-    "tokens beyond the vocabulary": Extra(HEAD, ExtraKind.TOKEN_ROWS, (2, HIDDEN), (0, VOCAB)),
+    "tokens beyond those that may be added": Extra(
+        HEAD, ExtraKind.TOKEN_ROWS, (2, HIDDEN), (0, VOCAB + MAX_ADDED_TOKENS)
+    ),
+    "a table of too many tokens": Extra(
+        EMBEDDING, ExtraKind.MATRIX, (VOCAB + MAX_ADDED_TOKENS + 1, HIDDEN)
+    ),
     "negative tokens": Extra(EMBEDDING, ExtraKind.TOKEN_ROWS, (2, HIDDEN), (-1, 3)),
     "tokens in disorder": Extra(EMBEDDING, ExtraKind.TOKEN_ROWS, (2, HIDDEN), (4, 3)),
     "a token twice": Extra(EMBEDDING, ExtraKind.TOKEN_ROWS, (2, HIDDEN), (3, 3)),

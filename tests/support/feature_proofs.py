@@ -99,7 +99,8 @@ class FeatureProofs:
         base = AutoModelForCausalLM.from_pretrained(self._files.base(feature)).eval()
         plain = _next_logits(base)
         tuned = _next_logits(tuned_model(feature, base, self._files.adapter(feature)).eval())
-        assert (tuned - plain).abs().amax() > MIN_EFFECT, f"{feature} must have an effect"
+        effect = (tuned[:, : plain.shape[1]] - plain).abs().amax()
+        assert effect > MIN_EFFECT, f"{feature} must have an effect"
         names = [
             engine.submit(prompt, adapter, return_logits=True, max_tokens=1)
             for adapter in (None, key)
@@ -109,8 +110,13 @@ class FeatureProofs:
         found = [_first_logits(engine.answers[name]) for name in names]
         if any(logits is None for logits in found):
             return float("inf")
-        served = torch.stack([logits for logits in found if logits is not None])
-        return (served - torch.cat([plain, tuned])).abs().amax().item()
+        expected = [*plain, *tuned]
+        errors = [
+            (logits[: len(own)] - own).abs().max()  # the step may have tokens of the other's
+            for logits, own in zip(found, expected, strict=True)
+            if logits is not None
+        ]
+        return float(max(errors))
 
 
 @contextmanager

@@ -100,6 +100,7 @@ _BASES = {
     "stacked_experts": "mixtral",
     "expert_extras": "mixtral",
 }
+NUM_ADDED_TOKENS = 2
 BASE_NAMES = ("llama", "llama_tied", "llama_bias", "mixtral", "gpt_oss", "gpt2")
 
 
@@ -145,6 +146,8 @@ def tuned_model(feature: str, base: PreTrainedModel, adapter: Path) -> Any:
     """The model that this row's adapter makes of `base`; PEFT may put its layers into `base`."""
     if feature == "stacked_experts":  # which PEFT does not load
         return merge_experts(base, adapter)
+    if feature == "added_tokens":
+        _resize(base, NUM_ADDED_TOKENS)
     return PeftModel.from_pretrained(base, adapter)
 
 
@@ -178,17 +181,21 @@ def _save_other_type(model: nn.Module, directory: Path, seed: int) -> None:
     trained.save_pretrained(directory)
 
 
+def _resize(model: PreTrainedModel, num_added: int) -> None:
+    model.resize_token_embeddings(model.config.vocab_size + num_added, mean_resizing=False)
+
+
 def _save_added_tokens(model: PreTrainedModel, directory: Path, seed: int) -> None:
-    resized = copy.deepcopy(model)
-    resized.resize_token_embeddings(model.config.vocab_size + 2)
-    added = [model.config.vocab_size, model.config.vocab_size + 1]
+    resized, num_tokens = copy.deepcopy(model), model.config.vocab_size
+    _resize(resized, NUM_ADDED_TOKENS)
+    added = list(range(num_tokens, num_tokens + NUM_ADDED_TOKENS))
     lora = {"trainable_token_indices": {"embed_tokens": added, "lm_head": added}}
     _save(resized, directory, seed, lora, save_embedding_layers=False)
 
 
 def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
     resized = copy.deepcopy(model)
-    resized.resize_token_embeddings(model.config.vocab_size + 8)
+    _resize(resized, 8)
     _save(resized, directory, seed, {"target_modules": ["embed_tokens", "lm_head"]})
 
 

@@ -71,7 +71,8 @@ def mixed_batch(
         by_peft = without
         if name:
             by_peft = dense_logits(load_tuned(name, plain, adapters[name]).to(dtype), tokens)
-        yield name, FeatureLogits(served, by_peft, without)
+        # Another adapter of the batch may have tokens that this one does not have.
+        yield name, FeatureLogits(served[:, : by_peft.shape[1]], by_peft, without)
 
 
 def publish(
