@@ -178,7 +178,7 @@ def test_bfloat16_is_served_where_the_checkpoint_is_bfloat16(tmp_path: Path) -> 
     [
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "that no tensor has"),
         ({"model_type": "no_such_model"}, "no_such_model"),
-        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention layers"),
+        ({"layer_types": ["full_attention", "indexed_attention"]}, "indexed_attention layers"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_served_is_refused_with_the_reason(

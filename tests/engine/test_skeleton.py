@@ -13,7 +13,7 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.skeleton import read_skeleton
-from support.families import LIKE_OTHERS, REFUSED, SERVED, save_family
+from support.families import LIKE_OTHERS, SERVED, save_family
 from support.marks import marked_slow
 
 RENAMED_HEADS = {"gpt_neox"}
@@ -45,7 +45,6 @@ def test_what_is_no_configuration_is_said_to_be_none(tmp_path: Path, content: st
 
 
 def test_a_configuration_that_is_not_served_is_refused_for_its_reason(tmp_path: Path) -> None:
-    model_type, differences, reason = REFUSED["llama4-chunked"]
-    save_family(tmp_path, model_type, differences)
-    with pytest.raises(UnsupportedModel, match=reason):
+    save_family(tmp_path, "llama", {"layer_types": ["full_attention", "indexed_attention"]})
+    with pytest.raises(UnsupportedModel, match="indexed_attention layers"):
         read_skeleton(tmp_path)
