@@ -63,7 +63,6 @@ QUANTIZED = {
 }
 """A family and the format of its checkpoint, its embedding and output head included."""
 SLOW_FAMILIES = {*FAMILIES, *QUANTIZED} - {
-    "llama gptq-ordered",
     "gpt_oss-sinks-window",
     "deepseek_v2-mla",
     "gpt2-conv1d",

@@ -61,17 +61,22 @@ def attend(module: ModuleType, case: AttentionCase, batch: AttentionBatch | None
     return out
 
 
+LIKE_OTHER_SIZES = {"one-head-for-all", "one-head-each", "blocks-of-16", "wide"}
+
+
 def assert_close(actual: Tensor, expected: Tensor, bound: float = 2e-6) -> None:
     assert (actual.float() - expected).abs().max() <= bound
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", marked_slow(OPTIONS, slow={"window", "window-sink-positions"}))
 def test_equals_the_plain_op(interpreted_attention: ModuleType, name: str) -> None:
     case = AttentionCase(MIXED, OPTIONS[name])
     assert_close(attend(interpreted_attention, case), case.expected())
 
 
-@pytest.mark.parametrize("name", ["plain", "softcap", "sinks"])
+@pytest.mark.parametrize(
+    "name", marked_slow(["plain", "softcap", "sinks"], slow={"softcap", "sinks"})
+)
 def test_chunks_equal_the_plain_op(interpreted_attention: ModuleType, name: str) -> None:
     case = AttentionCase(CHUNKS, OPTIONS[name])
     assert_close(attend(interpreted_attention, case), case.expected())
@@ -98,8 +103,9 @@ def test_splits_are_put_together(
     assert_close(attend(interpreted_attention, case), case.expected())
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_any_sizes_equal_the_plain_op(interpreted_attention: ModuleType, sizes: Sizes) -> None:
+@pytest.mark.parametrize("name", marked_slow(SIZES, slow=LIKE_OTHER_SIZES))
+def test_any_sizes_equal_the_plain_op(interpreted_attention: ModuleType, name: str) -> None:
+    sizes = SIZES[name]
     options = AttentionOptions(sizes.dim**-0.5, window=AttentionWindow(30))
     case = AttentionCase(MIXED, options, sizes)
     assert_close(attend(interpreted_attention, case), case.expected())

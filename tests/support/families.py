@@ -256,7 +256,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Case name to (model type, what differs from the common tiny configuration)."""
 LIKE_OTHERS = {
-    *("falcon-one-kv-head", "xglm"),
+    *("falcon", "falcon-one-kv-head", "gpt_neo-window", "mpt-slopes", "xglm"),
     *("arcee", "cohere", "ernie4_5", "ernie4_5_moe", "exaone4-window", "gemma", "glm", "granite"),
     *("granitemoe", "mixtral", "olmo", "olmo3-window", "olmoe", "qwen2", "qwen3", "seed_oss"),
 }
