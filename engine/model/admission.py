@@ -98,10 +98,11 @@ def probe_kv_shapes(
     replace_own_attention(model)
     give_positions(model)
     _number_attentions(model)
-    model.set_attn_implementation(PROBE_NAME)
     probe = LayerProbe(max_model_len)
-    run_probe(model, probe)
-    model.set_attn_implementation(ATTENTION_NAME)
+    with transformers_quiet():  # it remarks on families that compute attention themselves
+        model.set_attn_implementation(PROBE_NAME)
+        run_probe(model, probe)
+        model.set_attn_implementation(ATTENTION_NAME)
     num_layers = config.num_hidden_layers
     with_tokens_before = {*probe.calls, *probe.states.shapes, *_mlp_layers(config)}
     if len(probe.calls) > len(set(probe.calls)) or with_tokens_before != set(range(num_layers)):
