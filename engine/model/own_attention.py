@@ -1,7 +1,7 @@
 """Families that compute attention in their own modules, not through transformers' interface.
 
-In a served step, such a module's projections are followed by Loraplex's attention. Everything else,
-such as a dense reference, gets the module's own code.
+In a served step, such a module's projections are followed by Loraplex's attention, or by a
+recurrence. Everything else, such as a dense reference, gets the module's own code.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.attention_window import AttentionWindow
+from ...kernels.recurrence import Recurrence
 from ..errors import UnsupportedModel
 from .attention_windows import LayerProbe
 from .forward import attention, current_forward
@@ -106,6 +107,34 @@ def _gpt_neo(module: Any) -> Forward:
     return forward
 
 
+def _minimax(module: Any) -> Forward:
+    """Lightning attention: a state per head that decays by one factor."""
+
+    def forward(hidden_states: Tensor, *_args: Any, **_others: Any) -> tuple[Tensor, None]:
+        step = current_forward.get()
+        assert step is not None, "the model's own forward serves elsewhere"
+        assert step.states is not None, "the probe has found the layer"
+        fused = module.act_fn(module.qkv_proj(hidden_states))[0]
+        fused = fused.view(len(fused), module.num_attention_heads, 3, module.head_dim)
+        q, k, v = (part.contiguous() for part in fused.unbind(2))
+        log_decay = -module.slope_rate.float().flatten().expand(q.shape[:2])
+        step.states.enter(module.layer_idx, module)
+        out = step.states.recur(
+            Recurrence(
+                q=q,
+                k=k,
+                v=v,
+                log_decay=log_decay.contiguous(),
+                beta=torch.ones_like(log_decay),
+                out_dtype=hidden_states.dtype,
+            )
+        )
+        out = module.norm(out.view(1, len(out), -1))
+        return module.out_proj(module.output_gate(hidden_states).sigmoid() * out), None
+
+    return forward
+
+
 def _mpt(module: Any) -> Forward:
     _keep_masks(_family(module))
     slopes = _Slopes(lambda device: _mpt_slopes(module, device))
@@ -152,6 +181,7 @@ _FORMS: dict[str, Callable[[Any], Forward]] = {
     "BloomAttention": _bloom,
     "FalconAttention": _falcon,
     "GPTNeoSelfAttention": _gpt_neo,
+    "MiniMaxLightningAttention": _minimax,
     "MptAttention": _mpt,
     "XGLMAttention": _xglm,
 }

@@ -113,6 +113,10 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba2",
         {"num_heads": 8, "head_dim": 16, "state_size": 16, "chunk_size": 16, "n_groups": 2},
     ),
+    "minimax": (
+        "minimax",
+        {**EXPERTS, "layer_types": ["linear_attention", "full_attention"], "block_size": 8},
+    ),
     "nemotron_h": (
         "nemotron_h",
         {
