@@ -45,8 +45,6 @@ FAMILIES: dict[str, list[str]] = {
     "gemma3-window": ["q_proj", "v_proj"],
     "gpt_oss-sinks-window": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "bloom-slopes": ["query_key_value", "dense"],
-    "mpt-slopes": ["Wqkv", "out_proj"],
-    "gpt_neo-window": ["q_proj", "v_proj", "c_fc"],
     "llama4-chunks": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "mixtral": ["q_proj", "v_proj", "o_proj"],
     "qwen3_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
@@ -57,11 +55,10 @@ FAMILIES: dict[str, list[str]] = {
 """Which layers of each family the adapters change."""
 QUANTIZED = {
     "llama gptq-ordered": "gptq-ordered",
-    "qwen3_moe ct-int4-asymmetric": "ct-int4-asymmetric",
     "deepseek_v2-mla nf4-nested": "nf4-nested",
-    "phi3-fused deepseek-fp8": "deepseek-fp8",
 }
-"""A family and the format of its checkpoint, its embedding and output head included."""
+"""A family and the format of its checkpoint, its embedding and output head included; `make
+quantization-matrix` tries all formats."""
 SLOW_FAMILIES = {*FAMILIES, *QUANTIZED} - {
     "gpt_oss-sinks-window",
     "deepseek_v2-mla",
