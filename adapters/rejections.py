@@ -135,9 +135,10 @@ REJECTIONS: Mapping[str, Rejection] = {
         "Leave the module out of target_modules.",
     ),
     "resized_vocabulary": Rejection(
-        "The adapter contains an embedding or head for another vocabulary size than the base's.",
-        "Train without resize_token_embeddings, for instance on reserved tokens with "
-        "trainable_token_indices, or merge the adapter into its own base model.",
+        "The adapter's resized embedding and head cannot be served, or an added token's ID does "
+        "not follow those of the base's tokenizer.",
+        "Add tokens to the base's own tokenizer, give both ends the same rows, and train the new "
+        "ones with trainable_token_indices; or merge the adapter into its own base model.",
     ),
     "base_weights_included": Rejection(
         "The file contains a full embedding or head that the configuration does not name as "
