@@ -209,13 +209,16 @@ def _family(module: nn.Module) -> Any:
 
 def _keep_masks(family: Any) -> None:
     """Let a family that converts its mask have one in served steps too, where none is built."""
-    own = family.create_causal_mask
-    if getattr(own, "is_kept", False):
-        return
+    if not isinstance(family.create_causal_mask, _KeptMask):
+        family.create_causal_mask = _KeptMask(family.create_causal_mask)
 
-    def create(*args: Any, **others: Any) -> Tensor:
-        mask: Tensor | None = own(*args, **others)
+
+class _KeptMask:
+    """Stands for a family's function that creates its mask: it returns one in every case."""
+
+    def __init__(self, own: Callable[..., Tensor | None]) -> None:
+        self._own = own
+
+    def __call__(self, *args: Any, **others: Any) -> Tensor:
+        mask = self._own(*args, **others)
         return torch.ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask
-
-    create.is_kept = True  # type: ignore[attr-defined]
-    family.create_causal_mask = create
