@@ -55,10 +55,11 @@ FAMILIES: dict[str, list[str]] = {
 """Which layers of each family the adapters change."""
 QUANTIZED = {
     "llama gptq-ordered": "gptq-ordered",
+    "qwen3_moe ct-int4-asymmetric": "ct-int4-asymmetric",
     "deepseek_v2-mla nf4-nested": "nf4-nested",
+    "phi3-fused deepseek-fp8": "deepseek-fp8",
 }
-"""A family and the format of its checkpoint, its embedding and output head included; `make
-quantization-matrix` tries all formats."""
+"""A family and the format of its checkpoint, its embedding and output head included."""
 SLOW_FAMILIES = {*FAMILIES, *QUANTIZED} - {
     "gpt_oss-sinks-window",
     "deepseek_v2-mla",

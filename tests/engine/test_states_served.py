@@ -32,7 +32,9 @@ UNTIED = {"tie_word_embeddings": False}
 SAMPLE = ("falcon_h1", "jamba", "lfm2", "qwen3_next")
 CROWDED = ("qwen3_next", "falcon_h1", "mamba2")
 """Layers with one kind of cache each, with both, and with states alone."""
-CROWDS = [(case, *way) for case in CROWDED for way in ((0, False), (1 << 20, True))]
+CROWDS = [
+    (case, *way) for case in CROWDED for way in ((0, False), (1 << 20, False), (1 << 20, True))
+]
 """Case, bytes of swap space, and whether the next step is scheduled while one runs."""
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 100
