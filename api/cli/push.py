@@ -88,11 +88,8 @@ def push_adapter(
 
     Raises CommandFailed, and at ^C PushInterrupted, which says how to resume.
     """
-    config = adapter.config
-    if adapter.tokens:
-        config = adapter.config_for(client.get("/base")["num_tokens"])
     declaration = {
-        "config": config,
+        "config": _config_with_tokens(client, adapter),
         "size_bytes": adapter.size_bytes,
         "sha256": adapter.sha256,
         "aliases": aliases,
@@ -108,6 +105,20 @@ def push_adapter(
     if not is_quiet:
         note(f"Exists as {known['id']}: nothing was uploaded.")
     return known
+
+
+def _config_with_tokens(client: ApiClient, adapter: LocalAdapter) -> dict[str, Any]:
+    """The adapter's configuration with the tokens that the server's base does not have."""
+    if not adapter.tokens:
+        return adapter.config
+    try:
+        num_base_tokens: int = client.get("/base")["num_tokens"]
+    except ApiRefused as exc:
+        if exc.code != "insufficient_scope":
+            raise
+        note("Added tokens are pushed without their texts: the key lacks the scope adapters:read.")
+        return adapter.config
+    return adapter.config_for(num_base_tokens)
 
 
 def _send(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import BadRequestError
 from tokenizers import AddedToken
 
+from loraplex.api.cli.client import ApiClient
 from loraplex.api.cli.exit_codes import CommandFailed
-from loraplex.api.cli.push import read_adapter
+from loraplex.api.cli.push import push_adapter, read_adapter
 from support.resized_adapters import RECIPES, save_resized, save_tokenizer
 from support.server import Caller, ServerUnderTest
 
@@ -115,6 +117,27 @@ def test_downloaded_files_are_the_same_adapter(speaker: Caller, tmp_path: Path) 
         (tmp_path / name).write_bytes(speaker.http.get(f"{path}/{name}").content)
     assert read_adapter(tmp_path).tokens == []
     assert speaker.push(tmp_path, "copy")["digest"] == version["digest"]
+
+
+def test_a_key_that_may_not_read_pushes_without_the_texts(
+    speaker: Caller, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"name": "writer", "scopes": ["adapters:write"]}
+    created = speaker.http.post("/v1/keys", json=body).json()
+    with httpx.Client(
+        base_url=speaker.url, headers={"authorization": f"Bearer {created['key']}"}, timeout=60.0
+    ) as http:
+        version = push_adapter(
+            ApiClient(http, speaker.url),
+            read_adapter(folder),
+            "written",
+            aliases=[],
+            base_id=None,
+            is_quiet=True,
+        )
+    assert version["report"]["vocab_size"] is not None
+    assert version["report"]["added_tokens"] == []
+    assert "adapters:read" in capsys.readouterr().err
 
 
 def test_tokens_that_do_not_follow_the_bases_are_refused(
