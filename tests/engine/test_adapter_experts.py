@@ -28,7 +28,7 @@ from support.expert_layouts import LAYOUTS, merge_experts, write_expert_adapter
 from support.families import COMMON, SERVED, STATES, VOCAB_SIZE, save_family
 from support.marks import marked_slow
 from support.paged import paged_logits
-from support.quantized import logit_bound
+from support.quantized import logit_bound, round_inputs
 from support.quantized_checkpoints import FORMATS, gpt_oss_experts, write_checkpoint
 from support.tuned import adapted_layers, make_tuned
 
@@ -479,6 +479,7 @@ def test_a_quantized_base_computes_with_rounded_experts_and_its_routers_as_they_
     logits = make_resident(base, tuned, tmp_path).logits(sequences, [0, None])
     models = [*tuned, rounded(path, base, form)]
     for tokens, found, model in zip(sequences, logits, models, strict=True):
+        round_inputs(model, base)
         expected = dense_logits(model, tokens)
         bound = max(logit_bound(base), TOLERANCE)
         assert (found - expected).abs().max() < bound * max(float(expected.abs().max()), 1.0)
@@ -557,6 +558,7 @@ def test_adapters_over_quantized_experts_equal_peft_over_their_values(
     sequences = draw_sequences(3)
     logits = make_resident(base, tuned, tmp_path).logits(sequences, [0, 1, None])
     for tokens, ours, theirs in zip(sequences, logits, (*tuned, load_dense(dense)), strict=True):
+        round_inputs(theirs, base)
         expected = dense_logits(theirs, tokens)
         bound = max(logit_bound(base), TOLERANCE)
         assert (ours - expected).abs().max() < bound * expected.abs().max()

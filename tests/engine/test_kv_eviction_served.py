@@ -34,6 +34,9 @@ from support.models import make_tiny_llama
 MIB = 1 << 20
 BLOCK_SIZE = 16
 TOLERANCE = 1e-4
+ONE_CODE = 2e-3
+"""What a log probability changes by where an entry lies between two int8 codes, and rounding in
+another order of summation takes the other one."""
 SNAPKV = KvPolicy(EvictionMethod.SNAPKV, 50)
 H2O = KvPolicy(EvictionMethod.H2O, 40)
 POLICIES = (None, SNAPKV, H2O)
@@ -81,12 +84,14 @@ class World:
         check(engine, request_id, self.expected[index, policy])
 
 
-def check(engine: LocalEngine, request_id: str, expected: Generated) -> None:
+def check(
+    engine: LocalEngine, request_id: str, expected: Generated, tolerance: float = TOLERANCE
+) -> None:
     answer = engine.answers[request_id]
     assert answer.end.error is None
     assert answer.token_ids == expected.token_ids
     found = [entry.chosen.logprob for entry in answer.logprobs]
-    assert found == pytest.approx(expected.logprobs, abs=TOLERANCE)
+    assert found == pytest.approx(expected.logprobs, abs=tolerance)
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +345,7 @@ def test_quantized_entries_are_kept_as_they_are(world: World, policy: KvPolicy) 
     engine = world.engine(kv_dtype="int8")
     request_id = world.submit(engine, 1, policy)
     engine.run()
-    check(engine, request_id, expected)
+    check(engine, request_id, expected, ONE_CODE)
     engine.close()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraplex.engine.model.base_model import BaseModel
-from loraplex.kernels.int8_linear import Int8Linear
+from loraplex.kernels.int8_linear import Int8Linear, quantize_rows
 from loraplex.kernels.packed_experts_cpu import PanelExperts
 from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_linear_cpu import QuantizedPanelLinear
@@ -34,6 +34,26 @@ def load_rounded(
             if isinstance(module, nn.Linear) and name.endswith("_proj"):
                 module.weight.copy_(rounded_weight(module.weight, weight_format, group_size))
     return loaded.eval()
+
+
+def round_inputs(model: nn.Module, base: BaseModel) -> None:
+    """Round the inputs of those of the model's linear layers that `base` computes as products of
+    bytes: through a router they change a logit by more than any bound allows."""
+    names = {
+        part.name
+        for fused in base.projections
+        if any(isinstance(linear, Int8Linear) for linear in fused.linear.modules())
+        for part in fused.projection.slices
+    }
+    for path, module in model.named_modules():
+        name = path.removeprefix("base_model.model.").removesuffix(".base_layer")
+        if name in names and isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(_round_input)
+
+
+def _round_input(_layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    codes, scale = quantize_rows(inputs[0])
+    return (codes * scale,)
 
 
 def logit_bound(base: BaseModel) -> float:

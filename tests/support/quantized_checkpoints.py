@@ -239,7 +239,10 @@ def bitsandbytes_4bit(weight: Tensor, *, kind: str, is_nested: bool) -> Packed:
     tensors = {"weight": codes}
     for name, tensor in state.as_dict(packed=True).items():
         tensors[f"weight.{name}"] = tensor
-    return Packed(tensors, bnb.dequantize_4bit(codes, state).float())
+    # As one row: with AVX-512 it gives wrong values where a block ends within a row.
+    state.shape = (1, weight.numel())
+    values = bnb.dequantize_4bit(codes, state).float()
+    return Packed(tensors, values.view(weight.shape))
 
 
 def bitsandbytes_8bit(weight: Tensor) -> Packed:
