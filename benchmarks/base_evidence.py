@@ -1,11 +1,12 @@
 """Tests which folders and model types are served as bases; prints one line of JSON.
 
-    make base-evidence [ARGS='--only families']
+    make base-evidence [ARGS='--only families folders']
 
 `folders` are valid, damaged, foreign and quantized folders, loaded by the product's own code:
 `served` means with transformers' own logits, `refused` with the published `code`. `families` are
-the model types that transformers builds: `exact` or `refused`. Exits with 1 if a result differs
-from the expected one, and names it on standard error.
+the model types that transformers builds: `exact` or `refused`. `crowds` are those that the
+committed evidence has as exact, with an adapter and too little room. Exits with 1 if a result
+differs from the expected one, and names it on standard error.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
+from benchmarks.base_crowds import SAME, crowds
 from benchmarks.base_families import ANSWERS, families
 from benchmarks.base_folders import folders
 from benchmarks.model_list import newest_families
 
-SECTIONS = {"families": families, "folders": folders}
-"""In the order in which they run: families fork, so nothing may have started threads before."""
+SECTIONS = {"families": families, "crowds": crowds, "folders": folders}
+"""In this order: the first two fork, so nothing may have started threads before."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -35,6 +37,9 @@ def find_faults(evidence: Mapping[str, Rows]) -> Iterator[str]:
     for row in evidence.get("families", []):
         if row["result"] not in ANSWERS:
             yield f"{row['type']}: {row['result']}"
+    for row in evidence.get("crowds", []):
+        if row["result"] != SAME:
+            yield f"{row['type']} in a crowd: {row['result']}"
     if "families" in evidence:
         built = {row["type"] for row in evidence["families"]}
         for row in newest_families():

@@ -3,27 +3,23 @@
 Each type's tiny model is saved, loaded as a base, and computes 300 tokens in the paged, chunked,
 mixed forward pass, together with shorter sequences. The reference is its own dense forward pass in
 fp32. Layers are fused by the CPU's library. Where there is none, the pass is repeated with the
-plain ops that kernels replace. Each type runs in its own process, forked from this one, with a time
-limit.
+plain ops that kernels replace.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.type_processes import each_in_a_process
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from loraplex.engine.checkpoint.weights import load_config
 from loraplex.engine.config import EngineConfig
@@ -36,8 +32,6 @@ from support.paged import paged_logits
 
 TOLERANCE = 1e-4
 """Largest error relative to the largest logit, in fp32."""
-SECONDS_PER_TYPE = 120.0
-NUM_WORKERS = 2
 OTHER_LENGTHS = (1, 41)
 VOCAB_SIZE = 128
 _FIRST_PLAIN_TOKEN = 3
@@ -90,53 +84,9 @@ def families(model_types: Sequence[str] = MODEL_TYPES) -> list[dict[str, Any]]:
 
 
 def try_all(model_types: Sequence[str]) -> Iterator[Outcome]:
-    """The outcomes as they come, `NUM_WORKERS` types at a time."""
-    _warm_up()
-    context = multiprocessing.get_context("fork")
-    waiting = list(reversed(model_types))
-    running: dict[Connection, tuple[str, Any, float]] = {}
-    while waiting or running:
-        while waiting and len(running) < NUM_WORKERS:
-            model_type = waiting.pop()
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_report, args=(model_type, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            running[ours] = (model_type, process, time.monotonic() + SECONDS_PER_TYPE)
-        wait(list(running), timeout=1.0)
-        for connection in list(running):
-            model_type, process, deadline = running[connection]
-            if (outcome := _outcome(connection, model_type, deadline)) is not None:
-                process.kill()
-                process.join()
-                del running[connection]
-                yield outcome
-
-
-def _outcome(connection: Connection, model_type: str, deadline: float) -> Outcome | None:
-    if connection.poll():
-        try:
-            outcome: Outcome = connection.recv()
-        except EOFError:
-            return Outcome(model_type, 0, None, CRASHED, reason="its process died")
-        return outcome
-    if time.monotonic() > deadline:
-        return Outcome(
-            model_type, 0, None, CRASHED, reason=f"no answer after {SECONDS_PER_TYPE:.0f} s"
-        )
-    return None
-
-
-def _warm_up() -> None:
-    """Import what every type needs, and keep this process without threads: it is forked."""
-    torch.set_num_threads(1)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try_type("llama")
-
-
-def _report(model_type: str, connection: Connection) -> None:
-    connection.send(try_type(model_type))
+    """The outcomes as they come."""
+    for model_type, outcome in each_in_a_process(model_types, try_type):
+        yield outcome if outcome is not None else Outcome(model_type, 0, None, CRASHED)
 
 
 def try_type(model_type: str) -> Outcome:

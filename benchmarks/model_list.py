@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,24 @@ RESULTS = Path(__file__).parent / "results"
 _README_ROW = re.compile(r"^\| Base models \|.*\|$", re.MULTILINE)
 
 
-def newest_families() -> list[dict[str, Any]]:
-    """The families of the newest committed `*-base-evidence.json`."""
+Rows = list[dict[str, Any]]
+
+
+def newest_evidence() -> dict[str, Rows]:
+    """The newest committed `*-base-evidence.json`: the rows of each section."""
     newest = max(RESULTS.glob("*-base-evidence.json"))
-    rows: list[dict[str, Any]] = json.loads(newest.read_text())["families"]
-    return rows
+    evidence: dict[str, Rows] = json.loads(newest.read_text())
+    return evidence
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def newest_families() -> Rows:
+    return newest_evidence()["families"]
+
+
+def page(evidence: Mapping[str, Rows]) -> str:
     """The text of `docs/models.md`."""
+    rows = evidence["families"]
+    adapter_errors = {row["type"]: f"{row['adapter_error']:.0e}" for row in evidence["crowds"]}
     served = [row for row in rows if row["result"] == "exact"]
     lines = [
         "# Base models",
@@ -43,6 +53,12 @@ def page(rows: list[dict[str, Any]]) -> str:
         "same as the type's own code ([decision 44](decisions/0044-fused-layers.md)). All others",
         "are computed by transformers. The last line of the memory plan names what is fused in the",
         "served base.",
+        "",
+        "Adapter: the largest difference of a logit from PEFT's, of an adapter on all layers that",
+        "PEFT and Loraplex take. With this adapter each served type also answered requests that",
+        "came in a crowd: in chunks beside others, preempted by recomputing and by swapping, with",
+        "prefixes from the cache and several choices of one prompt. Every token was the likeliest",
+        "of the dense model.",
         "",
         "## Check a model before serving it",
         "",
@@ -75,12 +91,12 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         f"## Served: {len(served)} types",
         "",
-        "| `model_type` | tokens | largest error, of the largest logit | fused |",
-        "| --- | --- | --- | --- |",
+        "| `model_type` | tokens | largest error, of the largest logit | adapter | fused |",
+        "| --- | --- | --- | --- | --- |",
     ]
     lines += [
         f"| `{row['type']}` | {row['tokens']} | {row['max_error']:.0e} "
-        f"| {', '.join(row['fused'])} |"
+        f"| {adapter_errors[row['type']]} | {', '.join(row['fused'])} |"
         for row in served
     ]
     refused = [row for row in rows if row["result"] == "refused"]
@@ -95,7 +111,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def readme_row(rows: list[dict[str, Any]]) -> str:
+def readme_row(rows: Rows) -> str:
     """The row of the README's table."""
     names = _names(rows, "exact")
     return (
@@ -104,7 +120,7 @@ def readme_row(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _names(rows: list[dict[str, Any]], result: str) -> list[str]:
+def _names(rows: Rows, result: str) -> list[str]:
     return [f"`{row['type']}`" for row in rows if row["result"] == result]
 
 
@@ -117,11 +133,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--readme", type=Path, help="write this README's row anew, print nothing")
     readme: Path | None = parser.parse_args().readme
-    rows = newest_families()
     if readme is None:
-        print(page(rows), end="")
+        print(page(newest_evidence()), end="")
     else:
-        readme.write_text(with_row(readme.read_text(), readme_row(rows)))
+        readme.write_text(with_row(readme.read_text(), readme_row(newest_families())))
 
 
 if __name__ == "__main__":

@@ -389,12 +389,17 @@ def choose_quantization(engine: EngineConfig, config: Any) -> LoadQuantization:
 
 
 def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Every linear layer that the model calls but the output head, by its path."""
+    """Every linear layer that the decoder calls, by its path.
+
+    Those between the decoder and the output head (BERT's) see the rows of the logits alone.
+    """
     head = model.get_output_embeddings()
+    in_decoder = set(model.base_model.modules())
     return {
         name: module
         for name, module in model.named_modules()
         if type(module) in (nn.Linear, Conv1D)
+        and module in in_decoder
         and module is not head
         and not reads_weight(model, name)
     }

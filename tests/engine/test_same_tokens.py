@@ -2,8 +2,8 @@
 
 The reference is the request alone, without any cache. The other ways differ in the batch, in the
 chunks of a prompt, and in the origin of its keys and values. The families differ in attention
-(windows, chunks, sinks, softcap, latent) and in layers (experts, fused projections, Conv1D), each
-with the base and two adapters.
+(windows, sinks, latent) and in layers (experts, fused projections, Conv1D), each with the base and
+two adapters. `make base-evidence` serves crowds of every family.
 """
 
 from __future__ import annotations
@@ -40,13 +40,7 @@ SYSTEM_PROMPT = [7 * index % VOCAB_SIZE for index in range(40)]
 """Two full blocks and a half: longer than every family's window."""
 FAMILIES: dict[str, list[str]] = {
     "llama": ["q_proj", "v_proj", "down_proj"],
-    "mistral-window": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    "gemma2-softcap-window": ["q_proj", "o_proj", "up_proj"],
-    "gemma3-window": ["q_proj", "v_proj"],
     "gpt_oss-sinks-window": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    "bloom-slopes": ["query_key_value", "dense"],
-    "llama4-chunks": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    "mixtral": ["q_proj", "v_proj", "o_proj"],
     "qwen3_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "deepseek_v2-mla": ["q_proj", "kv_a_proj_with_mqa", "o_proj"],
     "phi3-fused": ["qkv_proj", "gate_up_proj"],

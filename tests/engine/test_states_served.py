@@ -3,7 +3,6 @@ PEFT."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.kv.cache import kv_bytes_per_block
-from loraplex.engine.kv.groups import group_layers
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.engine import LocalEngine
@@ -21,25 +18,17 @@ from support.greedy import assert_greedy, load_dense
 from support.marks import marked_slow
 from support.models import make_adapter
 from support.peft_parity import check_against_peft
+from support.served_crowd import check_crowd, crowded_engine, serve_crowd
 
-REFUSED_BY_PEFT = dict.fromkeys(
-    ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), (".out_proj", ".mlp.")
-)
-LEFT_OUT = dict.fromkeys(STATES, (".mlp.",)) | REFUSED_BY_PEFT
-"""Layers without adapters here: MLPs, which other tests have, and what PEFT refuses."""
 UNTIED = {"tie_word_embeddings": False}
 """A random model with tied embeddings repeats its last token, whatever its states say."""
 SAMPLE = ("falcon_h1", "jamba", "lfm2", "qwen3_next")
-CROWDED = ("qwen3_next", "falcon_h1", "mamba2")
-"""Layers with one kind of cache each, with both, and with states alone."""
-CROWDS = [
-    (case, *way) for case in CROWDED for way in ((0, False), (1 << 20, False), (1 << 20, True))
-]
+"""`make base-evidence` tries all, with adapters and in crowds."""
+LEFT_OUT = dict.fromkeys(SAMPLE, (".mlp.",)) | {"falcon_h1": (".out_proj", ".mlp.")}
+"""Layers without adapters here: MLPs, which other tests have, and what PEFT refuses."""
+CROWDS = [("qwen3_next", 1 << 20, True), ("qwen3_next", 0, False), ("mamba2", 1 << 20, False)]
 """Case, bytes of swap space, and whether the next step is scheduled while one runs."""
 BLOCK_SIZE = 4
-MAX_MODEL_LEN = 100
-NUM_STATES = 14
-CASES = marked_slow(STATES, slow=set(STATES) - set(SAMPLE))
 
 
 def save(path: Path, case: str) -> Path:
@@ -51,7 +40,7 @@ def load(path: Path) -> BaseModel:
     return load_base_model(EngineConfig(str(path), device="cpu"))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SAMPLE)
 def test_adapters_on_layers_with_states_equal_peft_in_one_mixed_batch(
     case: str, tmp_path: Path
 ) -> None:
@@ -67,59 +56,16 @@ def test_adapters_on_layers_with_states_equal_peft_in_one_mixed_batch(
     check_against_peft(model, folders, tmp_path)
 
 
-def block_bytes(base: BaseModel) -> list[int]:
-    groups = group_layers(base.kv_shapes, max_model_len=MAX_MODEL_LEN)
-    return [
-        kv_bytes_per_block(group, base.kv_shapes, block_size=BLOCK_SIZE, kv_format=base.kv_format)
-        for group in groups
-    ]
-
-
-@pytest.mark.parametrize(
-    "crowd", marked_slow(CROWDS, slow=set(CROWDS) - {("qwen3_next", 1 << 20, True)})
-)
+@pytest.mark.parametrize("crowd", marked_slow(CROWDS, slow=CROWDS[1:]))
 def test_crowded_sequences_answer_as_the_models_own_forward(
     crowd: tuple[str, int, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, swap_bytes, is_async = crowd
     monkeypatch.setattr(StepCosts, "swap_seconds", lambda *_: 0.0)  # whatever was measured
     path = save(tmp_path / "model", case)
-    *per_block, per_states = block_bytes(load(path))
-    engine = LocalEngine(
-        path,
-        tmp_path,
-        kv_block_size=BLOCK_SIZE,
-        kv_cache_bytes=40 * sum(per_block) + NUM_STATES * per_states,
-        swap_bytes=swap_bytes,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=12,
-        max_num_batched_tokens=24,
-        async_scheduling=is_async,
-    )
-    rng = random.Random(0)
-    system = [rng.randrange(VOCAB_SIZE) for _ in range(17)]
-    requests: dict[str, list[int]] = {}
-    for _ in range(30):
-        own = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 20))]
-        prompt = [*(system if rng.random() < 0.5 else []), *own]
-        group_id = str(len(requests)) if rng.random() < 0.2 else None
-        for _ in range(1 if group_id is None else 3):
-            request_id = engine.submit(
-                prompt, max_tokens=rng.randint(1, 40), ignore_eos=True, group_id=group_id
-            )
-            requests[request_id] = prompt
-        for _ in range(rng.randint(0, 2)):
-            engine.step()
-    engine.run()
-
-    dense = load_dense(path)
-    for request_id, prompt in requests.items():
-        assert_greedy(dense, prompt, engine.answers[request_id].token_ids)
-    stats = engine.core.stats()
-    assert stats.num_preemptions > 0, "the states were meant to be too few"
-    assert (engine.core.parts.scheduler.num_swaps > 0) == (swap_bytes > 0)
-    assert stats.num_cached_tokens > 0, "the shared beginning was meant to be reused"
-    assert stats.num_free_kv_blocks == engine.core.info.num_kv_blocks, "blocks leaked"
+    engine = crowded_engine(path, tmp_path, swap_bytes=swap_bytes, is_async=is_async)
+    asked = serve_crowd(engine)
+    check_crowd(engine, asked, {None: load_dense(path)})
     engine.close()
 
 

@@ -1,0 +1,99 @@
+"""Every served model type in a crowd: preempted, swapped, from the prefix cache, with an adapter.
+
+A tiny model's adapter, written by PEFT for all layers that PEFT takes, is compared with PEFT. Then
+requests of the base and of the adapter come in a crowd that its cache cannot hold, once preempted
+by recomputing and once by swapping with steps in flight. Every token must be the likeliest of the
+dense model of transformers or PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.model_list import newest_families
+from benchmarks.type_processes import each_in_a_process
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.scheduling.step_costs import StepCosts
+from support.family_configs import tiny_config
+from support.greedy import load_dense
+from support.models import make_adapter
+from support.peft_parity import TOLERANCE, largest_error
+from support.served_crowd import check_crowd, crowded_engine, serve_crowd
+
+SWAP_BYTES = 1 << 20
+WAYS = {"recomputed": (0, False), "swapped": (SWAP_BYTES, True)}
+"""Bytes of swap space, and whether the next step is scheduled while one runs."""
+MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""PEFT refuses their output projections."""
+SAME = "same tokens"
+
+
+def crowds(model_types: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """A row for each type of the newest evidence that is served."""
+    if model_types is None:
+        model_types = [row["type"] for row in newest_families() if row["result"] == "exact"]
+    rows = []
+    for model_type, outcome in each_in_a_process(model_types, try_crowd):
+        rows.append(outcome or {"type": model_type, "result": "crashed"})
+        print(json.dumps(rows[-1]), file=sys.stderr)
+    return sorted(rows, key=lambda row: str(row["type"]))
+
+
+def try_crowd(model_type: str) -> dict[str, Any]:
+    """What became of this type's crowds: the adapter's error, and how each crowd was served."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        try:
+            return {"type": model_type, **_serve(model_type, path), "result": SAME}
+        except Exception as exc:
+            return {"type": model_type, "result": f"{type(exc).__name__}: {exc}"[:300]}
+
+
+def _serve(model_type: str, path: Path) -> dict[str, Any]:
+    model = _save(model_type, path / "model")
+    adapter = make_adapter(
+        model, path / "adapter", seed=1, scale=0.1, r=3, target_modules=_targets(model_type, model)
+    )
+    error = largest_error(model, [adapter], path)
+    assert error <= TOLERANCE, f"the adapter is off by {error:.1e}"
+    StepCosts.swap_seconds = lambda *_: 0.0  # type: ignore[method-assign]  # whatever was measured
+    row: dict[str, Any] = {"adapter_error": error}
+    for way, (swap_bytes, is_async) in WAYS.items():
+        engine = crowded_engine(model, path, swap_bytes=swap_bytes, is_async=is_async)
+        key = engine.add_adapter(adapter)
+        asked = serve_crowd(engine, [None, key])
+        tuned = PeftModel.from_pretrained(load_dense(model), adapter).eval()
+        row[way] = check_crowd(engine, asked, {None: load_dense(model), key: tuned})
+        engine.close()
+    return row
+
+
+def _save(model_type: str, path: Path) -> Path:
+    config = tiny_config(model_type)
+    # A random model with tied embeddings repeats its last token, whatever its cache says.
+    config.tie_word_embeddings = False
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+def _targets(model_type: str, model: Path) -> list[str]:
+    """The layers by the names of the model that PEFT loads, which may be a composite."""
+    base = load_base_model(EngineConfig(str(model), device="cpu"))
+    served = {part.name for fused in base.projections for part in fused.projection.slices}
+    names = [name for name, _ in load_dense(model).named_modules() if _in_text(name) in served]
+    return [name for name in names if model_type not in MAMBA or "out_proj" not in name]
+
+
+def _in_text(name: str) -> str:
+    return name.replace("language_model.", "")
