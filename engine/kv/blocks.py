@@ -234,10 +234,10 @@ class KvBlocks:
 
     # --- sizes ------------------------------------------------------------------------------------
 
-    def longest(self) -> int:
-        """The maximum number of tokens of a sequence that runs alone, with a block of tokens per
+    def longest(self, chunk: int) -> int:
+        """The maximum number of tokens of a sequence that runs alone, with `chunk` tokens per
         step."""
-        return min(group.longest() for group in self.groups)
+        return min(group.longest(chunk) for group in self.groups)
 
     def fits_alone(self, num_tokens: int, chunk: int, eviction: EvictionPlan | None = None) -> bool:
         """Whether a sequence that runs alone can have `num_tokens`, with `chunk` tokens per

@@ -54,10 +54,10 @@ class GroupBlocks:
         """The share of the blocks that sequences hold."""
         return 1 - self.pool.num_free / self.pool.num_usable
 
-    def longest(self) -> int:
-        """The maximum number of tokens of a sequence that runs alone, with a block of tokens per
+    def longest(self, chunk: int) -> int:
+        """The maximum number of tokens of a sequence that runs alone, with `chunk` tokens per
         step."""
-        if self.fits_alone(sys.maxsize, self._block_size):
+        if self.fits_alone(sys.maxsize, chunk):
             return sys.maxsize
         return self.pool.num_usable * self._block_size
 

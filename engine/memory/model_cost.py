@@ -13,11 +13,12 @@ from ..model.base_model import BaseModel
 from .utilization import KvReads, ModelCost
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""The names of this setting in configurations."""
+_NUM_CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
+"""The names of these settings in configurations: the experts of a layer, those of a token."""
 
 
 def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
-    num_experts = _num_experts(base.config)
+    num_experts = _setting(base.config, _NUM_EXPERTS)
     shared: list[Tensor] = []
     experts: list[Tensor] = []
     for weight in _weights_read_whole(base.model):
@@ -36,8 +37,15 @@ def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
         + sum(packed.weight_bytes for packed in base.packed_experts),
         expert_parameters=sum(weight.numel() for weight in experts)
         + sum(prod(packed.shape) for packed in base.packed_experts),
-        expert_share=base.config.num_experts_per_tok / num_experts if num_experts else 0.0,
+        expert_share=_expert_share(base.config, num_experts),
     )
+
+
+def _expert_share(config: Any, num_experts: int) -> float:
+    """The share of a layer's experts that a token uses; all of them if nothing says how many."""
+    if not num_experts:
+        return 0.0
+    return (_setting(config, _NUM_CHOSEN) or num_experts) / num_experts
 
 
 def _weights_read_whole(model: PreTrainedModel) -> Iterator[Tensor]:
@@ -59,5 +67,6 @@ def _num_head_parameters(model: PreTrainedModel) -> int:
     return int(head.in_features) * int(head.out_features)
 
 
-def _num_experts(config: Any) -> int:
-    return next((found for name in _NUM_EXPERTS if (found := getattr(config, name, None))), 0)
+def _setting(config: Any, names: tuple[str, ...]) -> int:
+    """The first of these settings that the configuration has; 0 without any."""
+    return next((found for name in names if (found := getattr(config, name, None))), 0)

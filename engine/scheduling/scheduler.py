@@ -265,7 +265,7 @@ class Scheduler:
         longest, plan = request.max_num_tokens, request.kv.eviction
         chunk = self.limits.max_num_batched_tokens
         if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk, plan):
-            capacity = min(self.limits.max_model_len, self._kv.longest())
+            capacity = min(self.limits.max_model_len, self._kv.longest(chunk))
             num_asked = request.submitted.sampling.max_tokens
             asked = f"{request.num_prompt_tokens} prompt tokens and max_tokens={num_asked}"
             if plan and longest <= capacity:  # for one step both are in the cache

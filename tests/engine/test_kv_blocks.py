@@ -136,7 +136,7 @@ def test_a_released_sequence_starts_anew() -> None:
 
 def test_what_may_run_alone_is_bounded_by_the_smallest_group_without_a_window() -> None:
     kv = make_blocks(full(5), full(3), windowed(5, window=8))
-    assert kv.longest() == 12
+    assert kv.longest(chunk=4) == 12
     assert kv.fits_alone(12, chunk=4)
     assert not kv.fits_alone(13, chunk=4)
 
@@ -307,7 +307,8 @@ def test_what_a_window_leaves_behind_is_freed_but_sinks_stay() -> None:
 
 def test_endless_generation_needs_no_more_than_sinks_and_window() -> None:
     kv = make_blocks(windowed(5, window=8, sinks=1), caching=False)
-    assert kv.longest() == sys.maxsize
+    assert kv.longest(chunk=1) == sys.maxsize
+    assert kv.longest(chunk=12) == 20, "what a refusal says"
     assert kv.fits_alone(10**6, chunk=1)
     assert not kv.fits_alone(10**6, chunk=12)
     seq, tokens = kv.new_sequence(), [0] * 200

@@ -127,6 +127,19 @@ def test_the_cost_of_a_mixtral_counts_the_experts_that_a_token_takes(tmp_path: P
     assert cost.expert_share == 0.5
 
 
+def test_gemma_4_has_its_own_name_for_the_experts_of_a_token(tmp_path: Path) -> None:
+    settings = {
+        **{"enable_moe_block": True, "num_experts": 4, "top_k_experts": 1},
+        **{"moe_intermediate_size": 48, "num_kv_shared_layers": 0, "global_head_dim": 16},
+        **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 128},
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    path = save_family(tmp_path, "gemma4_text", settings)
+    cost = model_cost(load_base_model(EngineConfig(str(path), device="cpu")), ())
+    assert cost.expert_parameters > 0
+    assert cost.expert_share == 0.25
+
+
 @pytest.mark.parametrize("case", ["gpt2-conv1d", "deepseek_v2-mla", "gpt_oss-sinks-window"])
 def test_the_cost_of_a_family_leaves_out_only_norms_and_tables(case: str, tmp_path: Path) -> None:
     base = load_base_model(EngineConfig(str(save_family(tmp_path, *SERVED[case])), device="cpu"))
