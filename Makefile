@@ -55,9 +55,9 @@ test: $(INSTALLED) ## run the tests, but those marked slow and those of the cons
 test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing, long random walks, more model families
 	$(TESTS) -m slow $(ARGS)
 
-# One worker: all files share a server with sample data.
+# The files of a worker share a server with sample data. Most of the time a browser waits.
 test-console: $(INSTALLED) ## run the console's tests in a browser
-	$(BIN)/python -m pytest tests/console $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/console $(ARGS)
 
 test-benchmarks: $(INSTALLED) ## run every benchmark at a small size
 	$(PYTEST_BY_FILE) tests/benchmarks $(ARGS)

@@ -168,3 +168,11 @@ def test_a_stored_matrix_is_known_by_all_its_rows(row: int, tmp_path: Path) -> N
         "head": row_digests(head, NUM_PREFIXES),
     }
     assert end_digests(cast(PreTrainedModel, model.to("meta")), tmp_path) == {}
+
+
+def test_lora_between_the_decoder_and_the_output_head_is_refused(tmp_path: Path) -> None:
+    """Those layers see the rows of the logits alone, an adapter the rows of all tokens."""
+    path = save_family(tmp_path, "bert", {"is_decoder": True})
+    layout = load_base_model(EngineConfig(str(path), device="cpu")).layout
+    assert layout.refused["cls.predictions.transform.dense"] == "LoRA on Linear is not served"
+    assert "bert.encoder.layer.0.output.dense" in layout.slice_index
