@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 
 from ..config import EngineConfig
+from ..errors import MalformedMessage
 from ..heartbeat import Heartbeat
 from ..messages import FromEngine, ToEngine
 from .engine_socket import EngineSocket
@@ -72,6 +73,8 @@ class EngineProcess:
         self._socket = socket
         self.heartbeat = heartbeat
         self._resources = resources
+        self._overdue: asyncio.TimerHandle | None = None
+        """Kills a process that has closed its socket."""
 
     @classmethod
     async def spawn(
@@ -119,13 +122,16 @@ class EngineProcess:
         """Deliver messages until the process has ended; returns its exit status.
 
         A process that sends a malformed message is killed, because the state of its requests is
-        unknown.
+        unknown. A process that closes its socket is killed if it has not ended STOP_SECONDS later:
+        nothing can be said to it or heard from it.
         """
-        self._socket.listen(lambda frames: self._take(frames, on_message))
+        self._socket.listen(lambda frames: self._take(frames, on_message), self._hear_the_end)
         try:
             status = await self._process.wait()
             await asyncio.sleep(DRAIN_SECONDS)
         finally:
+            if self._overdue is not None:
+                self._overdue.cancel()
             self._socket.close()
             self._resources.close()
         return status
@@ -161,10 +167,19 @@ class EngineProcess:
     def _take(self, frames: Frames, on_message: Callable[[FromEngine], None]) -> None:
         try:
             on_message(decode_from_engine(frames))
-        except Exception:  # also a defect of a handler: the state of the requests is unknown
-            _log.exception("engine_message_not_understood")
-            self.kill()  # before it notices the closed socket and reports a failure
-            self._socket.close()
+        except Exception as exc:  # also a defect of a handler: the state of the requests is unknown
+            self._give_up(exc)
+
+    def _hear_the_end(self, error: MalformedMessage | None) -> None:
+        if error is not None:
+            self._give_up(error)
+            return
+        self._overdue = asyncio.get_running_loop().call_later(STOP_SECONDS, self.kill)
+
+    def _give_up(self, error: Exception) -> None:
+        _log.error("engine_message_not_understood", exc_info=error)
+        self.kill()  # before it notices the closed socket and reports a failure
+        self._socket.close()
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from ..errors import MalformedMessage
 from .frames import FrameReader, Frames, pack
 
 _RECEIVE_BYTES = 1 << 16
@@ -34,9 +35,18 @@ class EngineSocket:
         self._ignores_input = False
         """Whether the peer has stopped reading."""
 
-    def listen(self, on_message: Callable[[Frames], None]) -> None:
-        """Start delivering messages. The loop reports an error of `on_message`."""
+    def listen(
+        self,
+        on_message: Callable[[Frames], None],
+        on_end: Callable[[MalformedMessage | None], None],
+    ) -> None:
+        """Start delivering messages. The loop reports an error of `on_message`.
+
+        `on_end` is called once, after the last message, when the peer has ended the connection, or
+        with an error when the peer's bytes are no messages. It is not called after `close`.
+        """
         self._on_message = on_message
+        self._on_end = on_end
         self._loop.add_reader(self._socket.fileno(), self._receive)
 
     def send(self, frames: Frames) -> bool:
@@ -70,16 +80,24 @@ class EngineSocket:
             self._received.add(data)
             self._take_one()
         else:
-            self._loop.remove_reader(self._socket.fileno())
+            self._stop_listening(None)
 
     def _take_one(self) -> None:
         self._next = None
-        frames = self._received.next()
+        try:
+            frames = self._received.next()
+        except MalformedMessage as exc:
+            self._stop_listening(exc)
+            return
         if frames is None:
             return
         if self._received:
             self._next = self._loop.call_soon(self._take_one)
         self._on_message(frames)
+
+    def _stop_listening(self, error: MalformedMessage | None) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._on_end(error)
 
     def _send_more(self) -> None:
         try:

@@ -10,8 +10,10 @@ from typing import Any, cast
 import pytest
 import uvloop
 
+from loraplex.engine.errors import MalformedMessage
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.messages import FromEngine, StepEvents
+from loraplex.engine.process import engine_process
 from loraplex.engine.process.engine_process import EngineProcess, engine_environment
 from loraplex.engine.process.engine_socket import EngineSocket
 from loraplex.engine.process.frames import FrameReader, Frames, pack
@@ -121,6 +123,10 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
+def ignore_the_end(_: MalformedMessage | None) -> None:
+    """The peer stays."""
+
+
 @LOOPS
 def test_nothing_is_overheard_while_it_is_spoken_to(
     sockets: Sockets, loop_factory: LoopFactory
@@ -130,7 +136,7 @@ def test_nothing_is_overheard_while_it_is_spoken_to(
     async def scenario() -> None:
         taken: list[bytes] = []
         engine = EngineSocket(near)
-        engine.listen(lambda frames: taken.append(frames[0]))
+        engine.listen(lambda frames: taken.append(frames[0]), ignore_the_end)
         for number in range(20):
             name = b"%d" % number
             far.sendall(pack([name, b""]))
@@ -160,7 +166,7 @@ def test_messages_may_come_in_any_parts_and_many_at_once(
     async def scenario() -> None:
         taken: list[Frames] = []
         engine = EngineSocket(near)
-        engine.listen(taken.append)
+        engine.listen(taken.append, ignore_the_end)
         far.setblocking(False)
         loop = asyncio.get_running_loop()
         for part_bytes in (50_021, len(sent)):
@@ -183,7 +189,7 @@ def test_who_listens_late_is_sent_everything_in_order(
 
     async def scenario() -> None:
         engine = EngineSocket(near)
-        engine.listen(lambda frames: None)
+        engine.listen(lambda frames: None, ignore_the_end)
         for frames in messages:  # far more than the system keeps
             assert engine.send(frames)
         far.setblocking(False)
@@ -208,15 +214,85 @@ def test_what_a_peer_said_last_is_heard_by_who_could_not_answer(
 
     async def scenario() -> None:
         taken: list[Frames] = []
+        ends: list[tuple[MalformedMessage | None, int]] = []
         engine = EngineSocket(near)
-        engine.listen(taken.append)
+        engine.listen(taken.append, lambda error: ends.append((error, len(taken))))
         for frames in last:
             far.sendall(pack(frames))
         far.close()
         assert not engine.send([b"nobody", b"hears it"])
-        await until(lambda: len(taken) == len(last))
+        await until(lambda: bool(ends))
         assert taken == last
+        assert ends == [(None, len(last))]  # told once, after the last message
         assert not engine.send([b"still", b"nobody"])
         engine.close()
 
     run(scenario(), loop_factory)
+
+
+@LOOPS
+def test_a_length_beyond_its_bound_ends_what_is_heard_after_the_messages_before_it(
+    sockets: Sockets, loop_factory: LoopFactory
+) -> None:
+    near, far = sockets
+
+    async def scenario() -> None:
+        taken: list[Frames] = []
+        ends: list[MalformedMessage | None] = []
+        engine = EngineSocket(near)
+        engine.listen(taken.append, ends.append)
+        far.sendall(pack((b"a", b"1")) + pack((b"b", b"2")) + b"\xff" * 8 + pack((b"c", b"3")))
+        await until(lambda: bool(ends))
+        assert taken == [(b"a", b"1"), (b"b", b"2")]
+        assert [type(error) for error in ends] == [MalformedMessage]
+        engine.close()
+
+    run(scenario(), loop_factory)
+
+
+@LOOPS
+def test_who_has_closed_is_not_told_of_the_end(sockets: Sockets, loop_factory: LoopFactory) -> None:
+    near, far = sockets
+
+    async def scenario() -> None:
+        ends: list[MalformedMessage | None] = []
+        engine = EngineSocket(near)
+        engine.listen(lambda frames: None, ends.append)
+        far.close()
+        engine.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert ends == []
+
+    run(scenario(), loop_factory)
+
+
+class Deaf(ShortLived):
+    """Has closed its socket, and ends only when it is killed."""
+
+    def __init__(self) -> None:
+        self._killed = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self._killed.wait()
+        return -9
+
+    def kill(self) -> None:
+        self._killed.set()
+
+
+@pytest.mark.parametrize("last_words", [b"", b"\xff" * 8])
+def test_a_process_that_can_no_longer_be_heard_is_killed(
+    sockets: Sockets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_words: bytes
+) -> None:
+    near, far = sockets
+    monkeypatch.setattr(engine_process, "STOP_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        beats = Heartbeat(tmp_path / "heartbeat")
+        process = EngineProcess(cast(Any, Deaf()), EngineSocket(near), beats, ExitStack())
+        far.sendall(last_words)
+        far.close()
+        assert await process.run(lambda message: None) == -9
+
+    run(scenario(), asyncio.new_event_loop)
