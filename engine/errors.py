@@ -251,3 +251,45 @@ class MalformedMessage(EngineError):
     """A message between the engine and the server does not match its schema."""
 
     code = "malformed_message"
+
+
+class ReplicaUnreachable(EngineError):
+    """The other machine could not be reached, or did not say hello in time."""
+
+    code = "replica_unreachable"
+
+
+class ReplicaUntrusted(EngineError):
+    """One of the two machines does not accept the other's certificate."""
+
+    code = "replica_untrusted"
+
+
+class ReplicaIncompatible(EngineError):
+    """The other machine has another protocol version, base model, quantization or dtype."""
+
+    code = "replica_incompatible"
+
+
+class ReplicaReplaced(EngineError):
+    """The replica has restarted since its address was looked up, or another one has its address."""
+
+    code = "replica_replaced"
+
+
+class ReplicaLost(EngineError):
+    """The connection to the other machine ended: it was closed or cut, fell silent, or was too
+    slow."""
+
+    code = "replica_lost"
+
+
+LINK_ERRORS: tuple[type[EngineError], ...] = (
+    ReplicaUnreachable,
+    ReplicaUntrusted,
+    ReplicaIncompatible,
+    ReplicaReplaced,
+    ReplicaLost,
+    MalformedMessage,
+)
+"""Why a link between machines is refused or ends: published in `docs/errors.md`."""

@@ -82,6 +82,8 @@ CORE_TORCH_FREE = (
     "engine.process.client",
     "engine.heartbeat",
     "engine.process.quarantine",
+    "engine.fleet.certificates",
+    "engine.fleet.link",
     "engine.process.reference_base",
     "engine.speculation.draft_cache",
     "api.cli",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...adapters.errors import ConfinementMissing
 from ...adapters.rejections import REJECTIONS
-from ...engine.errors import BASE_ERRORS
+from ...engine.errors import BASE_ERRORS, LINK_ERRORS
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -303,6 +303,9 @@ START_CODES: Mapping[str, str] = {
 """For machines on which `loraplex serve` does not start: its `Error:` line ends with one of
 them."""
 
+LINK_CODES: Mapping[str, str] = {error.code: str(error.__doc__) for error in LINK_ERRORS}
+"""For connections between machines, whose ends log one of them."""
+
 ERROR_CODES: Mapping[str, ErrorCode] = {
     **REQUEST_CODES,
     **SIGN_IN_CODES,
@@ -360,6 +363,16 @@ The server stops with exit status 1 and one `Error:` line that ends with the cod
 |---|---|
 """
 
+_LINK_INTRODUCTION = """
+## Why a connection between machines is refused or ends
+
+An API server and the agent of an engine on another machine log the code. Requests are not answered
+with it.
+
+| code | meaning |
+|---|---|
+"""
+
 
 def error_reference() -> str:
     """The text of `docs/errors.md`."""
@@ -371,10 +384,17 @@ def error_reference() -> str:
             for title, codes in _SECTIONS.items()
         )
         + _BASE_INTRODUCTION
-        + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in BASE_CODES.items())
+        + "".join(_meaning_rows(BASE_CODES))
         + _START_INTRODUCTION
-        + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in START_CODES.items())
+        + "".join(_meaning_rows(START_CODES))
+        + _LINK_INTRODUCTION
+        + "".join(_meaning_rows(LINK_CODES))
     )
+
+
+def _meaning_rows(codes: Mapping[str, str]) -> Iterator[str]:
+    for code, meaning in codes.items():
+        yield f"| `{code}` | {' '.join(meaning.split())} |\n"
 
 
 def _table_rows(codes: Mapping[str, ErrorCode]) -> Iterator[str]:

@@ -43,6 +43,7 @@ from .events import (
     TokenLogprobs,
     TokensGenerated,
 )
+from .hello import Hello
 from .requests import GenerationRequest, Pooling, SpeculationParams
 from .statistics import (
     EngineStats,
@@ -98,6 +99,7 @@ __all__ = [
     "FinishReason",
     "FromEngine",
     "GenerationRequest",
+    "Hello",
     "KvUse",
     "ListRequests",
     "MapMemory",

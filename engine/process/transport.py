@@ -1,4 +1,4 @@
-"""Encodes the messages between the engine process and its client.
+"""Encodes the messages between the engine process and its client, and between machines.
 
 A message is two frames: the name of its type and its fields as msgpack. The receiver checks both
 against the types in `messages`, so it accepts nothing else.
@@ -12,14 +12,14 @@ from typing import Any, Generic, TypeVar, get_args
 import msgspec
 
 from ..errors import EngineError, MalformedMessage
-from ..messages import FromEngine, ToEngine
+from ..messages import FromEngine, Hello, ToEngine
 
 MessageT = TypeVar("MessageT")
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: ToEngine | FromEngine) -> tuple[bytes, bytes]:
+def encode(message: ToEngine | FromEngine | Hello) -> tuple[bytes, bytes]:
     """The two frames of a message."""
     return type(message).__name__.encode(), _encoder.encode(message)
 
@@ -45,3 +45,4 @@ class _MessageDecoder(Generic[MessageT]):
 
 decode_to_engine: _MessageDecoder[ToEngine] = _MessageDecoder(get_args(ToEngine))
 decode_from_engine: _MessageDecoder[FromEngine] = _MessageDecoder(get_args(FromEngine))
+decode_hello: _MessageDecoder[Hello] = _MessageDecoder([Hello])

@@ -1,0 +1,1 @@
+"""Many machines: the API servers' connections to the engines of others."""
