@@ -18,6 +18,7 @@ from tempfile import gettempdir
 from typing import Any
 
 import pytest
+import uvloop
 from benchmarks.peers import Ours, PeerFailed, find_tcmalloc
 
 from benchmarks import (
@@ -28,6 +29,7 @@ from benchmarks import (
     bench_cpu_attention,
     bench_cpu_experts,
     bench_cpu_linear,
+    bench_fleet,
     bench_kv_dtype,
     bench_kv_eviction,
     bench_loading,
@@ -83,6 +85,23 @@ def test_every_benchmark_is_run_by_a_test() -> None:
     assert {f"bench_{name.replace('-', '_')}" for name in makefile_benchmarks()} == modules
     texts = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
     assert [name for name in modules if not any(f" {name}" in text for text in texts)] == []
+
+
+def test_the_link_between_machines_is_timed_at_both_ends(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_fleet, "LOOPS", {"uvloop": uvloop.new_event_loop})
+    written = tmp_path / "fleet.json"
+    arguments = ["--streams", "4", "--steps", "30", "--json", str(written)]
+    assert bench_fleet.main(arguments) in (0, 1)
+    report = last_line(capsys)
+    assert [(row["loop"], row["steps"]) for row in report["rows"]] == [
+        ("uvloop", pace) for pace in bench_fleet.PACES
+    ]
+    assert all(is_figure(row["api_us"]) for row in report["rows"])
+    assert json.loads(written.read_text())["rows"] == report["rows"]
+    barred = [row for row in report["rows"] if (row["loop"], row["steps"]) == bench_fleet.BARRED]
+    assert [row["us_per_token"] for row in barred] == [report["us_per_token"]]
 
 
 @pytest.mark.usefixtures("garbage_collection")

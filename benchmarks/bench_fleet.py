@@ -1,0 +1,219 @@
+"""CPU time a token on the link between an agent and an API server, both ends together.
+
+    make bench-fleet              ARGS="--streams 32 --steps 2000 --json FILE"
+
+Two processes, TLS 1.3 over loopback with certificates on both ends. The agent sends the events of a
+step, one token of each stream, in one message; the API server decodes them and counts each stream's
+tokens. Steps come as fast as the API server takes them, each in a write of its own or 20 in one, or
+each 10 ms, as from an engine, with pings. Waking each 10 ms is subtracted: an agent is woken by its
+engine. Both ends run asyncio's loop or uvloop's, which the API server uses.
+
+The bar is 10 us a token at 32 streams with uvloop and a write a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+from benchmarks.report import print_report
+
+from loraplex.engine.errors import EngineError
+from loraplex.engine.fleet.certificates import (
+    AGENT_NAME,
+    API_NAME,
+    Certificates,
+    agent_context,
+    api_context,
+)
+from loraplex.engine.fleet.link import AgentLink, LinkServer, connect
+from loraplex.engine.messages import (
+    Abort,
+    FromEngine,
+    Hello,
+    StepEvents,
+    ToEngine,
+    TokensGenerated,
+)
+from support.fleet_certificates import Authority
+
+HOST = "127.0.0.1"
+HELLO = Hello("base", "runtime", "life")
+MAX_SECONDS = 10e-6
+STEP_SECONDS = 0.01
+PACES = {"a write a step": 1, "a write of 20 steps": 20, "a step each 10 ms": 0}
+"""The number of steps that are sent before the loop runs again, which writes them together; 0: the
+steps are paced."""
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+BARRED = ("uvloop", "a write a step")
+
+Send = Callable[[StepEvents], bool]
+
+
+class Plan(NamedTuple):
+    loop: str
+    pace: str
+    num_streams: int
+    num_steps: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_streams * self.num_steps
+
+
+class Sender:
+    """The agent's owner: begins when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    def take(self, message: ToEngine) -> None:
+        self.begun.set()
+
+    def end(self, error: EngineError) -> None:
+        self.ended.set()
+
+
+class Counts:
+    """The API server's owner: counts the tokens of each stream."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self.num_received = 0
+        self.by_stream: Counter[str] = Counter()
+        self.is_complete = asyncio.Event()
+
+    def take(self, message: FromEngine) -> None:
+        assert isinstance(message, StepEvents)
+        for event in message.tokens:
+            self.by_stream[event.request_id] += len(event.token_ids)
+        self.num_received += len(message.tokens)
+        if self.num_received >= self._num_tokens:
+            self.is_complete.set()
+
+    def end(self, error: EngineError) -> None:
+        raise error
+
+
+def make_step(plan: Plan, step: int) -> StepEvents:
+    return StepEvents(
+        tokens=[
+            TokensGenerated(f"req-{stream:04d}-abcdef0123456789", [(step * 7 + stream) % 32_000])
+            for stream in range(plan.num_streams)
+        ]
+    )
+
+
+async def send_steps(steps: Sequence[StepEvents], pace: str, send: Send) -> float:
+    """CPU seconds of this process meanwhile."""
+    steps_per_write = PACES[pace]
+    begun = time.process_time()
+    loop = asyncio.get_running_loop()
+    begun_at = loop.time()
+    for number, step in enumerate(steps, 1):
+        assert send(step)
+        if not steps_per_write:
+            await asyncio.sleep(begun_at + number * STEP_SECONDS - loop.time())
+        elif number % steps_per_write == 0:
+            await asyncio.sleep(0)
+    return time.process_time() - begun
+
+
+async def run_agent(plan: Plan, certificates: Certificates, parent: Connection) -> None:
+    sender, accepted = Sender(), asyncio.get_running_loop().create_future()
+
+    def accept(link: AgentLink) -> Sender:
+        accepted.set_result(link)
+        return sender
+
+    context = agent_context(certificates)
+    server = await LinkServer.start(HOST, 0, context=context, hello=HELLO, accept=accept)
+    steps = [make_step(plan, number) for number in range(plan.num_steps)]
+    woken = await send_steps(steps, plan.pace, lambda step: True)
+    parent.send(server.port)
+    await sender.begun.wait()
+    link: AgentLink = await accepted
+    parent.send(await send_steps(steps, plan.pace, link.send) - woken)
+    await sender.ended.wait()
+    await server.close()
+
+
+def agent_process(plan: Plan, certificates: Certificates, parent: Connection) -> None:
+    with asyncio.Runner(loop_factory=LOOPS[plan.loop]) as runner:
+        runner.run(run_agent(plan, certificates, parent))
+
+
+async def receive_steps(plan: Plan, certificates: Certificates, port: int) -> float:
+    """CPU seconds of this process from the first step to the last."""
+    counts = Counts(plan.num_tokens)
+    context = api_context(certificates)
+    link = await connect(HOST, port, context=context, hello=HELLO, receiver=counts)
+    begun = time.process_time()
+    link.send(Abort("begin"))
+    await counts.is_complete.wait()
+    spent = time.process_time() - begun
+    assert set(counts.by_stream.values()) == {plan.num_steps}
+    link.close()
+    await link.wait_ended()
+    return spent
+
+
+def measure(plan: Plan, authority: Authority) -> dict[str, object]:
+    ours, theirs = get_context("spawn").Pipe()
+    agent = get_context("spawn").Process(
+        target=agent_process, args=(plan, authority.issue(AGENT_NAME), theirs)
+    )
+    agent.start()
+    port = ours.recv()
+    with asyncio.Runner(loop_factory=LOOPS[plan.loop]) as runner:
+        api_seconds = runner.run(receive_steps(plan, authority.issue(API_NAME), port))
+    agent_seconds = ours.recv()
+    agent.join()
+    return {
+        "loop": plan.loop,
+        "steps": plan.pace,
+        "agent_us": 1e6 * agent_seconds / plan.num_tokens,
+        "api_us": 1e6 * api_seconds / plan.num_tokens,
+        "us_per_token": 1e6 * (agent_seconds + api_seconds) / plan.num_tokens,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=2_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        authority = Authority(Path(folder) / "fleet")
+        rows = [
+            measure(Plan(loop, pace, options.streams, options.steps), authority)
+            for loop in LOOPS
+            for pace in PACES
+        ]
+    barred = next(row for row in rows if (row["loop"], row["steps"]) == BARRED)
+    us_per_token = float(str(barred["us_per_token"]))
+    facts = {"streams": options.streams, "steps": options.steps, "us_per_token": us_per_token}
+    print_report("fleet", rows, **facts)
+    if options.json:
+        options.json.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    return 0 if us_per_token <= 1e6 * MAX_SECONDS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
