@@ -241,7 +241,7 @@ def leaving_nothing_open() -> Iterator[None]:
 def test_messages_of_any_size_arrive_in_order_in_both_directions(
     agent_certificates: Certificates, api_certificates: Certificates, loop_factory: LoopFactory
 ) -> None:
-    sizes = (0, 1, 7, 70_000, 3, 1_000_000, 2, 0)
+    sizes = (0, 1, 7, 70_000, 3, 300_000, 2, 0)
     sent = [submit(f"request-{index}", [5] * size) for index, size in enumerate(sizes)]
 
     async def scenario(port: int) -> list[ToEngine | FromEngine]:
@@ -775,9 +775,8 @@ def test_an_end_that_was_held_up_itself_does_not_blame_its_peer(
     async def scenario(port: int) -> None:
         owner = Owner()
         link = await open_link(port, api_certificates, owner)
-        for _ in range(2):
-            time.sleep(2 * SILENT_LOOKS * LOOK_SECONDS)
-            await asyncio.sleep(2 * LOOK_SECONDS)
+        time.sleep(2 * SILENT_LOOKS * LOOK_SECONDS)
+        await asyncio.sleep(2 * LOOK_SECONDS)
         assert owner.ends == []
         link.close()
         await link.wait_ended()
