@@ -19,7 +19,7 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	fleet
 .PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
-	console-packages screenshots simulate soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
+	console-packages screenshots simulate simulate-fleet soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
 	mutation-evidence mutation-survey \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
@@ -198,6 +198,9 @@ console-check: console ## fail if the committed console is not what its source b
 
 simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; replay one seed: ONLY=S
 	PYTHONPATH=.src:tests $(BIN)/python -m simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
+
+simulate-fleet: $(INSTALLED) ## compare routing policies on simulated fleets: ARGS='--seeds N --json FILE'
+	PYTHONPATH=.src:tests $(BIN)/python -m fleet_simulation $(ARGS)
 
 soak: $(INSTALLED) ## kill engines, servers and the database under load, let the store fail and the clock jump, count what is lost; a crowd; 40 quiet minutes; the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)

@@ -76,6 +76,8 @@ CORE_TORCH_FREE = (
     "engine.grammars.compiler",
     "engine.checkpoint.files",
     "engine.messages",
+    "engine.fleet.router",
+    "engine.fleet.warm_targets",
     "engine.gguf.config",
     "engine.scheduling.tenant_labels",
     "engine.memory.utilization",

@@ -1,0 +1,32 @@
+"""What an API server knows about a replica: its state and its last statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ReplicaState(StrEnum):
+    """A replica pushes a change of its state at once, apart from its statistics."""
+
+    READY = "ready"
+    """It accepts requests."""
+    DRAINING = "draining"
+    """It finishes its requests and accepts no others."""
+    REFUSING = "refusing"
+    """Its engine restarts or does not respond."""
+    GONE = "gone"
+    """It left the fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """What a replica reports about every 0.5 s."""
+
+    num_requests: int
+    """Requests of all API servers that it runs or that wait there."""
+    max_batch: int
+    """Requests that it runs at once; the others wait."""
+    residents: Set[str]
+    """Adapters that are in its arena or on their way there."""

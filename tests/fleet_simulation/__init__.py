@@ -1,0 +1,1 @@
+"""A simulated fleet: the router of `engine/fleet` and other policies on the same requests."""
