@@ -1,13 +1,13 @@
-"""Kills every kind of process repeatedly under load, and compares the ledger with the engine.
+"""Kills every kind of process repeatedly under load, and compares the ledger with the journal.
 
     make soak          or: PYTHONPATH=.src:tests python -m benchmarks.exact_usage [--kills 300]
 
 The real engine serves a tiny model and an adapter, while other clients push adapters and send
 schemas. The API server, its engine, its fetcher, examinations of uploads and the grammar checker
-are killed by SIGKILL at random moments. The engine's counts are read from its journal by
-independent code. Prints one JSON object; exits with 1 unless
+are killed by SIGKILL at random moments. What the server received of its engine is read from the
+journal by independent code. Prints one JSON object; exits with 1 unless
 
-- every row of the ledger equals the engine's count and the usage reported to the caller, to the
+- every row of the ledger equals the journal's count and the usage reported to the caller, to the
   token,
 - no caller has seen a token that is not charged,
 - no truncated answer looked complete,

@@ -34,7 +34,6 @@ from .reports.info import describe_engine
 from .reports.statistics import Statistics
 from .request_lifecycle import RequestLifecycle
 from .step_executor import StepExecutor
-from .token_journal import JournalCounters
 
 
 class EngineCore:
@@ -80,10 +79,6 @@ class EngineCore:
         self._executor.report_progress_to(heartbeat)
         for model in self.parts.models:
             model.call_between_layers(heartbeat.beat)
-
-    def count_tokens_in(self, counters: JournalCounters) -> None:
-        """Keep the journal's counts of each request that has a slot there."""
-        self._requests.count_tokens_in(counters)
 
     def handle(self, message: ToEngine) -> None:
         """Take one message; never raises for what a message says."""

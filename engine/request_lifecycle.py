@@ -29,7 +29,6 @@ from .reports.statistics import Statistics
 from .request import Request
 from .sampling_params import MAX_LOGPROBS
 from .scheduling.drains import Drains
-from .token_journal import JournalCounters
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ class RequestLifecycle:
         self._events = StepEvents()
         """Announced since the last `take_events`."""
         self._statistics = statistics
-        self._journal: JournalCounters | None = None
         self._next_reap_time = parts.clock() + REAP_INTERVAL_SECONDS
         self._drains = Drains(
             scheduler=parts.scheduler,
@@ -61,10 +59,6 @@ class RequestLifecycle:
             clock=parts.clock,
             abort=self.fail,
         )
-
-    def count_tokens_in(self, journal: JournalCounters) -> None:
-        """Keep the journal's counts of each request that has a slot there."""
-        self._journal = journal
 
     def submit(self, submitted: GenerationRequest) -> None:
         """Queue a request. One that is refused ends with the error."""
@@ -106,13 +100,6 @@ class RequestLifecycle:
         for event in events:
             request = self._scheduler.get(event.request_id)
             assert request is not None, "a request has not ended when it is scheduled"
-            slot = request.submitted.journal_slot
-            if self._journal and slot is not None:
-                self._journal.start(
-                    slot,
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    num_cached_tokens=event.num_cached_tokens,
-                )
             self._statistics.start(request, event)
             self._events.started.append(event)
 
@@ -122,11 +109,7 @@ class RequestLifecycle:
 
     def generate(self, request: Request, generated: TokensGenerated) -> None:
         """Announce new tokens, before they are appended to the request."""
-        num_tokens = len(generated.token_ids)
-        slot = request.submitted.journal_slot
-        if self._journal and slot is not None:  # first: no token is delivered uncounted
-            self._journal.generate(slot, request.num_generated_tokens + num_tokens)
-        self._statistics.generate(request, num_tokens)
+        self._statistics.generate(request, len(generated.token_ids))
         self._events.tokens.append(generated)
 
     @property

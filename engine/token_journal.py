@@ -1,23 +1,19 @@
-"""The token journal: the cost of every request so far, in a file that survives both processes.
+"""The token journal: the cost of every request so far, in a file that survives its process.
 
-The file has fixed slots, one per sequence. The parent allocates a slot before it submits the
-sequence to the engine. The engine updates the counts before anybody sees a token. The parent frees
-the slot once the cost is in the database. Both map the file, so counting makes no system call, and
-the counts remain if either process, or both, are killed. Each number is one aligned word with one
-writer, so it is never half written.
+The file has fixed slots, one per sequence. The API server allocates a slot before it submits the
+sequence to an engine, updates the counts when it receives the engine's events, and frees the slot
+once the cost is in the database. It maps the file, so counting makes no system call, and the counts
+remain if the server is killed. Each number is one aligned word, so it is never half written.
 
-Every slot stores its owner, in bytes that only the parent interprets; the slots of one request have
-the same owner. Its first slot, the *head*, stores the outcome when the parent has decided what to
-charge.
+Every slot stores its owner, in bytes that the journal does not interpret; the slots of one request
+have the same owner. Its first slot, the *head*, stores the outcome once the charge is decided.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,16 +25,9 @@ SLOT_BYTES = 512
 NUM_SLOTS = 32768
 MAX_OWNER_BYTES = 304
 MAX_OUTCOME_BYTES = 144
-WRITER_SECONDS = 10.0
-"""How long an engine may outlive its parent."""
-_POLL_SECONDS = 0.01
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-"""Linux: map all pages at once. Otherwise they would cause page faults during steps, and look like
-a memory leak for hours, because slots are used round-robin."""
 
 _FREE, _OPEN, _CLOSED = range(3)
 
-# The parent's words, the engine's, the parent's again.
 _STATE, _POSITION, _COUNTS_PROMPT = 0, 8, 16
 _PROMPT, _CACHED, _GENERATED = 24, 32, 40
 _OWNER_LENGTH, _OUTCOME_LENGTH = 48, 56
@@ -71,44 +60,38 @@ class Entry(NamedTuple):
     """None: undecided, so the counts apply."""
 
 
-class JournalCounters:
-    """The engine's side: it counts."""
+class SlotCounter:
+    """Counts the tokens of one sequence in its slot."""
 
-    def __init__(self, path: Path) -> None:
-        """Map the parent's file; its lock shows that a writer is alive."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        self._map = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED | _POPULATE)
+    def __init__(self, mapped: mmap.mmap, slot: int) -> None:
+        """`mapped`: the journal's file."""
+        start = slot * SLOT_BYTES
+        self._map = mapped
+        self._prompt, self._cached = start + _PROMPT, start + _CACHED
+        self._generated = start + _GENERATED
 
-    def start(self, slot: int, *, num_prompt_tokens: int, num_cached_tokens: int) -> None:
-        """The sequence is computed from now on."""
-        _WORD.pack_into(self._map, slot * SLOT_BYTES + _CACHED, num_cached_tokens)
-        _WORD.pack_into(self._map, slot * SLOT_BYTES + _PROMPT, num_prompt_tokens)
+    def start(self, *, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """The engine has scheduled the sequence."""
+        # The prompt last: without it the sequence has not started.
+        _WORD.pack_into(self._map, self._cached, num_cached_tokens)
+        _WORD.pack_into(self._map, self._prompt, num_prompt_tokens)
 
-    def generate(self, slot: int, num_tokens: int) -> None:
+    def generate(self, num_tokens: int) -> None:
         """The sequence has this many output tokens in total."""
-        _WORD.pack_into(self._map, slot * SLOT_BYTES + _GENERATED, num_tokens)
-
-    def close(self) -> None:
-        """Count no more."""
-        self._map.close()
-        os.close(self._descriptor)
+        _WORD.pack_into(self._map, self._generated, num_tokens)
 
 
 class TokenJournal:
-    """The parent's side: it gives slots out, reads them and frees them."""
+    """Gives slots out, reads them and frees them. Only one process may have the file open."""
 
     def __init__(self, path: Path, *, num_slots: int = NUM_SLOTS) -> None:
-        """Open the file, created on first use, once no writer is left.
+        """Open the file, created on first use.
 
         It has at least `num_slots` slots. Disk space for all of them is allocated now, because a
-        mapped file cannot report a full disk. Raises TimeoutError if an engine still writes after
-        WRITER_SECONDS, OSError if the file cannot be opened.
+        mapped file cannot report a full disk. Raises OSError if the file cannot be opened.
         """
-        self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _wait_for_writers(self._descriptor)
             num_bytes = max(num_slots * SLOT_BYTES, os.fstat(self._descriptor).st_size)
             take_room(self._descriptor, num_bytes)
             self._map = mmap.mmap(self._descriptor, num_bytes)
@@ -145,7 +128,8 @@ class TokenJournal:
             raise JournalFull
         slots = tuple(self._free.popleft() for _ in counts_prompt)
         for position, slot in enumerate(slots):
-            self.reset(slot)
+            for offset in (_PROMPT, _CACHED, _GENERATED):
+                self._put(slot, offset, 0)
             self._put(slot, _POSITION, position)
             self._put(slot, _COUNTS_PROMPT, counts_prompt[position])
             self._put_bytes(slot, _OWNER, _OWNER_LENGTH, owner)
@@ -153,13 +137,12 @@ class TokenJournal:
             self._put(slot, _STATE, _OPEN)
         return slots
 
-    def reset(self, slot: int) -> None:
-        """Reset the counts of this sequence, which no engine has."""
-        for offset in (_PROMPT, _CACHED, _GENERATED):
-            self._put(slot, offset, 0)
+    def counter(self, slot: int) -> SlotCounter:
+        """A counter of this open slot, to use until the slot is freed."""
+        return SlotCounter(self._map, slot)
 
     def counts(self, slots: Iterable[int]) -> Counts:
-        """The engine's counts for these sequences."""
+        """What was counted for these sequences."""
         prompt = cached = generated = 0
         for slot in slots:
             generated += self._get(slot, _GENERATED)
@@ -182,7 +165,7 @@ class TokenJournal:
         self._map.flush(page, start + SLOT_BYTES - page)
 
     def free(self, slots: Sequence[int]) -> None:
-        """Forget the request; no engine may have it any more. Its slots are used again last."""
+        """Forget the request, which nobody counts any more. Its slots are used again last."""
         # The head first: without it the request is not there.
         for slot in slots:
             self._put(slot, _STATE, _FREE)
@@ -222,17 +205,3 @@ class TokenJournal:
         start = slot * SLOT_BYTES + offset
         self._map[start : start + len(content)] = content
         self._put(slot, length_offset, len(content))
-
-
-def _wait_for_writers(descriptor: int) -> None:
-    """Return once no engine of an earlier parent counts any more. Raises TimeoutError."""
-    deadline = time.monotonic() + WRITER_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError("an engine of an earlier server still runs") from None
-        time.sleep(_POLL_SECONDS)
-    fcntl.flock(descriptor, fcntl.LOCK_UN)

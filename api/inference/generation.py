@@ -19,6 +19,7 @@ from ...engine.messages import GenerationRequest, PromptOutput, RequestStarted, 
 from ...engine.process.engine import Engine
 from ...engine.process.request_stream import RequestEvent, RequestStream
 from ...engine.text.tokenizer import Tokenizer
+from ...engine.token_journal import SlotCounter
 from ...platform.overview.figures import FigureSums
 from ..contract.errors import ApiError
 from ..telemetry.metrics import Metrics
@@ -39,6 +40,8 @@ class SequenceSpec:
     index: int
     """The `index` of its choice."""
     request: GenerationRequest
+    counter: SlotCounter
+    """Counts its tokens, so that a crash leaves none uncharged."""
     is_first_choice: bool
     """Whether it accounts for its prompt; further choices of the same prompt do not."""
     stop: tuple[str, ...]
@@ -72,7 +75,7 @@ class Outcome(NamedTuple):
     """The metered result of a generation."""
 
     counts: TokenCounts
-    """The counts of an incomplete answer as received here, possibly fewer than were generated."""
+    """The tokens of the answer; an incomplete answer is charged by the journal's counts."""
     tier: Tier | None
     """The adapter's tier at arrival."""
     finish_reason: str
@@ -223,7 +226,7 @@ class Generation:
         self._open[spec.index] = sequence
         try:
             sequence.stream = self._engine.submit(
-                self._due(spec.request), partial(self._take, sequence)
+                self._due(spec.request), partial(self._take, sequence), spec.counter
             )
         except Exception as exc:  # any error ends the sequence, so that the request ends too
             self._fail(sequence, exc)

@@ -184,7 +184,7 @@ class Inference:
         account = self._open_account(order)
         try:
             sequences = sequences_of(
-                order, slots=account.slots, tokenizer=self.tokenizer_of(order.model)
+                order, counters=account.counters, tokenizer=self.tokenizer_of(order.model)
             )
             await self._admit(order)
         except BaseException:
@@ -210,13 +210,11 @@ class Inference:
             log.warning("admitted_without_limits", request_id=order.request_id)
 
     def _open_account(self, order: Order) -> Account:
-        indices = range(order.num_sequences)
         return self._metering.open(
             order.request_id,
             order.principal,
             order.model.adapter,
-            sequence_ids=[order.sequence_id(index) for index in indices],
-            counts_prompt=[order.is_first_choice(index) for index in indices],
+            counts_prompt=[order.is_first_choice(index) for index in range(order.num_sequences)],
         )
 
     def _open_generation(

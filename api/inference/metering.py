@@ -5,8 +5,9 @@ request and freed once the ledger has the row. So if a process dies, the journal
 request, and the next server writes it to the ledger. An unavailable database is handled alike: an
 answer ends once the journal has its outcome on disk, and the row follows later.
 
-A complete answer is charged by its tokens. An interrupted answer is charged by the tokens that the
-engine has counted.
+A complete answer is charged by its tokens. An interrupted answer is charged by the tokens that this
+server received from the engine, which the journal counts. Once its streams are closed, nothing more
+is counted.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ import msgspec
 import structlog
 
 from ...engine.errors import Overloaded, TenantQueueFull
-from ...engine.process.engine import Engine
-from ...engine.token_journal import Entry, TokenJournal
+from ...engine.token_journal import Entry, SlotCounter, TokenJournal
 from ...platform.adapters.registry import AdapterRef
 from ...platform.base import utc_now
 from ...platform.errors import DatabaseUnavailable
@@ -50,8 +50,8 @@ class Account:
     """For the metrics; None if an earlier process has admitted it."""
     slots: tuple[int, ...]
     """In the journal, one for each of its sequences."""
-    sequence_ids: Sequence[str] = ()
-    """The engine's ids of the sequences."""
+    counters: Sequence[SlotCounter] = ()
+    """Of its sequences; none if an earlier process has admitted it."""
 
 
 class Metering:
@@ -61,12 +61,10 @@ class Metering:
         self,
         *,
         journal: TokenJournal,
-        engine: Engine,
         ledger: LedgerWriter,
         metrics: Metrics,
     ) -> None:
         self._journal = journal
-        self._engine = engine
         self._ledger = ledger
         self._metrics = metrics
         self._threads = WorkerThreads("metering", 1)
@@ -111,15 +109,15 @@ class Metering:
         principal: Principal,
         adapter: AdapterRef | None,
         *,
-        sequence_ids: Sequence[str],
         counts_prompt: Sequence[bool],
     ) -> Account:
-        """An account for a request with these sequences, some of which account for their prompt.
+        """An account for a request with as many sequences as `counts_prompt` has values, which tell
+        whether a sequence accounts for its prompt.
 
         Raises DatabaseUnavailable if the journal is full because of a long outage, otherwise
         TenantQueueFull or Overloaded.
         """
-        self._check_share(principal.tenant_id, len(sequence_ids))
+        self._check_share(principal.tenant_id, len(counts_prompt))
         owner = Owner(
             request_id,
             principal.tenant_id,
@@ -129,7 +127,8 @@ class Metering:
             adapter.key.digest if adapter else None,
         )
         slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)
-        account = Account(owner, principal.tenant_slug, slots, sequence_ids)
+        counters = [self._journal.counter(slot) for slot in slots]
+        account = Account(owner, principal.tenant_slug, slots, counters)
         self._hold(account)
         return account
 
@@ -140,9 +139,9 @@ class Metering:
     async def settle(self, account: Account, outcome: Outcome) -> None:
         """Charge an ended request; once, and completely even if the caller is cancelled.
 
-        Returns when the ledger has the row, or the disk has the outcome if the database is
-        unavailable. An interrupted answer is charged in the background, once the engine has
-        released it.
+        Its streams are closed. Returns when the ledger has the row, or the disk has the outcome if
+        the database is unavailable. An interrupted answer is charged in the background, because
+        nobody waits for it.
         """
         work = self._settle_broken if outcome.finish_reason == ABORTED else self._settle_whole
         task = self._spawn(work(account, outcome))
@@ -163,7 +162,6 @@ class Metering:
         await self._charge(account, charge)
 
     async def _settle_broken(self, account: Account, outcome: Outcome) -> None:
-        await self._engine.until_gone(account.sequence_ids)
         charge = self._counted(account.slots, tier=outcome.tier, load_ms=outcome.load_ms)
         try:
             await self._charge(account, charge)
@@ -173,7 +171,7 @@ class Metering:
     def _counted(
         self, slots: Sequence[int], *, tier: str | None = None, load_ms: float | None = None
     ) -> Charge:
-        """The charge of an interrupted answer: the engine's counts."""
+        """The charge of an interrupted answer: the journal's counts."""
         counts = self._journal.counts(slots)
         return Charge(
             prompt_tokens=counts.prompt,
@@ -203,11 +201,6 @@ class Metering:
                 prompt_tokens=charge.prompt_tokens,
                 completion_tokens=charge.completion_tokens,
             )
-        self._spawn(self._release(account))
-
-    async def _release(self, account: Account) -> None:
-        """A sequence that was cut at a stop string may run on for a moment, and be counted."""
-        await self._engine.until_gone(account.sequence_ids)
         self._free(account)
 
     def _check_share(self, tenant_id: str, num_slots: int) -> None:

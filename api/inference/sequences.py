@@ -9,26 +9,30 @@ from dataclasses import replace
 from ...engine.messages import GenerationRequest
 from ...engine.sampling_params import SamplingParams
 from ...engine.text.tokenizer import Tokenizer
+from ...engine.token_journal import SlotCounter
 from .generation import SequenceSpec
 from .order import Order
 
 
-def sequences_of(order: Order, *, slots: Sequence[int], tokenizer: Tokenizer) -> list[SequenceSpec]:
-    """`slots`: of the journal, one for each. `tokenizer`: that of the order's model."""
+def sequences_of(
+    order: Order, *, counters: Sequence[SlotCounter], tokenizer: Tokenizer
+) -> list[SequenceSpec]:
+    """`counters`: one for each. `tokenizer`: that of the order's model."""
     return [
         SequenceSpec(
             index=index,
-            request=_request(order, index, slot, tokenizer),
+            request=_request(order, index, tokenizer),
+            counter=counter,
             is_first_choice=order.is_first_choice(index),
             stop=order.stop,
             continues_prompt=order.continues_prompt,
             visible_token_ids=order.visible_token_ids,
         )
-        for index, slot in enumerate(slots)
+        for index, counter in enumerate(counters)
     ]
 
 
-def _request(order: Order, index: int, slot: int, tokenizer: Tokenizer) -> GenerationRequest:
+def _request(order: Order, index: int, tokenizer: Tokenizer) -> GenerationRequest:
     position, choice = divmod(index, order.num_choices)
     adapter = order.model.adapter
     is_one_of_many = order.num_choices > 1
@@ -47,7 +51,6 @@ def _request(order: Order, index: int, slot: int, tokenizer: Tokenizer) -> Gener
         tenant_weight=order.principal.tenant_weight,
         pooling=order.pooling,
         num_prompt_logprobs=order.num_prompt_logprobs if choice == 0 else None,
-        journal_slot=slot,
     )
 
 

@@ -65,9 +65,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
 def _open_metering(
     planes: Planes, ledger: LedgerWriter, metrics: Metrics, stack: AsyncExitStack
 ) -> Metering:
-    metering = Metering(
-        journal=planes.journal, engine=planes.engine, ledger=ledger, metrics=metrics
-    )
+    metering = Metering(journal=planes.journal, ledger=ledger, metrics=metrics)
     stack.push_async_callback(metering.close)
     metrics.show_ledger(
         is_database_away=lambda: planes.control_plane.watch.is_away,

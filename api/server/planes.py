@@ -26,7 +26,7 @@ from ..settings import Settings
 from ..upkeep.disk_reserve import FILE as RESERVE_FILE
 from ..upkeep.disk_reserve import open_reserve
 from .bases import Bases, locate_bases, public_name
-from .data_dir_lock import DataDirInUse, locked_data_dir
+from .data_dir_lock import locked_data_dir
 from .server_id import load_or_create_server_id
 
 log = structlog.get_logger(__name__)
@@ -75,7 +75,7 @@ async def open_planes(
     control_plane.tell_of_changes(seen_adapters.note_change)
     blocks = WantedBlocks(control_plane, fetcher, seen_adapters)
     located = replace(engine_config, model=str(bases.served))
-    engine = await _start_engine(located, blocks, fetcher, journal, stack)
+    engine = await _start_engine(located, blocks, fetcher, stack)
     server_id = load_or_create_server_id(settings.data_dir)
     return Planes(
         settings=settings,
@@ -131,15 +131,9 @@ def open_control_plane(settings: Settings) -> ControlPlane:
 
 def _open_journal(settings: Settings, config: EngineConfig) -> TokenJournal:
     """Open the journal, with room for the engine's queue and batch and for as many requests that
-    wait for the database.
-
-    Raises DataDirInUse if an earlier server's engine does not end.
-    """
+    wait for the database."""
     num_slots = max(NUM_SLOTS, 2 * (config.max_queued + config.max_num_seqs))
-    try:
-        return TokenJournal(settings.data_dir / JOURNAL_FILE, num_slots=num_slots)
-    except TimeoutError:
-        raise DataDirInUse(settings.data_dir) from None
+    return TokenJournal(settings.data_dir / JOURNAL_FILE, num_slots=num_slots)
 
 
 async def _start_fetcher(settings: Settings, stack: AsyncExitStack) -> FetcherClient:
@@ -179,14 +173,12 @@ async def _start_engine(
     config: EngineConfig,
     blocks: WantedBlocks,
     fetcher: FetcherClient,
-    journal: TokenJournal,
     stack: AsyncExitStack,
 ) -> EngineClient:
     engine = EngineClient(
         config,
         on_adapter_wanted=blocks.fetch,
         on_adapter_read=fetcher.note_read,
-        journal=journal,
     )
     stack.push_async_callback(engine.stop)
     await engine.start()

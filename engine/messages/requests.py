@@ -69,8 +69,6 @@ class GenerationRequest:
     """The tenant's weight in the division of the device among tenants."""
     deadline_seconds: float | None = None
     """Time from arrival in the engine until the request must have ended; None: no limit."""
-    journal_slot: int | None = None
-    """The journal slot that counts its tokens; None: they are not counted."""
     pooling: Pooling | None = None
     """Send the prompt's embedding; `max_tokens` must be 0."""
     num_prompt_logprobs: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence, Set
 from contextlib import aclosing
 from itertools import count
 from typing import assert_never
@@ -35,7 +35,7 @@ from ..messages import (
     RequestList,
     StepEvents,
 )
-from ..token_journal import TokenJournal
+from ..token_journal import SlotCounter
 from .adapter_fetches import AdapterFetches, FetchedBlock
 from .engine import Engine, EngineState
 from .engine_process import ENGINE_COMMAND
@@ -59,21 +59,16 @@ class EngineClient(Engine):
         on_adapter_read: Callable[[AdapterKey], None] = lambda key: None,
         command: Sequence[str] = ENGINE_COMMAND,
         restarts: RestartPolicy | None = None,
-        journal: TokenJournal | None = None,
     ) -> None:
         """`on_adapter_wanted` fetches a block to the local disk, or raises; calls run concurrently.
-        `on_adapter_read` is called when the engine no longer needs that block's file. The engine
-        counts the tokens of requests with a slot in `journal`."""
-        self._supervisor = Supervisor(
-            config, command=command, restarts=restarts, journal=journal.path if journal else None
-        )
+        `on_adapter_read` is called when the engine no longer needs that block's file."""
+        self._supervisor = Supervisor(config, command=command, restarts=restarts)
         send = self._supervisor.send
         self._quarantine = Quarantine(time.monotonic)
         self._requests = OpenRequests(
             self._supervisor,
             self._quarantine,
             max_requests=config.max_queued + config.max_num_seqs,
-            journal=journal,
         )
         self._kept = KeptAdapters(self._supervisor, self._quarantine)
         self._fetches = AdapterFetches(on_adapter_wanted, send)
@@ -170,18 +165,18 @@ class EngineClient(Engine):
         return len(self._requests)
 
     def submit(
-        self, request: GenerationRequest, take: Callable[[RequestEvent], None] | None = None
+        self,
+        request: GenerationRequest,
+        take: Callable[[RequestEvent], None] | None = None,
+        counter: SlotCounter | None = None,
     ) -> RequestStream:
-        return self._requests.submit(request, take)
+        return self._requests.submit(request, take, counter)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestEvent, None]:
         """The request's events; leaving the iteration early aborts the request."""
         async with aclosing(self.submit(request)) as stream:
             async for event in stream:
                 yield event
-
-    async def until_gone(self, request_ids: Iterable[str]) -> None:
-        await self._requests.until_gone(request_ids)
 
     async def list_requests(self, tenant_id: str | None = None, *, limit: int) -> RequestList:
         self._check_ready()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from ..messages import (
     MemoryMap,
     RequestList,
 )
+from ..token_journal import SlotCounter
 from .request_stream import RequestEvent, RequestStream
 
 
@@ -76,18 +77,21 @@ class Engine(Protocol):
     # --- requests ---------------------------------------------------------------------------------
 
     def submit(
-        self, request: GenerationRequest, take: Callable[[RequestEvent], None] | None = None
+        self,
+        request: GenerationRequest,
+        take: Callable[[RequestEvent], None] | None = None,
+        counter: SlotCounter | None = None,
     ) -> RequestStream:
         """Send a request to the engine. The caller must consume or close the stream.
 
         The stream's `abort` and `close` end the request early. `take`, if given, is called with
-        each event when it arrives, instead of iterating; it must not raise. Raises
-        EngineUnavailable while the engine is down, InvalidParameter if a request with this id is
-        open, Overloaded if too many requests are open, RequestQuarantined or AdapterQuarantined.
-        """
+        each event when it arrives, instead of iterating; it must not raise. `counter`, if given,
+        counts the tokens of each event before the consumer gets it, until the stream is closed.
 
-    async def until_gone(self, request_ids: Iterable[str]) -> None:
-        """Return once no process works on these requests, so that their counts are final."""
+        Raises EngineUnavailable while the engine is down, InvalidParameter if a request with this
+        id is open, Overloaded if too many requests are open, RequestQuarantined or
+        AdapterQuarantined.
+        """
 
     async def list_requests(self, tenant_id: str | None = None, *, limit: int) -> RequestList:
         """The sequences in the engine and their states; `tenant_id` None: of all tenants.

@@ -77,14 +77,8 @@ class EngineProcess:
         """Kills a process that has closed its socket."""
 
     @classmethod
-    async def spawn(
-        cls,
-        config: EngineConfig,
-        *,
-        command: Sequence[str] = ENGINE_COMMAND,
-        journal: Path | None = None,
-    ) -> Self:
-        """Start a process that counts tokens in `journal`. Raises OSError if the system cannot."""
+    async def spawn(cls, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> Self:
+        """Start a process. Raises OSError if the system cannot."""
         with ExitStack() as resources:
             # A file without a name: no other process can open it, and it ends with both processes.
             beats = resources.enter_context(tempfile.TemporaryFile())
@@ -100,7 +94,6 @@ class EngineProcess:
                     str(theirs.fileno()),
                     str(heartbeat_path),
                     msgspec.json.encode(config).decode(),
-                    *([str(journal)] if journal else []),
                     stdin=stdin,
                     stdout=_STDERR,
                     env=engine_environment(os.environ),

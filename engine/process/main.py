@@ -1,9 +1,9 @@
-"""The engine process: `python -m loraplex.engine.process.main SOCKET HEARTBEAT CONFIG [JOURNAL]`.
+"""The engine process: `python -m loraplex.engine.process.main SOCKET HEARTBEAT CONFIG`.
 
 CONFIG is an EngineConfig as JSON, SOCKET the descriptor of one end of a pair, HEARTBEAT the file in
-which the parent watches progress, JOURNAL the file in which tokens are counted. Standard input
-carries no data; its end means that the parent has exited. No child outlives the parent. SIGTERM
-ends the process at once; draining is the parent's task.
+which the parent watches progress. Standard input carries no data; its end means that the parent has
+exited. No child outlives the parent. SIGTERM ends the process at once; draining is the parent's
+task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from ..config import EngineConfig
 from ..errors import EngineError, MalformedMessage
 from ..heartbeat import Heartbeat
 from ..messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
-from ..token_journal import JournalCounters
 from .gc_tuning import GarbageCollection
 from .parent_socket import ParentGone, ParentSocket
 from .transport import decode_to_engine, encode
@@ -55,8 +54,6 @@ class Core(Protocol):
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None: ...
 
-    def count_tokens_in(self, counters: JournalCounters) -> None: ...
-
     def handle(self, message: ToEngine) -> None: ...
 
     def step(self) -> list[FromEngine]: ...
@@ -71,14 +68,12 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # progress bars are for terminals, and no log lines
     end_with_parent()
-    descriptor, heartbeat_path, config_json, *journal_path = sys.argv[1:]
+    descriptor, heartbeat_path, config_json = sys.argv[1:]
     os.set_inheritable(int(descriptor), False)  # it ends with this process
     with ParentSocket(socket.socket(fileno=int(descriptor))) as parent:
         try:
             config = msgspec.json.decode(config_json, type=EngineConfig)
             core = (make_core or _load_core)(config)
-            for path in journal_path:
-                core.count_tokens_in(JournalCounters(Path(path)))
             _serve(core, parent, Heartbeat(Path(heartbeat_path)))
         except ParentGone:
             return 0

@@ -7,7 +7,7 @@ the next process, once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from ...adapters.identity import AdapterKey
@@ -31,7 +31,7 @@ from ..messages import (
     Submit,
     TokensGenerated,
 )
-from ..token_journal import TokenJournal
+from ..token_journal import SlotCounter
 from .quarantine import Quarantine
 from .request_stream import RequestEvent, RequestStream
 from .supervisor import Supervisor
@@ -44,7 +44,7 @@ OVERLOAD_RETRY_SECONDS = 1.0
 
 
 class OpenRequests:
-    """The streams of the requests, and the requests that the process may still work on."""
+    """The streams of the requests."""
 
     def __init__(
         self,
@@ -52,17 +52,12 @@ class OpenRequests:
         quarantine: Quarantine,
         *,
         max_requests: int,
-        journal: TokenJournal | None,
     ) -> None:
         self._supervisor = supervisor
         self._quarantine = quarantine
         self._max_requests = max_requests
-        self._journal = journal
         self._streams: dict[str, RequestStream] = {}
         """The streams of open requests, by id."""
-        self._in_process: dict[str, asyncio.Future[None]] = {}
-        """The requests that the process may still work on, each with a future that is done when it
-        no longer does."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -70,11 +65,14 @@ class OpenRequests:
     # --- callers ----------------------------------------------------------------------------------
 
     def submit(
-        self, request: GenerationRequest, take: Callable[[RequestEvent], None] | None
+        self,
+        request: GenerationRequest,
+        take: Callable[[RequestEvent], None] | None = None,
+        counter: SlotCounter | None = None,
     ) -> RequestStream:
         """Send a request to the process; see `Engine.submit`."""
         self._check_acceptable(request)
-        stream = RequestStream(request, abort=self._abort, take=take)
+        stream = RequestStream(request, abort=self._abort, take=take, counter=counter)
         self._send(stream)  # a request that cannot be sent is not open
         self._streams[request.request_id] = stream
         if request.deadline_seconds is not None:
@@ -82,12 +80,6 @@ class OpenRequests:
                 request.deadline_seconds + DEADLINE_SLACK_SECONDS, self._expire, stream
             )
         return stream
-
-    async def until_gone(self, request_ids: Iterable[str]) -> None:
-        """Return once the process no longer works on these requests."""
-        waited_for = [self._in_process[name] for name in request_ids if name in self._in_process]
-        if waited_for:
-            await asyncio.wait(waited_for)
 
     # --- the process ------------------------------------------------------------------------------
 
@@ -97,7 +89,6 @@ class OpenRequests:
             self._feed(group)
         for end in events.finished:
             self._finish(end)
-            self._note_gone(end.request_id)
 
     def resubmit(self) -> None:
         """Send all open requests to a new process, except those that are now in quarantine."""
@@ -117,8 +108,6 @@ class OpenRequests:
     def settle(self) -> None:
         """The process has died: end the requests that had started, and keep the others for the next
         process."""
-        for request_id in list(self._in_process):
-            self._note_gone(request_id)
         for stream in list(self._streams.values()):
             if stream.is_started or stream.is_aborted or stream.num_submissions == MAX_SUBMISSIONS:
                 objection = self._quarantine.objection(stream.request)
@@ -151,8 +140,6 @@ class OpenRequests:
     def _send(self, stream: RequestStream) -> None:
         stream.num_submissions += 1
         request = stream.request
-        if self._journal and request.journal_slot is not None:
-            self._journal.reset(request.journal_slot)  # the work of the dead process is lost
         if stream.expiry is not None and stream.num_submissions > 1:
             seconds = stream.expiry.when() - DEADLINE_SLACK_SECONDS
             left = max(0.0, seconds - asyncio.get_running_loop().time())
@@ -160,8 +147,6 @@ class OpenRequests:
         if num_lone_steps := self._quarantine.num_lone_steps(request):
             request = replace(request, num_lone_steps=num_lone_steps)
         self._supervisor.send(Submit(request))
-        if request.request_id not in self._in_process:
-            self._in_process[request.request_id] = asyncio.get_running_loop().create_future()
 
     def _feed(self, events: Sequence[RequestStarted | PromptOutput | TokensGenerated]) -> None:
         for event in events:
@@ -197,8 +182,3 @@ class OpenRequests:
         if stream is not None:
             self._quarantine.note_end(stream.request, event)
             stream.feed(event)
-
-    def _note_gone(self, request_id: str) -> None:
-        gone = self._in_process.pop(request_id, None)
-        if gone is not None and not gone.done():
-            gone.set_result(None)

@@ -13,6 +13,7 @@ from ..messages import (
     RequestStarted,
     TokensGenerated,
 )
+from ..token_journal import SlotCounter
 
 RequestEvent = RequestStarted | PromptOutput | TokensGenerated | RequestFinished
 
@@ -31,9 +32,10 @@ class RequestStream:
         *,
         abort: Callable[[RequestStream], None],
         take: Callable[[RequestEvent], None] | None = None,
+        counter: SlotCounter | None = None,
     ) -> None:
         """`take` is called with each event when it arrives, so that no task has to wake up; it must
-        not raise."""
+        not raise. `counter` counts the tokens of each event before the consumer gets it."""
         self.request = request
         self.expiry: asyncio.TimerHandle | None = None
         """Ends the request after its deadline if the engine does not."""
@@ -43,6 +45,7 @@ class RequestStream:
         self.is_started = False
         self.is_aborted = False
         self._abort = abort
+        self._counter = counter
         self._is_finished = False
         self._is_exhausted = False
         self._events: asyncio.Queue[RequestEvent | None] = asyncio.Queue()
@@ -68,8 +71,9 @@ class RequestStream:
             self._abort(self)
 
     def close(self) -> None:
-        """End the request early and take no further events. Idempotent."""
+        """End the request early; take and count no further events. Idempotent."""
         self._is_exhausted = True
+        self._counter = None  # its slot may soon be another's
         self.abort()
         self._events.put_nowait(None)
 
@@ -78,11 +82,19 @@ class RequestStream:
         self.close()
 
     def feed(self, event: RequestEvent) -> None:
-        """Take the next event: the client's side."""
+        """Take the next event: the client's side. Its tokens are counted before it is handed on, so
+        that the consumer sees no token that a crash would leave uncharged."""
         if isinstance(event, TokensGenerated):
             self.num_generated_tokens += len(event.token_ids)
+            if self._counter is not None:
+                self._counter.generate(self.num_generated_tokens)
         elif isinstance(event, RequestStarted):
             self.is_started = True
+            if self._counter is not None:
+                self._counter.start(
+                    num_prompt_tokens=len(self.request.prompt_token_ids),
+                    num_cached_tokens=event.num_cached_tokens,
+                )
         elif isinstance(event, RequestFinished):
             self._is_finished = True
             if self.expiry is not None:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from ..config import EngineConfig
@@ -85,13 +84,10 @@ class Supervisor:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         restarts: RestartPolicy | None = None,
-        journal: Path | None = None,
     ) -> None:
-        """Each process counts tokens in `journal`."""
         self._config = config
         self._command = command
         self._restarts = restarts or RestartPolicy()
-        self._journal = journal
         self._process: EngineProcess | None = None
         self._reported: ErrorInfo | None = None
         """The reason for ending the process, noted before it ends."""
@@ -213,9 +209,7 @@ class Supervisor:
 
     async def _spawn(self) -> EngineProcess:
         self._spawned_at = time.monotonic()
-        self._process = process = await EngineProcess.spawn(
-            self._config, command=self._command, journal=self._journal
-        )
+        self._process = process = await EngineProcess.spawn(self._config, command=self._command)
         if self.is_stopping:
             process.kill()
         return process

@@ -1,4 +1,4 @@
-"""The ledger equals the engine's counts, to the token, whichever process was killed."""
+"""The ledger equals what the servers received, to the token, whichever process was killed."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -23,8 +23,7 @@ from loraplex.api.inference.ledger_writer import LedgerWriter
 from loraplex.api.inference.metering import Account, Metering
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.errors import Overloaded, TenantQueueFull
-from loraplex.engine.process.client import EngineClient
-from loraplex.engine.token_journal import JournalCounters, TokenJournal
+from loraplex.engine.token_journal import TokenJournal
 from loraplex.platform.adapters.registry import AdapterRef
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.database import Database
@@ -46,19 +45,6 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-class Engine:
-    """What metering asks of the engine's client."""
-
-    def __init__(self) -> None:
-        self.is_idle = asyncio.Event()
-        self.is_idle.set()
-        self.is_awaited = False
-
-    async def until_gone(self, request_ids: object) -> None:
-        self.is_awaited = True
-        await self.is_idle.wait()
-
-
 class Life:
     """One life of a server, with its journal."""
 
@@ -66,11 +52,8 @@ class Life:
         self.database = Database(server_settings(home).database_url)
         self.control_plane = ControlPlane(self.database, b"secret" * 8)
         self.journal = TokenJournal(home / "journal", num_slots=NUM_SLOTS)
-        self.counters = JournalCounters(home / "journal")
-        self.engine = Engine()
         self.metering = Metering(
             journal=self.journal,
-            engine=cast(EngineClient, self.engine),
             ledger=LedgerWriter(self.control_plane),
             metrics=Metrics(lambda: None),
         )
@@ -82,7 +65,6 @@ class Life:
             request_id,
             principal,
             ADAPTER,
-            sequence_ids=[f"{request_id}-{index}" for index in range(num_slots)],
             counts_prompt=[index == 0 for index in range(num_slots)],
         )
         demand = Demand(
@@ -90,14 +72,13 @@ class Life:
         )
         with self.database.transaction(principal.tenant_id) as session:
             quotas.reserve(session, demand, server_id="here")
-        for slot in account.slots:
-            self.counters.start(slot, num_prompt_tokens=10, num_cached_tokens=4)
-        self.counters.generate(account.slots[0], 9)
+        for counter in account.counters:
+            counter.start(num_prompt_tokens=10, num_cached_tokens=4)
+        account.counters[0].generate(9)
         return account
 
     def die(self) -> None:
         """Nothing is written any more; what is in the file stays."""
-        self.counters.close()
         self.journal.close()
         self.control_plane.close()
 
@@ -322,18 +303,14 @@ def test_a_row_that_cannot_be_written_after_an_outage_holds_up_no_other(
     run(scenario())
 
 
-def test_a_broken_answer_is_charged_when_the_engine_has_let_go_of_it(
+def test_a_broken_answer_is_charged_by_what_was_received_of_each_sequence(
     home: Path, principal: Principal
 ) -> None:
     async def scenario() -> None:
         life = Life(home)
         account = life.open(principal)
-        life.engine.is_idle.clear()
+        account.counters[1].generate(5)
         await life.metering.settle(account, BROKEN)
-        await until(lambda: life.engine.is_awaited)
-        assert num_rows(life) == 0
-        life.counters.generate(account.slots[1], 5)  # before it hears of the end
-        life.engine.is_idle.set()
         await until(lambda: life.journal.num_free == NUM_SLOTS)
         assert rows(life) == [("req-1", 10, 4, 14, "aborted")]
         await life.metering.close()
@@ -420,23 +397,31 @@ def test_a_stopping_server_waits_for_what_is_being_written_but_not_for_ever(
 ) -> None:
     async def scenario() -> None:
         life = Life(home)
-        account = life.open(principal, "a")
-        life.engine.is_idle.clear()
-        await life.metering.settle(account, BROKEN)
-        closing = asyncio.create_task(life.metering.close())
-        await asyncio.sleep(0)
-        life.engine.is_idle.set()
-        await closing
+        write, may_write = life.ledger.write, asyncio.Event()
+
+        async def write_late(*args: Any) -> bool:
+            await may_write.wait()
+            return await write(*args)
+
+        with patch.object(life.ledger, "write", write_late):
+            await life.metering.settle(life.open(principal, "a"), BROKEN)
+            closing = asyncio.create_task(life.metering.close())
+            await asyncio.sleep(0)
+            may_write.set()
+            await closing
         assert rows(life) == [("a", 10, 4, 9, "aborted")]
         life.die()
 
         life = Life(home)
-        life.engine.is_idle.clear()
-        await life.metering.settle(life.open(principal, "b"), BROKEN)
-        with patch.object(metering, "CLOSE_SECONDS", 0.01):
+        may_write.clear()
+        with (
+            patch.object(life.ledger, "write", write_late),
+            patch.object(metering, "CLOSE_SECONDS", 0.01),
+        ):
+            await life.metering.settle(life.open(principal, "b"), BROKEN)
             (task,) = life.metering._tasks
             await life.metering.close()
-        await asyncio.wait([task])
+            await asyncio.wait([task])
         assert task.cancelled()
         assert num_rows(life) == 1
         life.die()
@@ -449,32 +434,15 @@ def num_rows(life: Life) -> int:
         return len(session.scalars(select(UsageRecord)).all())
 
 
-def test_the_slots_of_an_answer_cut_at_a_stop_string_wait_for_the_engine(
-    home: Path, principal: Principal
-) -> None:
-    async def scenario() -> None:
-        life = Life(home)
-        account = life.open(principal)
-        life.engine.is_idle.clear()
-        await life.metering.settle(account, WHOLE)
-        assert rows(life) == [("req-1", 10, 4, 7, "stop")]
-        assert life.journal.num_free == NUM_SLOTS - 2
-        life.engine.is_idle.set()
-        await until(lambda: life.journal.num_free == NUM_SLOTS)
-        await life.metering.close()
-        life.die()
-
-    run(scenario())
-
-
 def test_a_request_that_never_ran_costs_nothing_and_leaves_no_reservation(
     home: Path, principal: Principal
 ) -> None:
     async def scenario() -> None:
         life = Life(home)
         account = life.open(principal)
-        for slot in account.slots:
-            life.journal.reset(slot)
+        for counter in account.counters:
+            counter.start(num_prompt_tokens=0, num_cached_tokens=0)
+            counter.generate(0)
         await life.metering.settle(account, BROKEN)
         await until(lambda: life.journal.num_free == NUM_SLOTS)
         assert rows(life) == []
@@ -486,7 +454,7 @@ def test_a_request_that_never_ran_costs_nothing_and_leaves_no_reservation(
     run(scenario())
 
 
-ONE_SEQUENCE: dict[str, Any] = {"sequence_ids": ["x-0"], "counts_prompt": [True]}
+ONE_SEQUENCE: dict[str, Any] = {"counts_prompt": [True]}
 
 
 def test_a_tenant_that_asks_for_more_than_stays_free_is_refused_and_others_are_not(
@@ -503,7 +471,7 @@ def test_a_tenant_that_asks_for_more_than_stays_free_is_refused_and_others_are_n
             life.metering.open("x", principal, None, **ONE_SEQUENCE)
         other = replace(principal, tenant_id="other")
         with pytest.raises(Overloaded):  # too many at once for what is left
-            life.metering.open("y", other, None, sequence_ids="abc", counts_prompt=[True] * 3)
+            life.metering.open("y", other, None, counts_prompt=[True] * 3)
         life.metering.open("y", other, None, **ONE_SEQUENCE)
         for account in accounts[:2]:
             life.metering.discard(account)

@@ -50,7 +50,7 @@ class RecordingEngine:
         self.requests: list[GenerationRequest] = []
 
     def submit(
-        self, request: GenerationRequest, take: Callable[[RequestEvent], None]
+        self, request: GenerationRequest, take: Callable[[RequestEvent], None], counter: object
     ) -> SimpleNamespace:
         self.requests.append(request)
         error = ErrorInfo(EngineUnavailable.code, "planted")
@@ -62,8 +62,8 @@ class RecordingEngine:
 class FakeMetering:
     """Has room for every request."""
 
-    def open(self, *_: object, sequence_ids: list[str], **__: object) -> SimpleNamespace:
-        return SimpleNamespace(slots=range(len(sequence_ids)))
+    def open(self, *_: object, counts_prompt: list[bool]) -> SimpleNamespace:
+        return SimpleNamespace(counters=counts_prompt)
 
     async def settle(self, *_: object) -> None: ...
 

@@ -31,8 +31,10 @@ def requests_of(
         continues_prompt=True,
         **fields,
     )
-    slots = range(50, 50 + order.num_sequences)
-    return [spec.request for spec in sequences_of(order, slots=slots, tokenizer=TOKENIZER)]
+    counters = [cast(Any, f"counter {index}") for index in range(order.num_sequences)]
+    specs = sequences_of(order, counters=counters, tokenizer=TOKENIZER)
+    assert [spec.counter for spec in specs] == counters
+    return [spec.request for spec in specs]
 
 
 def test_each_prompt_s_choices_share_its_group_and_only_the_first_reads_it() -> None:
@@ -41,7 +43,6 @@ def test_each_prompt_s_choices_share_its_group_and_only_the_first_reads_it() -> 
     groups = [request.group_id for request in requests]
     assert groups[0] == groups[1] != groups[2] == groups[3]
     assert [request.num_prompt_logprobs for request in requests] == [3, None, 3, None]
-    assert [request.journal_slot for request in requests] == [50, 51, 52, 53]
     assert len({request.request_id for request in requests}) == 4
     assert requests_of(SamplingParams(), num_choices=1)[0].group_id is None
 

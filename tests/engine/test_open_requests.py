@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,10 +17,12 @@ from loraplex.engine.messages import (
     GenerationRequest,
     Prefetch,
     RequestFinished,
+    RequestStarted,
     SetPinned,
     StepEvents,
     Submit,
     ToEngine,
+    TokensGenerated,
 )
 from loraplex.engine.process import open_requests
 from loraplex.engine.process.kept_adapters import WARM_UP_SECONDS, KeptAdapters
@@ -27,6 +30,7 @@ from loraplex.engine.process.open_requests import OpenRequests
 from loraplex.engine.process.quarantine import Quarantine
 from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.token_journal import Counts, TokenJournal
 
 BAD, GOOD = AdapterKey("acme", "bad"), AdapterKey("acme", "good")
 
@@ -58,7 +62,7 @@ def quarantine() -> Quarantine:
 
 @pytest.fixture
 def requests(supervisor: FakeSupervisor, quarantine: Quarantine) -> OpenRequests:
-    return OpenRequests(cast(Any, supervisor), quarantine, max_requests=9, journal=None)
+    return OpenRequests(cast(Any, supervisor), quarantine, max_requests=9)
 
 
 @pytest.fixture
@@ -155,6 +159,24 @@ def test_an_end_that_the_engine_tells_clears_the_request(
         assert not quarantine.num_lone_steps(request)
 
     asyncio.run(scenario())
+
+
+def test_a_stream_counts_nothing_once_it_is_closed_because_its_slot_may_be_another_s(
+    requests: OpenRequests, tmp_path: Path
+) -> None:
+    journal = TokenJournal(tmp_path / "journal", num_slots=1)
+    slots = journal.open(b"first", [True])
+    stream = requests.submit(make("first"), None, journal.counter(slots[0]))
+    requests.deliver(StepEvents(started=[RequestStarted("first", 0.0, 0.0, None, 0)]))
+    requests.deliver(StepEvents(tokens=[TokensGenerated("first", [1])]))
+    stream.close()
+    assert journal.counts(slots) == Counts(prompt=1, generated=1)
+    journal.free(slots)
+    assert journal.open(b"second", [True]) == slots
+    end = RequestFinished("first", FinishReason.ABORTED, 1, 3)
+    requests.deliver(StepEvents(tokens=[TokensGenerated("first", [2, 3])], finished=[end]))
+    assert journal.counts(slots) == Counts()
+    assert len(requests) == 0
 
 
 # --- adapters -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""After any crash the journal has what was counted before it."""
+"""After any crash the journal has what was received before it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -21,16 +20,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
-from loraplex.engine import token_journal
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.messages import (
+    GenerationRequest,
+    Pooling,
+    RequestStarted,
+    SpeculationParams,
+    StepEvents,
+    TokensGenerated,
+)
 from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.open_requests import OpenRequests
+from loraplex.engine.process.quarantine import Quarantine
+from loraplex.engine.process.request_stream import RequestEvent, RequestStream
 from loraplex.engine.process.supervisor import RestartPolicy
+from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.token_journal import (
     MAX_OUTCOME_BYTES,
     MAX_OWNER_BYTES,
     SLOT_BYTES,
     Counts,
-    JournalCounters,
     JournalFull,
     TokenJournal,
 )
@@ -38,10 +47,11 @@ from support.engine import LocalEngine
 from support.fake_client import (
     FAKE_ENGINE,
     collect,
+    error_of,
     fetch_at_once,
     kill,
     make_request,
-    submit_started,
+    tokens_of,
     until,
 )
 from support.fake_engine import HANG, QUEUE
@@ -54,18 +64,21 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal"
 
 
+def count(journal: TokenJournal, slot: int, *, prompt: int, cached: int, generated: int) -> None:
+    counter = journal.counter(slot)
+    counter.start(num_prompt_tokens=prompt, num_cached_tokens=cached)
+    counter.generate(generated)
+
+
 def test_an_earlier_life_leaves_its_requests_and_their_counts(path: Path) -> None:
     journal = TokenJournal(path, num_slots=NUM_SLOTS)
     running = journal.open(b"running", [True, False])
     decided = journal.open(b"decided", [True])
     journal.free(journal.open(b"over", [True]))
-    counters = JournalCounters(path)
     for slot in running:
-        counters.start(slot, num_prompt_tokens=7, num_cached_tokens=2)
-        counters.generate(slot, 5)
+        count(journal, slot, prompt=7, cached=2, generated=5)
     journal.close_request(decided, b"outcome")
     journal.close()
-    counters.close()
 
     journal = TokenJournal(path, num_slots=NUM_SLOTS)
     left = {entry.owner: entry for entry in journal.take_left()}
@@ -101,10 +114,8 @@ def test_only_its_owner_may_read_it_and_nothing_stays_open(path: Path) -> None:
 
 def test_a_slot_begins_anew_with_each_request(path: Path) -> None:
     journal = TokenJournal(path, num_slots=1)
-    counters = JournalCounters(path)
     slots = journal.open(b"first", [True])
-    counters.start(slots[0], num_prompt_tokens=7, num_cached_tokens=2)
-    counters.generate(slots[0], 5)
+    count(journal, slots[0], prompt=7, cached=2, generated=5)
     journal.free(slots)
     assert journal.open(b"second", [True]) == slots
     assert journal.counts(slots) == Counts(0, 0, 0)
@@ -114,11 +125,9 @@ def test_each_sequence_that_accounts_for_its_prompt_is_counted_once_it_has_begun
     path: Path,
 ) -> None:
     journal = TokenJournal(path, num_slots=4)
-    counters = JournalCounters(path)
     slots = journal.open(b"owner", [True, True, False, True])
     for slot, prompt, cached in zip(slots, (7, 5, 9, 0), (2, 1, 3, 4), strict=True):
-        counters.start(slot, num_prompt_tokens=prompt, num_cached_tokens=cached)
-        counters.generate(slot, 10)
+        count(journal, slot, prompt=prompt, cached=cached, generated=10)
     assert journal.counts(slots) == Counts(prompt=12, cached=3, generated=40)
 
 
@@ -184,49 +193,80 @@ def test_a_file_with_more_slots_keeps_them(path: Path) -> None:
     assert path.stat().st_size == 8 * SLOT_BYTES
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MAP_POPULATE"), reason="other systems map lazily")
-def test_an_engine_has_all_pages_of_the_journal_from_the_start(path: Path) -> None:
-    journal = TokenJournal(path, num_slots=1024)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what is mapped")
+def test_opening_maps_all_pages_so_that_counting_causes_no_page_faults(path: Path) -> None:
     reading = (
         "import sys; from pathlib import Path; "
-        "from loraplex.engine.token_journal import JournalCounters; "
-        "counters = JournalCounters(Path(sys.argv[1])); "
+        "from loraplex.engine.token_journal import TokenJournal; "
+        "journal = TokenJournal(Path(sys.argv[1]), num_slots=1024); "
         "print(Path('/proc/self/smaps').read_text().partition(sys.argv[1])[2])"
     )
-    command = [sys.executable, "-c", reading, str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    mapping = subprocess.check_output(command, text=True, env=environment)
+    mapping = subprocess.check_output(python(reading, path), text=True, env=environment())
     resident = re.search(r"Rss: +(\d+) kB", mapping)
     assert resident is not None
     assert int(resident[1]) * 1024 == 1024 * SLOT_BYTES
-    journal.close()
 
 
-def test_nobody_reads_while_an_engine_of_an_earlier_life_counts(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+RECEIVING = """
+import sys
+from pathlib import Path
+from loraplex.engine.messages import GenerationRequest, RequestStarted, TokensGenerated
+from loraplex.engine.process.request_stream import RequestStream
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.token_journal import TokenJournal
+
+journal = TokenJournal(Path(sys.argv[1]), num_slots=1)
+(slot,) = journal.open(b"owner", [True])
+num_received = 0
+
+def take(event):
+    global num_received
+    if isinstance(event, TokensGenerated):
+        num_received += len(event.token_ids)
+        print(num_received, flush=True)
+
+request = GenerationRequest("r", "acme", [1] * 7, SamplingParams())
+stream = RequestStream(
+    request, abort=lambda stream: None, take=take, counter=journal.counter(slot)
+)
+stream.feed(RequestStarted("r", 0.0, 0.0, None, 2))
+while True:
+    stream.feed(TokensGenerated("r", [1, 2, 3]))
+"""
+"""A process that receives steps of three tokens and tells how many tokens its consumer has."""
+
+
+@pytest.mark.parametrize("num_lines", [1, 40, 333])
+def test_no_consumer_has_a_token_that_its_killed_process_has_not_counted(
+    path: Path, num_lines: int
 ) -> None:
-    TokenJournal(path, num_slots=1).close()
-    counting = "import sys; from pathlib import Path; "
-    counting += "from loraplex.engine.token_journal import JournalCounters; "
-    counting += "c = JournalCounters(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
-    pipe = subprocess.PIPE
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
-        [sys.executable, "-c", counting, path], stdin=pipe, stdout=pipe, env=environment
-    ) as engine:
-        assert engine.stdout is not None
-        engine.stdout.readline()
-        monkeypatch.setattr(token_journal, "WRITER_SECONDS", 0.05)
-        with pytest.raises(TimeoutError):
-            TokenJournal(path)
-        monkeypatch.setattr(token_journal, "WRITER_SECONDS", 60.0)
-        threading.Timer(0.1, engine.kill).start()
-        TokenJournal(path, num_slots=1).close()
-        assert engine.wait() == -9
+        python(RECEIVING, path), stdout=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(num_lines):
+            process.stdout.readline()
+        process.kill()
+        lines = process.stdout.read().splitlines(keepends=True)
+    whole = [int(line) for line in lines if line.endswith(b"\n")]
+    num_received = whole[-1] if whole else 3 * num_lines
+    journal = TokenJournal(path, num_slots=1)
+    (entry,) = journal.take_left()
+    counts = journal.counts(entry.slots)
+    assert (counts.prompt, counts.cached) == (7, 2)
+    assert counts.generated in (num_received, num_received + 3)
+
+
+def python(code: str, path: Path) -> list[str]:
+    return [sys.executable, "-c", code, str(path)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """Against a dictionary, over deaths of the engine, of the parent and of both."""
+    """Against a dictionary, over deaths of the process."""
 
     requests: Bundle[bytes] = Bundle("requests")
 
@@ -237,7 +277,6 @@ class JournalMachine(RuleBasedStateMachine):
         self.model: dict[bytes, tuple[tuple[int, ...], list[list[int]], bytes | None]] = {}
         self.number = 0
         self.journal = TokenJournal(self.path, num_slots=NUM_SLOTS)
-        self.counters = JournalCounters(self.path)
 
     @rule(target=requests, counts_prompt=st.lists(st.booleans(), min_size=1, max_size=3))
     def open(self, counts_prompt: Sequence[bool]) -> bytes:
@@ -259,12 +298,11 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(
         owner=requests, index=st.integers(0, 2), start=st.integers(1, 9), tokens=st.integers(0, 9)
     )
-    def count(self, owner: bytes, index: int, start: int, tokens: int) -> None:
+    def receive(self, owner: bytes, index: int, start: int, tokens: int) -> None:
         if owner in self.model:
             slots, counts, _ = self.model[owner]
             index %= len(slots)
-            self.counters.start(slots[index], num_prompt_tokens=start, num_cached_tokens=start // 2)
-            self.counters.generate(slots[index], tokens)
+            count(self.journal, slots[index], prompt=start, cached=start // 2, generated=tokens)
             counts[index][1:] = [start, start // 2, tokens]
 
     @rule(owner=requests, outcome=st.binary(min_size=1, max_size=MAX_OUTCOME_BYTES))
@@ -280,11 +318,9 @@ class JournalMachine(RuleBasedStateMachine):
             self.journal.free(self.model.pop(owner)[0])
 
     @rule()
-    def parent_dies(self) -> None:
-        self.counters.close()
+    def process_dies(self) -> None:
         self.journal.close()
         self.journal = TokenJournal(self.path, num_slots=NUM_SLOTS)
-        self.counters = JournalCounters(self.path)
         left = {entry.owner: entry for entry in self.journal.take_left()}
         assert left.keys() == self.model.keys()
         for owner, (slots, counts, outcome) in self.model.items():
@@ -297,8 +333,7 @@ class JournalMachine(RuleBasedStateMachine):
             )
 
     def teardown(self) -> None:
-        self.parent_dies()
-        self.counters.close()
+        self.process_dies()
         self.journal.close()
         self.path.unlink()
         self.directory.rmdir()
@@ -308,90 +343,112 @@ TestJournalMachine = JournalMachine.TestCase
 TestJournalMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_the_engine_counts_every_token_that_it_gives(tiny_base: Path, tmp_path: Path) -> None:
-    engine = LocalEngine(tiny_base, tmp_path)
-    path = tmp_path / "journal"
+class Consumer:
+    """Adds up what it receives of one request, and compares it with the journal each time."""
+
+    def __init__(self, journal: TokenJournal, slot: int, num_prompt_tokens: int) -> None:
+        self.received = Counts()
+        self._journal = journal
+        self._slot = slot
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def take(self, event: RequestEvent) -> None:
+        if isinstance(event, RequestStarted):
+            self.received = Counts(self._num_prompt_tokens, event.num_cached_tokens)
+        elif isinstance(event, TokensGenerated):
+            num_tokens = self.received.generated + len(event.token_ids)
+            self.received = self.received._replace(generated=num_tokens)
+        self.check()
+
+    def check(self) -> None:
+        assert self._journal.counts([self._slot]) == self.received
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "first choice": {"group_id": "g"},
+    "second choice": {"group_id": "g"},
+    "drafted": {"speculation": SpeculationParams("ngram", 3)},
+    "aborted": {},
+    "embedded": {"max_tokens": 0, "pooling": Pooling.MEAN},
+    "scored": {"max_tokens": 0, "num_prompt_logprobs": 1},
+}
+"""Kinds of requests, of which the last two charge their prompts only."""
+
+
+def test_what_a_consumer_has_of_an_engine_s_events_is_counted(
+    tiny_base: Path, tmp_path: Path, path: Path
+) -> None:
+    engine = LocalEngine(tiny_base, tmp_path, speculation=("ngram",))
+    supervisor = SimpleNamespace(send=engine.core.handle, is_ready=True)
+    requests = OpenRequests(cast(Any, supervisor), Quarantine(lambda: 0.0), max_requests=9)
     journal = TokenJournal(path, num_slots=8)
-    engine.core.count_tokens_in(JournalCounters(path))
-    prompt = list(range(40))
-    slots: dict[str, int] = {}
-    for group, name in [(None, "a"), ("g", "b"), ("g", "c"), (None, "stopped")]:
+    prompt = list(range(20)) * 2
+    consumers: dict[str, Consumer] = {}
+    streams: dict[str, RequestStream] = {}
+    for name, fields in REQUESTS.items():
         (slot,) = journal.open(name.encode(), [True])
-        engine.submit(
-            prompt,
-            request_id=name,
-            group_id=group,
-            max_tokens=12,
-            ignore_eos=True,
-            journal_slot=slot,
+        consumers[name] = consumer = Consumer(journal, slot, len(prompt))
+        sampling = SamplingParams(
+            temperature=0.0, ignore_eos=True, max_tokens=fields.get("max_tokens", 12)
         )
-        slots[name] = slot
-    num_steps = 0
+        others = {field: value for field, value in fields.items() if field != "max_tokens"}
+        request = GenerationRequest(name, "acme", prompt, sampling, **others)
+        streams[name] = requests.submit(request, consumer.take, journal.counter(slot))
     while engine.core.has_work:
-        engine.step()
-        num_steps += 1
-        if num_steps == 4:
-            engine.abort("stopped")
-        for name, slot in slots.items():
-            answer = engine.answers[name]
-            prompt_tokens = len(prompt) if answer.started else 0
-            cached = answer.started.num_cached_tokens if answer.started else 0
-            assert journal.counts([slot]) == Counts(prompt_tokens, cached, len(answer.token_ids))
-    assert 0 < len(engine.answers["stopped"].token_ids) < 12
-    assert any(journal.counts([slot]).cached for slot in slots.values())
+        for message in engine.core.step():
+            if isinstance(message, StepEvents):
+                requests.deliver(message)
+        for consumer in consumers.values():
+            consumer.check()
+        if consumers["aborted"].received.generated:
+            streams["aborted"].close()
+    received = {name: consumer.received for name, consumer in consumers.items()}
+    assert {each.prompt for each in received.values()} == {len(prompt)}
+    assert any(each.cached for each in received.values())
+    assert 0 < received.pop("aborted").generated < 12
+    assert [each.generated for each in received.values()] == [12, 12, 12, 12, 0, 0]
     engine.close()
 
 
-def make_client(home: Path, journal: TokenJournal) -> EngineClient:
+def make_client(home: Path) -> EngineClient:
     return EngineClient(
         EngineConfig(model=str(home)),
         on_adapter_wanted=fetch_at_once,
         command=FAKE_ENGINE,
         restarts=RestartPolicy(first_delay_seconds=0.01),
-        journal=journal,
     )
 
 
-def test_requests_are_gone_when_their_engine_says_so_or_is_dead(tmp_path: Path, path: Path) -> None:
+def test_a_request_that_a_killed_engine_had_started_keeps_what_was_received(
+    tmp_path: Path, path: Path
+) -> None:
     async def scenario() -> None:
         journal = TokenJournal(path, num_slots=4)
-        client = make_client(tmp_path, journal)
+        client = make_client(tmp_path)
         await client.start()
-        (first,), (second,) = journal.open(b"first", [True]), journal.open(b"second", [True])
-        hanging = replace(make_request("first", HANG), journal_slot=first)
-        stream = await submit_started(client, hanging)
-        waiting = asyncio.create_task(client.until_gone(["first", "never there"]))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        await stream.aclose()
-        await waiting
-        assert journal.counts([first]) == Counts(prompt=1, generated=1)
-
-        stream = await submit_started(client, replace(hanging, request_id="b", journal_slot=second))
-        waiting = asyncio.create_task(client.until_gone(["b"]))
+        (slot,) = journal.open(b"hangs", [True])
+        stream = client.submit(make_request("hangs", HANG), counter=journal.counter(slot))
+        assert isinstance(await anext(stream), RequestStarted)
+        assert isinstance(await anext(stream), TokensGenerated)
         kill(client)
-        await waiting
-        assert journal.counts([second]) == Counts(prompt=1, generated=1)
-        await collect(stream)
+        assert error_of(await collect(stream)).code == "engine_restarted"
+        assert journal.counts([slot]) == Counts(prompt=1, generated=1)
         await client.stop()
 
     asyncio.run(scenario())
 
 
-def test_what_a_dead_engine_did_for_a_request_that_is_tried_again_is_not_counted(
-    tmp_path: Path, path: Path
-) -> None:
+def test_a_request_that_is_tried_again_is_counted_once(tmp_path: Path, path: Path) -> None:
     async def scenario() -> None:
         journal = TokenJournal(path, num_slots=4)
-        client = make_client(tmp_path, journal)
+        client = make_client(tmp_path)
         await client.start()
         (slot,) = journal.open(b"queued", [True])
-        stream = client.submit(replace(make_request("queued", QUEUE), journal_slot=slot))
-        JournalCounters(path).generate(
-            slot, 99
-        )  # seen by nobody: its events never left the process
+        stream = client.submit(make_request("queued", QUEUE), counter=journal.counter(slot))
         kill(client)
-        await collect(stream)
+        events = await collect(stream)
+        assert len(tokens_of(events)) == 4
         assert journal.counts([slot]) == Counts(prompt=1, generated=4)
         await until(lambda: client.num_open_requests == 0)
         await client.stop()

@@ -97,8 +97,6 @@ class SimulatedEngine:
         """Whether the last iteration read a step that was in flight."""
         self.suspects: frozenset[str] = frozenset()
         """Who is suspected if the engine crashes now."""
-        self.journal: Counter[str] = Counter()
-        """By request id, the tokens that are charged if the engine crashes now."""
         self.delivered: Counter[str] = Counter()
         """By request id, the tokens that the caller has."""
         self._announced: Counter[str] = Counter()
@@ -168,10 +166,7 @@ class SimulatedEngine:
         raise AssertionError("`readings` keeps what was read")
 
     def generate(self, request: Request, generated: TokensGenerated) -> None:
-        """Journal, then announce; see `RequestLifecycle.generate`."""
-        num_tokens = len(generated.token_ids)
-        self.journal[request.request_id] = request.num_generated_tokens + num_tokens
-        self._announced[request.request_id] += num_tokens
+        self._announced[request.request_id] += len(generated.token_ids)
 
     def finish(
         self, request: Request, reason: FinishReason, *, stop_token_id: int | None = None

@@ -315,7 +315,7 @@ def answers_on_after_a_cancel(is_current: Any, self: Execution[Any], sequence: A
 
 
 @_plant(Execution, "_append")
-def journals_tokens_a_step_late(
+def delivers_tokens_a_step_late(
     append: Any, self: Execution[Any], entry: Any, path: Any, generated: Any, output: Any
 ) -> None:
     """Two steps are in flight: there is time until the next one is read."""

@@ -24,7 +24,7 @@ class Invariant(StrEnum):
     SHARES = "I14 a tenant beyond its share evicts nothing that others work with"
     AS_PLAIN = "I16 what is generated is what decoding without drafts gives"
     READ_ONCE = "I17 what is asked of a prompt is given once, in order, from its own positions"
-    JOURNALED = "I18 no token is delivered that a crash would leave uncharged"
+    DELIVERED = "I18 every generated token is delivered once, by the iteration that reads it"
     SUSPECTS = "I19 a request that crashes the engine is among those suspected of it"
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 

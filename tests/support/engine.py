@@ -125,7 +125,6 @@ class LocalEngine:
         group_id: str | None = None,
         speculation: SpeculationParams | None = None,
         kv_policy: KvPolicy | None = None,
-        journal_slot: int | None = None,
         pooling: Pooling | None = None,
         num_prompt_logprobs: int | None = None,
         num_lone_steps: int = 0,
@@ -151,7 +150,6 @@ class LocalEngine:
             group_id=group_id,
             speculation=speculation,
             kv_policy=kv_policy,
-            journal_slot=journal_slot,
             pooling=pooling,
             num_prompt_logprobs=num_prompt_logprobs,
         )

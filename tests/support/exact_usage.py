@@ -1,4 +1,4 @@
-"""Clients of servers that are killed, and a comparison of the ledger with the engine's counts."""
+"""Clients of servers that are killed, and a comparison of the ledger with the journal."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def ledger_of(server: MortalServer) -> dict[str, UsageRecord]:
 
 
 def check_exact(server: MortalServer, callers: Callers) -> dict[str, UsageRecord]:
-    """The ledger is what the engines have counted, and what callers were told; its rows."""
+    """The ledger is what the servers have counted, and what callers were told; its rows."""
     rows = ledger_of(server)
     charged = {
         name: Counted(row.prompt_tokens, row.cached_tokens, row.completion_tokens)

@@ -53,7 +53,6 @@ from loraplex.engine.messages import (
     TokensGenerated,
 )
 from loraplex.engine.process.main import main
-from loraplex.engine.token_journal import JournalCounters
 
 HANG = [1000]
 """Starts and gives one token; ends only by an abort."""
@@ -92,8 +91,6 @@ _NOTHING = EngineStats(
 class FakeCore:
     """Speaks for the engine."""
 
-    _counters: JournalCounters | None = None
-
     def __init__(self, config: EngineConfig) -> None:
         home = Path(config.model)
         with (home / _LIVES_FILE).open("a") as lives:
@@ -123,9 +120,6 @@ class FakeCore:
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
-
-    def count_tokens_in(self, counters: JournalCounters) -> None:
-        self._counters = counters
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -239,7 +233,6 @@ class FakeCore:
             return
         output = self._outputs.get(request.request_id)
         if output is None:
-            self._count_start(request)
             tier = self._fetched.get(request.adapter) if request.adapter else None
             events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, 0))
             self._outbox.append(self._stats())
@@ -252,18 +245,8 @@ class FakeCore:
         events.tokens.append(
             TokensGenerated(request.request_id, output[start:], num_draft_tokens=num_drafted)
         )
-        if self._counters and request.journal_slot is not None:
-            self._counters.generate(request.journal_slot, len(output))
         if len(output) == request.sampling.max_tokens:
             self._finish(request.request_id, FinishReason.LENGTH)
-
-    def _count_start(self, request: GenerationRequest) -> None:
-        if self._counters and request.journal_slot is not None:
-            self._counters.start(
-                request.journal_slot,
-                num_prompt_tokens=len(request.prompt_token_ids),
-                num_cached_tokens=0,
-            )
 
     def _stats(self) -> EngineStats:
         adapters = [AdapterStatus(key, Tier.DEVICE, 0, 0) for key in reversed(self._fetched)]

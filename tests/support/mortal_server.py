@@ -6,7 +6,6 @@ line on its standard input it forks a server, and prints its process id.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
@@ -68,7 +67,7 @@ class MortalServer:
     """The module that is its engine's process."""
     pid: int = 0
     evidence: dict[tuple[str, int], Counted] = field(default_factory=dict)
-    """By request and position of the sequence: what engines have counted, as far as collected."""
+    """By request and position of the sequence: what servers have counted, as far as collected."""
 
     def start(self) -> None:
         """Begin a life; returns once it serves."""
@@ -99,8 +98,9 @@ class MortalServer:
         return None
 
     def kill(self) -> None:
-        """End this life at once, and its engine with it; keep what the engine has counted."""
+        """End this life at once, and its engine with it; keep what it has counted."""
         os.kill(self.pid, signal.SIGKILL)
+        wait_for(lambda: not is_alive(self.pid), seconds=60)
         self.collect_evidence()
 
     def stop(self) -> int:
@@ -112,11 +112,8 @@ class MortalServer:
         return int(Path(f"/proc/{self.pid}/stat").read_text().split()[-1])
 
     def collect_evidence(self) -> None:
-        """Read every slot that was ever used, past the product's own code; no engine may run."""
-        path = self.settings.data_dir / JOURNAL_FILE
-        with path.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            content = file.read()
+        """Read every slot that was ever used, past the product's own code; no server may run."""
+        content = (self.settings.data_dir / JOURNAL_FILE).read_bytes()
         for start in range(0, len(content), SLOT_BYTES):
             words = _SLOT.unpack_from(content, start)
             if length := words[6]:
@@ -130,7 +127,7 @@ class MortalServer:
 
     @property
     def counted(self) -> dict[str, Counted]:
-        """By request, over its sequences; only what engines have begun."""
+        """By request, over its sequences; only what has begun."""
         sums: dict[str, Counted] = {}
         for (request_id, _), counted in self.evidence.items():
             before = sums.get(request_id, Counted(0, 0, 0))

@@ -43,7 +43,7 @@ class ScriptedEngine:
         self.may_play.set()
 
     def submit(
-        self, request: GenerationRequest, take: Callable[[RequestEvent], None]
+        self, request: GenerationRequest, take: Callable[[RequestEvent], None], counter: object
     ) -> ScriptedStream:
         play = asyncio.create_task(self._play(self.scripts.pop(0), take))
         return ScriptedStream(play, lambda: self.closed.append(request.request_id), take)
@@ -114,6 +114,7 @@ class Scenario:
                     SamplingParams(**sampling),
                     adapter=AdapterKey("tenant", "sha256:0"),
                 ),
+                counter=cast(Any, None),
                 is_first_choice=index == 0,
                 stop=stop,
                 continues_prompt=False,
