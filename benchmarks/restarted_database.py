@@ -8,7 +8,7 @@ to send requests, and returns. Prints one JSON object; exits with 1 unless
 
 - the server runs through all of it, and exits with 0,
 - requests are served while the database is unavailable,
-- the ledger equals the engine's counts and the usage reported to callers, to the token, and no
+- the ledger equals the journal's counts and the usage reported to callers, to the token, and no
   truncated answer looked complete (see `benchmarks.exact_usage`),
 - every failure has a published code, and every push that was answered `ready` exists.
 """
