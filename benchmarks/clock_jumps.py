@@ -9,7 +9,8 @@ with another. The real engine serves a tiny model and an adapter, while other cl
 Prints one JSON object; exits with 1 unless
 
 - no request hangs (30 s without a byte) or fails without a published code,
-- the ledger equals the journal's counts and the usage reported to callers, to the token, by day too,
+- the ledger equals the journal's counts and the usage reported to callers, to the token, also by
+  day,
 - a tenant with a limit of R requests per minute that sends requests all the time gets at most
   R + R·T/60 + 1 of them in any T seconds of true time: a full bucket, the inflow, and one. Once the
   bucket is empty it never waits longer than 20 s for the next, where 60 / R is expected and an hour
