@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from benchmarks.model_list import newest_families
-from benchmarks.type_processes import each_in_a_process
+from benchmarks.type_processes import NO_ANSWER, each_in_a_process
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -39,6 +39,7 @@ LEFT_OUT = {
 }
 """Layers that PEFT refuses, or whose weights it drops with a warning when it loads them."""
 MAX_ROUTER_TIES = 1
+"""Of a crowd's answers; a row counts them, so that it shows what was excused."""
 SAME = "same tokens"
 
 
@@ -48,7 +49,7 @@ def crowds(model_types: Sequence[str] | None = None) -> list[dict[str, Any]]:
         model_types = [row["type"] for row in newest_families() if row["result"] == "exact"]
     rows = []
     for model_type, outcome in each_in_a_process(model_types, try_crowd):
-        rows.append(outcome or {"type": model_type, "result": "crashed"})
+        rows.append(outcome or {"type": model_type, "result": NO_ANSWER})
         print(json.dumps(rows[-1]), file=sys.stderr)
     return sorted(rows, key=lambda row: str(row["type"]))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.type_processes import each_in_a_process
+from benchmarks.type_processes import NO_ANSWER, each_in_a_process
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -86,7 +86,7 @@ def families(model_types: Sequence[str] = MODEL_TYPES) -> list[dict[str, Any]]:
 def try_all(model_types: Sequence[str]) -> Iterator[Outcome]:
     """The outcomes as they come."""
     for model_type, outcome in each_in_a_process(model_types, try_type):
-        yield outcome if outcome is not None else Outcome(model_type, 0, None, CRASHED)
+        yield outcome or Outcome(model_type, 0, None, CRASHED, reason=NO_ANSWER)
 
 
 def try_type(model_type: str) -> Outcome:

@@ -15,6 +15,7 @@ Result = TypeVar("Result")
 
 SECONDS_PER_TYPE = 120.0
 NUM_WORKERS = 2
+NO_ANSWER = f"its process died, or gave no answer in {SECONDS_PER_TYPE:.0f} s"
 
 
 def each_in_a_process(

@@ -140,8 +140,8 @@ class Metering:
         """Charge an ended request; once, and completely even if the caller is cancelled.
 
         Its streams are closed. Returns when the ledger has the row, or the disk has the outcome if
-        the database is unavailable. An interrupted answer is charged in the background, because
-        nobody waits for it.
+        the database is unavailable. An interrupted answer is charged in the background: its
+        caller has gone.
         """
         work = self._settle_broken if outcome.finish_reason == ABORTED else self._settle_whole
         task = self._spawn(work(account, outcome))
