@@ -40,10 +40,10 @@ from loraplex.engine.fleet.certificates import (
 from loraplex.engine.fleet.link import AgentLink, LinkServer, connect
 from loraplex.engine.messages import (
     Abort,
-    FromEngine,
+    FromAgent,
     Hello,
     StepEvents,
-    ToEngine,
+    ToAgent,
     TokensGenerated,
 )
 from support.fleet_certificates import Authority
@@ -82,7 +82,7 @@ class Sender:
         self.begun = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def take(self, message: ToEngine) -> None:
+    def take(self, message: ToAgent) -> None:
         self.begun.set()
 
     def end(self, error: EngineError) -> None:
@@ -98,7 +98,7 @@ class Counts:
         self.by_stream: Counter[str] = Counter()
         self.is_complete = asyncio.Event()
 
-    def take(self, message: FromEngine) -> None:
+    def take(self, message: FromAgent) -> None:
         assert isinstance(message, StepEvents)
         for event in message.tokens:
             self.by_stream[event.request_id] += len(event.token_ids)
@@ -162,7 +162,9 @@ async def receive_steps(plan: Plan, certificates: Certificates, port: int) -> fl
     """CPU seconds of this process from the first step to the last."""
     counts = Counts(plan.num_tokens)
     context = api_context(certificates)
-    link = await connect(HOST, port, context=context, hello=HELLO, receiver=counts)
+    link = await connect(
+        HOST, port, context=context, answer=lambda _: HELLO, accept=lambda _: counts
+    )
     begun = time.process_time()
     link.send(Abort("begin"))
     await counts.is_complete.wait()

@@ -26,6 +26,16 @@ class Certificates(NamedTuple):
     key: Path
 
 
+def agent_certificates(folder: Path) -> Certificates:
+    """The files of an agent in a folder that `loraplex fleet certificates` has written."""
+    return Certificates(folder / "authority.pem", folder / "agent.pem", folder / "agent.key")
+
+
+def api_certificates(folder: Path) -> Certificates:
+    """Likewise those of an API server."""
+    return Certificates(folder / "authority.pem", folder / "api.pem", folder / "api.key")
+
+
 def agent_context(certificates: Certificates) -> ssl.SSLContext:
     """The TLS of an agent. Raises OSError if a file is missing or is no certificate or key."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, certificates)

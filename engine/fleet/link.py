@@ -27,9 +27,9 @@ from ..errors import (
     ReplicaUnreachable,
     ReplicaUntrusted,
 )
-from ..messages import FromEngine, Hello, ToEngine
+from ..messages import FromAgent, Hello, ToAgent
 from ..process.frames import MAX_PAYLOAD_BYTES, FrameReader, Frames, pack
-from ..process.transport import decode_from_engine, decode_hello, decode_to_engine, encode
+from ..process.transport import decode_from_agent, decode_hello, decode_to_agent, encode
 from .certificates import AGENT_NAME, API_NAME, certifies
 
 HELLO_SECONDS = 5.0
@@ -47,7 +47,7 @@ _WRITE_BYTES = 256 << 10
 """Written at a time, so that no more than a few of these wait in the transport, uncounted."""
 _PING: Frames = (b"", b"")
 
-SentT = TypeVar("SentT", bound=ToEngine | FromEngine)
+SentT = TypeVar("SentT", bound=ToAgent | FromAgent)
 ReceivedT = TypeVar("ReceivedT")
 ReceivedT_contra = TypeVar("ReceivedT_contra", contravariant=True)
 
@@ -71,11 +71,10 @@ class _Side(Generic[ReceivedT]):
     peer_name: str
     """In the peer's certificate."""
     decode: Callable[[Frames], ReceivedT]
-    greets_first: bool
 
 
-_AGENT_SIDE: _Side[ToEngine] = _Side(API_NAME, decode_to_engine, greets_first=True)
-_API_SIDE: _Side[FromEngine] = _Side(AGENT_NAME, decode_from_engine, greets_first=False)
+_AGENT_SIDE: _Side[ToAgent] = _Side(API_NAME, decode_to_agent)
+_API_SIDE: _Side[FromAgent] = _Side(AGENT_NAME, decode_from_agent)
 
 
 class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
@@ -84,20 +83,26 @@ class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
     def __init__(
         self,
         side: _Side[ReceivedT],
-        hello: Hello,
         *,
+        hello: Hello | None,
+        answer: Callable[[Hello], Hello],
         on_agreed: Callable[[Link[SentT, ReceivedT]], Receiver[ReceivedT]],
         on_refused: Callable[[EngineError], None],
     ) -> None:
+        """`hello`: of the end that says it first. `answer` gives this end's hello when the peer has
+        said its own, or raises why the ends must not talk to each other."""
         self._loop = asyncio.get_running_loop()
         self._side = side
-        self._hello = hello
+        self._first_hello = hello
+        self._answer = answer
         self._on_agreed = on_agreed
         self._on_refused = on_refused
         self._is_made = False
         """Whether TLS has accepted the peer, so that there is a transport."""
         self._receiver: Receiver[ReceivedT] | None = None
         """None until both hellos agree."""
+        self._is_agreed = False
+        """True a moment earlier, so that the owner can send when it is given the link."""
         self._error: EngineError | None = None
         """Why this end has ended the link."""
         self._is_closed = False
@@ -121,7 +126,7 @@ class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
         False if the link has ended, which it does if the peer leaves more than MAX_UNSENT_BYTES
         unread. Raises MalformedMessage if the message is longer than a frame may be.
         """
-        if self._receiver is None or self._is_over:
+        if not self._is_agreed or self._is_over:
             return False
         self._unsent += pack(encode(message))
         if len(self._unsent) > MAX_UNSENT_BYTES:
@@ -166,8 +171,8 @@ class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
             self._transport.abort()
         elif not certifies(transport.get_extra_info("peercert"), self._side.peer_name):
             self._fail(ReplicaUntrusted(f"Its certificate is not that of {self._side.peer_name}."))
-        elif self._side.greets_first:
-            self._write(pack(encode(self._hello)))
+        elif self._first_hello is not None:
+            self._write(pack(encode(self._first_hello)))
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -214,14 +219,19 @@ class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
             self._receiver.take(self._side.decode(frames))
 
     def _agree(self, theirs: Hello) -> None:
-        if not self._side.greets_first:
-            self._write(pack(encode(self._hello)))
-        self._error = find_difference(self._hello, theirs)
+        try:
+            ours = self._answer(theirs)
+            if self._first_hello is None:
+                self._write(pack(encode(ours)))
+            self._error = find_difference(ours, theirs)
+        except EngineError as exc:
+            self._error = exc
         if self._error is not None:
             self._stop()
             self._transport.close()  # not `abort`: the peer has to read our hello
             return
         self._timer.cancel()
+        self._is_agreed = True
         self._receiver = self._on_agreed(self)
         if not self._is_over:  # the owner may have closed it
             self._look()
@@ -268,14 +278,14 @@ class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
             return ReplicaLost(str(exc or "It has ended the connection."))
         if exc is not None:
             return _refusal(exc)
-        if self._side.greets_first:
+        if self._first_hello is not None:
             return ReplicaUnreachable("It has ended the connection without a hello.")
         return ReplicaUntrusted("It has refused this certificate: it ended without a hello.")
 
 
-AgentLink = Link[FromEngine, ToEngine]
+AgentLink = Link[FromAgent, ToAgent]
 """An agent's end."""
-ApiLink = Link[ToEngine, FromEngine]
+ApiLink = Link[ToAgent, FromAgent]
 """An API server's end."""
 
 
@@ -292,27 +302,33 @@ def find_difference(ours: Hello, theirs: Hello) -> EngineError | None:
 
 
 async def connect(
-    host: str, port: int, *, context: ssl.SSLContext, hello: Hello, receiver: Receiver[FromEngine]
+    host: str,
+    port: int,
+    *,
+    context: ssl.SSLContext,
+    answer: Callable[[Hello], Hello],
+    accept: Callable[[ApiLink], Receiver[FromAgent]],
 ) -> ApiLink:
-    """Connect an API server to an agent. The receiver is told only of a link that was agreed on.
+    """Connect an API server to an agent; `accept` is given the link once it is agreed on.
 
+    `answer` gives this end's hello after it has seen the agent's, or raises why there is none.
     Raises ReplicaUnreachable, ReplicaUntrusted, ReplicaIncompatible, ReplicaReplaced, or
-    MalformedMessage if the hello is none.
+    MalformedMessage if the hello is none, or what `answer` raises.
     """
     loop = asyncio.get_running_loop()
     agreed: asyncio.Future[None] = loop.create_future()
 
-    def agree(_: ApiLink) -> Receiver[FromEngine]:
+    def agree(link: ApiLink) -> Receiver[FromAgent]:
         if not agreed.done():
             agreed.set_result(None)
-        return receiver
+        return accept(link)
 
     def refuse(error: EngineError) -> None:
         if not agreed.done():
             agreed.set_exception(error)
 
     def make_link() -> ApiLink:
-        return Link(_API_SIDE, hello, on_agreed=agree, on_refused=refuse)
+        return Link(_API_SIDE, hello=None, answer=answer, on_agreed=agree, on_refused=refuse)
 
     try:
         async with asyncio.timeout(HELLO_SECONDS):
@@ -360,14 +376,20 @@ class LinkServer:
         *,
         context: ssl.SSLContext,
         hello: Hello,
-        accept: Callable[[AgentLink], Receiver[ToEngine]],
+        accept: Callable[[AgentLink], Receiver[ToAgent]],
     ) -> Self:
         """Listen, and give each link that was agreed on to `accept`. Port 0 is any free port.
         Raises OSError."""
         links: WeakSet[AgentLink] = WeakSet()
 
         def make_link() -> AgentLink:
-            link: AgentLink = Link(_AGENT_SIDE, hello, on_agreed=accept, on_refused=_log_refusal)
+            link: AgentLink = Link(
+                _AGENT_SIDE,
+                hello=hello,
+                answer=lambda _: hello,
+                on_agreed=accept,
+                on_refused=_log_refusal,
+            )
             links.add(link)
             return link
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from enum import StrEnum
 
+from ..messages import ReplicaState
 
-class ReplicaState(StrEnum):
-    """A replica pushes a change of its state at once, apart from its statistics."""
-
-    READY = "ready"
-    """It accepts requests."""
-    DRAINING = "draining"
-    """It finishes its requests and accepts no others."""
-    REFUSING = "refusing"
-    """Its engine restarts or does not respond."""
-    GONE = "gone"
-    """It left the fleet."""
+__all__ = ["ReplicaState", "ReplicaStats"]
 
 
 @dataclass(frozen=True, slots=True)

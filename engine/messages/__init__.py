@@ -1,4 +1,4 @@
-"""Messages between the engine and its client: plain, typed, schema-checked data.
+"""Messages between the engine and its client, and between machines: typed, schema-checked data.
 
 Inside one process these objects are passed as they are; between processes `transport` encodes them
 as msgpack. Every submitted request ends in exactly one RequestFinished.
@@ -44,6 +44,14 @@ from .events import (
     TokensGenerated,
 )
 from .hello import Hello
+from .replica import (
+    BlockFound,
+    EngineCrashed,
+    LeaseAsked,
+    LeaseRenewed,
+    ReplicaChanged,
+    ReplicaState,
+)
 from .requests import GenerationRequest, Pooling, SpeculationParams
 from .statistics import (
     EngineStats,
@@ -77,6 +85,33 @@ FromEngine = (
     | EngineStats
     | EngineFailed
 )
+ToAgent = (
+    Submit
+    | Abort
+    | DeleteAdapter
+    | SetPinned
+    | Prefetch
+    | AdapterStored
+    | ExplainAdapter
+    | ListRequests
+    | MapMemory
+    | BlockFound
+    | AdapterFetchFailed
+    | LeaseRenewed
+)
+FromAgent = (
+    EngineReady
+    | StepEvents
+    | AdapterWanted
+    | AdapterEvicted
+    | AdapterExplanation
+    | RequestList
+    | MemoryMap
+    | EngineStats
+    | ReplicaChanged
+    | EngineCrashed
+    | LeaseAsked
+)
 
 __all__ = [
     "Abort",
@@ -88,7 +123,9 @@ __all__ = [
     "AdapterRead",
     "AdapterStored",
     "AdapterWanted",
+    "BlockFound",
     "DeleteAdapter",
+    "EngineCrashed",
     "EngineFailed",
     "EngineInfo",
     "EngineReady",
@@ -97,10 +134,13 @@ __all__ = [
     "EvictionReceipt",
     "ExplainAdapter",
     "FinishReason",
+    "FromAgent",
     "FromEngine",
     "GenerationRequest",
     "Hello",
     "KvUse",
+    "LeaseAsked",
+    "LeaseRenewed",
     "ListRequests",
     "MapMemory",
     "MemoryMap",
@@ -108,6 +148,8 @@ __all__ = [
     "Prefetch",
     "PromptOutput",
     "ProposerTotals",
+    "ReplicaChanged",
+    "ReplicaState",
     "RequestFinished",
     "RequestList",
     "RequestStarted",
@@ -117,6 +159,7 @@ __all__ = [
     "SpeculationStats",
     "StepEvents",
     "Submit",
+    "ToAgent",
     "ToEngine",
     "TokenLogprob",
     "TokenLogprobs",

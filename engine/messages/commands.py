@@ -60,6 +60,9 @@ class SetPinned:
     """
 
     keys: list[AdapterKey]
+    as_of: float = 0.0
+    """When they were read from the database, in seconds since 1970 by its clock. An agent ignores
+    what was read before that which it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class EngineInfo:
     kv_block_size: int
     arena_bytes: int
     host_cache_bytes: int
+    max_num_seqs: int = 0
+    """Maximum sequences of a step."""
     memory_plan: list[str] = field(default_factory=list)
     """How the sizes were computed, as lines to print."""
     proposers: list[str] = field(default_factory=list)

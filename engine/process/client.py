@@ -38,10 +38,11 @@ from ..messages import (
 from ..token_journal import SlotCounter
 from .adapter_fetches import AdapterFetches, FetchedBlock
 from .engine import Engine, EngineState
+from .engine_observer import EngineObserver
 from .engine_process import ENGINE_COMMAND
 from .kept_adapters import KeptAdapters
 from .known_adapters import KnownAdapters
-from .open_requests import OpenRequests
+from .open_requests import MAX_SUBMISSIONS, OpenRequests
 from .quarantine import Quarantine
 from .questions import Questions
 from .request_stream import RequestEvent, RequestStream
@@ -59,16 +60,23 @@ class EngineClient(Engine):
         on_adapter_read: Callable[[AdapterKey], None] = lambda key: None,
         command: Sequence[str] = ENGINE_COMMAND,
         restarts: RestartPolicy | None = None,
+        max_submissions: int = MAX_SUBMISSIONS,
+        observer: EngineObserver | None = None,
     ) -> None:
         """`on_adapter_wanted` fetches a block to the local disk, or raises; calls run concurrently.
-        `on_adapter_read` is called when the engine no longer needs that block's file."""
-        self._supervisor = Supervisor(config, command=command, restarts=restarts)
+        `on_adapter_read` is called when the engine no longer needs that block's file.
+        `max_submissions`: the number of processes that may receive a request."""
+        self._observer = observer or EngineObserver()
+        self._supervisor = Supervisor(
+            config, command=command, restarts=restarts, on_state=self._observer.note_state
+        )
         send = self._supervisor.send
         self._quarantine = Quarantine(time.monotonic)
         self._requests = OpenRequests(
             self._supervisor,
             self._quarantine,
             max_requests=config.max_queued + config.max_num_seqs,
+            max_submissions=max_submissions,
         )
         self._kept = KeptAdapters(self._supervisor, self._quarantine)
         self._fetches = AdapterFetches(on_adapter_wanted, send)
@@ -148,7 +156,7 @@ class EngineClient(Engine):
     def _settle(self, step_request_ids: Set[str]) -> None:
         """Answer everything that the dead process left open."""
         if not self._supervisor.is_stopping:
-            self._requests.note_crash(step_request_ids)
+            self._observer.note_crash(self._requests.note_crash(step_request_ids))
         self._stats = None
         self._adapters = KnownAdapters()
         self._fetches.cancel()
@@ -189,7 +197,7 @@ class EngineClient(Engine):
         if self.is_ready and not self._quarantine.holds(key):
             self._supervisor.send(Prefetch(key, stay_seconds))
 
-    def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
+    def set_pinned(self, keys: Sequence[AdapterKey], *, as_of: float = 0.0) -> None:
         self._kept.set_pinned(keys)
 
     def note_stored(self, key: AdapterKey) -> None:
@@ -243,6 +251,7 @@ class EngineClient(Engine):
                 self._maps.answer(message.number, message)
             case EngineStats():
                 self._stats = self._adapters.complete(message)
+                self._observer.note_stats(message)
                 self._kept.note_residents(self._stats)
             case EngineReady(info):
                 self._on_ready(info)

@@ -105,7 +105,7 @@ class Engine(Protocol):
         """Start loading an adapter to the device; see `Prefetch`. No effect while the engine is
         down."""
 
-    def set_pinned(self, keys: Sequence[AdapterKey]) -> None:
+    def set_pinned(self, keys: Sequence[AdapterKey], *, as_of: float = 0.0) -> None:
         """Keep exactly these adapters on the device, the most important first; see `SetPinned`.
 
         An engine that restarts or is down receives them when it is ready.

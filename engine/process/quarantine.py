@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ...adapters.identity import AdapterKey
 from ..errors import AdapterQuarantined, EngineError, NumericalError, RequestQuarantined
-from ..messages import FinishReason, GenerationRequest, RequestFinished
+from ..messages import EngineCrashed, FinishReason, GenerationRequest, RequestFinished
 
 MAX_CRASHES = 2
 """Crashes without a successful answer between them, one of them in a separate forward pass."""
@@ -67,18 +67,18 @@ class Quarantine:
         crash."""
         self._lone_crashes: dict[str, deque[float]] = {}
 
-    def note_crash(self, requests: Sequence[GenerationRequest], *, is_alone: bool) -> None:
-        """The engine crashed in a step of these requests. `is_alone`: the step had only one
-        request."""
+    def note_crash(self, crash: EngineCrashed) -> None:
+        """An engine crashed."""
         self._forget_old()
-        for tenant_id in {request.tenant_id for request in requests}:
+        for tenant_id in crash.tenant_ids:
             self._watched[tenant_id] = self._clock()
-            if is_alone:
+            if crash.is_alone:
                 self._lone_crashes.setdefault(tenant_id, deque()).append(self._clock())
-        for suspect in {suspect for request in requests for suspect in _suspects(request)}:
+        suspects: list[Suspect] = [*crash.fingerprints, *crash.adapters]
+        for suspect in suspects:
             suspicion = self._suspicion(suspect)
             suspicion.num_crashes += 1
-            suspicion.was_alone |= is_alone
+            suspicion.was_alone |= crash.is_alone
             _report(suspect, suspicion)
 
     def num_lone_steps(self, request: GenerationRequest) -> int:
@@ -145,6 +145,17 @@ class Quarantine:
                 crashes.popleft()
             if not crashes:
                 del self._lone_crashes[tenant_id]
+
+
+def crash_of(requests: Sequence[GenerationRequest], *, is_alone: bool) -> EngineCrashed:
+    """A crash in a step of these requests. `is_alone`: the step had only one request."""
+    adapters = {request.adapter for request in requests if request.adapter is not None}
+    return EngineCrashed(
+        fingerprints=list({fingerprint(request) for request in requests}),
+        adapters=list(adapters),
+        tenant_ids=list({request.tenant_id for request in requests}),
+        is_alone=is_alone,
+    )
 
 
 def fingerprint(request: GenerationRequest) -> RequestFingerprint:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from ..errors import EngineUnavailable
-from ..messages import ToEngine
+from ..messages import DeleteAdapter, ExplainAdapter, ListRequests, MapMemory
+
+Question = DeleteAdapter | ExplainAdapter | ListRequests | MapMemory
 
 Key = TypeVar("Key", bound=Hashable)
 Answer = TypeVar("Answer")
@@ -16,7 +18,7 @@ Answer = TypeVar("Answer")
 class Questions(Generic[Key, Answer]):
     """Questions of one kind, by key. Callers with the same question share the answer."""
 
-    def __init__(self, send: Callable[[ToEngine], None]) -> None:
+    def __init__(self, send: Callable[[Question], object]) -> None:
         self._send = send
         self._answers: dict[Key, asyncio.Future[Answer]] = {}
 
@@ -25,7 +27,7 @@ class Questions(Generic[Key, Answer]):
         """The open questions."""
         return list(self._answers)
 
-    async def ask(self, key: Key, question: ToEngine) -> Answer:
+    async def ask(self, key: Key, question: Question) -> Answer:
         """Ask the engine. Raises EngineUnavailable if it does not answer."""
         answer = self._answers.get(key)
         if answer is None:

@@ -84,7 +84,10 @@ class Supervisor:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         restarts: RestartPolicy | None = None,
+        on_state: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_state` is called after each change of the state."""
+        self._on_state = on_state
         self._config = config
         self._command = command
         self._restarts = restarts or RestartPolicy()
@@ -96,12 +99,16 @@ class Supervisor:
         self._info: EngineInfo | None = None
         self._is_stopping = asyncio.Event()
         self._has_first_outcome = asyncio.Event()
-        self.state = EngineState.STARTING
+        self._state = EngineState.STARTING
         self.start_seconds: float | None = None
         """The duration of the last successful start; None before the first."""
         self.failure: ErrorInfo | None = None
         """Why the engine is down; None while it starts for the first time, and when it is ready."""
         self.num_restarts = 0
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
 
     @property
     def is_ready(self) -> bool:
@@ -162,7 +169,7 @@ class Supervisor:
             self.note_failure(ErrorInfo(error.code, str(error)))
             raise error
         self._info = info
-        self.state = EngineState.READY
+        self._set_state(EngineState.READY)
         self._ready_at = time.monotonic()
         self.start_seconds = self._ready_at - self._spawned_at
         self.failure = None
@@ -204,7 +211,7 @@ class Supervisor:
 
     def note_down(self) -> None:
         """Note that no further process is started."""
-        self.state = EngineState.DOWN
+        self._set_state(EngineState.DOWN)
         self._has_first_outcome.set()
 
     async def _spawn(self) -> EngineProcess:
@@ -233,16 +240,20 @@ class Supervisor:
             await asyncio.sleep(seconds / SILENT_LOOKS)
             if watch.look(process.heartbeat.count, has_work=self.is_ready and has_work()):
                 break
-        self.state = EngineState.STALLED
+        self._set_state(EngineState.STALLED)
         message = f"the engine made no progress for {seconds:g} s while requests were open"
         self.note_failure(ErrorInfo(STALLED, message))
         _log.error("engine_stalled", extra={"pid": process.pid, "seconds": seconds})
         await process.dump_and_kill()
 
+    def _set_state(self, state: EngineState) -> None:
+        self._state = state
+        self._on_state()
+
     def _note_death(self, step_request_ids: Set[str], message: str) -> Death:
         cause = self._reported or ErrorInfo(EngineUnavailable.code, message)
         death = Death(cause, step_request_ids, self.ready_seconds)
-        self.state = EngineState.RESTARTING
+        self._set_state(EngineState.RESTARTING)
         self._ready_at = self._reported = None
         if not self.is_stopping:
             self.failure = cause

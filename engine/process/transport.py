@@ -12,14 +12,14 @@ from typing import Any, Generic, TypeVar, get_args
 import msgspec
 
 from ..errors import EngineError, MalformedMessage
-from ..messages import FromEngine, Hello, ToEngine
+from ..messages import FromAgent, FromEngine, Hello, ToAgent, ToEngine
 
 MessageT = TypeVar("MessageT")
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: ToEngine | FromEngine | Hello) -> tuple[bytes, bytes]:
+def encode(message: ToEngine | FromEngine | ToAgent | FromAgent | Hello) -> tuple[bytes, bytes]:
     """The two frames of a message."""
     return type(message).__name__.encode(), _encoder.encode(message)
 
@@ -45,4 +45,6 @@ class _MessageDecoder(Generic[MessageT]):
 
 decode_to_engine: _MessageDecoder[ToEngine] = _MessageDecoder(get_args(ToEngine))
 decode_from_engine: _MessageDecoder[FromEngine] = _MessageDecoder(get_args(FromEngine))
+decode_to_agent: _MessageDecoder[ToAgent] = _MessageDecoder(get_args(ToAgent))
+decode_from_agent: _MessageDecoder[FromAgent] = _MessageDecoder(get_args(FromAgent))
 decode_hello: _MessageDecoder[Hello] = _MessageDecoder([Hello])

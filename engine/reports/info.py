@@ -45,6 +45,7 @@ def describe_engine(
         kv_block_size=config.kv_block_size,
         arena_bytes=plan.arena_bytes,
         host_cache_bytes=config.host_cache_bytes,
+        max_num_seqs=config.max_num_seqs,
         memory_plan=plan.lines,
         proposers=[] if base.has_states else config.proposers,
         max_draft_tokens=config.max_draft_tokens,

@@ -24,10 +24,10 @@ from loraplex.engine.messages import (
     ToEngine,
     TokensGenerated,
 )
-from loraplex.engine.process import open_requests
+from loraplex.engine.process import request_streams
 from loraplex.engine.process.kept_adapters import WARM_UP_SECONDS, KeptAdapters
 from loraplex.engine.process.open_requests import OpenRequests
-from loraplex.engine.process.quarantine import Quarantine
+from loraplex.engine.process.quarantine import Quarantine, crash_of
 from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.token_journal import Counts, TokenJournal
@@ -80,7 +80,7 @@ def make(
 
 def crash_twice_under(adapter: AdapterKey, quarantine: Quarantine) -> None:
     for name in ("a", "ab"):
-        quarantine.note_crash([make(name, adapter)], is_alone=True)
+        quarantine.note_crash(crash_of([make(name, adapter)], is_alone=True))
 
 
 def test_a_request_in_quarantine_is_not_sent_to_the_next_process(
@@ -122,7 +122,7 @@ def test_a_request_that_is_sent_again_keeps_its_deadline(
 def test_the_engine_is_told_of_a_request_whose_deadline_ended_it_here(
     requests: OpenRequests, supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_requests, "DEADLINE_SLACK_SECONDS", 0.0)
+    monkeypatch.setattr(request_streams, "DEADLINE_SLACK_SECONDS", 0.0)
 
     async def scenario() -> None:
         requests.submit(make("late", deadline=0.0), None)

@@ -13,6 +13,7 @@ from loraplex.engine.process.quarantine import (
     MAX_TENANT_CRASHES,
     QUARANTINE_SECONDS,
     Quarantine,
+    crash_of,
     fingerprint,
 )
 from loraplex.engine.sampling_params import SamplingParams
@@ -54,16 +55,16 @@ def code(error: EngineError | None) -> str | None:
 
 
 def test_a_request_in_two_crashes_is_kept_out_under_any_id(quarantine: Quarantine) -> None:
-    quarantine.note_crash([make(seed=1), make(seed=2)], is_alone=False)
+    quarantine.note_crash(crash_of([make(seed=1), make(seed=2)], is_alone=False))
     assert quarantine.objection(make()) is None, "one crash is one, however many choices it had"
-    quarantine.note_crash([make(seed=3)], is_alone=True)
+    quarantine.note_crash(crash_of([make(seed=3)], is_alone=True))
     assert code(quarantine.objection(make(seed=4))) == "request_quarantined"
     assert quarantine.objection(make(prompt=2)) is None
 
 
 def test_an_adapter_in_two_crashes_is_kept_out_whatever_is_asked(quarantine: Quarantine) -> None:
-    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
-    quarantine.note_crash([make(2, ADAPTER)], is_alone=True)
+    quarantine.note_crash(crash_of([make(1, ADAPTER)], is_alone=True))
+    quarantine.note_crash(crash_of([make(2, ADAPTER)], is_alone=True))
     assert code(quarantine.objection(make(3, ADAPTER))) == "adapter_quarantined"
     assert quarantine.objection(make(1)) is None, "the base model is nobody's"
     assert quarantine.objection(make(1, AdapterKey("other", "a"))) is None
@@ -72,11 +73,11 @@ def test_an_adapter_in_two_crashes_is_kept_out_whatever_is_asked(quarantine: Qua
 
 def test_who_was_only_there_is_kept_out_by_no_number_of_crashes(quarantine: Quarantine) -> None:
     innocent, poison = make(1, AdapterKey("innocent", "a")), make(2, ADAPTER)
-    quarantine.note_crash([innocent, poison], is_alone=False)
-    quarantine.note_crash([innocent, poison], is_alone=False)
+    quarantine.note_crash(crash_of([innocent, poison], is_alone=False))
+    quarantine.note_crash(crash_of([innocent, poison], is_alone=False))
     assert quarantine.objection(innocent) is None
     assert quarantine.objection(poison) is None
-    quarantine.note_crash([poison], is_alone=True)
+    quarantine.note_crash(crash_of([poison], is_alone=True))
     assert code(quarantine.objection(poison)) == "adapter_quarantined"
     assert quarantine.objection(innocent) is None
 
@@ -84,9 +85,9 @@ def test_who_was_only_there_is_kept_out_by_no_number_of_crashes(quarantine: Quar
 def test_a_suspect_runs_alone_until_it_is_cleared(quarantine: Quarantine) -> None:
     suspect, other = make(1, ADAPTER), replace(make(1), tenant_id="other")
     assert quarantine.num_lone_steps(suspect) == 0
-    quarantine.note_crash([suspect], is_alone=False)
+    quarantine.note_crash(crash_of([suspect], is_alone=False))
     assert quarantine.num_lone_steps(make(2, ADAPTER)) == FIRST_LONE_STEPS
-    quarantine.note_crash([suspect], is_alone=False)
+    quarantine.note_crash(crash_of([suspect], is_alone=False))
     assert quarantine.num_lone_steps(make(2, ADAPTER)) == ALL_STEPS
     assert quarantine.num_lone_steps(other) == 0
     quarantine.note_end(make(2, ADAPTER), end())
@@ -99,13 +100,13 @@ def test_a_suspect_runs_alone_until_it_is_cleared(quarantine: Quarantine) -> Non
 def test_a_tenant_cannot_end_the_engine_again_and_again_by_requests_that_differ(
     quarantine: Quarantine, clock: Clock
 ) -> None:
-    quarantine.note_crash([make(0)], is_alone=False)
+    quarantine.note_crash(crash_of([make(0)], is_alone=False))
     for number in range(1, MAX_TENANT_CRASHES + 1):
         assert quarantine.num_lone_steps(make(number)) == FIRST_LONE_STEPS, "the next one is alone"
         assert quarantine.objection(make(number)) is None
-        quarantine.note_crash([make(number)], is_alone=True)
+        quarantine.note_crash(crash_of([make(number)], is_alone=True))
         quarantine.note_end(make(100), end())
-        quarantine.note_crash([make(200)], is_alone=False)
+        quarantine.note_crash(crash_of([make(200)], is_alone=False))
     refusal = quarantine.objection(make(300, ADAPTER))
     assert code(refusal) == "request_quarantined"
     assert "tenant" in str(refusal)
@@ -117,24 +118,24 @@ def test_a_tenant_cannot_end_the_engine_again_and_again_by_requests_that_differ(
 
 def test_a_good_answer_between_clears_whoever_was_only_there(quarantine: Quarantine) -> None:
     for _ in range(5):
-        quarantine.note_crash([make(1, ADAPTER)], is_alone=False)
+        quarantine.note_crash(crash_of([make(1, ADAPTER)], is_alone=False))
         quarantine.note_end(make(1, ADAPTER), end())
     assert quarantine.objection(make(1, ADAPTER)) is None
 
 
 def test_a_good_answer_of_one_tenant_clears_no_other(quarantine: Quarantine) -> None:
     innocent = replace(make(1), tenant_id="innocent")
-    quarantine.note_crash([innocent, make(2)], is_alone=False)
+    quarantine.note_crash(crash_of([innocent, make(2)], is_alone=False))
     quarantine.note_end(innocent, end())
     assert quarantine.num_lone_steps(replace(make(3), tenant_id="innocent")) == 0
     assert quarantine.num_lone_steps(make(3)) == FIRST_LONE_STEPS
 
 
 def test_an_abort_or_an_error_clears_nobody(quarantine: Quarantine) -> None:
-    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
+    quarantine.note_crash(crash_of([make(1, ADAPTER)], is_alone=True))
     quarantine.note_end(make(1, ADAPTER), end(FinishReason.ABORTED))
     quarantine.note_end(make(1, ADAPTER), end(error=ErrorInfo("engine_error", "")))
-    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
+    quarantine.note_crash(crash_of([make(1, ADAPTER)], is_alone=True))
     assert code(quarantine.objection(make(1, ADAPTER))) == "adapter_quarantined"
 
 
@@ -155,11 +156,11 @@ def test_numbers_that_break_down_three_times_in_a_row_keep_the_adapter_out(
 
 
 def test_a_quarantine_ends_by_time_alone(quarantine: Quarantine, clock: Clock) -> None:
-    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
-    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
+    quarantine.note_crash(crash_of([make(1, ADAPTER)], is_alone=True))
+    quarantine.note_crash(crash_of([make(1, ADAPTER)], is_alone=True))
     quarantine.note_end(make(1, ADAPTER), end())
     clock.now += QUARANTINE_SECONDS - 1
-    quarantine.note_crash([make(1, ADAPTER)], is_alone=True)
+    quarantine.note_crash(crash_of([make(1, ADAPTER)], is_alone=True))
     assert quarantine.holds(ADAPTER)
     clock.now += 1
     assert quarantine.objection(make(1, ADAPTER)) is None
@@ -167,7 +168,7 @@ def test_a_quarantine_ends_by_time_alone(quarantine: Quarantine, clock: Clock) -
 
 def test_crashes_long_apart_are_a_coincidence(quarantine: Quarantine, clock: Clock) -> None:
     for _ in range(4):
-        quarantine.note_crash([make()], is_alone=True)
+        quarantine.note_crash(crash_of([make()], is_alone=True))
         clock.now += QUARANTINE_SECONDS
     assert quarantine.objection(make()) is None
 

@@ -25,6 +25,7 @@ from loraplex.engine.messages import (
 )
 from loraplex.engine.process.adapter_fetches import FetchedBlock
 from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.engine import Engine
 from loraplex.engine.process.request_stream import RequestEvent, RequestStream
 from loraplex.engine.process.supervisor import RestartPolicy
 from loraplex.engine.sampling_params import SamplingParams
@@ -111,7 +112,7 @@ def error_of(events: list[RequestEvent]) -> ErrorInfo:
     return finished.error
 
 
-async def submit_started(client: EngineClient, request: GenerationRequest) -> RequestStream:
+async def submit_started(client: Engine, request: GenerationRequest) -> RequestStream:
     """Submit, and read up to the first token."""
     stream = client.submit(request)
     assert isinstance(await anext(stream), RequestStarted)

@@ -50,17 +50,17 @@ from loraplex.engine.fleet.link import (
 )
 from loraplex.engine.messages import (
     Abort,
-    FromEngine,
+    FromAgent,
     GenerationRequest,
     Hello,
     StepEvents,
     Submit,
-    ToEngine,
+    ToAgent,
     TokensGenerated,
 )
 from loraplex.engine.process import frames as frames_module
 from loraplex.engine.process.frames import FrameReader, Frames, pack
-from loraplex.engine.process.transport import decode_hello, decode_to_engine, encode
+from loraplex.engine.process.transport import decode_hello, decode_to_agent, encode
 from loraplex.engine.sampling_params import SamplingParams
 from support.fleet_certificates import DAY, Authority
 from support.stream_proxy import Pass, StreamProxy, corrupted, cut, delayed, swallowed
@@ -103,11 +103,11 @@ class Owner:
 
     def __init__(self) -> None:
         self.link: AgentLink | None = None
-        self.messages: list[ToEngine | FromEngine] = []
+        self.messages: list[ToAgent | FromAgent] = []
         self.ends: list[tuple[EngineError, int]] = []
         """With the number of messages before."""
 
-    def take(self, message: ToEngine | FromEngine) -> None:
+    def take(self, message: ToAgent | FromAgent) -> None:
         self.messages.append(message)
         if self.link is not None and isinstance(message, Submit):
             self.link.send(answer_to(message))
@@ -207,7 +207,10 @@ def run(scenario: Coroutine[Any, Any, T], loop_factory: LoopFactory = asyncio.ne
 async def open_link(
     port: int, certificates: Certificates, owner: Owner, hello: Hello = HELLO
 ) -> ApiLink:
-    return await connect(HOST, port, context=api_context(certificates), hello=hello, receiver=owner)
+    context = api_context(certificates)
+    return await connect(
+        HOST, port, context=context, answer=lambda _: hello, accept=lambda _: owner
+    )
 
 
 async def refused(port: int, certificates: Certificates, hello: Hello = HELLO) -> EngineError:
@@ -244,7 +247,7 @@ def test_messages_of_any_size_arrive_in_order_in_both_directions(
     sizes = (0, 1, 7, 70_000, 3, 300_000, 2, 0)
     sent = [submit(f"request-{index}", [5] * size) for index, size in enumerate(sizes)]
 
-    async def scenario(port: int) -> list[ToEngine | FromEngine]:
+    async def scenario(port: int) -> list[ToAgent | FromAgent]:
         owner = Owner()
         link = await open_link(port, api_certificates, owner)
         assert all(link.send(message) for message in sent)
@@ -328,7 +331,7 @@ def test_an_error_of_the_owner_ends_the_link(
     agent: Agent, api_certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Defective(Owner):
-        def take(self, message: ToEngine | FromEngine) -> None:
+        def take(self, message: ToAgent | FromAgent) -> None:
             raise RuntimeError("a defect")
 
     async def scenario() -> None:
@@ -718,7 +721,7 @@ def test_what_is_sent_in_one_iteration_of_the_loop_is_one_write(
     with Peer(behave, agent_context(agent_certificates)) as peer:
         run(scenario(peer.port))
     (together,) = [record for record in records if record]
-    assert [decode_to_engine(frames) for frames in together] == sent
+    assert [decode_to_agent(frames) for frames in together] == sent
 
 
 @LOOPS

@@ -1,0 +1,372 @@
+"""Several replicas as one engine: what an API server uses instead of an engine of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...adapters.errors import AdapterError, AdapterUnavailable
+from ...adapters.identity import AdapterKey
+from ...adapters.tier import Tier
+from ..errors import AdapterDeleted, EngineUnavailable, ReplicaReplaced
+from ..messages import (
+    AdapterExplanation,
+    AdapterFetchFailed,
+    AdapterStored,
+    BlockFound,
+    EngineCrashed,
+    EngineInfo,
+    EngineStats,
+    ErrorInfo,
+    EvictionReceipt,
+    GenerationRequest,
+    MemoryMap,
+    Prefetch,
+    ReplicaState,
+    RequestList,
+    SetPinned,
+    StepEvents,
+    ToAgent,
+)
+from ..process.engine import Engine, EngineState
+from ..process.quarantine import Quarantine
+from ..process.request_stream import RequestEvent, RequestStream
+from ..token_journal import SlotCounter
+from .fleet_deletions import evict_everywhere
+from .member import Member
+from .rendezvous import RendezvousOrder
+from .replica_link import LinkOwner, ReplicaLink
+from .replica_state import ReplicaStats
+from .routed_requests import RoutedRequests, adapter_name
+from .router import Router
+from .summed_stats import sum_stats
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRenewal:
+    """An agent's question for its lease."""
+
+    id: str
+    """The replica's."""
+    incarnation: str
+    base_id: str
+    runtime_id: str
+    state: ReplicaState
+
+
+class Fleet(Engine, LinkOwner):
+    """Connects to every member and routes each request to one. `Engine` documents the methods."""
+
+    def __init__(
+        self,
+        *,
+        context: ssl.SSLContext,
+        locate: Callable[[AdapterKey], Awaitable[BlockFound]],
+        max_requests: int,
+    ) -> None:
+        """`locate` finds an adapter's block, or raises an AdapterError."""
+        self._context = context
+        self._locate_block = locate
+        self._links: dict[str, ReplicaLink] = {}
+        self._order = RendezvousOrder()
+        self._router = Router(self._order)
+        self._quarantine = Quarantine(time.monotonic)
+        self._requests = RoutedRequests(
+            self._router, self._quarantine, self._send, max_requests=max_requests
+        )
+        self._identity: tuple[str, str] | None = None
+        """The base and the runtime that the fleet serves, once they are known."""
+        self._info: EngineInfo | None = None
+        self._stats: EngineStats | None = None
+        """Summed on demand; None after a change."""
+        self._pinned: list[AdapterKey] = []
+        self._pins_as_of = 0.0
+        self._is_stopped = False
+        self._has_started = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- members ----------------------------------------------------------------------------------
+
+    @property
+    def links(self) -> Sequence[ReplicaLink]:
+        """The connections to the replicas, in the order in which they were added."""
+        return list(self._links.values())
+
+    def set_identity(self, base_id: str, runtime_id: str) -> None:
+        """Serve only with replicas that serve this; see `EngineInfo`."""
+        self._identity = base_id, runtime_id
+
+    async def set_members(self, members: Sequence[Member]) -> None:
+        """Connect to these replicas and no others."""
+        wanted = {member.id: member for member in members}
+        for name in [name for name in self._links if name not in wanted]:
+            await self._remove(name)
+        for member in members:
+            link = self._links.get(member.id)
+            if link is not None and (link.member.host, link.member.port) != (
+                member.host,
+                member.port,
+            ):
+                await self._remove(member.id)
+                link = None
+            if link is None:
+                self._links[member.id] = ReplicaLink(member, context=self._context, owner=self)
+                self._router.set_state(member.id, ReplicaState.REFUSING)
+            else:
+                link.update(member)
+                self.note_state(link)
+        self._send_pins()
+
+    def asked_renewals(self) -> list[AskedRenewal]:
+        """The questions of agents that wait for an answer."""
+        return [
+            AskedRenewal(
+                id=link.id,
+                incarnation=link.incarnation,
+                base_id=link.info.base_id,
+                runtime_id=link.info.runtime_id,
+                state=link.state,
+            )
+            for link in self._links.values()
+            if link.lease_asked is not None and link.incarnation and link.info
+        ]
+
+    def answer_renewal(self, asked: AskedRenewal, refusal: str | None, seconds: float) -> None:
+        """The database has noted that the agent lives, or says why it must not serve."""
+        link = self._links.get(asked.id)
+        if link is None or link.incarnation != asked.incarnation:
+            return
+        if refusal is None:
+            link.answer_lease(seconds)
+        else:
+            link.refuse_lease(ReplicaReplaced(f"It must not serve: {refusal}."))
+
+    async def _remove(self, name: str) -> None:
+        link = self._links[name]
+        self._router.set_state(name, ReplicaState.GONE)
+        await link.close()
+        del self._links[name]
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Return when a replica is ready for the first time."""
+        await self._has_started.wait()
+        if self._is_stopped:
+            raise EngineUnavailable
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        self._has_started.set()
+        self._requests.end_all(EngineUnavailable())
+        for name in list(self._links):
+            await self._remove(name)
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def state(self) -> EngineState:
+        if self._is_stopped:
+            return EngineState.DOWN
+        if any(link.state is ReplicaState.READY for link in self._links.values()):
+            return EngineState.READY
+        return EngineState.RESTARTING if self._has_started.is_set() else EngineState.STARTING
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is EngineState.READY
+
+    @property
+    def num_restarts(self) -> int:
+        return sum(link.num_times_ready for link in self._links.values())
+
+    @property
+    def start_seconds(self) -> float | None:
+        return None
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of the smallest replica: what it can serve, each of them can."""
+        if self._info is None:
+            raise EngineUnavailable
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The sum over the replicas."""
+        if self._stats is None:
+            known = [link.stats for link in self._links.values() if link.stats is not None]
+            self._stats = sum_stats(known) if known else None
+        return self._stats
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        take: Callable[[RequestEvent], None] | None = None,
+        counter: SlotCounter | None = None,
+    ) -> RequestStream:
+        if not self.is_ready:
+            raise EngineUnavailable
+        return self._requests.submit(request, take, counter)
+
+    async def list_requests(self, tenant_id: str | None = None, *, limit: int) -> RequestList:
+        asked = [link.list_requests(tenant_id, limit) for link in self._ready_links()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        lists = [answer for answer in answers if isinstance(answer, RequestList)]
+        if not lists:
+            raise EngineUnavailable
+        requests = sorted(
+            (request for each in lists for request in each.requests),
+            key=lambda request: -request.age_seconds,
+        )
+        return RequestList(0, requests[:limit], sum(each.num_requests for each in lists))
+
+    # --- adapters ---------------------------------------------------------------------------------
+
+    def prefetch(self, key: AdapterKey, stay_seconds: float = 0.0) -> None:
+        home = next(iter(self._in_order(key)), None)
+        if home is not None and not self._quarantine.holds(key):
+            home.send(Prefetch(key, stay_seconds))
+
+    def set_pinned(self, keys: Sequence[AdapterKey], *, as_of: float = 0.0) -> None:
+        self._pinned = list(dict.fromkeys(keys))
+        self._pins_as_of = as_of
+        self._send_pins()
+
+    def note_stored(self, key: AdapterKey) -> None:
+        for link in self._ready_links():
+            link.send(AdapterStored(key))
+
+    async def evict_adapter(
+        self, key: AdapterKey, *, drain_seconds: float = 0.0
+    ) -> EvictionReceipt:
+        """Return once every replica has let go of the adapter, has been removed, or holds nothing
+        because its lease has ended."""
+        self._pinned = [pinned for pinned in self._pinned if pinned != key]
+        num_aborted = self._requests.end_adapter(key, AdapterDeleted())
+        receipt = await evict_everywhere(lambda: self.links, key, drain_seconds=drain_seconds)
+        return replace(receipt, num_aborted=receipt.num_aborted + num_aborted)
+
+    async def explain_adapter(self, key: AdapterKey) -> AdapterExplanation:
+        """Where it is in the replica that has it, or in the first one that would load it."""
+        links = self._in_order(key)
+        if not links:
+            raise EngineUnavailable
+        holder = next((link for link in links if _is_resident(link, key)), links[0])
+        return await holder.explain_adapter(key)
+
+    def is_quarantined(self, key: AdapterKey) -> bool:
+        return self._quarantine.holds(key)
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    async def map_memory(self) -> MemoryMap:
+        """Of the first ready replica; `links` has all of them."""
+        for link in self._ready_links():
+            return await link.map_memory()
+        raise EngineUnavailable
+
+    # --- LinkOwner --------------------------------------------------------------------------------
+
+    def check_base(self, base_id: str, runtime_id: str) -> tuple[str, str]:
+        return self._identity or (base_id, runtime_id)
+
+    def note_state(self, link: ReplicaLink) -> None:
+        is_wanted = not (link.member.is_draining and link.state is ReplicaState.READY)
+        self._router.set_state(link.id, link.state if is_wanted else ReplicaState.DRAINING)
+        self._stats = None
+        if link.state is ReplicaState.READY:
+            assert link.info is not None
+            self._identity = self._identity or (link.info.base_id, link.info.runtime_id)
+            self._info = _smallest(
+                [link.info, *(each.info for each in self._links.values() if each.info)]
+            )
+            self._has_started.set()
+            self._requests.note_ready()
+
+    def note_stats(self, link: ReplicaLink) -> None:
+        stats, info = link.stats, link.info
+        assert stats is not None
+        assert info is not None
+        self._stats = None
+        self._router.report(
+            link.id,
+            ReplicaStats(
+                num_requests=stats.num_running + stats.num_waiting,
+                max_batch=info.max_num_seqs,
+                residents={
+                    adapter_name(each.key) for each in stats.adapters if each.tier is Tier.DEVICE
+                },
+            ),
+        )
+
+    def note_crash(self, crash: EngineCrashed) -> None:
+        self._requests.note_crash(crash)
+
+    def note_lost(self, link: ReplicaLink) -> None:
+        self._requests.settle(link.id)
+
+    def deliver(self, link: ReplicaLink, events: StepEvents) -> None:
+        self._requests.deliver(link.id, events)
+
+    def locate(self, link: ReplicaLink, key: AdapterKey) -> None:
+        self._begin(self._answer_location(link, key))
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _send(self, name: str, message: ToAgent) -> bool:
+        link = self._links.get(name)
+        return link is not None and link.send(message)
+
+    def _ready_links(self) -> list[ReplicaLink]:
+        return [link for link in self._links.values() if link.state is ReplicaState.READY]
+
+    def _in_order(self, key: AdapterKey) -> list[ReplicaLink]:
+        """The ready replicas in the adapter's order."""
+        links = (self._links.get(name) for name in self._order.of(adapter_name(key)))
+        return [link for link in links if link and link.state is ReplicaState.READY]
+
+    def _send_pins(self) -> None:
+        """Pin each adapter on the first live replica of its order. Which are live is read from the
+        database, so that all API servers pin alike."""
+        live = RendezvousOrder(link.id for link in self._links.values() if link.member.is_live)
+        pins: dict[str, list[AdapterKey]] = {}
+        for key in self._pinned:
+            for name in live.of(adapter_name(key))[:1]:
+                pins.setdefault(name, []).append(key)
+        for link in self._links.values():
+            link.send(SetPinned(pins.get(link.id, []), self._pins_as_of))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_location(self, link: ReplicaLink, key: AdapterKey) -> None:
+        try:
+            link.send(await self._locate_block(key))
+        except AdapterError as exc:
+            link.send(AdapterFetchFailed(key, ErrorInfo(exc.code, str(exc))))
+        except Exception:  # every question is answered, or its requests would wait for ever
+            error = AdapterUnavailable()
+            link.send(AdapterFetchFailed(key, ErrorInfo(error.code, str(error))))
+
+
+def _is_resident(link: ReplicaLink, key: AdapterKey) -> bool:
+    adapters = link.stats.adapters if link.stats is not None else []
+    return any(each.key == key and each.tier is Tier.DEVICE for each in adapters)
+
+
+def _smallest(infos: Sequence[EngineInfo]) -> EngineInfo:
+    return replace(
+        infos[0],
+        max_model_len=min(info.max_model_len for info in infos),
+        arena_bytes=min(info.arena_bytes for info in infos),
+        serves_grammars=all(info.serves_grammars for info in infos),
+    )

@@ -1,0 +1,155 @@
+"""An agent's engine, disk cache and lease, which all connected API servers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...adapters.fetcher import BlockSource, FetchedBlock
+from ...adapters.identity import AdapterKey
+from ..config import EngineConfig
+from ..errors import EngineUnavailable
+from ..messages import (
+    EngineCrashed,
+    EngineReady,
+    EngineStats,
+    FromAgent,
+    LeaseAsked,
+    ReplicaChanged,
+    ReplicaState,
+    SetPinned,
+)
+from ..process.client import EngineClient
+from ..process.engine import Engine
+from ..process.engine_observer import EngineObserver
+from ..process.engine_process import ENGINE_COMMAND
+from .block_questions import BlockQuestions
+from .lease import Lease
+
+
+class ApiServer(Protocol):
+    """A connected API server."""
+
+    @property
+    def num_open(self) -> int:
+        """The number of its open requests."""
+
+    def send(self, message: FromAgent) -> bool:
+        """False if it cannot be reached."""
+
+    def close(self) -> None:
+        """End its link and all that it has open."""
+
+
+class Replica(EngineObserver):
+    """Serves while its engine is ready and it holds the lease, until it drains."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        fetcher: BlockSource,
+        command: Sequence[str] = ENGINE_COMMAND,
+        lease: Lease | None = None,
+    ) -> None:
+        self.fetcher = fetcher
+        self.engine: Engine = EngineClient(
+            config,
+            on_adapter_wanted=self._fetch,
+            on_adapter_read=fetcher.note_read,
+            command=command,
+            max_submissions=1,  # an API server sends what had not started to another replica
+            observer=self,
+        )
+        self.lease = lease or Lease()
+        self.blocks = BlockQuestions(lambda: [each.send for each in self._servers])
+        self._servers: list[ApiServer] = []
+        self._is_draining = False
+        self._pins_as_of = float("-inf")
+        self._told: ReplicaState | None = None
+        """The state that the API servers know."""
+
+    # --- state ------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ReplicaState:
+        if not (self.engine.is_ready and self.lease.is_held):
+            return ReplicaState.REFUSING
+        return ReplicaState.DRAINING if self._is_draining else ReplicaState.READY
+
+    @property
+    def num_open(self) -> int:
+        """The number of open requests of all API servers."""
+        return sum(server.num_open for server in self._servers)
+
+    def check_accepts(self) -> None:
+        """Raises EngineUnavailable if a request must go to another replica."""
+        if self.state is not ReplicaState.READY:
+            raise EngineUnavailable
+
+    def drain(self) -> None:
+        """Accept no further requests."""
+        self._is_draining = True
+        self.note_state()
+
+    def ask_for_lease(self) -> None:
+        """Ask every API server to renew it: one answer is enough."""
+        self._tell(LeaseAsked(self.lease.ask()))
+
+    def renew_lease(self, number: int, seconds: float) -> None:
+        """Take an API server's answer."""
+        self.lease.renew(number, seconds)
+        if self.state is not self._told:
+            self.note_state()
+
+    # --- API servers ------------------------------------------------------------------------------
+
+    def welcome(self, server: ApiServer) -> None:
+        """Tell an API server that has just connected what the others know."""
+        self._servers.append(server)
+        server.send(EngineReady(self.engine.info))
+        if self.engine.stats is not None:
+            server.send(self.engine.stats)
+        server.send(ReplicaChanged(self.state, self.engine.num_restarts))
+        server.send(LeaseAsked(self.lease.ask()))
+
+    def note_end(self, server: ApiServer) -> None:
+        """The API server is no longer connected."""
+        self._servers.remove(server)
+        self.blocks.ask_again()
+
+    def close(self) -> None:
+        """End the links to all API servers."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    def note_state(self) -> None:
+        self._told = self.state
+        self._tell(ReplicaChanged(self.state, self.engine.num_restarts))
+        self.ask_for_lease()  # so that the database learns the state too
+
+    def note_stats(self, stats: EngineStats) -> None:
+        self._tell(stats)
+
+    def note_crash(self, crash: EngineCrashed) -> None:
+        self._tell(crash)
+
+    def _tell(self, message: FromAgent) -> None:
+        for server in self._servers:
+            server.send(message)
+
+    # --- adapters ---------------------------------------------------------------------------------
+
+    def set_pinned(self, message: SetPinned) -> None:
+        """Pin these adapters, unless the database was read for others after it was for these."""
+        if message.as_of >= self._pins_as_of:
+            self._pins_as_of = message.as_of
+            self.engine.set_pinned(message.keys)
+
+    async def _fetch(self, key: AdapterKey) -> FetchedBlock:
+        found = await self.blocks.locate(key)
+        return await asyncio.wrap_future(
+            self.fetcher.fetch(key, sha256=found.sha256, size_bytes=found.size_bytes)
+        )
