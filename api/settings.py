@@ -77,6 +77,14 @@ class Settings(BaseSettings):
         default=None, gt=0
     )
     """Versions whose KL divergence from `reference_base` is larger are rejected, in nats."""
+    fleet_certificates: Annotated[
+        Path | None, Option(metavar="DIR"), Unset("an engine of its own")
+    ] = None
+    """Folder of this API server's certificates. It serves with the replicas of the fleet."""
+    replica_addresses: Annotated[
+        tuple[str, ...], NoDecode, Option(name="replica", metavar="HOST:PORT"), Unset("none")
+    ] = ()
+    """Agents that are added to the fleet's replicas at the start."""
     secret: Annotated[SecretStr | None, Unset("file `secret`, created on first use")] = None
     """64 hexadecimal digits, from which every key is derived."""
     secret_previous: Annotated[SecretStr | None, Unset("file `secret.previous`, if any")] = None
@@ -131,9 +139,9 @@ class Settings(BaseSettings):
         """Child processes run in other folders."""
         return value.expanduser().absolute()
 
-    @field_validator("trusted_proxies", mode="before")
+    @field_validator("trusted_proxies", "replica_addresses", mode="before")
     @classmethod
-    def _split_networks(cls, value: object) -> object:
+    def _split_list(cls, value: object) -> object:
         """Several are separated by commas."""
         if not isinstance(value, str):
             return value

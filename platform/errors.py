@@ -182,6 +182,12 @@ class KeyNotFound(PlatformError):
     code = "key_not_found"
 
 
+class ReplicaNotFound(PlatformError):
+    """No such replica."""
+
+    code = "replica_not_found"
+
+
 class InvalidApiKey(PlatformError):
     """The API key is malformed or unknown."""
 

@@ -13,6 +13,7 @@ from .keys.models import ApiKey
 from .operators.models import Operator, OperatorKey
 from .overview.models import AdapterUse, ServerMemory, ServerSample, TenantSample
 from .quotas.models import PeriodUse, Quota, RateBucket, Reservation
+from .replicas.models import Replica
 from .requests.models import RequestLogEntry
 from .servers.models import Server
 from .tenants.models import Tenant
@@ -42,6 +43,7 @@ __all__ = [
     "PlatformAuditHead",
     "Quota",
     "RateBucket",
+    "Replica",
     "RequestLogEntry",
     "Reservation",
     "Server",

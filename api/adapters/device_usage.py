@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 
 import structlog
@@ -88,9 +88,15 @@ class DeviceUsageMeter:
     """Observes the engine's resident adapters and adds them to the sums; one per server."""
 
     def __init__(
-        self, stats: Callable[[], EngineStats | None], control_plane: ControlPlane
+        self,
+        stats: Callable[[], EngineStats | None],
+        control_plane: ControlPlane,
+        *,
+        is_ours: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`stats` returns the engine's last snapshot, or None without an engine."""
+        """`stats` returns the engine's last snapshot, or None without an engine. `is_ours`: whether
+        this server writes what it has observed since the last time, and no other does."""
+        self._is_ours = is_ours
         self._stats = stats
         self._control_plane = control_plane
         self._integral = DeviceUsageSums()
@@ -120,7 +126,9 @@ class DeviceUsageMeter:
         self._integral.look(_held(self._stats()))
 
     async def _write(self) -> None:
-        for tenant_id, usages in self._integral.take().items():
+        is_ours = await self._is_ours()
+        taken = self._integral.take()
+        for tenant_id, usages in taken.items() if is_ours else ():
 
             def add(session: TenantSession, usages: list[DeviceUsage] = usages) -> None:
                 ledger.add_device_usage(session, usages)

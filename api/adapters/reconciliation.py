@@ -7,7 +7,9 @@ server start, an engine restart and a new pin are handled alike.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 
 import structlog
 
@@ -19,6 +21,8 @@ from ...platform.adapters.states import WishKind
 from ...platform.adapters.wishes import WishedContent
 from ...platform.base import utc_now
 from ...platform.errors import PlatformError
+from ...platform.jobs.service import shared_now
+from ...platform.sessions import PlatformSession
 from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.control_plane import ControlPlane
 
@@ -54,15 +58,18 @@ class Reconciliation:
         """Reconcile once. Raises a PlatformError or EngineError; the next round retries."""
         now = utc_now()
         base_id = self._engine.info.base_id
-        wished = await self._control_plane.read_all_tenants(
-            lambda session: wishes.list_live_wishes_of_all_tenants(session, now, base_id=base_id)
-        )
+
+        def read(session: PlatformSession) -> tuple[datetime, Sequence[WishedContent]]:
+            as_of = shared_now(session)
+            return as_of, wishes.list_live_wishes_of_all_tenants(session, now, base_id=base_id)
+
+        as_of, wished = await self._control_plane.read_all_tenants(read)
         # The latest first: where not all pins find room, the engine keeps those.
         pins = [wish.key for wish in reversed(wished) if wish.kind is WishKind.PIN]
-        self._engine.set_pinned(pins)
+        self._engine.set_pinned(pins, as_of=as_of.timestamp())
         self._prefetch([wish for wish in wished if wish.kind is WishKind.PREFETCH])
 
-    def _prefetch(self, wished: list[WishedContent]) -> None:
+    def _prefetch(self, wished: Sequence[WishedContent]) -> None:
         life = self._engine.num_restarts
         self._prefetched = {
             wish.key: self._prefetched[wish.key] for wish in wished if wish.key in self._prefetched

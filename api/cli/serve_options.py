@@ -1,8 +1,9 @@
-"""The options of `loraplex serve`, derived from the fields of EngineConfig and Settings."""
+"""The options of `loraplex serve` and `loraplex agent`, derived from the fields of EngineConfig
+and Settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -20,21 +21,27 @@ DEFAULT_SPECULATION = ["ngram"]
 """Unlike an engine without configuration, a server proposes tokens."""
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
+ALL_SETTINGS = tuple(options_of(Settings))
+
+
+def with_options(
+    command: Callable[..., None], settings: Collection[str] = ALL_SETTINGS
+) -> Callable[..., None]:
     """The command as Typer takes it. `command` takes the two configurations by position and has
-    its further options by keyword."""
+    its further options by keyword. `settings`: those of which it has options."""
     hints = get_type_hints(command, include_extras=True)
     own = [
         each.replace(annotation=hints[each.name])
         for each in signature(command).parameters.values()
         if each.kind is Parameter.KEYWORD_ONLY
     ]
-    parameters = [*_engine_parameters(), *own, *_setting_parameters()]
+    parameters = [*_engine_parameters(), *own, *_setting_parameters(settings)]
 
     @wraps(command)
     def run(**values: Any) -> None:
         own_values = {each.name: values[each.name] for each in own}
-        command(_engine_config(values), _settings(values), **own_values)
+        flags = _in_fields(Settings, values, settings)
+        command(_engine_config(values), load_settings(**flags), **own_values)
 
     vars(run)["__signature__"] = Signature(parameters)
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -62,9 +69,9 @@ def _engine_parameters() -> Iterator[Parameter]:
         yield _parameter(field.name, kind, default, marked)
 
 
-def _setting_parameters() -> Iterator[Parameter]:
-    for name, option in options_of(Settings).items():
-        kind = _kind(Settings.model_fields[name].annotation, option)
+def _setting_parameters(names: Collection[str]) -> Iterator[Parameter]:
+    for name in names:
+        kind = _kind(Settings.model_fields[name].annotation, options_of(Settings)[name])
         yield _parameter(name, kind, None, setting_option(name, kind))
 
 
@@ -86,18 +93,15 @@ def _kind(annotation: Any, option: Option) -> Any:
 
 
 def _engine_config(values: Mapping[str, Any]) -> EngineConfig:
-    given = _in_fields(EngineConfig, values)
+    given = _in_fields(EngineConfig, values, options_of(EngineConfig))
     return EngineConfig(**{**given, "speculation": parse_speculation(values["speculation"])})
 
 
-def _settings(values: Mapping[str, Any]) -> Settings:
-    return load_settings(**_in_fields(Settings, values))
-
-
-def _in_fields(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the configuration's options in the units and types of its fields."""
-    found = {name: values[name] for name in options_of(config)}
-    for name, option in options_of(config).items():
+def _in_fields(config: type, values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The values of these options of the configuration in the units and types of its fields."""
+    found = {name: values[name] for name in names}
+    for name in names:
+        option = options_of(config)[name]
         if option.unit != 1 and found[name] is not None:
             found[name] = round(found[name] * option.unit)
         elif isinstance(found[name], list):

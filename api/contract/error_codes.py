@@ -203,6 +203,7 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
     "key_not_found": ErrorCode(404, "No such API key for this caller."),
     "user_not_found": ErrorCode(404, "No such user of this tenant."),
     "user_exists": ErrorCode(409, "The tenant already has a user with this address."),
+    "replica_not_found": ErrorCode(404, "The fleet has no such replica."),
     "operator_not_found": ErrorCode(404, "No such operator."),
     "operator_exists": ErrorCode(409, "An operator with this name already exists."),
     "grant_too_wide": ErrorCode(

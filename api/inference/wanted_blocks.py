@@ -7,6 +7,7 @@ import asyncio
 from ...adapters.errors import ObjectNotFound
 from ...adapters.fetcher import BlockSource, FetchedBlock
 from ...adapters.identity import AdapterKey
+from ...engine.messages import BlockFound
 from ...platform.adapters import repository
 from ...platform.adapters.models import AdapterVersion
 from ...platform.adapters.registry import AdapterRef
@@ -27,12 +28,17 @@ class WantedBlocks:
 
     async def fetch(self, key: AdapterKey) -> FetchedBlock:
         """The verified block. Raises an AdapterError or PlatformError."""
+        found = await self.locate(key)
+        return await asyncio.wrap_future(
+            self._fetcher.fetch(key, sha256=found.sha256, size_bytes=found.size_bytes)
+        )
+
+    async def locate(self, key: AdapterKey) -> BlockFound:
+        """What the block in the store must be. Raises an AdapterError or PlatformError."""
         content = await self._find(key)
         if content is None:
             raise ObjectNotFound("no version has this content any more")
-        return await asyncio.wrap_future(
-            self._fetcher.fetch(key, sha256=content.object_sha256, size_bytes=content.size_bytes)
-        )
+        return BlockFound(key, content.object_sha256, content.size_bytes)
 
     async def _find(self, key: AdapterKey) -> AdapterVersion | AdapterRef | None:
         """A version with this content; while the database is away, the one seen last."""

@@ -13,13 +13,17 @@ from ...adapters.errors import StorageFull, StoreUnavailable
 from ...adapters.fetcher_client import FetcherClient
 from ...adapters.store import ObjectStore, check_usable
 from ...engine.config import EngineConfig
+from ...engine.fleet.certificates import api_certificates, api_context
+from ...engine.fleet.fleet import Fleet
 from ...engine.process.client import EngineClient
+from ...engine.process.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.token_journal import NUM_SLOTS, TokenJournal
 from ...platform.database import Database
 from ...platform.errors import InvalidValue, PlatformError
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.leases import Leases
+from ..fleet.membership import Membership
 from ..inference.seen_adapters import SeenAdapters
 from ..inference.wanted_blocks import WantedBlocks
 from ..settings import Settings
@@ -53,7 +57,9 @@ class Planes:
     fetcher: FetcherClient
     seen_adapters: SeenAdapters
     blocks: WantedBlocks
-    engine: EngineClient
+    engine: Engine
+    membership: Membership | None
+    """None: the engine is this server's own."""
 
 
 async def open_planes(
@@ -75,7 +81,12 @@ async def open_planes(
     control_plane.tell_of_changes(seen_adapters.note_change)
     blocks = WantedBlocks(control_plane, fetcher, seen_adapters)
     located = replace(engine_config, model=str(bases.served))
-    engine = await _start_engine(located, blocks, fetcher, stack)
+    membership: Membership | None = None
+    engine: Engine
+    if settings.fleet_certificates is None:
+        engine = await _start_engine(located, blocks, fetcher, stack)
+    else:
+        engine, membership = await _join_fleet(settings, located, blocks, control_plane, stack)
     server_id = load_or_create_server_id(settings.data_dir)
     return Planes(
         settings=settings,
@@ -93,6 +104,7 @@ async def open_planes(
         seen_adapters=seen_adapters,
         blocks=blocks,
         engine=engine,
+        membership=membership,
     )
 
 
@@ -183,3 +195,31 @@ async def _start_engine(
     stack.push_async_callback(engine.stop)
     await engine.start()
     return engine
+
+
+async def _join_fleet(
+    settings: Settings,
+    config: EngineConfig,
+    blocks: WantedBlocks,
+    control_plane: ControlPlane,
+    stack: AsyncExitStack,
+) -> tuple[Fleet, Membership]:
+    """Return when a replica is ready. Raises InvalidValue for unusable certificates."""
+    assert settings.fleet_certificates is not None
+    try:
+        context = api_context(api_certificates(settings.fleet_certificates))
+    except OSError as exc:
+        raise InvalidValue(f"--fleet-certificates: {exc}", param="fleet_certificates") from exc
+    fleet = Fleet(
+        context=context,
+        locate=blocks.locate,
+        max_requests=config.max_queued + config.max_num_seqs,
+    )
+    stack.push_async_callback(fleet.stop)
+    membership = Membership(fleet, control_plane, lease_seconds=settings.stale_seconds)
+    await membership.add(settings.replica_addresses)
+    membership.start()
+    stack.push_async_callback(membership.close)
+    log.info("waiting_for_replica")
+    await fleet.start()
+    return fleet, membership

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from ...adapters.confinement_probe import ConfinementReport
 from ...adapters.fetcher_client import FetcherStats
 from ...engine.config import EngineConfig
-from ...engine.process.client import EngineClient
+from ...engine.process.engine import Engine
 from ...platform.idempotency.service import IdempotentAnswers
 from ..adapters.deletions import Deletions
 from ..adapters.downloads import Downloads
@@ -48,7 +48,7 @@ class Runtime:
 
     settings: Settings
     engine_config: EngineConfig
-    engine: EngineClient
+    engine: Engine
     readiness: Readiness
     confinement: ConfinementReport
     control_plane: ControlPlane

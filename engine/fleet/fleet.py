@@ -12,7 +12,7 @@ from typing import Any
 from ...adapters.errors import AdapterError, AdapterUnavailable
 from ...adapters.identity import AdapterKey
 from ...adapters.tier import Tier
-from ..errors import AdapterDeleted, EngineUnavailable, ReplicaReplaced
+from ..errors import AdapterDeleted, EngineUnavailable, ReplicaIncompatible, ReplicaReplaced
 from ..messages import (
     AdapterExplanation,
     AdapterFetchFailed,
@@ -143,7 +143,9 @@ class Fleet(Engine, LinkOwner):
         if refusal is None:
             link.answer_lease(seconds)
         else:
-            link.refuse_lease(ReplicaReplaced(f"It must not serve: {refusal}."))
+            kinds = {kind.code: kind for kind in (ReplicaIncompatible, ReplicaReplaced)}
+            kind = kinds.get(refusal, ReplicaReplaced)
+            link.refuse_lease(kind(f"The database says {refusal}."))
 
     async def _remove(self, name: str) -> None:
         link = self._links[name]
@@ -214,6 +216,10 @@ class Fleet(Engine, LinkOwner):
         if not self.is_ready:
             raise EngineUnavailable
         return self._requests.submit(request, take, counter)
+
+    def num_open_at(self, name: str) -> int:
+        """The number of this server's open requests at a replica."""
+        return self._requests.num_open_at(name)
 
     async def list_requests(self, tenant_id: str | None = None, *, limit: int) -> RequestList:
         asked = [link.list_requests(tenant_id, limit) for link in self._ready_links()]

@@ -74,6 +74,18 @@ def _create_servers() -> None:
         sa.Column("evicted_at", MOMENT),
     )
     op.create_table(
+        "replicas",
+        sa.Column("id", ID, primary_key=True),
+        sa.Column("address", sa.String(300), nullable=False, unique=True),
+        sa.Column("is_draining", sa.Boolean(), nullable=False),
+        sa.Column("added_at", MOMENT, nullable=False),
+        sa.Column("incarnation", sa.String(64)),
+        sa.Column("base_id", sa.String(128)),
+        sa.Column("runtime_id", sa.String(128)),
+        sa.Column("state", sa.String(16)),
+        sa.Column("seen_at", MOMENT),
+    )
+    op.create_table(
         "server_memories",
         sa.Column("server_id", ID, primary_key=True),
         sa.Column("seen_at", MOMENT, nullable=False),

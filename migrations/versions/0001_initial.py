@@ -52,6 +52,7 @@ PLATFORM_TABLES = (
     "server_samples",
     "server_memories",
     "servers",
+    "replicas",
     "job_leases",
     "idempotent_answers",
 )

@@ -97,6 +97,10 @@ def test_fractions_are_kept_and_what_was_not_written_comes_again(
     assert total == int(10 * 0.25 * 3)
 
 
+async def always() -> bool:
+    return True
+
+
 def test_it_is_written_for_the_version_when_the_server_stops(tmp_path: Path) -> None:
     database = Database(copy_of_migrated_sqlite(tmp_path))
     tenant = make_tenant(database, "acme")
@@ -113,7 +117,7 @@ def test_it_is_written_for_the_version_when_the_server_stops(tmp_path: Path) -> 
 
     async def scenario() -> None:
         control_plane = ControlPlane(database, b"secret" * 8)
-        usage = DeviceUsageMeter(lambda: stats, control_plane)
+        usage = DeviceUsageMeter(lambda: stats, control_plane, is_ours=always)
         usage.start()
         await asyncio.sleep(0.7)
         await usage.close()
@@ -138,12 +142,33 @@ def test_what_the_database_could_not_take_is_written_later_and_no_other_tenant_w
             written.append(tenant_id)
 
     async def scenario() -> None:
-        meter = DeviceUsageMeter(lambda: None, cast(ControlPlane, Plane()))
+        meter = DeviceUsageMeter(lambda: None, cast(ControlPlane, Plane()), is_ours=always)
         for tenant_id in ("acme", "defect", "bolt"):
             meter._integral.put_back(tenant_id, [DeviceUsage(FIRST, A.digest, 5)])
         await meter._write()
         assert written == ["bolt"]
         await meter._write()
         assert written == ["bolt", "acme"]
+
+    asyncio.run(scenario())
+
+
+def test_what_another_server_counts_is_not_written_twice() -> None:
+    written: list[str] = []
+    owned = iter([False, True])
+
+    class Plane:
+        async def write(self, tenant_id: str, _: object) -> None:
+            written.append(tenant_id)
+
+    async def is_ours() -> bool:
+        return next(owned)
+
+    async def scenario() -> None:
+        meter = DeviceUsageMeter(lambda: None, cast(ControlPlane, Plane()), is_ours=is_ours)
+        for tenant_id in ("acme", "bolt"):
+            meter._integral.put_back(tenant_id, [DeviceUsage(FIRST, A.digest, 5)])
+            await meter._write()
+        assert written == ["bolt"]
 
     asyncio.run(scenario())

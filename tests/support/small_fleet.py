@@ -160,8 +160,13 @@ class SmallFleet:
         self.table.rows[name] = _Row(agent)
         return agent
 
-    def add_api_server(self, *, max_requests: int = 1000) -> Fleet:
-        fleet = Fleet(context=self._api_context, locate=self._locate, max_requests=max_requests)
+    def make_fleet(self) -> Fleet:
+        """An API server's, without members."""
+        return Fleet(context=self._api_context, locate=self._locate, max_requests=1000)
+
+    def add_api_server(self) -> Fleet:
+        """One that reads the table."""
+        fleet = self.make_fleet()
         self._fleets.append((fleet, asyncio.create_task(self._look(fleet))))
         return fleet
 

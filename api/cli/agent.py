@@ -1,0 +1,109 @@
+"""`loraplex agent`: serves a base model to the API servers of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...adapters.errors import AdapterError
+from ...engine.config import EngineConfig
+from ...platform.replicas.address import parse_address
+from ..settings import Settings
+from .exit_codes import CommandFailed, ExitCode
+from .output import note
+from .serve_options import with_options
+
+if TYPE_CHECKING:
+    from ...engine.fleet.agent import Agent, AgentEnd
+
+app = typer.Typer(add_completion=False)
+
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+
+
+@app.command()
+@partial(with_options, settings=("data_dir", "store"))
+def agent(
+    engine_config: EngineConfig,
+    settings: Settings,
+    *,
+    certificates: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the agent's certificates.")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where API servers connect; port 0: any.")
+    ] = DEFAULT_ADDRESS,
+) -> None:
+    """Serve a base model to the API servers of a fleet until ^C or SIGTERM.
+
+    It holds no tenant's keys and no database. It exits with 7 if its lease ended or its engine
+    failed too often: start it again then.
+    """
+    try:
+        host, port = parse_address(listen)
+    except ValueError as exc:
+        raise CommandFailed(f"--listen: {exc}") from exc
+    _run(settings, engine_config, certificates, host=host, port=port)
+
+
+def _run(
+    settings: Settings, engine_config: EngineConfig, certificates: Path, *, host: str, port: int
+) -> None:
+    from ...engine.fleet.agent import AgentEnd
+    from ..server.data_dir_lock import DataDirInUse, locked_data_dir
+    from ..telemetry.logs import configure_logging
+
+    configure_logging()
+    note(f"Loading {engine_config.model} ...")
+    try:
+        with locked_data_dir(settings.prepare_data_dir()):
+            end = asyncio.run(_serve(settings, engine_config, certificates, host, port))
+    except (AdapterError, DataDirInUse, OSError) as exc:
+        raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
+    if end is not AgentEnd.STOPPED:
+        raise CommandFailed(f"The agent has ended: {end}.", ExitCode.UNAVAILABLE)
+
+
+async def _serve(
+    settings: Settings, engine_config: EngineConfig, certificates: Path, host: str, port: int
+) -> AgentEnd:
+    """Serve with an empty disk cache: what was deleted since an earlier life may be in it."""
+    from ...adapters.fetcher_client import FetcherClient
+    from ...engine.fleet.agent import Agent
+    from ...engine.fleet.certificates import agent_certificates, agent_context
+    from ...engine.fleet.replica import Replica
+
+    context = agent_context(agent_certificates(certificates))
+    cache = settings.data_dir / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    fetcher = FetcherClient(
+        store_url=settings.store_url,
+        cache_directory=cache,
+        capacity_bytes=settings.disk_cache_bytes,
+        environment=settings.take_fetcher_environment(),
+    )
+    await asyncio.to_thread(fetcher.start)
+    try:
+        running = Agent(Replica(engine_config, fetcher=fetcher), context=context)
+        _stop_at_signals(running, settings.drain_seconds)
+        return await running.run(host, port, on_listening=partial(_announce, host))
+    finally:
+        await asyncio.to_thread(fetcher.close)
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _stop_at_signals(running: Agent, drain_seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, partial(running.stop, drain_seconds=drain_seconds))
+
+
+def _announce(host: str, port: int) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    note(f"Serving API servers at {shown}:{port}")

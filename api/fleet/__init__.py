@@ -1,0 +1,1 @@
+"""A fleet's replicas and this server's connections to them."""

@@ -1,0 +1,1 @@
+"""The replicas of a fleet: the agents that API servers connect to."""
