@@ -23,6 +23,9 @@ SMALL_LOAD = 8
 """Requests that are never too many. On an H100, 8 rows make a step 12 % longer than one row does,
 and an adapter takes half a second to load."""
 
+BASE = ""
+"""Has an order of its own, for the suspects without an adapter."""
+
 
 class Bound(NamedTuple):
     """The load from which a replica is passed over."""
@@ -58,6 +61,9 @@ class RoutedRequest:
     """The answers of `n > 1`, or the probes of one attestation: all run on one replica."""
     block_hashes: Sequence[bytes] = ()
     """Of the prompt's first full blocks, as in PrefixHomes."""
+    is_suspect: bool = False
+    """A crash may be due to its adapter or its prompt, so the next one must not end several
+    engines."""
 
 
 @dataclass(slots=True)
@@ -128,7 +134,8 @@ class Router:
     def choose(self, request: RoutedRequest, *, leave_out: Collection[str] = ()) -> str:
         """The name of a ready replica outside of `leave_out`, which names those that refused.
 
-        Raises NoReplicaReady.
+        For a suspect it is the first of the order, at any load: all API servers send the suspects
+        of one adapter to one replica. Raises NoReplicaReady.
         """
         candidates: Sequence[_Replica] = self._ready
         total_load = self._total_load
@@ -137,6 +144,8 @@ class Router:
             total_load = sum(each.load for each in candidates)
         if not candidates:
             raise NoReplicaReady
+        if request.is_suspect:
+            return next(self._in_order(request.adapter or BASE, leave_out)).name
         home = self._home_of_group(request, leave_out)
         if home is not None:
             return home.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -215,6 +215,33 @@ def test_a_group_moves_when_its_replica_accepts_no_requests() -> None:
     router.open(request(2, group="g"), moved)
     router.close("q1")
     assert router.choose(request(3, group="g")) == moved
+
+
+@given(fleets(), adapters, st.frozensets(st.sampled_from(NAMES)))
+def test_suspects_of_an_adapter_run_on_the_first_of_its_order_that_accepts_requests(
+    fleet: Fleet, adapter: str | None, refused: frozenset[str]
+) -> None:
+    allowed = set(fleet.ready()) - refused
+    if not allowed:
+        return
+    router, others = fleet.router(), fleet.router()
+    in_order = RendezvousOrder(fleet.states).of(adapter or "")
+    expected = next(name for name in in_order if name in allowed)
+    for number in range(20):
+        suspect = replace(request(number, adapter), is_suspect=True)
+        assert router.choose(suspect, leave_out=refused) == expected
+        router.open(suspect, expected)
+    assert others.choose(replace(request(99, adapter), is_suspect=True), leave_out=refused) == (
+        expected
+    )
+
+
+def test_a_suspect_leaves_its_group_and_the_home_of_its_prompt() -> None:
+    router = idle_router(NAMES)
+    other = RendezvousOrder(NAMES).of("a0")[3]
+    router.open(request(1, group="g", blocks=(b"1",)), other)
+    suspect = replace(request(2, group="g", blocks=(b"1",)), is_suspect=True)
+    assert router.choose(suspect) == first_of("a0")
 
 
 def test_requests_of_a_replica_that_left_can_still_be_closed() -> None:
