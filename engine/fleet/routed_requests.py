@@ -163,6 +163,7 @@ class RoutedRequests:
         num_lone_steps = self._quarantine.num_lone_steps(request)
         if num_lone_steps > request.num_lone_steps:
             request = replace(request, num_lone_steps=num_lone_steps)
+        sent.routed = replace(sent.routed, is_suspect=num_lone_steps > 0)
         while True:
             name = self._router.choose(sent.routed, leave_out=sent.left_out)
             if self._send_to(name, Submit(request)):
