@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 
 import structlog
@@ -97,4 +98,5 @@ def _as_renewal(asked: AskedRenewal) -> Renewal:
         base_id=asked.base_id,
         runtime_id=asked.runtime_id,
         state=asked.state,
+        figures=asdict(asked.figures),
     )

@@ -39,6 +39,7 @@ from ..token_journal import SlotCounter
 from .fleet_deletions import evict_everywhere
 from .member import Member
 from .rendezvous import RendezvousOrder
+from .replica_figures import ReplicaFigures, figures_of
 from .replica_link import LinkOwner, ReplicaLink
 from .replica_state import ReplicaStats
 from .routed_requests import RoutedRequests, adapter_name
@@ -56,6 +57,7 @@ class AskedRenewal:
     base_id: str
     runtime_id: str
     state: ReplicaState
+    figures: ReplicaFigures
 
 
 class Fleet(Engine, LinkOwner):
@@ -130,6 +132,13 @@ class Fleet(Engine, LinkOwner):
                 base_id=link.info.base_id,
                 runtime_id=link.info.runtime_id,
                 state=link.state,
+                figures=figures_of(
+                    link.info,
+                    link.stats,
+                    num_own=self.num_open_at(link.id),
+                    queue_p95_seconds=link.queue_times.p95(),
+                    num_restarts=link.num_restarts,
+                ),
             )
             for link in self._links.values()
             if link.lease_asked is not None and link.incarnation and link.info
@@ -319,6 +328,7 @@ class Fleet(Engine, LinkOwner):
         self._requests.settle(link.id)
 
     def deliver(self, link: ReplicaLink, events: StepEvents) -> None:
+        link.queue_times.add(events.started)
         self._requests.deliver(link.id, events)
 
     def locate(self, link: ReplicaLink, key: AdapterKey) -> None:

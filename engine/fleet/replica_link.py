@@ -39,6 +39,7 @@ from ..process.known_adapters import KnownAdapters
 from ..process.questions import Questions
 from .link import ApiLink, Receiver, connect
 from .member import Member
+from .replica_figures import QueueTimes
 
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 2.0
@@ -87,6 +88,7 @@ class ReplicaLink(Receiver[FromAgent]):
         self.num_restarts = 0
         """Of the engine, in the agent's present life."""
         self.num_times_ready = 0
+        self.queue_times = QueueTimes()
         self.lease_asked: int | None = None
         """The number of the agent's last unanswered question for its lease."""
         self._context = context

@@ -83,6 +83,7 @@ def _create_servers() -> None:
         sa.Column("base_id", sa.String(128)),
         sa.Column("runtime_id", sa.String(128)),
         sa.Column("state", sa.String(16)),
+        sa.Column("figures", sa.JSON()),
         sa.Column("seen_at", MOMENT),
     )
     op.create_table(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import String
+from sqlalchemy import JSON, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ..base import ID_LENGTH, Base, UtcDateTime
+from ..base import ID_LENGTH, Base, JsonObject, UtcDateTime
 
 ADDRESS_LENGTH = 300
 
@@ -31,5 +31,7 @@ class Replica(Base):
     runtime_id: Mapped[str | None] = mapped_column(String(128))
     state: Mapped[str | None] = mapped_column(String(16))
     """`ready`, `draining` or `refusing`."""
+    figures: Mapped[JsonObject | None] = mapped_column(JSON)
+    """How busy it is: `engine.fleet.replica_figures.ReplicaFigures`."""
     seen_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """When its lease was last renewed."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from ..base import new_id
+from ..base import JsonObject, new_id
 from ..errors import InvalidValue, ReplicaNotFound
 from ..jobs.service import shared_now
 from ..sessions import PlatformSession
@@ -36,6 +36,7 @@ class Renewal:
     base_id: str
     runtime_id: str
     state: str
+    figures: JsonObject
 
 
 def add(session: PlatformSession, address: str) -> Replica:
@@ -92,7 +93,7 @@ def renew(
         if row is not None and objection is None:
             row.incarnation, row.state = renewal.incarnation, renewal.state
             row.base_id, row.runtime_id = renewal.base_id, renewal.runtime_id
-            row.seen_at = now
+            row.figures, row.seen_at = renewal.figures, now
     return answers
 
 

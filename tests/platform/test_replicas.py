@@ -32,6 +32,7 @@ def renew(
         base_id="base",
         runtime_id=runtime_id,
         state="ready",
+        figures={"num_running": 3},
     )
     with database.platform_transaction() as session:
         return replicas.renew(session, [renewal], lease_seconds=LEASE_SECONDS)[replica_id]
@@ -120,4 +121,5 @@ def test_renewals_keep_an_operators_wish(database: Database) -> None:
         replicas.set_draining(session, replica_id, is_draining=True)
     renew(database, replica_id)
     with database.platform_transaction(read_only=True) as session:
-        assert session.get_one(Replica, replica_id).is_draining
+        row = session.get_one(Replica, replica_id)
+        assert (row.is_draining, row.figures) == (True, {"num_running": 3})
