@@ -37,8 +37,11 @@ HELLO_SECONDS = 5.0
 LOOK_SECONDS = 0.125
 LOOKS_PER_PING = 2
 SILENT_LOOKS = 6
-"""The number of consecutive looks without a byte from the peer that are its end. Looks are counted,
+"""The number of consecutive looks without a byte from an agent that are its end. Looks are counted,
 not seconds: an end that was held up itself has not looked meanwhile (`heartbeat.StallWatch`)."""
+PATIENT_LOOKS = 40
+"""The same for an API server, whose loop has more to do: a lost one costs an agent some unneeded
+tokens, but one that is taken for lost loses its requests."""
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
 """What waits for a slow peer: the longest message, and as much again."""
 CLOSE_SECONDS = 1.0
@@ -71,10 +74,12 @@ class _Side(Generic[ReceivedT]):
     peer_name: str
     """In the peer's certificate."""
     decode: Callable[[Frames], ReceivedT]
+    silent_looks: int
+    """After which the peer has ended."""
 
 
-_AGENT_SIDE: _Side[ToAgent] = _Side(API_NAME, decode_to_agent)
-_API_SIDE: _Side[FromAgent] = _Side(AGENT_NAME, decode_from_agent)
+_AGENT_SIDE: _Side[ToAgent] = _Side(API_NAME, decode_to_agent, PATIENT_LOOKS)
+_API_SIDE: _Side[FromAgent] = _Side(AGENT_NAME, decode_from_agent, SILENT_LOOKS)
 
 
 class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
@@ -241,8 +246,8 @@ class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
         self._num_silent = 0 if self._has_heard else self._num_silent + 1
         self._has_heard = False
-        if self._num_silent == SILENT_LOOKS:
-            self._fail(ReplicaLost(f"It was silent for {SILENT_LOOKS * LOOK_SECONDS} s."))
+        if self._num_silent == self._side.silent_looks:
+            self._fail(ReplicaLost(f"It was silent for {self._num_silent * LOOK_SECONDS} s."))
         elif self._num_looks % LOOKS_PER_PING == 0 and not self._unsent:
             self._write(pack(_PING))
         self._num_looks += 1

@@ -53,6 +53,9 @@ class Callers:
     """Tokens that were received of each answer, whole or not."""
     num_expected: dict[str, int] = field(default_factory=dict)
     """Tokens of each answer, were it whole: all are generated to the end."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    texts: dict[tuple[str, int], str] = field(default_factory=dict)
+    """What was received of each choice; the fake engine repeats the prompt."""
     truncated: list[str] = field(default_factory=list)
     """Answers that ended like whole ones and were not."""
     codes: Counter[str] = field(default_factory=Counter)
@@ -98,7 +101,7 @@ class Callers:
         """Ask once; whether the request was taken."""
         body: dict[str, Any] = {
             "model": draw.choice(self.models),
-            "prompt": PROMPT[: draw.randrange(1, len(PROMPT))],
+            "prompt": self._prompt(draw),
             "max_tokens": draw.choice([5, 100, 300]),
             "n": draw.choice([1, 1, 1, 3]),
             "ignore_eos": True,
@@ -113,6 +116,7 @@ class Callers:
                 return False
             request_id = answer.headers["x-request-id"]
             self.num_seen[request_id] = 0
+            self.prompts[request_id] = body["prompt"]
             self.num_expected[request_id] = body["max_tokens"] * body["n"]
             events = 0
             async for line in answer.aiter_lines():
@@ -133,8 +137,23 @@ class Callers:
             return
         if event.get("usage"):
             self.usages[request_id] = event["usage"]
+        for choice in event["choices"]:
+            place = request_id, choice["index"]
+            self.texts[place] = self.texts.get(place, "") + choice["text"]
         texts = [choice["text"] for choice in event["choices"]]
         self.num_seen[request_id] += sum(map(self.least_tokens_of, texts))
+
+    def _prompt(self, draw: random.Random) -> str:
+        """As good as unique if it is long, so that another's tokens are recognized."""
+        return "".join(draw.choices(PROMPT, k=draw.randrange(1, len(PROMPT))))
+
+    @property
+    def num_foreign(self) -> int:
+        """How many choices had text that is not of their prompt."""
+        return sum(
+            not (self.prompts[request_id] * len(text)).startswith(text)
+            for (request_id, _), text in self.texts.items()
+        )
 
     def _is_whole(self, request_id: str) -> bool:
         told = self.usages.get(request_id, {}).get("completion_tokens")
@@ -151,20 +170,28 @@ def ledger_of(server: MortalServer) -> dict[str, UsageRecord]:
 
 def check_exact(server: MortalServer, callers: Callers) -> dict[str, UsageRecord]:
     """The ledger is what the servers have counted, and what callers were told; its rows."""
-    rows = ledger_of(server)
+    return check_ledger([server], [callers])
+
+
+def check_ledger(
+    servers: Sequence[MortalServer], all_callers: Sequence[Callers]
+) -> dict[str, UsageRecord]:
+    """The same for several servers on one database."""
+    rows = ledger_of(servers[0])
     charged = {
         name: Counted(row.prompt_tokens, row.cached_tokens, row.completion_tokens)
         for name, row in rows.items()
     }
-    assert charged == server.counted
-    assert callers.truncated == []
-    for name, usage in callers.usages.items():
-        told = (usage["prompt_tokens"], usage["completion_tokens"])
-        assert told == (charged[name].prompt, charged[name].generated), name
-        assert rows[name].finish_reason == "length"
-    for name, num_seen in callers.num_seen.items():
-        assert num_seen <= charged.get(name, Counted(0, 0, 0)).generated, f"{name}: seen unpaid"
-    check_days(server, rows)
+    assert charged == {name: count for each in servers for name, count in each.counted.items()}
+    for callers in all_callers:
+        assert callers.truncated == []
+        for name, usage in callers.usages.items():
+            told = (usage["prompt_tokens"], usage["completion_tokens"])
+            assert told == (charged[name].prompt, charged[name].generated), name
+            assert rows[name].finish_reason == "length"
+        for name, num_seen in callers.num_seen.items():
+            assert num_seen <= charged.get(name, Counted(0, 0, 0)).generated, f"{name}: seen unpaid"
+    check_days(servers[0], rows)
     return rows
 
 
