@@ -29,6 +29,7 @@ from .routes import (
     overview,
     quotas,
     readiness,
+    replicas,
     requests,
     residency,
     responses,
@@ -48,7 +49,7 @@ _CLOSED = (
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),
-    *(tenants, operators, servers, server_settings, readiness),
+    *(tenants, operators, servers, replicas, server_settings, readiness),
     sessions,
 )
 

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from ...adapters.confinement_probe import ConfinementReport
 from ...adapters.fetcher_client import FetcherStats
 from ...engine.config import EngineConfig
+from ...engine.fleet.replica_view import ReplicaView
 from ...engine.process.engine import Engine
 from ...platform.idempotency.service import IdempotentAnswers
 from ..adapters.deletions import Deletions
@@ -64,6 +65,8 @@ class Runtime:
     memories: Memories
     overview: Overview
     fetcher_stats: Callable[[], FetcherStats]
+    fleet_views: Callable[[], list[ReplicaView]]
+    """Of the replicas that this server uses; none if the engine is its own."""
     metrics: Metrics
     started_at: int
     """Seconds since 1970."""
@@ -154,6 +157,7 @@ def _gather(
         memories=inference.memories,
         overview=inference.overview,
         fetcher_stats=planes.fetcher.stats,
+        fleet_views=list,
         metrics=inference.metrics,
         started_at=int(time.time()),
         tracing=tracing,
