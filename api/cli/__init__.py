@@ -22,6 +22,7 @@ from .exit_codes import CommandFailed, exit_code_of
 COMMANDS: Mapping[str, str] = {
     "serve": "Serve a base model and its tenants' adapters.",
     "agent": "Serve a base model as a replica of a fleet.",
+    "fleet": "Show, add, drain, resume and remove the replicas of a fleet.",
     "login": "Save a server URL and API key as a profile.",
     "logout": "Delete a profile.",
     "whoami": "Show the owner and permissions of the current key.",
@@ -50,12 +51,12 @@ COMMANDS: Mapping[str, str] = {
 ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
-        *("operators", "audit", "usage"),
+        *("operators", "audit", "usage", "fleet"),
         *("requests", "chat", "top", "doctor", "rebase"),
     }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the
-database."""
+database or this machine."""
 
 
 class LazyGroup(TyperGroup):

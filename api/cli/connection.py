@@ -7,8 +7,9 @@ own URL, whatever else is set.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +17,8 @@ from .exit_codes import CommandFailed, ExitCode
 from .profiles import DEFAULT_PROFILE, Profile, check_profile_name, load_profiles
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 _flags: dict[str, str | None] = {}
 """The flags of this command; each command that is parsed sets them again."""
@@ -71,14 +74,21 @@ def flag(name: str) -> str | None:
     return _flags.get(name)
 
 
+def asks_no_server(command: Command) -> Command:
+    """Mark a command that works on this machine, in a group of others that ask a server."""
+    command.__dict__["asks_no_server"] = True
+    return command
+
+
 def add_connection_options(command: Any) -> None:
     """Let the command, or every command below it, take `--profile`, `--url` and `--tenant`.
 
-    What works on the database directly takes none of them: it asks no server.
+    What works on the database or this machine directly takes none of them: it asks no server.
     """
     for below in getattr(command, "commands", {}).values():
         add_connection_options(below)
-    if not hasattr(command, "commands") and not _takes(command, "database"):
+    is_local = _takes(command, "database") or hasattr(command.callback, "asks_no_server")
+    if not hasattr(command, "commands") and not is_local:
         command.params.extend(_options(command))
 
 

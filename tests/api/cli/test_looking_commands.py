@@ -1,4 +1,4 @@
-"""`loraplex requests`, `chat`, `top` and `doctor` with a running server."""
+"""`loraplex requests`, `chat`, `top`, `doctor` and `fleet` with a running server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from loraplex.api.cli import main
+from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.cli.fleet import state_of
 from loraplex.kernels.cpu_library import cpu_library
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.server import Caller, ServerUnderTest
@@ -147,3 +149,47 @@ def test_doctor_names_what_is_wrong_and_goes_on(run: Run, caller: Caller, tmp_pa
     assert wrong == {"data folder", "database", "store", "key"}
     assert "chmod 700" in found["data folder"]["what"]
     assert "db upgrade" in found["database"]["what"]
+
+
+def test_replicas_are_added_drained_resumed_and_removed(run: Run, server: ServerUnderTest) -> None:
+    key, address = server.make_operator("root-of-replicas"), "gpu-of-commands.example:7070"
+
+    def fleet(*words: str) -> tuple[int, str, str]:
+        return run(server.url, key, "fleet", *words)
+
+    added = json.loads(fleet("add", address, "--json")[1])
+    assert json.loads(fleet("status", "--json")[1]) == [added]
+    for name, deed, wish in ((address, "drain", "draining"), (added["id"], "resume", "serving")):
+        code, out, _ = fleet(deed, name)
+        assert code == 0
+        header, row = (line.split() for line in out.splitlines())
+        assert dict(zip(header, row, strict=False))["wish"] == wish
+    assert fleet("remove", address)[0] == 0
+    code, _, err = fleet("drain", address)
+    assert (code, address in err) == (ExitCode.NOT_FOUND, True)
+    assert fleet("add", "no-port")[0] == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("state", "is_live", "connection", "shown"),
+    [
+        ("ready", True, None, "ready"),
+        ("ready", False, None, "unseen"),
+        ("ready", True, {"state": "draining", "failure": None}, "draining"),
+        ("ready", True, {"state": "refusing", "failure": {"code": "no_answer"}}, "no_answer"),
+    ],
+)
+def test_a_replicas_state_is_what_the_answering_server_sees(
+    state: str, is_live: bool, connection: dict[str, Any] | None, shown: str
+) -> None:
+    assert state_of({"state": state, "is_live": is_live, "connection": connection}) == shown
+
+
+def test_certificates_are_made_once_without_a_server(run: Run, tmp_path: Path) -> None:
+    nowhere = "http://127.0.0.1:9"
+    code, _, err = run(nowhere, "", "fleet", "certificates", str(tmp_path / "new"), "--days", "7")
+    assert (code, "Valid until" in err) == (0, True)
+    before = (tmp_path / "new" / "api.key").read_bytes()
+    code, _, err = run(nowhere, "", "fleet", "certificates", str(tmp_path / "new"))
+    assert (code, "api.key" in err) == (ExitCode.CONFLICT, True)
+    assert (tmp_path / "new" / "api.key").read_bytes() == before
