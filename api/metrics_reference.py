@@ -11,8 +11,10 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from ..adapters.fetcher_client import FetcherStats
-from ..engine.messages import EngineStats
+from ..engine.fleet.replica_view import ReplicaView
+from ..engine.messages import EngineStats, ReplicaState
 from .telemetry.engine_metrics import EngineCollector, UtilizationCollector
+from .telemetry.fleet_metrics import FleetCollector
 from .telemetry.loop_histogram import LoopHistogram
 from .telemetry.metrics import Metrics
 from .telemetry.speculation_metrics import SpeculationCollector
@@ -89,6 +91,18 @@ rate(loraplex_engine_moved_bytes_total[1m]) / rate(loraplex_engine_step_seconds_
   / loraplex_device_peak_bytes_per_second
 ```
 """
+_OF_REPLICAS = """
+Only a server in a [fleet](fleet.md) has these metrics. They show its own connections. A replica
+that it cannot reach has only `loraplex_replica_up`. `replica` is the agent's address.
+"""
+_LOST_REPLICAS = """
+Replicas that no server reaches, and the busiest replicas:
+
+```
+max by (replica) (loraplex_replica_up) == 0
+topk(3, max by (replica) (loraplex_replica_requests_waiting))
+```
+"""
 _TRACES = """
 ## Traces
 
@@ -135,6 +149,7 @@ def _sections() -> Iterator[_Section]:
             _COLD_STARTS,
         ),
         ("Utilization", "", UtilizationCollector(_idle_engine), _PEAKS),
+        ("Replicas", _OF_REPLICAS, FleetCollector(lambda: [_idle_replica()]), _LOST_REPLICAS),
     )
     yield _Section("Requests", "", metrics.own, "")
     for title, introduction, collector, closing in collectors:
@@ -154,6 +169,25 @@ def _idle_engine() -> EngineStats:
         num_generated_tokens=0,
         num_adapter_loads=0,
         num_adapter_evictions=0,
+    )
+
+
+def _idle_replica() -> ReplicaView:
+    return ReplicaView(
+        id="",
+        address="",
+        state=ReplicaState.READY,
+        failure=None,
+        num_running=0,
+        num_waiting=0,
+        max_batch=0,
+        num_open=0,
+        num_resident=0,
+        num_loading=0,
+        kv_usage=0.0,
+        arena_bytes=0,
+        num_restarts=0,
+        device="",
     )
 
 

@@ -99,6 +99,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         adapters = await open_adapters(planes, inference.metrics, stack)
         control = open_control(planes, inference.metrics, adapters.garbage, stack)
         runtime = _gather(planes, inference, adapters, control, confinement, tracing)
+        runtime.metrics.show_fleet(runtime.fleet_views)
         await _recover_and_start(planes, inference, adapters, control)
         yield runtime
 

@@ -1,13 +1,16 @@
-"""The Prometheus metrics. Labels are bounded: routes, statuses, codes, tiers and a few tenants,
-never adapters. `docs/metrics.md` is generated from the texts here and in the collectors."""
+"""The Prometheus metrics. Labels are bounded: routes, statuses, codes, tiers, replicas and a few
+tenants, never adapters. `docs/metrics.md` is generated from the texts here and in the
+collectors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from ...adapters.fetcher_client import FetcherStats
+from ...engine.fleet.replica_view import ReplicaView
 from ...engine.messages import EngineStats
 from .engine_metrics import EngineCollector, UtilizationCollector
+from .fleet_metrics import FleetCollector
 from .metric_registry import MetricRegistry, OwnMetric
 from .request_metrics import HttpMetrics, SequenceMetrics, StartMetrics, UsageMetrics
 from .speculation_metrics import SpeculationCollector
@@ -81,6 +84,10 @@ class Metrics:
             "uploads_budget_bytes", "Limit of the declared bytes of unfinished uploads."
         )
         budget.set(total_bytes)
+
+    def show_fleet(self, views: Callable[[], Sequence[ReplicaView]]) -> None:
+        """Add the gauges of the replicas. `views` is called at each scrape."""
+        self._registry.collect(FleetCollector(views))
 
     def observe_expiring_keys(self, kind: str, number: int) -> None:
         self._keys_expiring.labels(kind).set(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ from loraplex.adapters.record import Departure
 from loraplex.adapters.status import AdapterStatus, AdapterTierStats
 from loraplex.api.inference.sequence_times import ABORTED, SequenceTimes
 from loraplex.api.telemetry.metrics import Metrics
+from loraplex.engine.fleet.replica_view import ReplicaView
 from loraplex.engine.messages import (
     EngineStats,
+    ErrorInfo,
     ProposerTotals,
+    ReplicaState,
     RequestStarted,
     SpeculationStats,
     UtilizationStats,
@@ -74,6 +78,22 @@ STATS = EngineStats(
         ProposerTotals("draft", 43, 44, 45, 46.5),
     ],
 )
+REPLICA = ReplicaView(
+    id="one",
+    address="gpu-1:7070",
+    state=ReplicaState.DRAINING,
+    failure=None,
+    num_running=3,
+    num_waiting=2,
+    max_batch=8,
+    num_open=4,
+    num_resident=5,
+    num_loading=1,
+    kv_usage=0.25,
+    arena_bytes=1 << 30,
+    num_restarts=0,
+    device="cuda:0",
+)
 FETCHER_STATS = FetcherStats(DiskCacheStats(32, 33, 34, 35, 36, 37), 38)
 
 
@@ -114,6 +134,7 @@ def recorded() -> Recorded:
     metrics.observe_expiring_keys("tenant", 1)
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
     metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
+    metrics.show_fleet(lambda: [REPLICA])
     times = recorded.sequence()
     times.tokens_came(1)
     times.tokens_came(1)
@@ -166,6 +187,26 @@ def test_the_engines_figures_are_passed_on(recorded: Recorded) -> None:
     assert recorded.value("memory_bandwidth_utilization_ratio") == 0.5
     assert recorded.value("compute_utilization_ratio") == 0.25
     assert recorded.value('tenant_service_tokens_total{tenant_id="acme"}') == 20
+
+
+def test_a_replica_is_shown_by_its_address(recorded: Recorded) -> None:
+    names = ("up", "requests_running", "requests_waiting", "kv_usage_ratio", "adapters")
+    shown = [recorded.value(f'replica_{name}{{replica="gpu-1:7070"}}') for name in names]
+    assert shown == [1, 3, 2, 0.25, 5]
+
+
+def test_a_replica_out_of_reach_has_no_figures() -> None:
+    lost = replace(REPLICA, state=ReplicaState.REFUSING, failure=ErrorInfo("replica_lost", ""))
+    recorded = Recorded()
+    recorded.metrics.show_fleet(lambda: [lost])
+    samples = re.findall(r"^loraplex_replica_\w+{.*", recorded.text(), re.M)
+    assert samples == ['loraplex_replica_up{replica="gpu-1:7070"} 0.0']
+
+
+def test_a_server_with_an_engine_of_its_own_shows_no_replica() -> None:
+    recorded = Recorded()
+    recorded.metrics.show_fleet(list)
+    assert "loraplex_replica" not in recorded.text()
 
 
 def test_a_sequences_times(recorded: Recorded) -> None:

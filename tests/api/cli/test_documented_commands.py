@@ -22,6 +22,7 @@ SPECULATION = ROOT / "docs" / "speculation.md"
 MEDUSA = ROOT / "docs" / "medusa.md"
 QUANTIZE = ROOT / "docs" / "quantize.md"
 IDENTITY = ROOT / "docs" / "identity.md"
+FLEET = ROOT / "docs" / "fleet.md"
 
 
 def shown(group: str, *pages: Path) -> list[str]:
@@ -39,11 +40,13 @@ QUANTIZED = [
 
 
 MANAGING = re.compile(
-    r"^ *loraplex ((?:login|whoami|operators|tenants|users|keys|db|audit)\b[^|\n]*)",
+    r"^ *loraplex ((?:login|whoami|operators|tenants|users|keys|db|audit|fleet)\b[^|\n]*)",
     flags=re.MULTILINE,
 )
 MANAGED = [
-    line for page in (IDENTITY, ROOT / "README.md") for line in MANAGING.findall(page.read_text())
+    line
+    for page in (IDENTITY, FLEET, ROOT / "README.md")
+    for line in MANAGING.findall(page.read_text())
 ]
 
 
