@@ -109,11 +109,13 @@ def _print(replicas: list[dict[str, Any]], data: Any, *, as_json: bool) -> None:
     if as_json:
         print_json(data)
     else:
-        print_rows([_row(replica) for replica in replicas], COLUMNS)
+        print_rows([row_of(replica) for replica in replicas], COLUMNS)
 
 
-def _row(replica: dict[str, Any]) -> dict[str, Any]:
-    seen = replica["connection"] or {}
+def row_of(replica: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a replica. Figures are None unless the answering server is connected to it."""
+    connection = replica["connection"]
+    seen = connection if connection and not connection["failure"] else {}
     return {
         **{name: replica[name] for name in ("address", "seen_at", "id")},
         "state": state_of(replica),

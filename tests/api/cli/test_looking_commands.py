@@ -12,7 +12,7 @@ import pytest
 
 from loraplex.api.cli import main
 from loraplex.api.cli.exit_codes import ExitCode
-from loraplex.api.cli.fleet import state_of
+from loraplex.api.cli.fleet import row_of, state_of
 from loraplex.kernels.cpu_library import cpu_library
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.server import Caller, ServerUnderTest
@@ -183,6 +183,18 @@ def test_a_replicas_state_is_what_the_answering_server_sees(
     state: str, is_live: bool, connection: dict[str, Any] | None, shown: str
 ) -> None:
     assert state_of({"state": state, "is_live": is_live, "connection": connection}) == shown
+
+
+def test_figures_are_shown_while_the_answering_server_is_connected() -> None:
+    counts = ("num_running", "num_waiting", "max_batch", "num_resident", "num_loading")
+    figures = {name: number for number, name in enumerate((*counts, "num_restarts"), 1)}
+    connection = {**figures, "state": "ready", "kv_usage": 0.25, "device": "cuda:0"}
+    row = {"address": "gpu-1:7070", "id": "one", "seen_at": None, "is_draining": False}
+    reached = row_of({**row, "connection": {**connection, "failure": None}})
+    shown = ("running", "waiting", "batch", "resident", "loading", "restarts", "kv", "device")
+    assert [reached[name] for name in shown] == [1, 2, 3, 4, 5, 6, "25%", "cuda:0"]
+    lost = row_of({**row, "connection": {**connection, "failure": {"code": "replica_lost"}}})
+    assert [lost[name] for name in shown] == [None] * len(shown)
 
 
 def test_certificates_are_made_once_without_a_server(run: Run, tmp_path: Path) -> None:
