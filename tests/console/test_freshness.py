@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from support.console import Visitor, enrol, invite_user, visiting
-from support.seeded import Seeded
+from support.seeded import REPLICA, Seeded
 
 OTHERS = "owner@globex.example"
 LIMITS = "/admin/tenants/globex/quota"
@@ -87,6 +87,46 @@ def test_figures_that_cannot_be_had_anew_stand_under_the_error(visitor: Visitor)
     page.route("**/v1/memory", refuse)
     expect(page.get_by_role("alert")).to_contain_text("overloaded")
     expect(page.get_by_role("heading", name="Device arena")).to_be_visible()
+
+
+def test_a_replica_is_drained_and_resumed(visitor: Visitor, seeded: Seeded) -> None:
+    visitor.open("/replicas")
+    page = visitor.page
+    row = page.get_by_role("row").filter(has_text=REPLICA)
+    expect(row).to_contain_text("unseen")
+    for deed, target in (("Drain", "draining"), ("Resume", "serving")):
+        row.get_by_role("button", name=f"{deed} {REPLICA}").click()
+        page.get_by_role("dialog").get_by_role("button", name=deed, exact=True).click()
+        expect(row.get_by_text(target, exact=True)).to_be_visible()
+        (kept,) = seeded.admin.get("/admin/replicas").json()["data"]
+        assert kept["is_draining"] is (target == "draining")
+    assert visitor.executed() == []
+
+
+def test_a_replica_shows_its_figures_or_why_it_is_out_of_reach(visitor: Visitor) -> None:
+    figures = {"num_running": 31, "num_waiting": 32, "max_batch": 33, "num_restarts": 34}
+    adapters = {"num_resident": 35, "num_loading": 36, "kv_usage": 0.37}
+    device = {"arena_bytes": 38 << 30, "device": "cuda:0"}
+    texts = ["31 of 33", "32", "34", "35", "36 loading", "37 %", "cuda:0, 38.0 GiB"]
+    connections: list[dict[str, Any]] = [{"state": "ready", "failure": None}]
+
+    def answer(route: Route) -> None:
+        body: dict[str, Any] = route.fetch().json()
+        body["data"][0]["connection"] = {**figures, **adapters, **device, **connections[-1]}
+        route.fulfill(json=body)
+
+    page = visitor.page
+    page.route("**/admin/replicas", answer)
+    visitor.open("/replicas")
+    row = page.get_by_role("row").filter(has_text=REPLICA)
+    expect(row).to_contain_text("ready")
+    shown = row.inner_text()
+    assert [text for text in texts if text not in shown] == []
+    failure = {"code": "replica_lost", "message": "It fell silent."}
+    connections.append({"state": "refusing", "failure": failure})
+    expect(row).to_contain_text("replica_lost")
+    expect(row).to_contain_text("It fell silent.")
+    assert [text for text in texts if text in row.inner_text()] == []
 
 
 def test_limits_that_somebody_else_has_changed_are_not_overwritten(

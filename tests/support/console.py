@@ -17,6 +17,7 @@ PAGES = {
     "adapters": "/adapters",
     "adapter": "/adapters/acme/assistant",
     "memory": "/memory",
+    "replicas": "/replicas",
     "requests": "/requests",
     "tenants": "/tenants",
     "tenant": "/tenants/acme",

@@ -34,6 +34,8 @@ PUSHES = (
     ("globex", "pirate", "assistant"),
 )
 """Tenant, which of the demo's adapters, and as what."""
+REPLICA = "gpu-1.internal:7070"
+"""A row of the fleet's table; the server has an engine of its own and does not connect to it."""
 DAYS = 14
 NUM_LOGGED = 40
 NUM_ASKED = 4
@@ -85,6 +87,7 @@ def _fill(seeded: Seeded) -> None:
     for slug, weights, name in PUSHES:
         callers[slug].push(WEIGHTS / weights, name, aliases=["prod"])
     _split_alias(callers["acme"])
+    seeded.change("POST", "/admin/replicas", {"address": REPLICA})
     _ask(callers)
     _write_past(seeded)
 

@@ -16,6 +16,7 @@ const Overview = lazy(() => import("./pages/overview.tsx"));
 const Adapters = lazy(() => import("./pages/adapters.tsx"));
 const Adapter = lazy(() => import("./pages/adapter.tsx"));
 const Memory = lazy(() => import("./pages/memory.tsx"));
+const Replicas = lazy(() => import("./pages/replicas.tsx"));
 const Requests = lazy(() => import("./pages/requests.tsx"));
 const Request = lazy(() => import("./pages/request.tsx"));
 const Playground = lazy(() => import("./pages/playground.tsx"));
@@ -37,6 +38,7 @@ export function App(): ReactNode {
         <Route path="/adapters" element={<Adapters />} />
         <Route path="/adapters/:tenant/:name/:part?" element={<Adapter />} />
         <Route path="/memory" element={<Memory />} />
+        <Route path="/replicas" element={<Replicas />} />
         <Route path="/requests" element={<Requests />} />
         <Route path="/requests/:id" element={<Request />} />
         <Route path="/playground" element={<Playground />} />

@@ -6,6 +6,7 @@ const PATHS = {
   overview: "M2 13V9m4 4V5m4 8V8m4 5V3",
   adapters: "M2 5l6-3 6 3-6 3zM2 8l6 3 6-3M2 11l6 3 6-3",
   memory: "M2 3h12v10H2zM2 8h12M6 3v5m4 0v5",
+  replicas: "M2 3h12v4H2zM2 9h12v4H2zM4.5 5h1m-1 6h1",
   requests: "M2 4h7M2 8h12M2 12h9",
   tenants: "M2 14V6l6-4 6 4v8zM6 14v-4h4v4",
   users: "M8 8a3 3 0 1 0 0-6 3 3 0 0 0 0 6zM2.5 14a5.5 5.5 0 0 1 11 0",

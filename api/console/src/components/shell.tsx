@@ -26,6 +26,7 @@ const PLACES: { title: string; places: Place[] }[] = [
       { to: "/", name: "Overview", icon: "overview" },
       { to: "/adapters", name: "Adapters", icon: "adapters" },
       { to: "/memory", name: "Memory", icon: "memory" },
+      { to: "/replicas", name: "Replicas", icon: "replicas", isShown: (scope) => scope.isOperator },
       { to: "/requests", name: "Requests", icon: "requests" },
       { to: "/playground", name: "Playground", icon: "playground", isShown: (scope) => scope.may("infer") },
     ],

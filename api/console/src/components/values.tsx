@@ -44,7 +44,7 @@ const STATE_TONES: Record<string, BadgeTone> = {
   ready: "good", validated: "accent", attesting: "accent", rejected: "bad", deleting: "warn",
   device: "good", host: "accent", decoding: "good", prefilling: "accent", waiting: "warn",
   resident: "good", failed: "bad", fetching: "accent", reading: "accent", copying: "accent",
-  waiting_for_room: "warn", suspended: "warn", disabled: "warn", revoked: "warn", expired: "warn",
+  waiting_for_room: "warn", draining: "warn", refusing: "bad", suspended: "warn", disabled: "warn", revoked: "warn", expired: "warn",
 };
 
 export function toneOf(state: string): BadgeTone {
