@@ -19,7 +19,7 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	fleet
 .PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
 	lint format docs console console-check \
-	console-packages screenshots simulate simulate-fleet soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
+	console-packages screenshots simulate simulate-fleet fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
 	mutation-evidence mutation-survey \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
@@ -201,6 +201,9 @@ simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; re
 
 simulate-fleet: $(INSTALLED) ## compare routing policies on simulated fleets: ARGS='--seeds N --json FILE'
 	PYTHONPATH=.src:tests $(BIN)/python -m fleet_simulation $(ARGS)
+
+fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers of a fleet under load: ARGS='--events N --requests N --json FILE'
+	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.fleet_faults $(ARGS)
 
 soak: $(INSTALLED) ## kill engines, servers and the database under load, let the store fail and the clock jump, count what is lost; a crowd; 40 quiet minutes; the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)

@@ -15,6 +15,7 @@ from ...adapters.store import ObjectStore, check_usable
 from ...engine.config import EngineConfig
 from ...engine.fleet.certificates import api_certificates, api_context
 from ...engine.fleet.fleet import Fleet
+from ...engine.fleet.replica_view import ReplicaView
 from ...engine.process.client import EngineClient
 from ...engine.process.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
@@ -60,6 +61,10 @@ class Planes:
     engine: Engine
     membership: Membership | None
     """None: the engine is this server's own."""
+
+    def fleet_views(self) -> list[ReplicaView]:
+        """The replicas that this server uses; none if the engine is its own."""
+        return self.engine.views() if isinstance(self.engine, Fleet) else []
 
 
 async def open_planes(

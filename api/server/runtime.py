@@ -158,7 +158,7 @@ def _gather(
         memories=inference.memories,
         overview=inference.overview,
         fetcher_stats=planes.fetcher.stats,
-        fleet_views=list,
+        fleet_views=planes.fleet_views,
         metrics=inference.metrics,
         started_at=int(time.time()),
         tracing=tracing,

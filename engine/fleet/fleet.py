@@ -42,6 +42,7 @@ from .rendezvous import RendezvousOrder
 from .replica_figures import ReplicaFigures, figures_of
 from .replica_link import LinkOwner, ReplicaLink
 from .replica_state import ReplicaStats
+from .replica_view import ReplicaView
 from .routed_requests import RoutedRequests, adapter_name
 from .router import Router
 from .summed_stats import sum_stats
@@ -132,17 +133,15 @@ class Fleet(Engine, LinkOwner):
                 base_id=link.info.base_id,
                 runtime_id=link.info.runtime_id,
                 state=link.state,
-                figures=figures_of(
-                    link.info,
-                    link.stats,
-                    num_own=self.num_open_at(link.id),
-                    queue_p95_seconds=link.queue_times.p95(),
-                    num_restarts=link.num_restarts,
-                ),
+                figures=self._figures_of(link, link.info),
             )
             for link in self._links.values()
             if link.lease_asked is not None and link.incarnation and link.info
         ]
+
+    def views(self) -> list[ReplicaView]:
+        """The replicas as this server sees them."""
+        return [self._view_of(link) for link in self._links.values()]
 
     def answer_renewal(self, asked: AskedRenewal, refusal: str | None, seconds: float) -> None:
         """The database has noted that the agent lives, or says why it must not serve."""
@@ -155,6 +154,34 @@ class Fleet(Engine, LinkOwner):
             kinds = {kind.code: kind for kind in (ReplicaIncompatible, ReplicaReplaced)}
             kind = kinds.get(refusal, ReplicaReplaced)
             link.refuse_lease(kind(f"The database says {refusal}."))
+
+    def _figures_of(self, link: ReplicaLink, info: EngineInfo) -> ReplicaFigures:
+        return figures_of(
+            info,
+            link.stats,
+            num_own=self.num_open_at(link.id),
+            queue_p95_seconds=link.queue_times.p95(),
+            num_restarts=link.num_restarts,
+        )
+
+    def _view_of(self, link: ReplicaLink) -> ReplicaView:
+        figures = self._figures_of(link, link.info) if link.is_linked and link.info else None
+        return ReplicaView(
+            id=link.id,
+            address=link.member.address,
+            state=link.state,
+            failure=link.failure,
+            num_running=figures.num_running if figures else 0,
+            num_waiting=figures.num_waiting if figures else 0,
+            max_batch=figures.max_batch if figures else 0,
+            num_open=self.num_open_at(link.id),
+            num_resident=figures.num_resident if figures else 0,
+            num_loading=figures.num_loading if figures else 0,
+            kv_usage=figures.kv_usage if figures else 0.0,
+            arena_bytes=figures.arena_bytes if figures else 0,
+            num_restarts=figures.num_restarts if figures else 0,
+            device=figures.device if figures else "",
+        )
 
     async def _remove(self, name: str) -> None:
         link = self._links[name]

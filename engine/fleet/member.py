@@ -20,3 +20,8 @@ class Member:
     """Whether an API server has heard within seconds that it serves."""
     has_expired: bool
     """Whether its agent's lease has ended, so that it holds nothing; also if there was none."""
+
+    @property
+    def address(self) -> str:
+        """`host:port`, with an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

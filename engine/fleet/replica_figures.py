@@ -30,6 +30,8 @@ class ReplicaFigures:
     """The share of KV blocks that requests hold."""
     num_resident: int
     """Adapters on its device."""
+    num_loading: int
+    """Adapters that are wanted and not in its memory yet."""
     resident_bytes: int
     arena_bytes: int
     num_adapter_loads: int
@@ -66,7 +68,8 @@ def figures_of(
     num_restarts: int,
 ) -> ReplicaFigures:
     """`num_own`: the API server's open requests there, which the statistics may not have yet."""
-    resident = [each for each in (stats.adapters if stats else ()) if each.tier is Tier.DEVICE]
+    adapters = stats.adapters if stats else ()
+    resident = [each for each in adapters if each.tier is Tier.DEVICE]
     num_running, num_waiting = (stats.num_running, stats.num_waiting) if stats else (0, 0)
     return ReplicaFigures(
         num_open=max(num_own, num_running + num_waiting),
@@ -76,6 +79,7 @@ def figures_of(
         queue_p95_seconds=queue_p95_seconds,
         kv_usage=stats.kv_usage if stats else 0.0,
         num_resident=len(resident),
+        num_loading=sum(each.tier in (Tier.STORE, Tier.DISK) for each in adapters),
         resident_bytes=sum(each.device_bytes for each in resident),
         arena_bytes=info.arena_bytes,
         num_adapter_loads=stats.num_adapter_loads if stats else 0,
