@@ -36,6 +36,7 @@ from ..process.engine import Engine, EngineState
 from ..process.quarantine import Quarantine
 from ..process.request_stream import RequestEvent, RequestStream
 from ..token_journal import SlotCounter
+from .adapter_name import adapter_name
 from .fleet_deletions import evict_everywhere
 from .member import Member
 from .rendezvous import RendezvousOrder
@@ -43,9 +44,10 @@ from .replica_figures import ReplicaFigures, figures_of
 from .replica_link import LinkOwner, ReplicaLink
 from .replica_state import ReplicaStats
 from .replica_view import ReplicaView
-from .routed_requests import RoutedRequests, adapter_name
+from .routed_requests import RoutedRequests
 from .router import Router
 from .summed_stats import sum_stats
+from .warmth import Warmth
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,11 @@ class Fleet(Engine, LinkOwner):
         self._requests = RoutedRequests(
             self._router, self._quarantine, self._send, max_requests=max_requests
         )
+        self._warmth = Warmth()
         self._identity: tuple[str, str] | None = None
         """The base and the runtime that the fleet serves, once they are known."""
         self._info: EngineInfo | None = None
+        self._router_states: dict[str, ReplicaState] = {}
         self._stats: EngineStats | None = None
         """Summed on demand; None after a change."""
         self._pinned: list[AdapterKey] = []
@@ -119,9 +123,10 @@ class Fleet(Engine, LinkOwner):
             if link is None:
                 self._links[member.id] = ReplicaLink(member, context=self._context, owner=self)
                 self._router.set_state(member.id, ReplicaState.REFUSING)
+                self._router_states[member.id] = ReplicaState.REFUSING
             else:
-                link.update(member)
-                self.note_state(link)
+                self._update(link, member)
+        self._warmth.look(self.links)
         self._send_pins()
 
     def asked_renewals(self) -> list[AskedRenewal]:
@@ -186,6 +191,7 @@ class Fleet(Engine, LinkOwner):
     async def _remove(self, name: str) -> None:
         link = self._links[name]
         self._router.set_state(name, ReplicaState.GONE)
+        self._router_states.pop(name, None)
         await link.close()
         del self._links[name]
 
@@ -320,9 +326,13 @@ class Fleet(Engine, LinkOwner):
         return self._identity or (base_id, runtime_id)
 
     def note_state(self, link: ReplicaLink) -> None:
-        is_wanted = not (link.member.is_draining and link.state is ReplicaState.READY)
-        self._router.set_state(link.id, link.state if is_wanted else ReplicaState.DRAINING)
         self._stats = None
+        if link.state is ReplicaState.READY:
+            self._warmth.begin(link, self.links)
+        else:
+            self._warmth.bequeath(link, self.links)
+        for each in self.links:  # one that warms must serve if no other does
+            self._set_router_state(each)
         if link.state is ReplicaState.READY:
             assert link.info is not None
             self._identity = self._identity or (link.info.base_id, link.info.runtime_id)
@@ -330,7 +340,6 @@ class Fleet(Engine, LinkOwner):
                 [link.info, *(each.info for each in self._links.values() if each.info)]
             )
             self._has_started.set()
-            self._requests.note_ready()
 
     def note_stats(self, link: ReplicaLink) -> None:
         stats, info = link.stats, link.info
@@ -347,6 +356,7 @@ class Fleet(Engine, LinkOwner):
                 },
             ),
         )
+        self._set_router_state(link)
 
     def note_crash(self, crash: EngineCrashed) -> None:
         self._requests.note_crash(crash)
@@ -366,6 +376,31 @@ class Fleet(Engine, LinkOwner):
     def _send(self, name: str, message: ToAgent) -> bool:
         link = self._links.get(name)
         return link is not None and link.send(message)
+
+    def _update(self, link: ReplicaLink, member: Member) -> None:
+        """Take the row of a replica as it is now."""
+        was_draining = link.member.is_draining
+        link.update(member)
+        if member.is_draining and not was_draining:
+            self._warmth.bequeath(link, self.links)
+        self._set_router_state(link)
+
+    def _set_router_state(self, link: ReplicaLink) -> None:
+        """A ready replica gets no requests while it drains, or while it warms and others serve."""
+        state = link.state
+        if state is ReplicaState.READY and (
+            link.member.is_draining or not (self._warmth.is_warm(link) or self._is_alone(link))
+        ):
+            state = ReplicaState.DRAINING
+        if state is not self._router_states.get(link.id):
+            self._router_states[link.id] = state
+            self._router.set_state(link.id, state)
+            if state is ReplicaState.READY:
+                self._requests.note_ready()
+
+    def _is_alone(self, link: ReplicaLink) -> bool:
+        states = self._router_states.items()
+        return not any(state is ReplicaState.READY for name, state in states if name != link.id)
 
     def _ready_links(self) -> list[ReplicaLink]:
         return [link for link in self._links.values() if link.state is ReplicaState.READY]

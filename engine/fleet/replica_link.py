@@ -258,6 +258,8 @@ class ReplicaLink(Receiver[FromAgent]):
                 self.num_times_ready += 1
             self.state = state
             self._owner.note_state(self)
+            if state is ReplicaState.REFUSING:
+                self._forget_engine()
         if state is ReplicaState.REFUSING:
             self._give_up_questions()
         self._note_change()
@@ -280,16 +282,21 @@ class ReplicaLink(Receiver[FromAgent]):
     def _note_end(self) -> None:
         """The connection has ended, with all that was open there."""
         self._link = None
-        self.incarnation = self.lease_asked = self.stats = None
-        self._adapters = KnownAdapters()
+        self.incarnation = self.lease_asked = None
         if self.state is not ReplicaState.GONE:
             self.state = ReplicaState.REFUSING
         self._owner.note_state(self)
+        self._forget_engine()
         self._give_up_questions()
         self._evictions.give_up()
         self._owner.note_lost(self)
         self._ended.set()
         self._note_change()
+
+    def _forget_engine(self) -> None:
+        """The engine's process has ended, as far as this server knows."""
+        self.stats = None
+        self._adapters = KnownAdapters()
 
     def _give_up_questions(self) -> None:
         for questions in (self._explanations, self._lists, self._maps):

@@ -26,6 +26,7 @@ from ..process.quarantine import Quarantine
 from ..process.request_stream import RequestEvent, RequestStream
 from ..process.request_streams import RequestStreams, as_left
 from ..token_journal import SlotCounter
+from .adapter_name import adapter_name
 from .errors import NoReplicaReady
 from .prefix_hashes import prefix_hashes
 from .router import RoutedRequest, Router
@@ -36,11 +37,6 @@ MAX_WAIT_SECONDS = 60.0
 """How long a lost request waits until a replica is ready."""
 REFUSALS = frozenset({EngineUnavailable.code, NotNow.code})
 """The replica has not accepted the request; another one may."""
-
-
-def adapter_name(key: AdapterKey) -> str:
-    """The adapter as the router names it."""
-    return f"{key.tenant_id}/{key.digest}"
 
 
 @dataclass(slots=True)

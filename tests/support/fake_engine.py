@@ -131,6 +131,8 @@ class FakeCore:
             case AdapterFetched(key, path, tier):
                 assert Path(path).name in (key.digest, file_name(key))
                 self._fetched[key] = tier
+                status = AdapterStatus(key, Tier.DEVICE, 0, 0)
+                self._outbox.append(replace(self._stats(), adapters=[status], gone_adapters=[]))
             case AdapterFetchFailed(key, error):
                 for request in list(self._requests.values()):
                     if request.adapter == key:

@@ -38,6 +38,10 @@ def link_of(fleet: Fleet, name: str) -> ReplicaLink:
     return next(link for link in fleet.links if link.id == name)
 
 
+def routed_state(fleet: Fleet, name: str) -> ReplicaState:
+    return fleet._router_states[name]
+
+
 def open_at(fleet: Fleet, name: str) -> set[str]:
     return {key for key, sent in fleet._requests._sent.items() if sent.replica == name}
 
@@ -145,6 +149,42 @@ def test_a_lost_request_waits_for_the_only_replica(tmp_path: Path) -> None:
             await until(lambda: small.agents["a"].replica.num_open == 1)
             kill(small.agents["a"].engine)
             assert tokens_of(await collect(stream)) == QUEUE * 4
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_joins_loads_its_adapters_before_it_gets_requests(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b") as (small, fleet):
+            names = [f"adapter-{number}" for number in range(12)]
+            await small.agents["b"].stop()
+            await until(lambda: not link_of(fleet, "b").is_linked)
+            for name in names:
+                await collect(fleet.submit(make_request(name, [1], adapter=name)))
+            await small.agents["b"].start()
+            await settled(fleet)
+            loaded = small.agents["b"].fetcher.fetched
+            await until(lambda: routed_state(fleet, "b") is ReplicaState.READY)
+            assert 0 < len(loaded) < len(names), "those of which it is the first"
+            num_loaded = len(loaded)
+            for name in names:
+                await collect(fleet.submit(make_request(name, [1], adapter=name)))
+            assert len(loaded) == num_loaded
+
+    asyncio.run(scenario())
+
+
+def test_the_heirs_of_a_lost_replica_load_its_adapters_before_they_are_asked(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b") as (small, fleet):
+            await collect(fleet.submit(make_request("r", [1], adapter="sums")))
+            (holder,) = (agent for agent in small.agents.values() if agent.fetcher.fetched)
+            (heir,) = others(small, holder.name)
+            await until(lambda: bool(link_of(fleet, holder.name).stats))
+            await holder.stop()
+            await until(lambda: heir.fetcher.fetched == [AdapterKey("acme", "sums")])
 
     asyncio.run(scenario())
 
@@ -294,9 +334,10 @@ def test_a_pin_holds_on_one_replica_and_moves_when_that_is_lost(tmp_path: Path) 
             (first,) = await pinned_at(small, key)
             await small.agents[first].stop()
             small.table.rows[first].seen_at -= 10.0
-            await until(lambda: sum(len(a.fetcher.fetched) for a in small.agents.values()) == 2)
-            (second,) = await pinned_at(small, key)
-            assert second != first
+            while not (now := await pinned_at(small, key)):
+                await asyncio.sleep(0.01)
+            assert len(now) == 1
+            assert now != [first]
 
     asyncio.run(scenario())
 
