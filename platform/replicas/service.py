@@ -83,13 +83,13 @@ def renew(
 ) -> Mapping[str, str | None]:
     """Write that these agents live. By replica: None if it was written, or why the agent must not
     serve, one of the codes above."""
-    ids = [renewal.id for renewal in renewals]
-    locked = select(Replica).where(Replica.id.in_(ids)).order_by(Replica.id).with_for_update()
+    # All rows, in one order: a fleet's first two agents could otherwise join with different bases.
+    locked = select(Replica).order_by(Replica.id).with_for_update()
     rows = {row.id: row for row in session.scalars(locked)}
     now, answers = shared_now(session), dict[str, str | None]()
     for renewal in renewals:
         row = rows.get(renewal.id)
-        answers[renewal.id] = objection = _objection(session, row, renewal, now, lease_seconds)
+        answers[renewal.id] = objection = _objection(rows, renewal, now, lease_seconds)
         if row is not None and objection is None:
             row.incarnation, row.state = renewal.incarnation, renewal.state
             row.base_id, row.runtime_id = renewal.base_id, renewal.runtime_id
@@ -108,21 +108,18 @@ def has_expired(row: Replica, now: datetime, lease_seconds: float) -> bool:
 
 
 def _objection(
-    session: PlatformSession,
-    row: Replica | None,
-    renewal: Renewal,
-    now: datetime,
-    lease_seconds: float,
+    rows: Mapping[str, Replica], renewal: Renewal, now: datetime, lease_seconds: float
 ) -> str | None:
+    row = rows.get(renewal.id)
     if row is None:
         return REMOVED
     if row.incarnation == renewal.incarnation and has_expired(row, now, lease_seconds):
         return FENCED
     if row.incarnation is not None and row.incarnation > renewal.incarnation:
         return REPLACED
-    others = (other for other in list_replicas(session) if other is not row)
-    live = (other for other in others if not has_expired(other, now, lease_seconds))
-    first = next(live, None)
+    others = (other for other in rows.values() if other is not row)
+    live = [other for other in others if not has_expired(other, now, lease_seconds)]
+    first = min(live, key=lambda other: (other.added_at, other.id), default=None)
     if first is not None and first.runtime_id != renewal.runtime_id:
         return INCOMPATIBLE
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from loraplex.platform.replicas import service as replicas
 from loraplex.platform.replicas.address import parse_address
 from loraplex.platform.replicas.models import Replica
 from loraplex.platform.replicas.service import Renewal
+from support.statements import recorded_statements
 
 LEASE_SECONDS = 300.0
 
@@ -22,11 +24,10 @@ def add(database: Database, address: str) -> str:
         return replicas.add(session, address).id
 
 
-def renew(
-    database: Database, replica_id: str, *, incarnation: str = "1", runtime_id: str = "runtime"
-) -> str | None:
-    """The objection, if there is one."""
-    renewal = Renewal(
+def make_renewal(
+    replica_id: str, *, incarnation: str = "1", runtime_id: str = "runtime"
+) -> Renewal:
+    return Renewal(
         id=replica_id,
         incarnation=incarnation,
         base_id="base",
@@ -34,6 +35,13 @@ def renew(
         state="ready",
         figures={"num_running": 3},
     )
+
+
+def renew(
+    database: Database, replica_id: str, *, incarnation: str = "1", runtime_id: str = "runtime"
+) -> str | None:
+    """The objection, if there is one."""
+    renewal = make_renewal(replica_id, incarnation=incarnation, runtime_id=runtime_id)
     with database.platform_transaction() as session:
         return replicas.renew(session, [renewal], lease_seconds=LEASE_SECONDS)[replica_id]
 
@@ -102,6 +110,30 @@ def test_a_replica_serves_what_the_others_serve_while_they_live(database: Databa
     assert renew(database, second, runtime_id="int8") is None
     age(database, second, LEASE_SECONDS)
     assert renew(database, first, incarnation="2", runtime_id="int4") is None
+
+
+def test_a_hundred_leases_are_renewed_with_a_few_statements(database: Database) -> None:
+    ids = [add(database, f"agent-{number}:7070") for number in range(100)]
+    renewals = [make_renewal(replica_id) for replica_id in ids]
+    for _ in range(2):
+        with database.platform_transaction() as session:
+            with recorded_statements(session) as statements:
+                refusals = replicas.renew(session, renewals, lease_seconds=LEASE_SECONDS)
+                session.flush()
+            assert refusals == dict.fromkeys(ids)
+            assert len(statements) <= 5
+
+
+def test_of_two_first_agents_with_different_bases_one_joins(database: Database) -> None:
+    first, second = add(database, "one:7070"), add(database, "two:7070")
+    with ThreadPoolExecutor() as threads:
+        with database.platform_transaction() as session:
+            renewal = make_renewal(first, runtime_id="int8")
+            refusals = replicas.renew(session, [renewal], lease_seconds=LEASE_SECONDS)
+            other = threads.submit(renew, database, second, runtime_id="int4")
+            wait([other], timeout=0.5)  # it would answer now if it did not wait for this one
+        assert refusals[first] is None
+        assert other.result() == "replica_incompatible"
 
 
 def test_a_removed_replica_serves_no_longer(database: Database) -> None:
