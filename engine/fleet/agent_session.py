@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from ...adapters.errors import AdapterError
 from ...adapters.identity import AdapterKey
-from ..errors import EngineError
+from ..errors import EngineError, EngineUnavailable, InvalidParameter
 from ..messages import (
     Abort,
     AdapterEvicted,
@@ -114,7 +114,7 @@ class AgentSession(Receiver[ToAgent]):
             take = partial(self._relay, request.request_id)
             stream = self._engine.submit(request, take)
         except EngineError as exc:
-            self._events.add(_refusal(request, exc))
+            self._events.add(_refusal(request, _as_refusal(exc)))
         else:
             self._streams[request.request_id] = stream
 
@@ -174,6 +174,14 @@ async def _until_done(work: Callable[[], Awaitable[None]]) -> None:
             _log.warning("deletion_delayed", extra={"error": str(exc)})
         await asyncio.sleep(pause)
         pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+
+def _as_refusal(error: EngineError) -> EngineError:
+    """A request whose id is in use comes from a link that has ended a moment ago, and what that
+    link left is being aborted: another replica may take it."""
+    if isinstance(error, InvalidParameter) and error.param == "request_id":
+        return EngineUnavailable()
+    return error
 
 
 def _refusal(request: GenerationRequest, error: EngineError) -> RequestFinished:

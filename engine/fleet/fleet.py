@@ -56,6 +56,8 @@ class AskedRenewal:
 
     id: str
     """The replica's."""
+    number: int
+    """The question's: the lease counts from when it was asked."""
     incarnation: str
     base_id: str
     runtime_id: str
@@ -134,6 +136,7 @@ class Fleet(Engine, LinkOwner):
         return [
             AskedRenewal(
                 id=link.id,
+                number=link.lease_asked,
                 incarnation=link.incarnation,
                 base_id=link.info.base_id,
                 runtime_id=link.info.runtime_id,
@@ -154,7 +157,7 @@ class Fleet(Engine, LinkOwner):
         if link is None or link.incarnation != asked.incarnation:
             return
         if refusal is None:
-            link.answer_lease(seconds)
+            link.answer_lease(asked.number, seconds)
         else:
             kinds = {kind.code: kind for kind in (ReplicaIncompatible, ReplicaReplaced)}
             kind = kinds.get(refusal, ReplicaReplaced)

@@ -131,10 +131,11 @@ class ReplicaLink(Receiver[FromAgent]):
         """False if there is no connection."""
         return self._link is not None and self._link.send(message)
 
-    def answer_lease(self, seconds: float) -> None:
-        """The database has noted after the agent's question that it lives."""
-        if self.lease_asked is not None:
-            self.send(LeaseRenewed(self.lease_asked, seconds))
+    def answer_lease(self, number: int, seconds: float) -> None:
+        """The database has noted after the agent's question of this number that it lives. A later
+        question stays open: what was written before it does not answer it."""
+        self.send(LeaseRenewed(number, seconds))
+        if self.lease_asked == number:
             self.lease_asked = None
 
     def refuse_lease(self, error: EngineError) -> None:

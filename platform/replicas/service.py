@@ -113,9 +113,11 @@ def _objection(
     row = rows.get(renewal.id)
     if row is None:
         return REMOVED
-    if row.incarnation == renewal.incarnation and has_expired(row, now, lease_seconds):
-        return FENCED
-    if row.incarnation is not None and row.incarnation > renewal.incarnation:
+    if has_expired(row, now, lease_seconds):
+        # A machine's clock may have been set back, so another life need not be a later one.
+        if row.incarnation == renewal.incarnation:
+            return FENCED
+    elif row.incarnation is not None and row.incarnation > renewal.incarnation:
         return REPLACED
     others = (other for other in rows.values() if other is not row)
     live = [other for other in others if not has_expired(other, now, lease_seconds)]

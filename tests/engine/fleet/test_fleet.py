@@ -435,3 +435,26 @@ def test_two_api_servers_share_the_replicas(tmp_path: Path) -> None:
             assert sum(len(agent.fetcher.fetched) for agent in small.agents.values()) == 1
 
     asyncio.run(scenario())
+
+
+def test_a_renewal_counts_from_its_own_question(tmp_path: Path) -> None:
+    """A later question may have been asked after the database was written."""
+
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a") as (small, fleet):
+            small.table.is_available = False
+            await asyncio.sleep(0.05)  # nobody answers any more
+            replica, now = small.agents["a"].replica, small.agents["a"].now
+            replica.ask_for_lease()
+            await until(lambda: bool(fleet.asked_renewals()))
+            (early,) = fleet.asked_renewals()
+            small.agents["a"].now = lambda: now() + LEASE_SECONDS / 2
+            replica.ask_for_lease()
+            await until(lambda: fleet.asked_renewals()[0].number > early.number)
+            fleet.answer_renewal(early, None, LEASE_SECONDS)
+            await asyncio.sleep(0.05)
+            assert len(fleet.asked_renewals()) == 1, "the later question is still open"
+            small.agents["a"].now = lambda: now() + LEASE_SECONDS
+            assert replica.lease.is_lost
+
+    asyncio.run(scenario())
