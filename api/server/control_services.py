@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 
 from ...platform.base import utc_now
 from ...platform.idempotency.service import IdempotentAnswers
@@ -44,7 +43,7 @@ def open_control(
     presence = Presence(_describe_server(planes), control_plane)
     stack.push_async_callback(presence.close)
     device_usage = DeviceUsageMeter(
-        lambda: planes.engine.stats, control_plane, is_ours=partial(_meters_device, planes)
+        lambda: planes.engine.stats, control_plane, is_ours=planes.counts_devices
     )
     stack.push_async_callback(device_usage.close)
     expiring_keys = ExpiringKeys(control_plane=control_plane, metrics=metrics)
@@ -67,12 +66,6 @@ def open_control(
         request_log=request_log,
         refusals=refusals,
     )
-
-
-async def _meters_device(planes: Planes) -> bool:
-    """Whether this server counts what adapters hold on devices: each server sees the whole fleet,
-    but an engine of its own is seen by no other. Raises a PlatformError."""
-    return planes.membership is None or await planes.leases.claim("device-usage")
 
 
 def _describe_server(planes: Planes) -> ServerInfo:

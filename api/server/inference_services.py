@@ -6,13 +6,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from ...engine.fleet.fleet import Fleet
 from ...engine.text.tokenizer import Tokenizer
 from ..inference.admission import Admission
 from ..inference.inference import Inference
 from ..inference.ledger_writer import LedgerWriter
 from ..inference.metering import Metering
 from ..inference.version_tokenizers import VersionTokenizers
-from ..telemetry.memories import Memories
+from ..telemetry.fleet_memories import FleetMemories
+from ..telemetry.memories import Memories, ServerMemories
 from ..telemetry.metrics import Metrics
 from ..telemetry.overview import Overview
 from .planes import Planes
@@ -28,19 +30,25 @@ class InferenceServices:
     inference: Inference
 
 
-def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
-    """Create the services without starting them; `stack` closes them."""
-    metrics = Metrics(lambda: planes.engine.stats, planes.fetcher.stats)
-    ledger = LedgerWriter(planes.control_plane)
-    metering = _open_metering(planes, ledger, metrics, stack)
-    admission = Admission(planes.control_plane, ledger, planes.server_id, is_open=metering.is_open)
-    memories = Memories(
+def _open_memories(planes: Planes) -> Memories:
+    if isinstance(planes.engine, Fleet):
+        return FleetMemories(planes.engine, is_ours=planes.counts_devices)
+    return ServerMemories(
         engine=planes.engine,
         disk_stats=lambda: planes.fetcher.stats().disk,
         cache_directory=planes.settings.data_dir / "cache",
         control_plane=planes.control_plane,
         server_id=planes.server_id,
     )
+
+
+def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
+    """Create the services without starting them; `stack` closes them."""
+    metrics = Metrics(lambda: planes.engine.stats, planes.fetcher.stats)
+    ledger = LedgerWriter(planes.control_plane)
+    metering = _open_metering(planes, ledger, metrics, stack)
+    admission = Admission(planes.control_plane, ledger, planes.server_id, is_open=metering.is_open)
+    memories = _open_memories(planes)
     overview = Overview(planes.control_plane, memories, planes.server_id)
     stack.push_async_callback(overview.close)
     stack.push_async_callback(admission.close)

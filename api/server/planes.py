@@ -62,6 +62,11 @@ class Planes:
     membership: Membership | None
     """None: the engine is this server's own."""
 
+    async def counts_devices(self) -> bool:
+        """Whether this server counts what adapters hold on devices: each server of a fleet sees all
+        replicas, but an engine of its own is seen by no other. Raises a PlatformError."""
+        return self.membership is None or await self.leases.claim("device-usage")
+
     def fleet_views(self) -> list[ReplicaView]:
         """The replicas that this server uses; none if the engine is its own."""
         return self.engine.views() if isinstance(self.engine, Fleet) else []

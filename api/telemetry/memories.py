@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -49,12 +49,26 @@ class SeenMap(NamedTuple):
     """One server's memory map at some time."""
 
     server_id: str
+    """In a fleet, the replica's address."""
     seen_at: datetime
     content: ServerMap
 
 
-class Memories:
-    """One per server."""
+class Memories(Protocol):
+    """The memory maps that a server shows and counts."""
+
+    async def counted(self) -> Sequence[ServerMap]:
+        """The current maps that this server counts; no other server counts them."""
+
+    async def all(self) -> list[SeenMap]:
+        """The maps of all live servers, or of all replicas. Raises a PlatformError."""
+
+    def write(self, session: PlatformSession, maps: Sequence[ServerMap]) -> None:
+        """Store the counted maps for other servers, if they need them."""
+
+
+class ServerMemories(Memories):
+    """Of servers with engines of their own; one per server."""
 
     def __init__(
         self,
@@ -71,7 +85,11 @@ class Memories:
         self._control_plane = control_plane
         self._server_id = server_id
 
-    async def own(self) -> ServerMap | None:
+    async def counted(self) -> Sequence[ServerMap]:
+        own = await self._own()
+        return [] if own is None else [own]
+
+    async def _own(self) -> ServerMap | None:
         """This server's current map; None while its engine is down."""
         try:
             mapped = await self._engine.map_memory()
@@ -91,13 +109,16 @@ class Memories:
         )
 
     async def all(self) -> list[SeenMap]:
-        """The maps of all live servers, by id. Raises a PlatformError."""
-        own = await self.own()
+        own = await self._own()
         others = await self._control_plane.read_all_tenants(self._read_others)
         found = [*others, *([SeenMap(self._server_id, utc_now(), own)] if own else [])]
         return sorted(found, key=lambda seen: seen.server_id)
 
-    def write(self, session: PlatformSession, own: ServerMap) -> None:
+    def write(self, session: PlatformSession, maps: Sequence[ServerMap]) -> None:
+        for own in maps:
+            self._write(session, own)
+
+    def _write(self, session: PlatformSession, own: ServerMap) -> None:
         """Store the map for other servers, if there are any."""
         row = session.get(ServerMemory, self._server_id, with_for_update=True)
         if not self._has_others(session):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -99,22 +99,21 @@ class Overview:
     async def flush(self) -> None:
         """Write the pending figures. Figures that cannot be written are dropped."""
         async with self._writing:
-            own = await self._memories.own()
+            counted = await self._memories.counted()
             gathered, self._gathered = self._gathered, Gathered()
             since, self._gathered_since = self._gathered_since, self._monotonic()
             elapsed = self._gathered_since - since
-            if own is not None:
-                _add_levels(gathered, own, elapsed)
+            for each in counted:
+                _add_levels(gathered, each, elapsed)
             for figures in gathered.tenants.values():
                 _add_work(gathered.server, figures)
             gathered.tenants = {t: f for t, f in gathered.tenants.items() if not f.is_empty}
-            await self._write(gathered, own, self._now() - elapsed / 2)
+            await self._write(gathered, counted, self._now() - elapsed / 2)
 
-    async def _write(self, gathered: Gathered, own: ServerMap | None, moment: float) -> None:
+    async def _write(self, gathered: Gathered, counted: Sequence[ServerMap], moment: float) -> None:
         def write(session: PlatformSession) -> None:
             service.add(session, self._server_id, moment, gathered)
-            if own is not None:
-                self._memories.write(session, own)
+            self._memories.write(session, counted)
 
         try:
             await self._control_plane.write_all_tenants(write)
