@@ -21,7 +21,7 @@ NumberedT = TypeVar("NumberedT", bound=Any)
 def sum_stats(stats: Sequence[EngineStats]) -> EngineStats:
     """Counters and gauges are added; shares are averaged; `kv_usage` is that of the fullest engine.
 
-    An adapter has the status of the engine where it is in the fastest tier, with the leases of all.
+    An adapter is in the fastest tier that has it anywhere, with the leases of all engines.
     `stats` has at least one element.
     """
     return replace(
@@ -49,15 +49,21 @@ def _added(parts: Sequence[NumberedT]) -> NumberedT:
 
 def _sum_adapters(stats: Sequence[EngineStats]) -> list[AdapterStatus]:
     """In their order within each engine, those of the first engine first."""
-    found: dict[AdapterKey, AdapterStatus] = {}
+    found: dict[AdapterKey, list[AdapterStatus]] = {}
     for status in (status for each in stats for status in each.adapters):
-        known = found.get(status.key)
-        if known is not None:
-            num_leases = known.num_leases + status.num_leases
-            fastest = max(known, status, key=lambda each: _SPEED[each.tier])
-            status = replace(fastest, num_leases=num_leases)
-        found[status.key] = status
-    return list(found.values())
+        found.setdefault(status.key, []).append(status)
+    return [_sum_statuses(statuses) for statuses in found.values()]
+
+
+def _sum_statuses(statuses: Sequence[AdapterStatus]) -> AdapterStatus:
+    tier = max((status.tier for status in statuses), key=_SPEED.__getitem__)
+    holders = [status for status in statuses if status.tier is tier]
+    return AdapterStatus(
+        key=statuses[0].key,
+        tier=tier,
+        device_bytes=sum(status.device_bytes for status in holders),
+        num_leases=sum(status.num_leases for status in statuses),
+    )
 
 
 def _sum_utilization(parts: Sequence[UtilizationStats]) -> UtilizationStats:
