@@ -39,23 +39,39 @@ class Renewal:
     figures: JsonObject
 
 
-def add(session: PlatformSession, address: str) -> Replica:
-    """The replica with this address, which is added if it is not there. Raises InvalidValue."""
-    try:
-        parse_address(address)
-    except ValueError as exc:
-        raise InvalidValue(f"{address!r}: {exc}.", param="address") from exc
+def add(session: PlatformSession, address: str, *, replica_id: str | None = None) -> Replica:
+    """The replica with this address, which is added if it is not there, with this ID or a new one.
+    Raises InvalidValue."""
+    _check_address(address)
     known = select(Replica).where(Replica.address == address)
     found = session.scalars(known).one_or_none()
     if found is not None:
         return found
-    added = Replica(id=new_id(), address=address, is_draining=False, added_at=shared_now(session))
+    added = Replica(
+        id=replica_id or new_id(),
+        address=address,
+        is_draining=False,
+        added_at=shared_now(session),
+    )
     try:
         with session.begin_nested():
             session.add(added)
     except IntegrityError:  # another server has just added it
         return session.scalars(known).one()
     return added
+
+
+def move(session: PlatformSession, replica_id: str, address: str) -> Replica:
+    """Its agent listens at another address now. It keeps its ID, and so its place in every
+    adapter's order. Raises ReplicaNotFound, or InvalidValue if the address is another replica's."""
+    _check_address(address)
+    row = _lock(session, replica_id)
+    try:
+        with session.begin_nested():
+            row.address = address
+    except IntegrityError as exc:
+        raise InvalidValue(f"{address} is another replica's address.", param="address") from exc
+    return row
 
 
 def remove(session: PlatformSession, replica_id: str) -> Replica:
@@ -125,6 +141,13 @@ def _objection(
     if first is not None and first.runtime_id != renewal.runtime_id:
         return INCOMPATIBLE
     return None
+
+
+def _check_address(address: str) -> None:
+    try:
+        parse_address(address)
+    except ValueError as exc:
+        raise InvalidValue(f"{address!r}: {exc}.", param="address") from exc
 
 
 def _lock(session: PlatformSession, replica_id: str) -> Replica:

@@ -157,3 +157,22 @@ def test_renewals_keep_an_operators_wish(database: Database) -> None:
     with database.platform_transaction(read_only=True) as session:
         row = session.get_one(Replica, replica_id)
         assert (row.is_draining, row.figures) == (True, {"num_running": 3})
+
+
+def test_a_moved_replica_keeps_its_id_and_a_taken_address_is_refused(database: Database) -> None:
+    first, second = add(database, "one:7070"), add(database, "two:7070")
+    with database.platform_transaction() as session:
+        assert replicas.move(session, first, "three:7070").id == first
+    with database.platform_transaction(read_only=True) as session:
+        found = {row.id: row.address for row in replicas.list_replicas(session)}
+    assert found == {first: "three:7070", second: "two:7070"}
+    for address in ("two:7070", "no address"):
+        with pytest.raises(InvalidValue), database.platform_transaction() as session:
+            replicas.move(session, first, address)
+    with pytest.raises(ReplicaNotFound), database.platform_transaction() as session:
+        replicas.move(session, "unknown", "four:7070")
+
+
+def test_a_replica_is_added_with_the_id_that_its_place_has(database: Database) -> None:
+    with database.platform_transaction() as session:
+        assert replicas.add(session, "one:7070", replica_id="place").id == "place"
