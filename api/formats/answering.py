@@ -24,6 +24,7 @@ from ..schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usag
 
 SERVED_HEADERS: Mapping[str, str] = {
     "openai-processing-ms": "From arrival to the first schedule.",
+    "x-loraplex-replica": "The fleet's replica that ran the request.",
     "x-loraplex-adapter": "The pinned name of the adapter that answered.",
     "x-loraplex-adapter-version": "Its number.",
     "x-loraplex-digest": "Its content.",
@@ -42,7 +43,8 @@ SERVED_HEADERS: Mapping[str, str] = {
         for of in ("requests", "tokens")
     },
 }
-"""Headers of a model's response; those of the adapter only if one answered."""
+"""Headers of a model's response; those of the adapter only if one answered, the replica's only in a
+fleet."""
 
 log = structlog.get_logger(__name__)
 
@@ -154,10 +156,12 @@ def usage_of(counts: TokenCounts) -> Usage:
 
 
 def answer_headers(running: Running) -> dict[str, str]:
-    """The version that answers, its tier, and the wait time."""
+    """The replica and the version that answer, the tier, and the wait time."""
     started, adapter = running.started, running.order.model.adapter
     elapsed = time.monotonic() - running.order.arrived_at
     headers = {"openai-processing-ms": str(round(elapsed * 1000))}
+    if started.replica is not None:
+        headers["x-loraplex-replica"] = started.replica
     if adapter is None:
         return headers
     headers |= {

@@ -116,7 +116,8 @@ class RoutedRequests:
 
     def deliver(self, replica: str, events: StepEvents) -> None:
         """Deliver a replica's events; those of requests that are not there any more are dropped."""
-        for group in (events.started, events.prompts, events.tokens):
+        started = [replace(each, replica=replica) for each in events.started]
+        for group in (started, events.prompts, events.tokens):
             self._streams.feed([each for each in group if self._is_at(each.request_id, replica)])
         for end in events.finished:
             if self._is_at(end.request_id, replica):

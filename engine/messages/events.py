@@ -52,6 +52,8 @@ class RequestStarted:
     adapter_load_ms: float | None = None
     """Duration of the load that this request waited for; 0 if its adapter was on the device, None
     for the base model."""
+    replica: str | None = None
+    """The ID of the fleet's replica that runs it: the API server adds it. None without a fleet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,22 @@ def test_two_replicas_answer_like_one_engine(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_request_that_starts_names_its_replica(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b") as (_, fleet):
+            streams = {f"r{n}": fleet.submit(make_request(f"r{n}", [n])) for n in range(20)}
+            expected = {name: replica_of(fleet, name) for name in streams}
+            found = dict[str, str | None]()
+            for name, stream in streams.items():
+                first = (await collect(stream))[0]
+                assert isinstance(first, RequestStarted)
+                found[name] = first.replica
+            assert found == expected
+            assert set(found.values()) == {"a", "b"}
+
+    asyncio.run(scenario())
+
+
 def test_requests_for_one_adapter_run_on_one_replica(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_fleet(tmp_path, "a", "b", "c") as (small, fleet):
