@@ -8,6 +8,7 @@ NODE_VENV := .venv-node
 LOWEST_VENV := .venv-lowest
 MUTANTS_VENV := .venv-mutants
 PEERS_VENV := .venv-peers
+RAY_VENV := .venv-ray
 CONSOLE := api/console
 BUNDLE := api/static/console
 
@@ -17,7 +18,7 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet
-.PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest \
+.PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
 	mutation-evidence mutation-survey \
@@ -51,10 +52,10 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 TESTS = $(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks
 test: $(INSTALLED) ## run the tests, but those marked slow and those of the console and of the benchmarks
-	$(TESTS) -m 'not slow' $(ARGS)
+	$(TESTS) -m 'not slow and not ray' $(ARGS)
 
 test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing, long random walks, more model families
-	$(TESTS) -m slow $(ARGS)
+	$(TESTS) -m 'slow and not ray' $(ARGS)
 
 # The files of a worker share a server with sample data. Most of the time a browser waits.
 test-console: $(INSTALLED) ## run the console's tests in a browser
@@ -76,6 +77,15 @@ test-s3: $(INSTALLED) $(S3_VENV)/.installed ## run the store's tests against a r
 	rm -rf $(S3_VENV)/data
 	$(S3_VENV)/bin/python tests/support/swift_server.py $(S3_VENV)/data \
 		$(BIN)/python -m pytest tests/adapters/test_store.py $(ARGS)
+
+# Ray has its own environment: only who places replicas with it needs it.
+$(RAY_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet -e '.[engine,ray,test]'
+	@touch $@
+
+test-ray: $(RAY_VENV)/.installed ## run the tests that start Ray on this machine
+	$(RAY_VENV)/bin/python -m pytest -m ray tests/api/ray $(ARGS)
 
 # uv chooses the oldest releases, and pins those of the image.
 $(LOWEST_VENV)/bin/uv:
@@ -261,4 +271,4 @@ lock: $(LOWEST_VENV)/bin/uv ## pin the packages of the image in deploy/requireme
 	awk '/^[^ ]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' $(LOWEST_VENV)/requirements.lock > $(LOCK)
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(RAY_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache

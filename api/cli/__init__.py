@@ -22,7 +22,7 @@ from .exit_codes import CommandFailed, exit_code_of
 COMMANDS: Mapping[str, str] = {
     "serve": "Serve a base model and its tenants' adapters.",
     "agent": "Serve a base model as a replica of a fleet.",
-    "fleet": "Show, add, drain, resume and remove the replicas of a fleet.",
+    "fleet": "Manage the replicas of a fleet.",
     "login": "Save a server URL and API key as a profile.",
     "logout": "Delete a profile.",
     "whoami": "Show the owner and permissions of the current key.",

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from . import fleet_ray
 from .client import ApiClient, api_path, open_client
 from .connection import asks_no_server
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+fleet_ray.add_to(app)
 
 COLUMNS = [
     *("address", "state", "wish", "device", "running", "waiting", "batch", "resident", "loading"),

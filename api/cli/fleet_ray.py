@@ -1,0 +1,153 @@
+"""`loraplex fleet up|scale|down`: replicas that Ray places and restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from click import UsageError
+
+from .exit_codes import CommandFailed, ExitCode
+
+Ray = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster, or `auto`.")
+]
+READY_SECONDS = 600.0
+POLL_SECONDS = 0.5
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    # What they do not know are options of the agents.
+    agents = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("up", context_settings=agents)(up)
+    app.command("scale")(scale)
+    app.command("down")(down)
+
+
+def up(
+    context: typer.Context,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas.")],
+    certificates: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the agents' certificates on each node.")
+    ],
+    ray: Ray = "auto",
+    num_gpus: Annotated[
+        float, typer.Option(min=0, help="GPUs that Ray reserves for each replica.")
+    ] = 0,
+    num_cpus: Annotated[
+        float, typer.Option(min=0, help="CPUs that Ray reserves for each replica.")
+    ] = 1,
+    max_drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Maximum time that a leaving replica may take to finish.")
+    ] = 300,
+) -> None:
+    """Start replicas on a Ray cluster, and a controller that replaces lost ones.
+
+    Further options are those of `loraplex agent`, such as --model. API servers with the same
+    database serve with the replicas.
+    """
+    _check_agent_options(context.args, certificates)
+    with _connected(ray):
+        from ..ray.controller import FleetSpec, find_controller, start_controller
+        from ..ray.replica_actor import ReplicaSpec
+
+        if find_controller() is not None:
+            raise CommandFailed(
+                "The fleet is up already. Change its size with `loraplex fleet scale`, or end it "
+                "with `loraplex fleet down`.",
+                ExitCode.CONFLICT,
+            )
+        spec = ReplicaSpec(str(certificates.absolute()), tuple(context.args), num_cpus, num_gpus)
+        controller = start_controller(FleetSpec(spec, max_drain_seconds))
+        _scale(controller, replicas)
+
+
+def scale(
+    number: Annotated[int, typer.Argument(min=1, metavar="N", help="Number of replicas.")],
+    ray: Ray = "auto",
+) -> None:
+    """Change the number of replicas. Those that leave finish their requests first."""
+    with _connected(ray):
+        _scale(_controller(), number)
+
+
+def down(ray: Ray = "auto") -> None:
+    """End all replicas after their requests, and the controller."""
+    with _connected(ray) as client:
+        controller = _controller()
+        _scale(controller, 0)
+        client.kill(controller)
+    typer.echo("The fleet is down.")
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Ray's module, connected to the cluster. Failures become CommandFailed."""
+    if find_spec("ray") is None:
+        raise CommandFailed("This command needs Ray: pip install 'loraplex[ray]'")
+    import ray
+
+    from ..ray.cluster import ClusterRefused, connect
+
+    try:
+        connect(address)
+        yield ray
+    except ClusterRefused as exc:
+        raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
+    except ray.exceptions.RayError as exc:
+        raise CommandFailed(str(exc).strip(), ExitCode.UNAVAILABLE) from exc
+    finally:
+        ray.shutdown()
+
+
+def _check_agent_options(options: Sequence[str], certificates: Path) -> None:
+    """Raises UsageError for what `loraplex agent` would refuse on every node."""
+    from . import load_command
+
+    for option in ("--listen", "--data-dir", "--certificates"):
+        if any(each.split("=")[0] == option for each in options):
+            raise UsageError(f"{option} is chosen by the node")
+    load_command("agent").make_context("agent", [*options, "--certificates", str(certificates)])
+
+
+def _controller() -> Any:
+    from ..ray.controller import find_controller
+
+    controller = find_controller()
+    if controller is None:
+        raise CommandFailed("The fleet is not up. Start it with `loraplex fleet up`.")
+    return controller
+
+
+def _scale(controller: Any, number: int) -> None:
+    """Change the number, and wait until there are as many replicas."""
+    import ray
+
+    ray.get(controller.scale.remote(number))
+    _wait(lambda: ray.get(controller.status.remote()), number)
+
+
+def _wait(status: Callable[[], Sequence[Any]], number: int) -> None:
+    """Until as many replicas have an address. Raises CommandFailed if they do not start."""
+    ends_at, told = time.monotonic() + READY_SECONDS, set[str]()
+    while time.monotonic() < ends_at:
+        found = status()
+        for each in found:
+            if each.failure is not None and each.failure not in told:
+                typer.echo(f"replica {each.id}: {each.failure}", err=True)
+                told.add(each.failure)
+        if len(found) == number and all(each.address for each in found):
+            for each in found:
+                typer.echo(f"{each.id}  {each.address}")
+            return
+        time.sleep(POLL_SECONDS)
+    raise CommandFailed(
+        f"There are not {number} replicas after {READY_SECONDS:g} s. The controller goes on.",
+        ExitCode.UNAVAILABLE,
+    )

@@ -1,0 +1,248 @@
+"""A fleet on Ray on this machine: a head with token authentication, and its certificates."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraplex.api.demo.manifest import WEIGHTS
+from loraplex.api.demo.recipe import BASE_NAME
+from loraplex.engine.fleet.certificates import (
+    AGENT_NAME,
+    API_NAME,
+    Certificates,
+    agent_certificates,
+    api_certificates,
+)
+from loraplex.platform.database import Database
+from loraplex.platform.replicas import service as replicas
+from support.fleet_certificates import Authority
+from support.server import LORAPLEX, ServerUnderTest, child_environment, free_port, serving
+from support.waiting import wait_for
+
+HOST = "127.0.0.1"
+BASE = WEIGHTS / "base"
+AGENT_OPTIONS = (
+    *("--model", str(BASE), "--quantize", "int8", "--num-threads", "1"),
+    *("--arena-gib", "0.05", "--kv-cache-gib", "0.25", "--host-cache-gib", "0.05"),
+)
+COMMAND_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of replicas."""
+
+    id: str
+    address: str
+    incarnation: str | None
+    state: str | None
+
+
+@dataclass(frozen=True)
+class RayFleet:
+    """A running head, and what its commands and API servers need."""
+
+    folder: Path
+    address: str
+    environment: Mapping[str, str]
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`loraplex fleet` with these arguments, to its end."""
+        return subprocess.run(
+            [*LORAPLEX, "fleet", *arguments, "--ray", self.address],
+            env=child_environment(**self.environment),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+
+    def up(self, number: int) -> None:
+        """Start this number of replicas, and wait until they listen."""
+        certificates = ("--certificates", str(self.certificates))
+        ended = self.command("up", "--replicas", str(number), *certificates, *AGENT_OPTIONS)
+        assert ended.returncode == 0, ended.stderr[-2000:] + self.logs()[-4000:]
+
+    def serving(self, name: str) -> AbstractContextManager[ServerUnderTest]:
+        """An API server of the fleet; all have the same secret."""
+        data_dir = self.folder / name
+        data_dir.mkdir()
+        shutil.copy(self.folder / "secret", data_dir)
+        certificates = ("--fleet-certificates", str(self.certificates))
+        return serving(
+            BASE,
+            data_dir,
+            *("--quantize", "int8", "--served-model-name", BASE_NAME, *certificates),
+            program=LORAPLEX,
+            **self.environment,
+        )
+
+    @property
+    def certificates(self) -> Path:
+        return self.folder / "certificates"
+
+    def rows(self) -> dict[str, Row]:
+        """The replicas by ID, in the order of their addition."""
+        database = Database(self.environment["LORAPLEX_DATABASE"])
+        with database.platform_transaction(read_only=True) as session:
+            found = [
+                Row(row.id, row.address, row.incarnation, row.state)
+                for row in replicas.list_replicas(session)
+            ]
+        database.close()
+        return {row.id: row for row in found}
+
+    def set_draining(self, replica_id: str, is_draining: bool) -> None:
+        """What `loraplex fleet drain` and `resume` write."""
+        database = Database(self.environment["LORAPLEX_DATABASE"])
+        with database.platform_transaction() as session:
+            replicas.set_draining(session, replica_id, is_draining)
+        database.close()
+
+    def wait_ready(self, number: int, *, seconds: float = 60.0) -> None:
+        """Until this number of replicas is ready, by their rows."""
+
+        def are_ready() -> bool:
+            rows = self.rows().values()
+            return len(rows) == number and all(row.state == "ready" for row in rows)
+
+        wait_for(are_ready, seconds=seconds)
+
+    def wait_replaced(self, before: Row, *, seconds: float = 60.0) -> Row:
+        """The replica's row once another agent serves."""
+
+        def found() -> Row | None:
+            now = self.rows()[before.id]
+            is_other = now.incarnation != before.incarnation and now.state == "ready"
+            return now if is_other else None
+
+        row = wait_for(found, seconds=seconds)
+        assert row is not None
+        return row
+
+    def agent_pid(self, replica_id: str) -> int:
+        """The process of the replica's agent; fails if there is none."""
+        (pid,) = self._pids("loraplex.api.cli.agent_child", replica_id)
+        return pid
+
+    def kill_agent(self, replica_id: str) -> None:
+        os.kill(self.agent_pid(replica_id), signal.SIGKILL)
+
+    def kill_actor(self, replica_id: str) -> None:
+        """Kill the agent's parent."""
+        status = Path(f"/proc/{self.agent_pid(replica_id)}/status").read_text()
+        parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
+        os.kill(int(parent), signal.SIGKILL)
+
+    def kill_head(self) -> None:
+        """Kill Ray's control store, which knows of all actors; it does not come back."""
+        for pid in self._pids("gcs_server", str(self.folder)):
+            os.kill(pid, signal.SIGKILL)
+
+    def logs(self) -> str:
+        """What Ray's processes have written."""
+        return "\n".join(path.read_text() for path in self.folder.glob("ray/session_*/logs/w*.err"))
+
+    def _pids(self, *words: str) -> list[int]:
+        """This fleet's processes whose command lines have all of these words."""
+        return [pid for pid, line in _command_lines() if all(word in line for word in words)]
+
+
+@contextmanager
+def running_ray(*, num_cpus: int = 2) -> Iterator[RayFleet]:
+    """Ray on this machine with an empty database, until the block is left."""
+    folder = Path(tempfile.mkdtemp(prefix="lp-"))  # Ray's sockets need a short path
+    try:
+        _write_certificates(folder)
+        for name in ("token", "secret"):
+            _write_secret(folder / name)
+        environment = _environment(folder)
+        database = Database(environment["LORAPLEX_DATABASE"])
+        database.upgrade()
+        database.close()
+        port = free_port()
+        try:
+            subprocess.run(
+                _start_command(folder, port, num_cpus),
+                env=child_environment(**environment),
+                stdout=subprocess.DEVNULL,
+                timeout=COMMAND_SECONDS,
+                check=True,
+            )
+            yield RayFleet(folder, f"{HOST}:{port}", environment)
+        finally:
+            _end_processes(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_certificates(folder: Path) -> None:
+    target = folder / "certificates"
+    authority = Authority(target)
+    for name, paths in (
+        (AGENT_NAME, agent_certificates(target)),
+        (API_NAME, api_certificates(target)),
+    ):
+        issued: Certificates = authority.issue(name)
+        issued.certificate.rename(paths.certificate)
+        issued.key.rename(paths.key)
+
+
+def _write_secret(path: Path) -> None:
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """That of Ray's processes, the commands and the API servers."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Nodes outlast an absent head; see docs/fleet-ray.md.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+        "LORAPLEX_DATA_DIR": str(folder / "data"),
+        "LORAPLEX_DATABASE": f"sqlite:///{folder / 'fleet.db'}",
+        "LORAPLEX_STORE": (folder / "store").as_uri(),
+    }
+
+
+def _start_command(folder: Path, port: int, num_cpus: int) -> Sequence[str]:
+    ray = str(Path(sys.executable).with_name("ray"))
+    return (
+        # Without --block, which ends the node when its control store ends.
+        *(ray, "start", "--head", "--node-ip-address", HOST, "--port", str(port)),
+        *("--include-dashboard=false", "--disable-usage-stats", "--num-cpus", str(num_cpus)),
+        *("--object-store-memory", "80000000", "--temp-dir", str(folder / "ray")),
+        *("--min-worker-port", "0", "--max-worker-port", "0"),
+    )
+
+
+def _end_processes(folder: Path) -> None:
+    """End Ray's processes and all that they have started."""
+    for pid, line in _command_lines():
+        if str(folder) in line:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _command_lines() -> Iterator[tuple[int, str]]:
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit():
+                yield (
+                    int(entry.name),
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(),
+                )
+        except OSError:  # it has just ended
+            continue
