@@ -18,7 +18,7 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet
-.PHONY: help install demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
+.PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
 	mutation-evidence mutation-survey \
@@ -42,6 +42,9 @@ $(INSTALLED): pyproject.toml
 
 demo: $(INSTALLED) ## the main job: serve a base and three adapters, push, ask, check the answers
 	$(BIN)/loraplex demo $(if $(ONCE),--once) $(if $(JSON),--json $(JSON))
+
+fleet-demo: $(RAY_VENV)/.installed ## serve the demo's adapters with two replicas on Ray, kill one and drain one: JSON=FILE
+	PYTHONPATH=.src:tests $(RAY_VENV)/bin/python -m benchmarks.fleet_demo $(if $(JSON),--json $(JSON))
 
 demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (about 15 minutes)
 	$(BIN)/python -m loraplex.api.demo.recipe api/demo/weights
