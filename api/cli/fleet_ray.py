@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import UsageError
 
 from .exit_codes import CommandFailed, ExitCode
 
@@ -36,6 +35,14 @@ def up(
     certificates: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of the agents' certificates on each node.")
     ],
+    minimum: Annotated[
+        int | None,
+        typer.Option("--min", min=1, help="Fewest replicas.", show_default="no autoscaling"),
+    ] = None,
+    maximum: Annotated[
+        int | None,
+        typer.Option("--max", min=1, help="Most replicas.", show_default="no autoscaling"),
+    ] = None,
     ray: Ray = "auto",
     num_gpus: Annotated[
         float, typer.Option(min=0, help="GPUs that Ray reserves for each replica.")
@@ -49,9 +56,11 @@ def up(
 ) -> None:
     """Start replicas on a Ray cluster, and a controller that replaces lost ones.
 
+    With --min and --max the controller chooses the number by the load of the replicas.
     Further options are those of `loraplex agent`, such as --model. API servers with the same
     database serve with the replicas.
     """
+    limits = _limits(minimum, replicas, maximum)
     _check_agent_options(context.args, certificates)
     with _connected(ray):
         from ..ray.controller import FleetSpec, find_controller, start_controller
@@ -64,7 +73,7 @@ def up(
                 ExitCode.CONFLICT,
             )
         spec = ReplicaSpec(str(certificates.absolute()), tuple(context.args), num_cpus, num_gpus)
-        controller = start_controller(FleetSpec(spec, max_drain_seconds))
+        controller = start_controller(FleetSpec(spec, max_drain_seconds, limits))
         _scale(controller, replicas)
 
 
@@ -106,13 +115,24 @@ def _connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _limits(minimum: int | None, replicas: int, maximum: int | None) -> tuple[int, int] | None:
+    """None without autoscaling. Raises CommandFailed."""
+    if minimum is None and maximum is None:
+        return None
+    if minimum is None or maximum is None or not minimum <= replicas <= maximum:
+        raise CommandFailed(
+            "Autoscaling needs --min and --max with --replicas between them.", ExitCode.USAGE
+        )
+    return minimum, maximum
+
+
 def _check_agent_options(options: Sequence[str], certificates: Path) -> None:
-    """Raises UsageError for what `loraplex agent` would refuse on every node."""
+    """Raises a usage error for what `loraplex agent` would refuse on every node."""
     from . import load_command
 
     for option in ("--listen", "--data-dir", "--certificates"):
         if any(each.split("=")[0] == option for each in options):
-            raise UsageError(f"{option} is chosen by the node")
+            raise CommandFailed(f"{option} is chosen by the node.", ExitCode.USAGE)
     load_command("agent").make_context("agent", [*options, "--certificates", str(certificates)])
 
 

@@ -13,6 +13,7 @@ import structlog
 from ...platform.database import Database
 from ...platform.errors import PlatformError
 from ..settings import load_settings
+from .autoscaling import Autoscaler
 from .cluster import NAMESPACE
 from .ray_placement import RayPlacement
 from .reconciler import Reconciler, ReplicaStatus
@@ -32,6 +33,8 @@ class FleetSpec:
 
     replica: ReplicaSpec
     max_drain_seconds: float
+    limits: tuple[int, int] | None
+    """The least and the most replicas of autoscaling; None: the number is only set."""
 
 
 class Controller:
@@ -44,7 +47,10 @@ class Controller:
         database = Database(load_settings().database_url)
         database.check_revision()
         self._reconciler = Reconciler(
-            RayPlacement(spec.replica), database, max_drain_seconds=spec.max_drain_seconds
+            RayPlacement(spec.replica),
+            database,
+            max_drain_seconds=spec.max_drain_seconds,
+            autoscaler=None if spec.limits is None else Autoscaler(*spec.limits),
         )
         threading.Thread(target=self._repeat, daemon=True).start()
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+from ...engine.messages import ReplicaState
 from ...platform.base import JsonObject, new_id
 from ...platform.database import Database
 from ...platform.jobs.service import shared_now
 from ...platform.replicas import service as replicas
 from ...platform.replicas.models import Replica
 from .agent_process import AgentReport
+from .autoscaling import Autoscaler, ReplicaLoad
 from .placement import Placement
 
 SETTLE_SECONDS = 5.0
@@ -52,7 +54,8 @@ class _Leaving:
 class _Row(NamedTuple):
     address: str
     is_draining: bool
-    num_open: int | None
+    state: str | None
+    figures: JsonObject | None
     seen_at: datetime | None
 
 
@@ -64,6 +67,8 @@ class Reconciler:
     database: Database
     max_drain_seconds: float
     """A replica that goes away is ended after this time, whatever is open there."""
+    autoscaler: Autoscaler | None = None
+    """None: the wanted number is only changed by `scale`."""
     clock: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _leaving: dict[str, _Leaving] = field(default_factory=dict)
@@ -85,6 +90,7 @@ class Reconciler:
         with self._lock:
             self._rows, now = self._read()
             places = sorted(self.placement.places())
+            self._autoscale(places, now)
             staying, leaving = self._divide(places)
             for _ in range(self.placement.num_wanted - len(staying)):
                 place = new_id()
@@ -100,6 +106,17 @@ class Reconciler:
                 self._note_address(place, self._reports[place].address)
             for place in leaving:
                 self._let_go(place, reports.get(place), now)
+
+    def _autoscale(self, places: Sequence[str], now: datetime) -> None:
+        if self.autoscaler is None or self.placement.num_wanted == 0:
+            return
+        serving = [
+            row for name in places if (row := self._rows.get(name)) and _is_serving(row, now)
+        ]
+        loads = [ReplicaLoad.from_figures(row.figures) for row in serving if row.figures]
+        wanted = self.autoscaler.wanted(self.placement.num_wanted, loads)
+        if wanted != self.placement.num_wanted:
+            self.placement.num_wanted = wanted
 
     def _divide(self, places: Sequence[str]) -> tuple[list[str], list[str]]:
         """Those that stay and those that leave. Those that drain already, or never served, leave
@@ -180,15 +197,19 @@ def _is_drained(row: _Row | None, drained_from: datetime | None, now: datetime) 
     if (now - row.seen_at).total_seconds() > LIVE_SECONDS:
         return True
     is_current = (row.seen_at - drained_from).total_seconds() > SETTLE_SECONDS / 2
-    return is_current and row.num_open == 0
+    return is_current and (row.figures or {}).get("num_open") == 0
+
+
+def _is_serving(row: _Row, now: datetime) -> bool:
+    is_seen = row.seen_at is not None and (now - row.seen_at).total_seconds() <= LIVE_SECONDS
+    return is_seen and row.state == ReplicaState.READY and not row.is_draining
 
 
 def _as_row(row: Replica) -> _Row:
-    figures: JsonObject = row.figures or {}
-    num_open = figures.get("num_open")
     return _Row(
         address=row.address,
         is_draining=row.is_draining,
-        num_open=num_open if isinstance(num_open, int) else None,
+        state=row.state,
+        figures=row.figures,
         seen_at=row.seen_at,
     )

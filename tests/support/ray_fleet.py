@@ -35,7 +35,7 @@ AGENT_OPTIONS = (
     *("--model", str(BASE), "--quantize", "int8", "--num-threads", "1"),
     *("--arena-gib", "0.05", "--kv-cache-gib", "0.25", "--host-cache-gib", "0.05"),
 )
-COMMAND_SECONDS = 120
+COMMAND_SECONDS = 160
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class RayFleet:
             replicas.set_draining(session, replica_id, is_draining)
         database.close()
 
-    def wait_ready(self, number: int, *, seconds: float = 60.0) -> None:
+    def wait_ready(self, number: int, *, seconds: float = 120.0) -> None:
         """Until this number of replicas is ready, by their rows."""
 
         def are_ready() -> bool:
@@ -118,7 +118,7 @@ class RayFleet:
 
         wait_for(are_ready, seconds=seconds)
 
-    def wait_replaced(self, before: Row, *, seconds: float = 60.0) -> Row:
+    def wait_replaced(self, before: Row, *, seconds: float = 120.0) -> Row:
         """The replica's row once another agent serves."""
 
         def found() -> Row | None:

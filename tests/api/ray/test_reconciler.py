@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from loraplex.api.ray.agent_process import AgentReport
+from loraplex.api.ray.autoscaling import UP_SECONDS, Autoscaler
 from loraplex.api.ray.reconciler import Reconciler
 from loraplex.platform.database import Database
 from loraplex.platform.jobs.service import shared_now
@@ -227,3 +228,34 @@ def test_what_an_agent_said_before_it_ended_is_shown(world: World) -> None:
     world.reconciler.look()
     (status,) = world.reconciler.status()
     assert (status.failure, status.num_starts) == ("exit code 1: no room", 3)
+
+
+BUSY = {"num_open": 90, "num_running": 64, "num_waiting": 26, "max_batch": 64, "kv_usage": 0.5}
+
+
+def report_busy(world: World) -> None:
+    with world.database.platform_transaction() as session:
+        for row in replicas.list_replicas(session):
+            row.figures = {**BUSY, "queue_p95_seconds": 0.0}
+            row.state, row.seen_at = "ready", shared_now(session)
+
+
+def test_busy_replicas_get_more(world: World) -> None:
+    world.reconciler.autoscaler = Autoscaler(1, 3, clock=lambda: world.seconds)
+    world.scale(1)
+    while world.seconds <= UP_SECONDS + 1:
+        report_busy(world)
+        world.reconciler.look()
+        world.seconds += 1.0
+    world.reconciler.look()
+    assert len(world.rows()) == 2
+
+
+def test_a_fleet_that_goes_down_is_not_scaled_up(world: World) -> None:
+    world.reconciler.autoscaler = Autoscaler(1, 3, clock=lambda: world.seconds)
+    world.scale(1)
+    world.scale(0)
+    (leaving,) = world.rows()
+    world.cluster.end(leaving)
+    world.reconciler.look()
+    assert (world.rows(), world.cluster.places()) == ({}, set())

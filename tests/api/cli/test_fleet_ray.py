@@ -1,0 +1,60 @@
+"""What `loraplex fleet up` refuses before it asks Ray for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+from typer.testing import CliRunner
+
+from loraplex.api.cli.exit_codes import CommandFailed, ExitCode
+from loraplex.api.cli.fleet import app
+
+UP = ("up", "--replicas", "2", "--certificates", "fleet")
+AGENT = ("--model", "base", "--quantize", "int8")
+
+
+def refusal(options: Sequence[str]) -> str:
+    """The message; fails unless the command line is said to be wrong."""
+    ended = CliRunner().invoke(app, [*UP, *options])
+    if isinstance(ended.exception, CommandFailed):
+        assert ended.exception.exit_code == ExitCode.USAGE
+        return str(ended.exception)
+    assert ended.exit_code == ExitCode.USAGE
+    return ended.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--min", "1", *AGENT),
+        ("--min", "3", "--max", "4", *AGENT),
+        ("--min", "1", "--max", "1", *AGENT),
+    ],
+)
+def test_autoscaling_needs_both_limits_around_the_number(options: tuple[str, ...]) -> None:
+    assert "--min and --max" in refusal(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--quantize", "int8"), "--model"),
+        ((*AGENT, "--no-such-option"), "--no-such-option"),
+        ((*AGENT, "--quantize", "int3"), "int3"),
+        ((*AGENT, "--listen", "0.0.0.0:7070"), "--listen"),
+        ((*AGENT, "--data-dir=/data"), "--data-dir"),
+    ],
+)
+def test_options_that_an_agent_refuses_are_refused_at_once(
+    options: tuple[str, ...], named: str
+) -> None:
+    assert named in refusal(options)
+
+
+def test_the_missing_extra_is_named() -> None:
+    with patch("loraplex.api.cli.fleet_ray.find_spec", return_value=None):
+        ended = CliRunner().invoke(app, [*UP, *AGENT])
+    assert isinstance(ended.exception, CommandFailed)
+    assert "loraplex[ray]" in str(ended.exception)
