@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from loraplex.api.cli import serve
+from loraplex.api.cli import agent, serve
 from loraplex.api.routes import operations
 from loraplex.api.settings import Settings
 from support.tools import need_program
@@ -91,6 +91,27 @@ def test_every_option_of_the_served_command_exists() -> None:
     for arguments in commands:
         assert arguments[0] == "serve"
         assert {word for word in arguments if word.startswith("--")} <= known
+
+
+def test_every_option_of_the_agents_command_exists() -> None:
+    command: Any = get_command(agent.app)
+    known = {name for parameter in command.params for name in parameter.opts}
+    compose = documents(DEPLOY / "compose" / "compose.agents.yaml")[0]
+    agents = documents(DEPLOY / "kubernetes" / "fleet" / "agents.yaml")
+    services = [service for name, service in compose["services"].items() if name != "server"]
+    assert len(services) == 3
+    for arguments in [*(each["command"] for each in services), *find_all(agents, "args")]:
+        assert arguments[0] == "agent"
+        options = {word.split("=")[0] for word in arguments if word.startswith("--")}
+        assert options <= known
+
+
+def test_agents_of_compose_have_no_database_and_no_secret() -> None:
+    compose = documents(DEPLOY / "compose" / "compose.agents.yaml")[0]
+    servers = compose["services"].pop("server")["environment"]["LORAPLEX_REPLICA_ADDRESSES"]
+    assert servers.split(",") == [f"{name}:7070" for name in compose["services"]]
+    for service in compose["services"].values():
+        assert {"LORAPLEX_DATABASE", "LORAPLEX_SECRET"} & set(service["environment"]) == set()
 
 
 def test_probes_ask_for_routes_that_are_open() -> None:

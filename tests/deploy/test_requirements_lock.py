@@ -57,4 +57,5 @@ def test_every_package_has_hashes_and_no_address() -> None:
 def test_the_image_installs_what_is_locked() -> None:
     dockerfile = DOCKERFILE.read_text()
     assert "--constraints deploy/requirements.lock" in dockerfile
-    assert f"'.[{','.join(EXTRAS)}]'" in dockerfile
+    assert f"ARG EXTRAS={','.join(EXTRAS)}\n" in dockerfile
+    assert '".[${EXTRAS}]"' in dockerfile
