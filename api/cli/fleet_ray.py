@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .connection import asks_no_server
 from .exit_codes import CommandFailed, ExitCode
 
 Ray = Annotated[
@@ -24,9 +25,9 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     # What they do not know are options of the agents.
     agents = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("up", context_settings=agents)(up)
-    app.command("scale")(scale)
-    app.command("down")(down)
+    app.command("up", context_settings=agents)(asks_no_server(up))
+    app.command("scale")(asks_no_server(scale))
+    app.command("down")(asks_no_server(down))
 
 
 def up(

@@ -353,12 +353,15 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
     return [leaf for name, each in below.items() for leaf in leaves(each, (*path, name))]
 
 
+WITHOUT_SERVER = {("fleet", name) for name in ("certificates", "up", "scale", "down")}
+
+
 @pytest.mark.parametrize("name", sorted(cli.ASKING_A_SERVER))
 def test_every_command_that_asks_a_server_can_be_told_which(name: str) -> None:
     for path, command in leaves(cli.load_command(name), (name,)):
         names = [parameter.name for parameter in command.params]
         works_on_the_database = "database" in names
-        is_local = works_on_the_database or path == ("fleet", "certificates")
+        is_local = works_on_the_database or path in WITHOUT_SERVER
         for option in ("profile", "url"):
             assert names.count(option) == (0 if is_local else 1), path
 
