@@ -61,6 +61,8 @@ def up(
     Further options are those of `loraplex agent`, such as --model. API servers with the same
     database serve with the replicas.
     """
+    if not num_cpus + num_gpus:
+        raise CommandFailed("--num-cpus and --num-gpus cannot both be 0.", ExitCode.USAGE)
     limits = _limits(minimum, replicas, maximum)
     _check_agent_options(context.args, certificates)
     with _connected(ray):

@@ -45,9 +45,10 @@ def test_autoscaling_needs_both_limits_around_the_number(options: tuple[str, ...
         ((*AGENT, "--quantize", "int3"), "int3"),
         ((*AGENT, "--listen", "0.0.0.0:7070"), "--listen"),
         ((*AGENT, "--data-dir=/data"), "--data-dir"),
+        ((*AGENT, "--num-cpus", "0"), "--num-cpus"),
     ],
 )
-def test_options_that_an_agent_refuses_are_refused_at_once(
+def test_options_that_no_node_could_use_are_refused_at_once(
     options: tuple[str, ...], named: str
 ) -> None:
     assert named in refusal(options)

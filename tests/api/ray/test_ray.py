@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import pytest
 from openai import AsyncOpenAI, OpenAIError
@@ -14,7 +15,11 @@ from loraplex.api.demo.recipe import BASE_NAME
 from support.ray_fleet import RayFleet, running_ray
 from support.server import Caller
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("ray") is None, reason="`make test-ray` installs Ray"),
+]
 NUM_CALLERS = 4
 
 
