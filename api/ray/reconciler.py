@@ -13,15 +13,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+import structlog
+
 from ...engine.messages import ReplicaState
 from ...platform.base import JsonObject, new_id
 from ...platform.database import Database
+from ...platform.errors import InvalidValue
 from ...platform.jobs.service import shared_now
 from ...platform.replicas import service as replicas
 from ...platform.replicas.models import Replica
 from .agent_process import AgentReport
 from .autoscaling import Autoscaler, ReplicaLoad
 from .placement import Placement
+
+log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS = 5.0
 """API servers read the table every second, and report figures every 3 s."""
@@ -119,11 +124,11 @@ class Reconciler:
             self.placement.num_wanted = wanted
 
     def _divide(self, places: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Those that stay and those that leave. Those that drain already, or never served, leave
-        first, then the last that were added."""
+        """Those that stay and those that leave. Those that drain already leave first, then those
+        that never served, then the last that were added."""
         ordered = [each for each in self._rows if each in places]  # in the order of their addition
         ordered += [each for each in places if each not in self._rows]
-        by_merit = sorted(ordered, key=lambda each: self._is_draining(each))
+        by_merit = sorted(ordered, key=self._is_draining)
         number = self.placement.num_wanted
         staying = [each for each in by_merit if each not in self._leaving][:number]
         leaving = [each for each in ordered if each not in staying]
@@ -141,11 +146,14 @@ class Reconciler:
         row = self._rows.get(replica_id)
         if address is None or (row is not None and row.address == address):
             return
-        with self.database.platform_transaction() as session:
-            if row is None:
-                replicas.add(session, address, replica_id=replica_id)
-            else:
-                replicas.move(session, replica_id, address)
+        try:
+            with self.database.platform_transaction() as session:
+                if row is None:
+                    replicas.add(session, address, replica_id=replica_id)
+                else:
+                    replicas.move(session, replica_id, address)
+        except InvalidValue as exc:  # the port was another replica's, whose row has not moved yet
+            log.warning("replica_not_moved", replica=replica_id, reason=str(exc))
 
     # --- replicas that leave ----------------------------------------------------------------------
 

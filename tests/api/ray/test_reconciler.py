@@ -123,6 +123,29 @@ def test_an_agent_that_starts_elsewhere_keeps_its_id(world: World) -> None:
     assert after[first].address == "node:1003"
 
 
+def test_a_replica_gets_the_former_address_of_another_once_that_has_moved(world: World) -> None:
+    world.scale(2)
+    before = world.rows()
+    first, second = before
+    world.cluster.agents[first] = AgentReport(address=before[second].address)
+    world.cluster.agents[second] = AgentReport(address="node:2000")
+    world.reconciler.look()
+    world.reconciler.look()
+    after = world.rows()
+    assert after[first].address == before[second].address
+    assert after[second].address == "node:2000"
+
+
+def test_a_replica_that_never_served_leaves_before_those_that_do(world: World) -> None:
+    world.scale(1)
+    (serving,) = world.rows()
+    world.cluster.add("0-first-by-name")
+    world.cluster.agents["0-first-by-name"] = AgentReport(failure="exit code 1")
+    world.reconciler.look()
+    assert world.cluster.stopped == ["0-first-by-name"]
+    assert list(world.rows()) == [serving]
+
+
 def test_rows_of_other_agents_are_left_alone(world: World) -> None:
     with world.database.platform_transaction() as session:
         plain = replicas.add(session, "plain:7070").id
