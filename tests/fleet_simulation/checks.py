@@ -64,8 +64,8 @@ class Checks:
             total = sum(self._own[each] + self._others[each] for each in candidates)
             mean = (total + 1) / len(candidates)
             has_it = request.adapter in self._residents[name]
-            share, crowded = (0.75, 1.5) if has_it else (0.6, 1.0)
-            bound = max(min(2 * mean, share * costs.MAX_BATCH), crowded * mean, 8)
+            share, relative = (1.25, 1.75) if has_it else (0.75, 1.0)
+            bound = max(share * costs.MAX_BATCH, relative * mean)
             load = self._own[name] + self._others[name]
             _require(load < bound, Rule.BOUND, f"{load} on {name}, bound {bound:.1f}")
 
