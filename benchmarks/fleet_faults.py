@@ -3,9 +3,10 @@
     make fleet-evidence          or: PYTHONPATH=.src:tests python -m benchmarks.fleet_faults
 
 Three agents with fake engines, which repeat a request's prompt, and two API servers on one
-PostgreSQL database. Agents, engines and API servers are killed by SIGKILL and replicas are drained
-at random moments while sixteen callers ask. Prompts are random, so text of another request is
-recognized: every request is a canary. Prints one JSON object; exits with 1 unless
+PostgreSQL database. Agents, engines and API servers are killed by SIGKILL, agents are stopped for
+1.5 s and replicas are drained at random moments while sixteen callers ask. Prompts are random, so
+text of another request is recognized: every request is a canary. Prints one JSON object; exits
+with 1 unless
 
 - every row of the ledger equals the journals' count and the usage that callers were told,
 - no caller has seen a token that is not charged,

@@ -1,4 +1,4 @@
-"""A fleet whose agents, engines and API servers are killed and drained while callers ask."""
+"""A fleet whose agents, engines and API servers are killed, paused and drained under load."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -20,8 +21,10 @@ from support.mortal_agent import MortalAgent
 from support.mortal_server import MortalServer
 from support.waiting import wait_for
 
-AGENT, ENGINE, SERVER, DRAIN = "agent", "engine", "server", "drain"
-EVENTS: Mapping[str, float] = {AGENT: 0.3, ENGINE: 0.3, SERVER: 0.2, DRAIN: 0.2}
+AGENT, ENGINE, SERVER, DRAIN, PAUSE = "agent", "engine", "server", "drain", "pause"
+EVENTS: Mapping[str, float] = {AGENT: 0.3, ENGINE: 0.25, SERVER: 0.15, DRAIN: 0.15, PAUSE: 0.15}
+PAUSE_SECONDS = 1.5
+"""Longer than an API server waits for a silent agent."""
 
 
 @dataclass
@@ -67,6 +70,10 @@ class MortalFleet:
             server = draw.choice(self.servers)
             server.kill()
             server.start()
+        elif event == PAUSE:
+            os.kill(agent.pid, signal.SIGSTOP)
+            time.sleep(PAUSE_SECONDS)
+            os.kill(agent.pid, signal.SIGCONT)
         else:
             self._drain(agent)
 
