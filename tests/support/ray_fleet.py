@@ -229,11 +229,15 @@ def _start_command(folder: Path, port: int, num_cpus: int) -> Sequence[str]:
 
 
 def _end_processes(folder: Path) -> None:
-    """End Ray's processes and all that they have started."""
-    for pid, line in _command_lines():
-        if str(folder) in line:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    """End Ray's processes and all that they have started; nothing writes to the folder then."""
+
+    def running() -> list[int]:
+        return [pid for pid, line in _command_lines() if str(folder) in line]
+
+    for pid in running():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not running())
 
 
 def _command_lines() -> Iterator[tuple[int, str]]:
