@@ -37,7 +37,8 @@ class RecordingEngine:
     def info(self) -> Any:
         return SimpleNamespace(base_id=self.base_id)
 
-    def set_pinned(self, keys: list[AdapterKey]) -> None:
+    def set_pinned(self, keys: list[AdapterKey], *, as_of: float) -> None:
+        assert as_of > 0
         self.pinned.append(list(keys))
 
     def prefetch(self, key: AdapterKey, stay_seconds: float = 0.0) -> None:

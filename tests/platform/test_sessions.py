@@ -69,6 +69,7 @@ def test_every_table_but_the_platforms_own_is_a_tenants() -> None:
         "OperatorKey",
         "PlatformAuditEntry",
         "PlatformAuditHead",
+        "Replica",
         "Server",
         "ServerMemory",
         "ServerSample",
