@@ -9,6 +9,7 @@ LOWEST_VENV := .venv-lowest
 MUTANTS_VENV := .venv-mutants
 PEERS_VENV := .venv-peers
 RAY_VENV := .venv-ray
+SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 CONSOLE := api/console
 BUNDLE := api/static/console
 
@@ -81,9 +82,12 @@ test-s3: $(INSTALLED) $(S3_VENV)/.installed ## run the store's tests against a r
 	$(S3_VENV)/bin/python tests/support/swift_server.py $(S3_VENV)/data \
 		$(BIN)/python -m pytest tests/adapters/test_store.py $(ARGS)
 
-# Ray has its own environment: only who places replicas with it needs it.
-$(RAY_VENV)/.installed: pyproject.toml
+# Ray has its own environment: only who places replicas with it needs it. It sees the packages of the
+# main one, so that torch is not installed twice.
+$(RAY_VENV)/.installed: $(INSTALLED)
 	$(PYTHON) -m venv $(RAY_VENV)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE_PACKAGES))')" \
+		> $$($(RAY_VENV)/bin/python $(SITE_PACKAGES))/main_environment.pth
 	$(RAY_VENV)/bin/python -m pip install --quiet -e '.[engine,ray,test]'
 	@touch $@
 
