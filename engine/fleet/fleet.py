@@ -105,10 +105,6 @@ class Fleet(Engine, LinkOwner):
         """The connections to the replicas, in the order in which they were added."""
         return list(self._links.values())
 
-    def set_identity(self, base_id: str, runtime_id: str) -> None:
-        """Serve only with replicas that serve this; see `EngineInfo`."""
-        self._identity = base_id, runtime_id
-
     async def set_members(self, members: Sequence[Member]) -> None:
         """Connect to these replicas and no others."""
         wanted = {member.id: member for member in members}

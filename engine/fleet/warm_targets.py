@@ -6,11 +6,9 @@ joining replica, or the heirs of a draining one, should load before they are nee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-
-from .rendezvous import RendezvousOrder
 
 MAX_SHARE = 0.35
 """Theta: one adapter's share of a replica's capacity beyond which it should be on another one."""
@@ -29,15 +27,16 @@ class WarmTargets:
     Example: at 20 requests/s per replica and theta 0.35, 15 requests/s need 3 replicas.
     """
 
-    def __init__(self, requests_per_second: float) -> None:
-        """`requests_per_second`: what one replica serves."""
-        self._max_rate = MAX_SHARE * requests_per_second
+    def __init__(self, capacity: float) -> None:
+        """`capacity`: what one replica serves, in the unit of the traffic: requests/s, or running
+        requests."""
+        self._max_traffic = MAX_SHARE * capacity
         self._targets: dict[str, _Target] = {}
 
     def update(self, traffic: Mapping[str, float], now: float) -> None:
-        """`traffic`: each adapter's requests/s, summed over the fleet. `now`: seconds."""
+        """`traffic`: each adapter's, summed over the fleet. `now`: seconds."""
         for adapter in self._targets.keys() | traffic.keys():
-            needed = ceil(traffic.get(adapter, 0.0) / self._max_rate)
+            needed = ceil(traffic.get(adapter, 0.0) / self._max_traffic)
             target = self._targets.get(adapter)
             if (
                 target is None
@@ -51,10 +50,3 @@ class WarmTargets:
         """0: the adapter has had no traffic."""
         target = self._targets.get(adapter)
         return target.num_replicas if target else 0
-
-    def adapters_for(self, replica: str, order: RendezvousOrder, among: Iterable[str]) -> list[str]:
-        """Those of `among` that should be warm on the replica, in the given order.
-
-        To warm a joining replica, `order` has it; for the heirs of a draining one, it has not.
-        """
-        return [each for each in among if replica in order.of(each)[: self.of(each)]]

@@ -138,7 +138,12 @@ class World:
 
     def _make_ready(self, replica: SimulatedReplica) -> None:
         popular = list(self._workload.traffic())
-        replica.warm(self._targets.adapters_for(replica.name, self._order, popular))
+        wanted = [
+            each
+            for each in popular
+            if replica.name in self._order.of(each)[: self._targets.of(each)]
+        ]
+        replica.warm(wanted)
         replica.state = ReplicaState.READY
         self._tell(replica)
         self._tell_load(replica)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.engine.fleet.rendezvous import RendezvousOrder
 from loraplex.engine.fleet.warm_targets import WarmTargets
 
 
@@ -43,16 +42,3 @@ def test_an_adapter_without_traffic_is_forgotten() -> None:
     targets.update({"a": 1}, now=0.0)
     targets.update({}, now=30.0)
     assert targets.of("a") == 0
-
-
-def test_a_joining_replica_warms_the_adapters_for_which_it_is_among_the_first() -> None:
-    order = RendezvousOrder(["r0", "r1", "r2"])
-    names = [f"a{number}" for number in range(30)]
-    targets = WarmTargets(20)
-    targets.update({name: 1 if number % 2 else 10 for number, name in enumerate(names)}, now=0.0)
-    expected = [
-        name
-        for number, name in enumerate(names)
-        if "r1" in order.of(name)[: 1 if number % 2 else 2]
-    ]
-    assert targets.adapters_for("r1", order, names) == expected
