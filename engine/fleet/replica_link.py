@@ -43,6 +43,7 @@ from .replica_figures import QueueTimes
 
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 2.0
+CANCEL_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -119,8 +120,10 @@ class ReplicaLink(Receiver[FromAgent]):
 
     async def close(self) -> None:
         """End the connection and make no other."""
-        self._running.cancel()
-        await asyncio.wait([self._running])
+        while not self._running.done():
+            # More than once: a connection that fails as it is cancelled ends with its own error.
+            self._running.cancel()
+            await asyncio.wait([self._running], timeout=CANCEL_SECONDS)
         self.state = ReplicaState.GONE
         if self._link is not None:
             self._link.close()

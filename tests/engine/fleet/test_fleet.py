@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.errors import EngineError, EngineUnavailable, NotNow
+from loraplex.engine.errors import EngineError, EngineUnavailable, NotNow, ReplicaUnreachable
 from loraplex.engine.fleet import agent as agent_module
+from loraplex.engine.fleet import replica_link
 from loraplex.engine.fleet.agent import AgentEnd
 from loraplex.engine.fleet.fleet import Fleet
 from loraplex.engine.fleet.replica_link import ReplicaLink
@@ -472,5 +473,25 @@ def test_a_renewal_counts_from_its_own_question(tmp_path: Path) -> None:
             assert len(fleet.asked_renewals()) == 1, "the later question is still open"
             small.agents["a"].now = lambda: now() + LEASE_SECONDS
             assert replica.lease.is_lost
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_connection_that_fails_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail_when_cancelled(*_: object, **__: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ReplicaUnreachable("refused at this moment") from None
+
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a") as (small, fleet):
+            monkeypatch.setattr(replica_link, "connect", fail_when_cancelled)
+            await small.agents["a"].stop()
+            await until(lambda: not link_of(fleet, "a").is_linked)
+            await asyncio.sleep(0.2)  # it connects
+            await fleet.stop()
 
     asyncio.run(scenario())
