@@ -85,7 +85,7 @@ def certificates(
     note(f"Valid until {ends_at.isoformat()}.")
     note(f"Each agent needs authority.pem, agent.pem and agent.key of {folder}.")
     note("Each API server needs authority.pem, api.pem and api.key.")
-    note("Keep authority.key away from all of them: whoever has it can join the fleet.")
+    note("Copy authority.key to none of them: it signs certificates for new members of the fleet.")
 
 
 def _change(name: str, deed: str, *, as_json: bool) -> None:

@@ -171,6 +171,6 @@ def _wait(status: Callable[[], Sequence[Any]], number: int) -> None:
             return
         time.sleep(POLL_SECONDS)
     raise CommandFailed(
-        f"There are not {number} replicas after {READY_SECONDS:g} s. The controller goes on.",
+        f"There are not {number} replicas after {READY_SECONDS:g} s. The controller keeps trying.",
         ExitCode.UNAVAILABLE,
     )

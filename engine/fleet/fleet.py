@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -48,6 +49,9 @@ from .routed_requests import RoutedRequests
 from .router import Router
 from .summed_stats import sum_stats
 from .warmth import Warmth
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +435,7 @@ class Fleet(Engine, LinkOwner):
         except AdapterError as exc:
             link.send(AdapterFetchFailed(key, ErrorInfo(exc.code, str(exc))))
         except Exception:  # every question is answered, or its requests would wait for ever
+            _log.exception("adapter_not_located", extra={"adapter_digest": key.digest})
             error = AdapterUnavailable()
             link.send(AdapterFetchFailed(key, ErrorInfo(error.code, str(error))))
 
