@@ -50,7 +50,6 @@ from .router import Router
 from .summed_stats import sum_stats
 from .warmth import Warmth
 
-
 _log = logging.getLogger(__name__)
 
 
