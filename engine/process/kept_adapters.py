@@ -39,10 +39,15 @@ class KeptAdapters:
         self._pinned = [pinned for pinned in self._pinned if pinned != key]
 
     def note_residents(self, stats: EngineStats) -> None:
-        """Note the resident adapters of a snapshot."""
+        """Note the resident adapters of a snapshot.
+
+        A new process loads the most recently used first, so its own order is the reverse until
+        requests have come: until then the order of the process before it stays.
+        """
         keys = [entry.key for entry in stats.adapters if entry.tier is Tier.DEVICE]
         if self._supervisor.ready_seconds < WARM_UP_SECONDS:
-            keys = list(dict.fromkeys([*keys, *self._residents]))
+            known = set(self._residents)
+            keys = [*(key for key in keys if key not in known), *self._residents]
         self._residents = keys
 
     def forget_resident(self, key: AdapterKey) -> None:

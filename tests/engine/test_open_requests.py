@@ -214,6 +214,19 @@ def test_what_a_process_holds_replaces_what_the_one_before_it_held_once_it_is_wa
     assert brought_back() == [Prefetch(GOOD)]
 
 
+def test_the_order_in_which_a_new_process_loads_adapters_is_not_taken_for_their_use(
+    kept: KeptAdapters, supervisor: FakeSupervisor
+) -> None:
+    other = AdapterKey("acme", "other")
+    supervisor.ready_seconds = WARM_UP_SECONDS
+    kept.note_residents(resident(GOOD, BAD))
+    supervisor.ready_seconds = WARM_UP_SECONDS - 1
+    kept.note_residents(resident(BAD, GOOD))
+    kept.note_residents(resident(other, BAD, GOOD))
+    kept.bring_back()
+    assert supervisor.sent == [Prefetch(other), Prefetch(GOOD), Prefetch(BAD)]
+
+
 def test_pins_that_were_set_while_no_process_ran_reach_the_next_one(
     kept: KeptAdapters, supervisor: FakeSupervisor
 ) -> None:
