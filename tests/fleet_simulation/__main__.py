@@ -1,7 +1,7 @@
 """Compares routing policies on simulated fleets: `python -m fleet_simulation --json FILE`.
 
-40 replicas with 4,000 adapters in several seeds, then 100 with 10,000 in the first seed. The exit
-status is not zero if our router breaks a rule (checks.py) or a planted mistake is not caught.
+40 replicas with 4,000 adapters, then 100 with 10,000, in the same seeds. The exit status is not
+zero if our router breaks a rule (checks.py) or a planted mistake is not caught.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every run to this file")
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    runs = all_runs(SMALLER, seeds) + all_runs(LARGER, seeds[:1])
+    runs = all_runs(SMALLER, seeds) + all_runs(LARGER, seeds)
     rows = list(rows_of(runs, args.processes))
     print("\n".join(table(rows)))
     if args.json:
