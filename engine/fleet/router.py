@@ -36,8 +36,9 @@ class Bound(NamedTuple):
 
 
 PREFERRED = Bound(batch_share=0.75, relative_load=1.0)
-"""For the replicas of the order and the home of a prefix. The rest of the batch is for requests of
-other servers that came after the last report, and for residents of the replica that get busy."""
+"""For the home of a prefix, and for the replica of the order that loads the adapter. The rest of the
+batch is for requests of other servers that came after the last report, and for residents of the
+replica that get busy."""
 RESIDENT = Bound(batch_share=1.25, relative_load=1.75)
 """For replicas that have the adapter. A quarter of a batch waits about as long as a load takes (on
 an H100: 0.66 and 0.74 s), and another load delays all that wait for it."""
@@ -195,16 +196,14 @@ class Router:
         home = self._ready_replica(self._prefixes.find(request.block_hashes), leave_out)
         if home is not None and adapter in home.residents and _has_room(home, mean, PREFERRED):
             return home
-        ordered = self._in_order(adapter, leave_out)
-        first = next(ordered)
-        if _has_room(first, mean, PREFERRED):
-            return first
         residents = [each for each in candidates if adapter in each.residents]
         if residents:
-            least = min(residents, key=lambda each: each.load)
+            order = self._order.of(adapter)
+            least = min(residents, key=lambda each: (each.load, order.index(each.name)))
             if _has_room(least, mean, RESIDENT):
                 return least
-        return next(each for each in ordered if _has_room(each, mean, PREFERRED))
+        in_order = self._in_order(adapter, leave_out)
+        return next(each for each in in_order if _has_room(each, mean, PREFERRED))
 
     def _in_order(self, adapter: str, leave_out: Collection[str]) -> Iterator[_Replica]:
         for name in self._order.of(adapter):

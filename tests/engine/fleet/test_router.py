@@ -172,12 +172,24 @@ def test_a_replica_without_the_adapter_is_passed_over_before_its_batch_is_full()
         assert router.choose(request()) == expected
 
 
-def test_beyond_the_bound_a_resident_is_preferred_to_the_next_of_the_order() -> None:
+def test_the_least_loaded_resident_is_chosen_whatever_its_place_in_the_order() -> None:
     router = idle_router(NAMES)
-    first, *_, last = RendezvousOrder(NAMES).of("a0")
+    first, second, *_, last = RendezvousOrder(NAMES).of("a0")
+    for name, load in ((first, 7), (last, 6)):
+        router.report(name, ReplicaStats(load, MAX_BATCH, frozenset({"a0"})))
+    assert router.choose(request()) == last, "the second has no request, and lacks the adapter"
+    router.report(second, ReplicaStats(6, MAX_BATCH, frozenset({"a0"})))
+    assert router.choose(request()) == second, "of equal loads, the first of the order"
+
+
+def test_beyond_the_residents_bounds_another_replica_of_the_order_loads_the_adapter() -> None:
+    router = idle_router(NAMES)
+    first, second, *_, last = RendezvousOrder(NAMES).of("a0")
     router.report(first, ReplicaStats(80, MAX_BATCH, frozenset({"a0"})))
-    router.report(last, ReplicaStats(5, MAX_BATCH, frozenset({"a0"})))
+    router.report(last, ReplicaStats(79, MAX_BATCH, frozenset({"a0"})))
     assert router.choose(request()) == last
+    router.open(request(), last)
+    assert router.choose(request()) == second
 
 
 def test_requests_between_two_reports_count() -> None:
@@ -206,6 +218,7 @@ def test_a_report_does_not_count_the_own_requests_twice() -> None:
 def test_a_prompt_goes_where_its_first_blocks_were_computed() -> None:
     router = idle_router(NAMES)
     other = RendezvousOrder(NAMES).of("a0")[3]
+    router.report(first_of("a0"), ReplicaStats(0, MAX_BATCH, frozenset({"a0"})))
     router.open(request(1, blocks=(b"1", b"2")), other)
     assert router.choose(request(2, blocks=(b"1", b"3"))) == other
     assert router.choose(request(2, blocks=(b"4",))) == first_of("a0")
