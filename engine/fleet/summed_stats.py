@@ -49,21 +49,24 @@ def _added(parts: Sequence[NumberedT]) -> NumberedT:
 
 def _sum_adapters(stats: Sequence[EngineStats]) -> list[AdapterStatus]:
     """In their order within each engine, those of the first engine first."""
-    found: dict[AdapterKey, list[AdapterStatus]] = {}
-    for status in (status for each in stats for status in each.adapters):
-        found.setdefault(status.key, []).append(status)
-    return [_sum_statuses(statuses) for statuses in found.values()]
+    # 100 engines may report 500 adapters each: of most adapters there is one report.
+    found: dict[AdapterKey, AdapterStatus] = {}
+    for each in stats:
+        for status in each.adapters:
+            known = found.get(status.key)
+            found[status.key] = status if known is None else _sum_statuses(known, status)
+    return list(found.values())
 
 
-def _sum_statuses(statuses: Sequence[AdapterStatus]) -> AdapterStatus:
-    tier = max((status.tier for status in statuses), key=_SPEED.__getitem__)
-    holders = [status for status in statuses if status.tier is tier]
-    return AdapterStatus(
-        key=statuses[0].key,
-        tier=tier,
-        device_bytes=sum(status.device_bytes for status in holders),
-        num_leases=sum(status.num_leases for status in statuses),
-    )
+def _sum_statuses(first: AdapterStatus, second: AdapterStatus) -> AdapterStatus:
+    faster, slower = first, second
+    if _SPEED[second.tier] > _SPEED[first.tier]:
+        faster, slower = second, first
+    device_bytes = faster.device_bytes
+    if slower.tier is faster.tier:
+        device_bytes += slower.device_bytes
+    num_leases = first.num_leases + second.num_leases
+    return AdapterStatus(first.key, faster.tier, device_bytes, num_leases)
 
 
 def _sum_utilization(parts: Sequence[UtilizationStats]) -> UtilizationStats:

@@ -47,8 +47,9 @@ class Warmth:
         leases: Counter[str] = Counter()
         for link in links:
             for status in _statuses(link):
-                leases[adapter_name(status.key)] += status.num_leases
-        traffic = {name: float(number) for name, number in leases.items() if number}
+                if status.num_leases:
+                    leases[adapter_name(status.key)] += status.num_leases
+        traffic = {name: float(number) for name, number in leases.items()}
         self._targets.update(traffic, self._clock())
 
     def begin(self, link: ReplicaLink, links: Sequence[ReplicaLink]) -> None:
