@@ -1,6 +1,6 @@
 """The connection to a Ray cluster, and what it has to be protected by.
 
-Whoever reaches a Ray cluster can run any code on it. So a cluster without token authentication, or
+Anyone who can reach a Ray cluster can run code on it. A cluster without token authentication, or
 with a node at a public address, is refused.
 """
 
@@ -51,8 +51,8 @@ def check_requires_token(gcs_address: str) -> None:
         return
     if code == "OK":
         raise ClusterRefused(
-            "The Ray cluster has no token authentication: whoever reaches it can run code on it. "
-            "Start every node with RAY_AUTH_MODE=token."
+            "The Ray cluster has no token authentication: anyone who can reach it can run code on "
+            "it. Start every node with RAY_AUTH_MODE=token."
         )
     raise ClusterRefused(f"Whether the Ray cluster requires a token is not known: {code}.")
 

@@ -17,7 +17,6 @@ from ...engine.fleet.certificates import api_certificates, api_context
 from ...engine.fleet.fleet import Fleet
 from ...engine.fleet.replica_view import ReplicaView
 from ...engine.process.client import EngineClient
-from ...engine.process.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.token_journal import NUM_SLOTS, TokenJournal
 from ...platform.database import Database
@@ -58,7 +57,7 @@ class Planes:
     fetcher: FetcherClient
     seen_adapters: SeenAdapters
     blocks: WantedBlocks
-    engine: Engine
+    engine: EngineClient | Fleet
     membership: Membership | None
     """None: the engine is this server's own."""
 
@@ -92,7 +91,7 @@ async def open_planes(
     blocks = WantedBlocks(control_plane, fetcher, seen_adapters)
     located = replace(engine_config, model=str(bases.served))
     membership: Membership | None = None
-    engine: Engine
+    engine: EngineClient | Fleet
     if settings.fleet_certificates is None:
         engine = await _start_engine(located, blocks, fetcher, stack)
     else:

@@ -18,7 +18,7 @@ from ...adapters.disk_cache import CachedFile, DiskCacheStats, list_cached_files
 from ...adapters.identity import AdapterKey
 from ...engine.errors import EngineError
 from ...engine.messages import MemoryMap
-from ...engine.process.engine import Engine
+from ...engine.process.client import EngineClient
 from ...platform.base import utc_now
 from ...platform.overview.models import ServerMemory
 from ...platform.servers import service as servers
@@ -73,7 +73,7 @@ class ServerMemories(Memories):
     def __init__(
         self,
         *,
-        engine: Engine,
+        engine: EngineClient,
         disk_stats: Callable[[], DiskCacheStats],
         cache_directory: Path,
         control_plane: ControlPlane,

@@ -33,7 +33,7 @@ from ..messages import (
     Submit,
     ToAgent,
 )
-from ..process.engine import Engine
+from ..process.client import EngineClient
 from ..process.request_stream import RequestEvent, RequestStream
 from .link import AgentLink, Receiver
 from .relayed_events import RelayedEvents
@@ -50,7 +50,7 @@ class AgentSession(Receiver[ToAgent]):
 
     def __init__(self, replica: Replica, link: AgentLink) -> None:
         self._replica = replica
-        self._engine: Engine = replica.engine
+        self._engine: EngineClient = replica.engine
         self._link = link
         self._events = RelayedEvents(link.send)
         self._streams: dict[str, RequestStream] = {}

@@ -25,7 +25,6 @@ from ..messages import (
     ErrorInfo,
     EvictionReceipt,
     GenerationRequest,
-    MemoryMap,
     Prefetch,
     ReplicaState,
     RequestList,
@@ -313,14 +312,6 @@ class Fleet(Engine, LinkOwner):
 
     def is_quarantined(self, key: AdapterKey) -> bool:
         return self._quarantine.holds(key)
-
-    # --- memory -----------------------------------------------------------------------------------
-
-    async def map_memory(self) -> MemoryMap:
-        """Of the first ready replica; `links` has all of them."""
-        for link in self._ready_links():
-            return await link.map_memory()
-        raise EngineUnavailable
 
     # --- LinkOwner --------------------------------------------------------------------------------
 

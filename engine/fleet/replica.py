@@ -21,7 +21,6 @@ from ..messages import (
     SetPinned,
 )
 from ..process.client import EngineClient
-from ..process.engine import Engine
 from ..process.engine_observer import EngineObserver
 from ..process.engine_process import ENGINE_COMMAND
 from .block_questions import BlockQuestions
@@ -54,7 +53,7 @@ class Replica(EngineObserver):
         lease: Lease | None = None,
     ) -> None:
         self.fetcher = fetcher
-        self.engine: Engine = EngineClient(
+        self.engine = EngineClient(
             config,
             on_adapter_wanted=self._fetch,
             on_adapter_read=fetcher.note_read,

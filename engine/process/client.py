@@ -223,6 +223,10 @@ class EngineClient(Engine):
     # --- memory -----------------------------------------------------------------------------------
 
     async def map_memory(self) -> MemoryMap:
+        """The positions of adapters in the engine's memory, and the use of KV blocks.
+
+        Raises EngineUnavailable while the engine is down.
+        """
         self._check_ready()
         number = next(self._question_numbers)
         return await self._maps.ask(number, MapMemory(number))

@@ -13,7 +13,6 @@ from ..messages import (
     EngineStats,
     EvictionReceipt,
     GenerationRequest,
-    MemoryMap,
     RequestList,
 )
 from ..token_journal import SlotCounter
@@ -131,11 +130,3 @@ class Engine(Protocol):
 
     def is_quarantined(self, key: AdapterKey) -> bool:
         """Whether the adapter is in quarantine."""
-
-    # --- memory -----------------------------------------------------------------------------------
-
-    async def map_memory(self) -> MemoryMap:
-        """The positions of adapters in the engine's memory, and the use of KV blocks.
-
-        Raises EngineUnavailable while the engine is down.
-        """
