@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 class Loads(Generic[BlockT]):
     """All loads of one engine, from `begin` to RESIDENT or FAILED.
 
-    Counters: `num_loads` copies to the device, `departures` from it by their reasons.
+    Counters: `num_loads` copies to the device and their `num_loaded_elements`, `departures` from it
+    by their reasons.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Loads(Generic[BlockT]):
         """When room is looked for again."""
         self.departures = dict.fromkeys(Departure, 0)
         self.num_loads = 0
+        self.num_loaded_elements = 0
 
     @property
     def has_work(self) -> bool:
@@ -173,6 +175,7 @@ class Loads(Generic[BlockT]):
         self._release_block(record)
         self._records.enter(record, State.RESIDENT)
         self.num_loads += 1
+        self.num_loaded_elements += record.num_placed
 
     def _fail(
         self, record: Record[BlockT], failure: Failure, cause: BaseException | None = None

@@ -91,7 +91,7 @@ class AdapterManager(Generic[BlockT]):
             planner=self._planner,
             loads=self._loads,
             leases=self._leases,
-            pins=self._demand.pins,
+            demand=self._demand,
             retirements=self._retirements,
             clock=clock,
         )

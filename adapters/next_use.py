@@ -11,7 +11,7 @@ more transfers and files on this machine than its requests can use next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from .identity import AdapterKey
 
@@ -36,6 +36,10 @@ class NextUses:
     def __bool__(self) -> bool:
         """Whether any request waits."""
         return bool(self._positions)
+
+    def __iter__(self) -> Iterator[AdapterKey]:
+        """The adapter that is needed first comes first."""
+        return iter(self._positions)
 
     def set(self, keys: Iterable[AdapterKey]) -> None:
         """Replace the order; the adapter that is needed first comes first."""

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Generic
 
 from .arena_planner import ArenaPlanner
+from .demand import Demand
 from .extents import Extent
 from .identity import AdapterKey
 from .leases import Leases
 from .loads import Loads
 from .memories import BlockT, DeviceArena, Host
-from .pins import Pins
 from .record import Failure, Record, State
 from .records import Records
 from .retirements import DELETED, DELETING, Retirements
@@ -39,7 +39,7 @@ class Reports(Generic[BlockT]):
         planner: ArenaPlanner[BlockT],
         loads: Loads[BlockT],
         leases: Leases,
-        pins: Pins,
+        demand: Demand,
         retirements: Retirements[BlockT],
         clock: Callable[[], float],
     ) -> None:
@@ -49,7 +49,8 @@ class Reports(Generic[BlockT]):
         self._planner = planner
         self._loads = loads
         self._leases = leases
-        self._pins = pins
+        self._pins = demand.pins
+        self._next_uses = demand.next_uses
         self._retirements = retirements
         self._clock = clock
 
@@ -151,12 +152,32 @@ class Reports(Generic[BlockT]):
             pinned_bytes=sum(record.num_placed for record in pinned) * unit,
             free_bytes=self._arena.num_free * unit,
             largest_free_bytes=self._arena.largest_free * unit,
+            awaited_bytes=self._num_awaited() * unit,
+            loaded_bytes=self._loads.num_loaded_elements * unit,
             evictions=dict(self._loads.departures),
             num_leases_reaped=self._leases.num_reaped,
             num_moves=self._planner.num_moves,
             moved_bytes=self._planner.num_moved_elements * unit,
             load_seconds=self._records.load_times.snapshot(),
         )
+
+    def _num_awaited(self) -> int:
+        """Elements of the adapters that waiting requests need and that are not on the device."""
+        missing = [key for key in self._next_uses if self._records.resident(key) is None]
+        known = [size for key in missing if (size := self._num_elements(key))]
+        num_unknown = len(missing) - len(known)
+        return sum(known) + (num_unknown * self._mean_elements() if num_unknown else 0)
+
+    def _num_elements(self, key: AdapterKey) -> int:
+        """0 while no tier of the engine has the adapter."""
+        record = self._records.get(key)
+        known = record.num_elements if record is not None else None
+        return known or self._host.size_of(key) // self._arena.element_bytes
+
+    def _mean_elements(self) -> int:
+        """Of the adapters that have a place on the device; 0 if none has."""
+        placed = [record.num_placed for record in self._records if record.placement is not None]
+        return sum(placed) // max(1, len(placed))
 
     def _num_ahead(self, record: Record[BlockT]) -> int:
         """The number of unfinished loads that began before this one; 0 if this one is finished."""

@@ -112,6 +112,11 @@ class AdapterTierStats:
     """Free bytes of the arena."""
     largest_free_bytes: int = 0
     """The largest contiguous free range of the arena."""
+    awaited_bytes: int = 0
+    """Of the adapters that waiting requests need and that are not on the device. Until an adapter
+    has been read, its size is taken to be the mean of those on the device."""
+    loaded_bytes: int = 0
+    """Copied to the device."""
     evictions: dict[Departure, int] = field(default_factory=dict)
     """Adapters that left the device, by reason."""
     num_leases_reaped: int = 0

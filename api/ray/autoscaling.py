@@ -1,7 +1,6 @@
 """How many replicas a fleet wants, from how busy they are: up in seconds, down in minutes.
 
-Ray-free, with the clock as an argument. The time that requests wait for adapters to be loaded is in
-the queue times.
+Ray-free, with the clock as an argument.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ UP_SECONDS = 10.0
 """More replicas are wanted once they have been needed for this time."""
 DOWN_SECONDS = 300.0
 """One less is wanted once it has not been needed for this time."""
-MAX_QUEUE_SECONDS = 1.0
-"""Queue p95 of half of the replicas from which there are too few."""
-CALM_QUEUE_SECONDS = 0.2
-"""Queue p95 of every replica below which there may be too many."""
+MAX_WAIT_SECONDS = 1.0
+"""Wait of half of the replicas from which there are too few."""
+CALM_WAIT_SECONDS = 0.2
+"""Wait of every replica below which there may be too many."""
 GROWTH = 4
-"""Long queues add one replica for each of this number."""
+"""Long waits add one replica for each of this number."""
 
 
 class Target(NamedTuple):
@@ -48,6 +47,14 @@ class ReplicaLoad:
     """Requests that run or wait, as a share of those that can run at once; may exceed 1."""
     kv_usage: float
     queue_p95_seconds: float
+    backlog_seconds: float
+    """For the adapters that requests wait for. While they are loaded, no request that waits for one
+    starts, so the queue times do not have its wait yet."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """That of a request which comes now, or so."""
+        return max(self.queue_p95_seconds, self.backlog_seconds)
 
     @classmethod
     def from_figures(cls, figures: Mapping[str, Any]) -> Self:
@@ -57,6 +64,7 @@ class ReplicaLoad:
             batch_fill=num_requests / max(1, figures["max_batch"]),
             kv_usage=figures["kv_usage"],
             queue_p95_seconds=figures["queue_p95_seconds"],
+            backlog_seconds=figures["backlog_seconds"],
         )
 
 
@@ -104,14 +112,14 @@ class Autoscaler:
 
 
 def _needed(at: float, current: int, loads: Sequence[ReplicaLoad]) -> _Needed:
-    """While some replicas start, queues say nothing yet, and none is to spare."""
+    """While some replicas start, waits say nothing yet, and none is to spare."""
     number, spare = _number(loads, UP_TARGET), _number(loads, DOWN_TARGET)
     if len(loads) < current:
         return _Needed(at, number, max(spare, current))
-    queues = [each.queue_p95_seconds for each in loads] or [0.0]
-    if statistics.median(queues) > MAX_QUEUE_SECONDS:
+    waits = [each.wait_seconds for each in loads] or [0.0]
+    if statistics.median(waits) > MAX_WAIT_SECONDS:
         number = max(number, current + math.ceil(current / GROWTH))
-    if max(queues) > CALM_QUEUE_SECONDS:
+    if max(waits) > CALM_WAIT_SECONDS:
         spare = max(spare, current)
     return _Needed(at, number, spare)
 

@@ -167,6 +167,7 @@ class Fleet(Engine, LinkOwner):
             link.stats,
             num_own=self.num_open_at(link.id),
             queue_p95_seconds=link.queue_times.p95(),
+            backlog_seconds=link.load_pace.backlog_seconds(),
             num_restarts=link.num_restarts,
         )
 

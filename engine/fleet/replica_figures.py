@@ -26,6 +26,8 @@ class ReplicaFigures:
     """Requests that it runs at once."""
     queue_p95_seconds: float
     """From arrival to the first step, of the server's own requests in the last 30 s."""
+    backlog_seconds: float
+    """For the adapters that requests wait for, by their bytes and the replica's pace of loading."""
     kv_usage: float
     """The share of KV blocks that requests hold."""
     num_resident: int
@@ -65,6 +67,7 @@ def figures_of(
     *,
     num_own: int,
     queue_p95_seconds: float,
+    backlog_seconds: float,
     num_restarts: int,
 ) -> ReplicaFigures:
     """`num_own`: the API server's open requests there, which the statistics may not have yet."""
@@ -77,6 +80,7 @@ def figures_of(
         num_waiting=num_waiting,
         max_batch=info.max_num_seqs,
         queue_p95_seconds=queue_p95_seconds,
+        backlog_seconds=backlog_seconds,
         kv_usage=stats.kv_usage if stats else 0.0,
         num_resident=len(resident),
         num_loading=sum(each.tier in (Tier.STORE, Tier.DISK) for each in adapters),

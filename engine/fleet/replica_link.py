@@ -38,6 +38,7 @@ from ..messages import (
 from ..process.known_adapters import KnownAdapters
 from ..process.questions import Questions
 from .link import ApiLink, Receiver, connect
+from .load_pace import LoadPace
 from .member import Member
 from .replica_figures import QueueTimes
 
@@ -90,6 +91,7 @@ class ReplicaLink(Receiver[FromAgent]):
         """Of the engine, in the agent's present life."""
         self.num_times_ready = 0
         self.queue_times = QueueTimes()
+        self.load_pace = LoadPace()
         self.lease_asked: int | None = None
         """The number of the agent's last unanswered question for its lease."""
         self._context = context
@@ -165,7 +167,7 @@ class ReplicaLink(Receiver[FromAgent]):
         return await self._lists.ask(number, ListRequests(number, tenant_id, limit))
 
     async def map_memory(self) -> MemoryMap:
-        """See `Engine`. Raises EngineUnavailable."""
+        """See `EngineClient`. Raises EngineUnavailable."""
         self._check_ready()
         number = next(self._question_numbers)
         return await self._maps.ask(number, MapMemory(number))
@@ -187,6 +189,7 @@ class ReplicaLink(Receiver[FromAgent]):
                 self._owner.deliver(self, message)
             case EngineStats():
                 self.stats = self._adapters.complete(message)
+                self.load_pace.add(message.adapter_tiers)
                 self._owner.note_stats(self)
             case AdapterWanted(key):
                 self._owner.locate(self, key)
@@ -301,6 +304,7 @@ class ReplicaLink(Receiver[FromAgent]):
         """The engine's process has ended, as far as this server knows."""
         self.stats = None
         self._adapters = KnownAdapters()
+        self.load_pace = LoadPace()
 
     def _give_up_questions(self) -> None:
         for questions in (self._explanations, self._lists, self._maps):

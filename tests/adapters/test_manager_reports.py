@@ -70,6 +70,23 @@ def test_an_explanation_remembers_why_an_adapter_left_the_device() -> None:
     assert world.reports.explain(B).state == "deleting"
 
 
+def test_awaited_bytes_are_those_that_waiting_requests_need_and_the_device_has_not() -> None:
+    world = ManagerWorld(arena=20)
+    manager = world.manager
+    world.load(A, 8)
+    assert world.reports.tier_stats().awaited_bytes == 0  # no request needs it
+    manager.expect([A, B])
+    world.fetch(B, 4)
+    manager.poll()
+    assert world.reports.tier_stats().awaited_bytes == 16  # as large as the one on the device
+    world.loaders.run_all()
+    manager.poll()
+    assert world.reports.tier_stats().awaited_bytes == 8
+    world.settle()
+    assert world.reports.tier_stats().awaited_bytes == 0
+    assert world.reports.tier_stats().loaded_bytes == 24
+
+
 def test_histories_are_bounded() -> None:
     histories = Histories()
     for number in range(3 * MAX_TRANSITIONS):

@@ -114,6 +114,8 @@ STATS = EngineStats(
     tenant_service=[("acme", 1 << 40)],
     adapter_tiers=AdapterTierStats(
         bytes_by_tier={Tier.DEVICE: 1 << 30},
+        awaited_bytes=1 << 33,
+        loaded_bytes=1 << 40,
         evictions={Departure.SHARE: 3},
         load_seconds={"read": SecondsHistogram([0.1, 1.0], [5, 1, 0], 0.75)},
     ),

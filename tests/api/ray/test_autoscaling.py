@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -48,8 +48,23 @@ class ModelledFleet:
             batch_fill=each / BATCH,
             kv_usage=min(1.0, 0.8 * each / BATCH),
             queue_p95_seconds=0.1 + waiting / 10,
+            backlog_seconds=0.0,
         )
         return [load] * number
+
+
+def make_load(*, batch_fill: float = 0.1, queue: float = 0.0, backlog: float = 0.0) -> ReplicaLoad:
+    return ReplicaLoad(batch_fill, 0.1, queue, backlog)
+
+
+def wanted_each_second(number: int, loads: Sequence[ReplicaLoad], *, seconds: float) -> list[int]:
+    """The answers to a fleet that stays as it is."""
+    now = 0.0
+    autoscaler = Autoscaler(1, 20, clock=lambda: now)
+    answers = []
+    for now in range(round(seconds)):  # noqa: B007  # the clock reads it
+        answers.append(autoscaler.wanted(number, loads))
+    return answers
 
 
 def steadily(number: float) -> Callable[[float], float]:
@@ -110,33 +125,34 @@ def test_a_number_outside_of_the_limits_is_brought_in_at_once() -> None:
 
 
 def test_long_queues_add_replicas_although_batches_have_room() -> None:
-    # Requests wait for adapters that are not loaded.
-    now = 0.0
-    autoscaler = Autoscaler(1, 20, clock=lambda: now)
-    busy = ReplicaLoad(batch_fill=0.2, kv_usage=0.1, queue_p95_seconds=3.0)
-    calm = ReplicaLoad(batch_fill=0.2, kv_usage=0.1, queue_p95_seconds=0.05)
-    answers = []
-    for now in range(13):  # noqa: B007  # the clock reads it
-        answers.append(autoscaler.wanted(4, [busy, busy, busy, calm]))
+    busy, calm = make_load(batch_fill=0.2, queue=3.0), make_load(batch_fill=0.2, queue=0.05)
+    answers = wanted_each_second(4, [busy, busy, busy, calm], seconds=UP_SECONDS + 3)
     assert answers[0] == 4
     assert 5 in answers
 
 
+def test_bytes_that_wait_to_be_loaded_add_replicas_although_nothing_starts() -> None:
+    # No request that waits for an adapter has started, so there are no queue times.
+    loading, calm = make_load(batch_fill=0.2, backlog=3.0), make_load(batch_fill=0.2)
+    answers = wanted_each_second(4, [loading, loading, loading, calm], seconds=UP_SECONDS + 3)
+    assert answers[0] == 4
+    assert 5 in answers
+
+
+def test_a_backlog_of_one_replica_adds_none_and_keeps_those_that_are_there() -> None:
+    loading, idle = make_load(backlog=30.0), make_load()
+    answers = wanted_each_second(3, [loading, idle, idle], seconds=3 * DOWN_SECONDS)
+    assert set(answers) == {3}
+
+
 def test_queues_add_nothing_while_replicas_start() -> None:
-    now = 0.0
-    autoscaler = Autoscaler(1, 20, clock=lambda: now)
-    busy = ReplicaLoad(batch_fill=0.5, kv_usage=0.1, queue_p95_seconds=3.0)
-    for now in range(100):  # noqa: B007  # the clock reads it
-        assert autoscaler.wanted(4, [busy, busy, busy]) == 4
+    busy = make_load(batch_fill=0.5, queue=3.0, backlog=3.0)
+    assert set(wanted_each_second(4, [busy, busy, busy], seconds=100)) == {4}
 
 
 def test_one_replica_with_a_queue_keeps_the_others() -> None:
-    now = 0.0
-    autoscaler = Autoscaler(1, 20, clock=lambda: now)
-    queued = ReplicaLoad(batch_fill=0.1, kv_usage=0.1, queue_p95_seconds=0.5)
-    idle = ReplicaLoad(batch_fill=0.0, kv_usage=0.0, queue_p95_seconds=0.0)
-    for now in range(1000):  # noqa: B007  # the clock reads it
-        assert autoscaler.wanted(3, [queued, idle, idle]) == 3
+    queued, idle = make_load(queue=0.5), make_load()
+    assert set(wanted_each_second(3, [queued, idle, idle], seconds=3 * DOWN_SECONDS)) == {3}
 
 
 def test_loads_are_read_from_the_table() -> None:
@@ -146,6 +162,7 @@ def test_loads_are_read_from_the_table() -> None:
         "max_batch": 40,
         "kv_usage": 0.5,
         "queue_p95_seconds": 2.0,
+        "backlog_seconds": 4.0,
         "num_open": 81,
     }
-    assert ReplicaLoad.from_figures(figures) == ReplicaLoad(2.0, 0.5, 2.0)
+    assert ReplicaLoad.from_figures(figures) == ReplicaLoad(2.0, 0.5, 2.0, 4.0)

@@ -253,21 +253,26 @@ def test_what_an_agent_said_before_it_ended_is_shown(world: World) -> None:
     assert (status.failure, status.num_starts) == ("exit code 1: no room", 3)
 
 
-BUSY = {"num_open": 90, "num_running": 64, "num_waiting": 26, "max_batch": 64, "kv_usage": 0.5}
+BUSY = {
+    **{"num_open": 90, "num_running": 64, "num_waiting": 26, "max_batch": 64, "kv_usage": 0.5},
+    **{"queue_p95_seconds": 0.0, "backlog_seconds": 0.0},
+}
+LOADING = {**BUSY, "num_running": 8, "num_waiting": 2, "backlog_seconds": 20.0}
 
 
-def report_busy(world: World) -> None:
+def report_all(world: World, figures: Mapping[str, float]) -> None:
     with world.database.platform_transaction() as session:
         for row in replicas.list_replicas(session):
-            row.figures = {**BUSY, "queue_p95_seconds": 0.0}
+            row.figures = dict(figures)
             row.state, row.seen_at = "ready", shared_now(session)
 
 
-def test_busy_replicas_get_more(world: World) -> None:
+@pytest.mark.parametrize("figures", [BUSY, LOADING], ids=["busy", "loading"])
+def test_busy_replicas_get_more(world: World, figures: Mapping[str, float]) -> None:
     world.reconciler.autoscaler = Autoscaler(1, 3, clock=lambda: world.seconds)
     world.scale(1)
     while world.seconds <= UP_SECONDS + 1:
-        report_busy(world)
+        report_all(world, figures)
         world.reconciler.look()
         world.seconds += 1.0
     world.reconciler.look()

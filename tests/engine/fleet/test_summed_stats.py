@@ -33,6 +33,8 @@ def make_stats(scale: int, adapters: list[AdapterStatus]) -> EngineStats:
         adapter_tiers=AdapterTierStats(
             bytes_by_tier={Tier.DEVICE: 7 * scale},
             num_leases=scale,
+            awaited_bytes=2 * scale,
+            loaded_bytes=3 * scale,
             largest_free_bytes=scale,
             evictions={Departure.ROOM: scale},
             load_seconds={"copy": histogram(scale)},
@@ -53,6 +55,7 @@ def test_numbers_are_added_and_shares_are_not() -> None:
     assert dict(total.tenant_service) == {"acme": 15, "only-1": 1, "only-2": 1}
     tiers = total.adapter_tiers
     assert (tiers.bytes_by_tier, tiers.num_leases) == ({Tier.DEVICE: 21}, 3)
+    assert (tiers.awaited_bytes, tiers.loaded_bytes) == (6, 9)
     assert (tiers.largest_free_bytes, tiers.evictions) == (2, {Departure.ROOM: 3})
     assert tiers.load_seconds == {"copy": SecondsHistogram([1.0], [3, 6], 9.0)}
     assert total.speculation == [SpeculationStats(X, "ngram", 3, 3, 3, 0.2, 2)]
