@@ -239,7 +239,8 @@ def run() -> tuple[Counts, list[Told]]:
         # The commands of `Installation` work on the servers' data.
         os.environ.update(fleet.environment)
         _say(f"Ray runs at {fleet.address}; starting {NUM_REPLICAS} replicas")
-        fleet.up(NUM_REPLICAS)
+        ended = fleet.up(NUM_REPLICAS)
+        assert ended.returncode == 0, ended.stderr[-2000:] + fleet.logs()[-4000:]
         servers = [stack.enter_context(fleet.serving(name)) for name in ("one", "two")]
         fleet.wait_ready(NUM_REPLICAS)
         _say("API servers at " + " and ".join(server.url for server in servers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,8 @@ from .exit_codes import CommandFailed, ExitCode
 Ray = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster, or `auto`.")
 ]
+CHOSEN_BY_NODES = ("--listen", "--data-dir", "--certificates")
+"""Options of an agent."""
 READY_SECONDS = 600.0
 POLL_SECONDS = 0.5
 
@@ -54,6 +56,13 @@ def up(
     max_drain_seconds: Annotated[
         float, typer.Option(min=0, help="Maximum time that a leaving replica may take to finish.")
     ] = 300,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join",
+            help="Use a fleet that is up already as it is, and return when one replica is ready.",
+        ),
+    ] = False,
 ) -> None:
     """Start replicas on a Ray cluster, and a controller that replaces lost ones.
 
@@ -66,18 +75,24 @@ def up(
     limits = _limits(minimum, replicas, maximum)
     _check_agent_options(context.args, certificates)
     with _connected(ray):
-        from ..ray.controller import FleetSpec, find_controller, start_controller
+        from ..ray.controller import FleetSpec, start_controller
         from ..ray.replica_actor import ReplicaSpec
 
-        if find_controller() is not None:
-            raise CommandFailed(
-                "The fleet is up already. Change its size with `loraplex fleet scale`, or end it "
-                "with `loraplex fleet down`.",
-                ExitCode.CONFLICT,
-            )
         spec = ReplicaSpec(str(certificates.absolute()), tuple(context.args), num_cpus, num_gpus)
-        controller = start_controller(FleetSpec(spec, max_drain_seconds, limits))
-        _scale(controller, replicas)
+        try:
+            controller = start_controller(FleetSpec(spec, max_drain_seconds, limits))
+        except ValueError:
+            if not join:
+                raise CommandFailed(
+                    "The fleet is up already. Change its size with `loraplex fleet scale`, or end "
+                    "it with `loraplex fleet down`.",
+                    ExitCode.CONFLICT,
+                ) from None
+            typer.echo("The fleet is up already.", err=True)
+            controller = _controller()
+        else:
+            _set_number(controller, replicas)
+        _wait(controller, 1 if join else replicas, may_be_more=join)
 
 
 def scale(
@@ -86,14 +101,17 @@ def scale(
 ) -> None:
     """Change the number of replicas. Those that leave finish their requests first."""
     with _connected(ray):
-        _scale(_controller(), number)
+        controller = _controller()
+        _set_number(controller, number)
+        _wait(controller, number)
 
 
 def down(ray: Ray = "auto") -> None:
     """End all replicas after their requests, and the controller."""
     with _connected(ray) as client:
         controller = _controller()
-        _scale(controller, 0)
+        _set_number(controller, 0)
+        _wait(controller, 0)
         client.kill(controller)
     typer.echo("The fleet is down.")
 
@@ -101,8 +119,7 @@ def down(ray: Ray = "auto") -> None:
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
     """Ray's module, connected to the cluster. Failures become CommandFailed."""
-    if find_spec("ray") is None:
-        raise CommandFailed("This command needs Ray: pip install 'loraplex[ray]'")
+    check_installed()
     import ray
 
     from ..ray.cluster import ClusterRefused, connect
@@ -116,6 +133,12 @@ def _connected(address: str) -> Iterator[Any]:
         raise CommandFailed(str(exc).strip(), ExitCode.UNAVAILABLE) from exc
     finally:
         ray.shutdown()
+
+
+def check_installed() -> None:
+    """Raises CommandFailed."""
+    if find_spec("ray") is None:
+        raise CommandFailed("Ray is not installed: pip install 'loraplex[ray]'")
 
 
 def _limits(minimum: int | None, replicas: int, maximum: int | None) -> tuple[int, int] | None:
@@ -133,7 +156,7 @@ def _check_agent_options(options: Sequence[str], certificates: Path) -> None:
     """Raises a usage error for what `loraplex agent` would refuse on every node."""
     from . import load_command
 
-    for option in ("--listen", "--data-dir", "--certificates"):
+    for option in CHOSEN_BY_NODES:
         if any(each.split("=")[0] == option for each in options):
             raise CommandFailed(f"{option} is chosen by the node.", ExitCode.USAGE)
     load_command("agent").make_context("agent", [*options, "--certificates", str(certificates)])
@@ -148,25 +171,29 @@ def _controller() -> Any:
     return controller
 
 
-def _scale(controller: Any, number: int) -> None:
-    """Change the number, and wait until there are as many replicas."""
+def _set_number(controller: Any, number: int) -> None:
     import ray
 
     ray.get(controller.scale.remote(number))
-    _wait(lambda: ray.get(controller.status.remote()), number)
 
 
-def _wait(status: Callable[[], Sequence[Any]], number: int) -> None:
-    """Until as many replicas have an address. Raises CommandFailed if they do not start."""
+def _wait(controller: Any, number: int, *, may_be_more: bool = False) -> None:
+    """Until this number of replicas has an address, and there is no other unless `may_be_more`.
+
+    Raises CommandFailed if they do not start.
+    """
+    import ray
+
     ends_at, told = time.monotonic() + READY_SECONDS, set[str]()
     while time.monotonic() < ends_at:
-        found = status()
+        found = ray.get(controller.status.remote())
         for each in found:
             if each.failure is not None and each.failure not in told:
                 typer.echo(f"replica {each.id}: {each.failure}", err=True)
                 told.add(each.failure)
-        if len(found) == number and all(each.address for each in found):
-            for each in found:
+        ready = [each for each in found if each.address]
+        if len(ready) == number == len(found) or (may_be_more and len(ready) >= number):
+            for each in ready:
                 typer.echo(f"{each.id}  {each.address}")
             return
         time.sleep(POLL_SECONDS)

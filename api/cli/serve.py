@@ -16,6 +16,7 @@ from .admin import describe_running_server, naming_the_database
 from .client import DEFAULT_URL
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
+from .serve_on_ray import RayReplicas, bring_up, find_replicas
 from .serve_options import with_options
 from .speculation import describe_speculation
 
@@ -31,14 +32,47 @@ def serve(
     engine_config: EngineConfig,
     settings: Settings,
     *,
+    context: typer.Context,
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of replicas that Ray starts, unless the fleet is up already. They outlive "
+            "the server: `loraplex fleet down` ends them.",
+            show_default="none",
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of the Ray cluster of --replicas, or `auto`. Needs --fleet-certificates.",
+            show_default="none",
+        ),
+    ] = None,
+    num_gpus: Annotated[
+        float, typer.Option(min=0, help="GPUs that Ray reserves for each of --replicas.")
+    ] = 0,
 ) -> None:
-    """Serve a base model and its tenants' adapters until ^C or SIGTERM."""
-    _run(settings, engine_config, host=host, port=port)
+    """Serve a base model and its tenants' adapters until ^C or SIGTERM.
+
+    With --replicas and --ray it first starts a fleet as `loraplex fleet up` does, with the same
+    model and engine options, or joins the one that is up, and serves when a replica is ready.
+    """
+    wanted = find_replicas(context, replicas, ray, num_gpus)
+    _run(settings, engine_config, host=host, port=port, replicas=wanted)
 
 
-def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: int) -> None:
+def _run(
+    settings: Settings,
+    engine_config: EngineConfig,
+    *,
+    host: str,
+    port: int,
+    replicas: RayReplicas | None,
+) -> None:
     from ..serve import CannotListen, address, bind, run_server
     from ..server.data_dir_lock import DataDirInUse
     from ..telemetry.logs import configure_logging
@@ -48,13 +82,15 @@ def _run(settings: Settings, engine_config: EngineConfig, *, host: str, port: in
         listener = bind(host, port)
         url = f"http://{address(host, listener.getsockname()[1])}"
         note(f"Loading {engine_config.model} ...")
-        with naming_the_database(settings), ExitStack() as registration:
+        with listener, naming_the_database(settings), ExitStack() as registration:
 
             def announce(runtime: Runtime) -> None:
                 running = describe_running_server(settings, url)
                 registration.enter_context(registered(running))
                 _announce(runtime, url)
 
+            if replicas is not None:
+                bring_up(replicas, settings)
             run_server(
                 settings,
                 engine_config,

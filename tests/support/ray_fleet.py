@@ -31,9 +31,10 @@ from support.waiting import wait_for
 
 HOST = "127.0.0.1"
 BASE = WEIGHTS / "base"
+MEMORY_OPTIONS = ("--arena-gib", "0.05", "--kv-cache-gib", "0.25")
 AGENT_OPTIONS = (
-    *("--model", str(BASE), "--quantize", "int8", "--num-threads", "1"),
-    *("--arena-gib", "0.05", "--kv-cache-gib", "0.25", "--host-cache-gib", "0.05"),
+    *("--model", str(BASE), "--quantize", "int8", "--num-threads", "1", "--host-cache-gib", "0.05"),
+    *MEMORY_OPTIONS,
 )
 COMMAND_SECONDS = 160
 
@@ -67,13 +68,14 @@ class RayFleet:
             check=False,
         )
 
-    def up(self, number: int) -> None:
-        """Start this number of replicas, and wait until they listen."""
+    def up(self, number: int, *options: str) -> subprocess.CompletedProcess[str]:
+        """`loraplex fleet up` for this number of replicas, to its end."""
         certificates = ("--certificates", str(self.certificates))
-        ended = self.command("up", "--replicas", str(number), *certificates, *AGENT_OPTIONS)
-        assert ended.returncode == 0, ended.stderr[-2000:] + self.logs()[-4000:]
+        return self.command(
+            "up", "--replicas", str(number), *options, *certificates, *AGENT_OPTIONS
+        )
 
-    def serving(self, name: str) -> AbstractContextManager[ServerUnderTest]:
+    def serving(self, name: str, *options: str) -> AbstractContextManager[ServerUnderTest]:
         """An API server of the fleet; all have the same secret."""
         data_dir = self.folder / name
         data_dir.mkdir()
@@ -82,7 +84,7 @@ class RayFleet:
         return serving(
             BASE,
             data_dir,
-            *("--quantize", "int8", "--served-model-name", BASE_NAME, *certificates),
+            *("--quantize", "int8", "--served-model-name", BASE_NAME, *certificates, *options),
             program=LORAPLEX,
             **self.environment,
         )
@@ -140,9 +142,18 @@ class RayFleet:
 
     def kill_actor(self, replica_id: str) -> None:
         """Kill the agent's parent."""
-        status = Path(f"/proc/{self.agent_pid(replica_id)}/status").read_text()
-        parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
-        os.kill(int(parent), signal.SIGKILL)
+        os.kill(_parent(self.agent_pid(replica_id)), signal.SIGKILL)
+
+    def controller_pid(self) -> int | None:
+        """The controller's process; None while there is none."""
+        raylets = set(self._pids("raylet", str(self.folder)))
+        found = (pid for pid, line in _command_lines() if line.startswith("ray::Controller"))
+        return next((pid for pid in found if _parent(pid) in raylets), None)
+
+    def kill_controller(self) -> None:
+        pid = self.controller_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
 
     def kill_head(self) -> None:
         """Kill Ray's control store, which knows of all actors; it does not come back."""
@@ -159,7 +170,7 @@ class RayFleet:
 
 
 @contextmanager
-def running_ray(*, num_cpus: int = 2) -> Iterator[RayFleet]:
+def running_ray(*, num_cpus: int = 3) -> Iterator[RayFleet]:
     """Ray on this machine with an empty database, until the block is left."""
     folder = Path(tempfile.mkdtemp(prefix="lp-"))  # Ray's sockets need a short path
     try:
@@ -238,6 +249,11 @@ def _end_processes(folder: Path) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not running())
+
+
+def _parent(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
 
 
 def _command_lines() -> Iterator[tuple[int, str]]:

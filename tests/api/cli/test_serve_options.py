@@ -109,7 +109,7 @@ def test_without_options_the_engine_has_its_defaults_and_drafts(started: Started
     run()
     assert started.config == EngineConfig(model="base", speculation=("ngram",))
     assert started.config.async_scheduling is None
-    assert started.where == {"host": "127.0.0.1", "port": 8000}
+    assert started.where == {"host": "127.0.0.1", "port": 8000, "replicas": None}
 
 
 def test_every_option_of_the_server_reaches_it(started: Started, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_every_option_of_the_server_reaches_it(started: Started, tmp_path: Path)
         *("--reference-base", "r", "--max-reference-kl", "0.5", "--max-full-matrix-mib", "1.5"),
     )
     settings = started.settings
-    assert started.where == {"host": "::1", "port": 0}
+    assert started.where == {"host": "::1", "port": 0, "replicas": None}
     assert (settings.served_model_name, settings.database) == ("b", "sqlite:///x")
     assert (settings.data_dir, settings.store) == (tmp_path, str(tmp_path / "s"))
     assert settings.tool_format is ToolFormatName.MISTRAL

@@ -11,9 +11,11 @@ from importlib.util import find_spec
 import pytest
 from openai import AsyncOpenAI, OpenAIError
 
+from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.demo.recipe import BASE_NAME
-from support.ray_fleet import RayFleet, running_ray
+from support.ray_fleet import MEMORY_OPTIONS, RayFleet, running_ray
 from support.server import Caller
+from support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.ray,
@@ -26,13 +28,14 @@ NUM_CALLERS = 4
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[RayFleet]:
     with running_ray() as running:
-        running.up(2)
         yield running
 
 
 @pytest.fixture(scope="module")
 def caller(fleet: RayFleet) -> Iterator[Caller]:
-    with fleet.serving("api") as server:
+    """Of a server that has started the fleet."""
+    on_ray = ("--replicas", "2", "--ray", fleet.address)
+    with fleet.serving("api", *on_ray, *MEMORY_OPTIONS) as server:
         fleet.wait_ready(2)
         yield server.make_caller("acme")
 
@@ -128,30 +131,51 @@ def test_a_killed_actor_is_replaced_and_its_row_moves(fleet: RayFleet, caller: C
     fleet.wait_ready(2)
 
 
-def test_scale_in_fails_no_request(fleet: RayFleet, caller: Caller) -> None:
-    first, second = fleet.rows()
+def test_a_fleet_that_is_up_is_joined_as_it_is_or_not_started_again(
+    fleet: RayFleet, caller: Caller
+) -> None:
+    before = fleet.rows()
+    joined, refused = fleet.up(3, "--join"), fleet.up(3)
+    assert (joined.returncode, refused.returncode) == (ExitCode.OK, ExitCode.CONFLICT)
+    assert fleet.rows() == before
 
-    def scale() -> None:
-        ended = fleet.command("scale", "1")
-        assert ended.returncode == 0, ended.stderr
 
-    load = ask_meanwhile(caller, scale)
+def test_a_killed_controller_comes_back_and_scales_without_a_failed_request(
+    fleet: RayFleet, caller: Caller
+) -> None:
+    before = list(fleet.rows())
+
+    def kill_and_scale() -> None:
+        killed = fleet.controller_pid()
+        fleet.kill_controller()
+        wait_for(lambda: fleet.controller_pid() not in (killed, None), seconds=60)
+        for number in (3, 2):
+            ended = fleet.command("scale", str(number))
+            assert ended.returncode == ExitCode.OK, ended.stderr
+            fleet.wait_ready(number)
+
+    load = ask_meanwhile(caller, kill_and_scale)
     assert load.codes == []
-    assert list(fleet.rows()) == [first]
-    with pytest.raises(ValueError, match="not enough values"):
-        fleet.agent_pid(second)
+    assert load.num_whole > NUM_CALLERS
+    assert list(fleet.rows()) == before
 
 
-def test_requests_go_on_without_the_head(fleet: RayFleet, caller: Caller) -> None:
+def test_without_the_head_requests_go_on_and_lost_actors_are_not_replaced(
+    fleet: RayFleet, caller: Caller
+) -> None:
+    first, second = fleet.rows().values()
+
     def kill() -> None:
         fleet.kill_head()
-        (row,) = fleet.rows().values()
-        fleet.kill_agent(row.id)  # its actor starts it again without being told
-        fleet.wait_replaced(row)
+        fleet.kill_actor(second.id)
+        fleet.kill_agent(first.id)  # its actor starts it again without being told
+        fleet.wait_replaced(first)
 
     load = ask_meanwhile(caller, kill)
     assert set(load.codes) <= {"engine_restarted", "engine_unavailable"}
     assert load.num_whole > 0
+    with pytest.raises(ValueError, match="not enough values"):
+        fleet.agent_pid(second.id)
     after = ask_meanwhile(caller, lambda: None)
     assert after.codes == []
     assert after.num_whole >= NUM_CALLERS
