@@ -220,7 +220,7 @@ simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; re
 simulate-fleet: $(INSTALLED) ## compare routing policies on simulated fleets: ARGS='--seeds N --json FILE'
 	PYTHONPATH=.src:tests $(BIN)/python -m fleet_simulation $(ARGS)
 
-fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers of a fleet under load: ARGS='--events N --requests N --json FILE'
+fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers of a fleet under load: ARGS='--events N --requests N --rounds N --json FILE'
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.fleet_faults $(ARGS)
 
 soak: $(INSTALLED) ## kill engines, servers and the database under load, let the store fail and the clock jump, count what is lost; a crowd; 40 quiet minutes; the API's contract in larger numbers

@@ -67,6 +67,7 @@ class Callers:
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
         """They ask until the block is left; what runs then is waited for."""
+        self.is_over = False
         asking = [asyncio.create_task(self.ask_on(number)) for number in range(NUM_WORKERS)]
         try:
             yield

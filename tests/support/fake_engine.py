@@ -20,7 +20,7 @@ from loraplex.adapters.disk_cache import file_name
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout
 from loraplex.adapters.manager import Tier
-from loraplex.adapters.status import AdapterLoad, AdapterStatus
+from loraplex.adapters.status import AdapterLoad, AdapterStatus, ExtentUse
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.heartbeat import Heartbeat
@@ -40,7 +40,10 @@ from loraplex.engine.messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    KvUse,
     ListRequests,
+    MapMemory,
+    MemoryMap,
     Prefetch,
     RequestFinished,
     RequestList,
@@ -134,6 +137,7 @@ class FakeCore:
                 status = AdapterStatus(key, Tier.DEVICE, 0, 0)
                 self._outbox.append(replace(self._stats(), adapters=[status], gone_adapters=[]))
             case AdapterFetchFailed(key, error):
+                self._wanted.discard(key)
                 for request in list(self._requests.values()):
                     if request.adapter == key:
                         self._finish(request.request_id, FinishReason.ERROR, error)
@@ -152,6 +156,8 @@ class FakeCore:
                 self._outbox.append(self._explain(key))
             case ListRequests(number, tenant_id, limit):
                 self._outbox.append(self._list(number, tenant_id, limit))
+            case MapMemory(number):
+                self._outbox.append(self._map(number))
 
     def step(self) -> list[FromEngine]:
         ready = [
@@ -217,6 +223,13 @@ class FakeCore:
             if tenant_id in (None, request.tenant_id)
         ]
         return RequestList(number, found[:limit], len(found))
+
+    def _map(self, number: int) -> MemoryMap:
+        extents = [
+            ExtentUse(key, place, 1, "idle", key in self._pinned, 0, 0.0, None)
+            for place, key in enumerate(self._fetched)
+        ]
+        return MemoryMap(number, extents, [], KvUse(0, 0, 0, 0, 0), [], 0, 0, 0)
 
     def _is_held(self, request: GenerationRequest) -> bool:
         return request.prompt_token_ids == QUEUE and self._life == 1

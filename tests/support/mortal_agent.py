@@ -43,6 +43,8 @@ class MortalAgent:
         self.port = free_port()
         self.log = folder / "agent.log"
         self._engine = engine
+        self._num_old_bytes = 0
+        """Of the log: those of earlier lives."""
         self._arguments = [engine, base, folder, self.port, certificates, store]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -57,6 +59,7 @@ class MortalAgent:
 
     def start(self) -> None:
         """Begin a life."""
+        self._num_old_bytes = self.log.stat().st_size if self.log.exists() else 0
         command = [sys.executable, "-P", "-m", "support.mortal_agent"]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -69,8 +72,9 @@ class MortalAgent:
             )
 
     def is_listening(self) -> bool:
-        assert is_alive(self.pid), self.log.read_text()[-4000:]
-        return f"Serving API servers at {self.address}" in self.log.read_text()
+        text = self.log.read_bytes()[self._num_old_bytes :].decode()
+        assert is_alive(self.pid), text[-4000:]
+        return f"Serving API servers at {self.address}" in text
 
     def engine_pid(self) -> int | None:
         """The engine's process; None while there is none."""

@@ -8,14 +8,16 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import select
 
 from loraplex.platform.replicas import service as replicas
 from loraplex.platform.replicas.models import Replica
+from support.adapter_homes import AdapterHomes
 from support.exact_usage import Callers
 from support.mortal_agent import MortalAgent
 from support.mortal_server import MortalServer
@@ -25,6 +27,39 @@ AGENT, ENGINE, SERVER, DRAIN, PAUSE = "agent", "engine", "server", "drain", "pau
 EVENTS: Mapping[str, float] = {AGENT: 0.3, ENGINE: 0.25, SERVER: 0.15, DRAIN: 0.15, PAUSE: 0.15}
 PAUSE_SECONDS = 1.5
 """Longer than an API server waits for a silent agent."""
+LOOK_SECONDS = 0.1
+START = "agent's start"
+RECOVERY_SECONDS = 60.0
+"""After this time a fleet does not recover."""
+
+
+class Recovery(NamedTuple):
+    """Seconds until adapters were where they shall be, after a crash or a start."""
+
+    event: str
+    pins: float
+    targets: float
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Looks again and again whether adapters are where they shall be."""
+
+    homes: AdapterHomes
+    url: str
+
+    def until_right(self, event: str, *, lost: Collection[str] = ()) -> Recovery:
+        """To be called right after it. `lost`: addresses of replicas that stay away."""
+        begun_at = time.monotonic()
+        pins = targets = None
+        while pins is None or targets is None:
+            right = self.homes.look(self.url, lost=lost)
+            seconds = time.monotonic() - begun_at
+            assert seconds < RECOVERY_SECONDS, f"{event}: {right} after {seconds:.0f} s"
+            pins = (pins or seconds) if right.pins else None
+            targets = (targets or seconds) if right.targets else None
+            time.sleep(LOOK_SECONDS)
+        return Recovery(event, round(pins, 1), round(targets, 1))
 
 
 @dataclass
@@ -39,6 +74,40 @@ class MortalFleet:
         """Let so many events happen while callers ask, and go on until there were so many requests;
         how often which happened. Everything serves in the end."""
         return asyncio.run(self._run(num_events, random.Random(seed), until_requests))
+
+    def recover_under_load(self, homes: AdapterHomes, num_rounds: int) -> list[Recovery]:
+        """Let each kind of part crash in each round while callers ask, and wait each time until
+        adapters are where they shall be."""
+        return asyncio.run(self._recover(homes, num_rounds))
+
+    async def _recover(self, homes: AdapterHomes, num_rounds: int) -> list[Recovery]:
+        async with AsyncExitStack() as stack:
+            for callers in self.callers:
+                await stack.enter_async_context(callers.asking())
+            recoveries = []
+            for number in range(num_rounds):
+                found = await asyncio.to_thread(self._crash_each, homes, number)
+                recoveries += found
+        return recoveries
+
+    def _crash_each(self, homes: AdapterHomes, number: int) -> list[Recovery]:
+        agent = self.agents[number % len(self.agents)]
+        watching, server = self.servers[:2]
+        watch = Watch(homes, watching.url)
+        watch.until_right("beginning")
+        engine = agent.engine_pid()
+        assert engine is not None
+        os.kill(engine, signal.SIGKILL)
+        found = [watch.until_right(ENGINE)]
+        agent.kill()
+        found.append(watch.until_right(AGENT, lost=[agent.address]))
+        agent.start()
+        wait_for(agent.is_listening, seconds=60)
+        found.append(watch.until_right(START))
+        server.kill()
+        found.append(watch.until_right(SERVER))
+        server.start()
+        return found
 
     async def _run(self, num_events: int, draw: random.Random, until_requests: int) -> Counter[str]:
         happened: Counter[str] = Counter()
