@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from loraplex.api.demo.task import Request, Style
+
+AGENT_KILLED = "agent killed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,27 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to the fleet, and what clients were told until it was over."""
+
+    event: str
+    seconds: float
+    """Until it was over: what was killed served again, or the wanted number of replicas did."""
+    settle_seconds: float
+    """From then until every adapter and pin was on the first replica of its order."""
+    answers: int
+    ended_with_code: int
+
+
+class Moved(NamedTuple):
+    """The adapters whose orders begin with a replica that joined."""
+
+    replica: str
+    adapters: Set[str]
+    """Their pinned names."""
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """The result of the demo."""
 
@@ -57,22 +81,36 @@ class Counts:
     """The share of the requests for adapters that found theirs on the replica's device."""
     random_hits: float
     """The share that would have, had each gone to a random replica at the same moment."""
+    moved_requests: int
+    """For adapters that moved to a replica that joined, answered there."""
+    moved_cold: int
+    """Those of them that did not find their adapter on its device."""
+    events: Sequence[Event]
 
     @property
     def is_good(self) -> bool:
         is_exact = self.ledger_tokens == self.client_tokens
-        return is_exact and self.truncated == self.foreign == 0
+        is_whole = self.truncated == self.foreign == self.moved_cold == 0
+        return is_exact and is_whole and not any(map(_has_failed, self.events))
 
-    def as_json(self) -> Mapping[str, float]:
+    def as_json(self) -> Mapping[str, object]:
         return asdict(self)
 
 
-def count(told: Sequence[Told], *, replicas: Collection[str], ledger_tokens: int) -> Counts:
+def count(
+    told: Sequence[Told],
+    *,
+    replicas: Collection[str],
+    ledger_tokens: int,
+    events: Sequence[Event] = (),
+    moved: Moved | None = None,
+) -> Counts:
     """The sums of requests in the order in which they began."""
     adapters = [each for each in told if each.adapter is not None and each.replica is not None]
     num_hits = sum(each.tier == "device" for each in adapters)
     num_random = _expected_random_hits(adapters, len(replicas))
     num_adapters = max(1, len(adapters))
+    at_home = [each for each in adapters if moved is not None and _has_moved(each, moved)]
     return Counts(
         replicas=len(replicas),
         requests=len(told),
@@ -84,7 +122,19 @@ def count(told: Sequence[Told], *, replicas: Collection[str], ledger_tokens: int
         client_tokens=client_tokens(told),
         resident_hits=round(num_hits / num_adapters, 3),
         random_hits=round(num_random / num_adapters, 3),
+        moved_requests=len(at_home),
+        moved_cold=sum(each.tier != "device" for each in at_home),
+        events=events,
     )
+
+
+def _has_moved(told: Told, moved: Moved) -> bool:
+    return told.replica == moved.replica and told.adapter in moved.adapters
+
+
+def _has_failed(event: Event) -> bool:
+    """Only the end of an agent may end requests."""
+    return event.event != AGENT_KILLED and event.ended_with_code > 0
 
 
 def client_tokens(told: Iterable[Told]) -> int:
@@ -119,13 +169,13 @@ def places(told: Iterable[Told]) -> Mapping[str, Counter[str]]:
 
 def _expected_random_hits(told: Iterable[Told], num_replicas: int) -> float:
     """An adapter counts as resident wherever it has run before, also at a replica that was killed
-    since, which favours chance."""
+    or removed since, which favours chance."""
     residents: dict[str, set[str]] = {}
     expected = 0.0
     for each in told:
         assert each.adapter is not None
         assert each.replica is not None
         known = residents.setdefault(each.adapter, set())
-        expected += len(known) / num_replicas
+        expected += min(1.0, len(known) / num_replicas)
         known.add(each.replica)
     return expected

@@ -3,9 +3,15 @@
     make fleet-demo          or: make fleet-demo JSON=FILE
 
 The unmodified `openai` client asks both servers at once. Meanwhile the agent of one replica is
-killed, and when it is back, the other replica is drained for a while. A client asks again only
-after a 503 with a code. Prints where each model's requests ran; exits with 1 unless the ledger has
-exactly the tokens that the clients counted, no answer was truncated, and none was another model's.
+killed, the other replica is drained for a while, the controller is killed, and a third replica is
+added and removed. After each of these it waits until every adapter and pin is on the first replica
+of its order. A client asks again only after a 503 with a code. Prints where each model's requests
+ran; exits with 1 unless
+
+- the ledger has exactly the tokens that the clients counted,
+- no answer was truncated, and none was another model's,
+- no answer ended with a code but by the agent's end,
+- the third replica had its adapters on the device before it was asked for them.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.fleet_counts import Counts, Told, client_tokens, count, places
+from benchmarks.fleet_events import Trouble
 from openai import APIError, APIStatusError, AsyncOpenAI
 from sqlalchemy import func, select
 
@@ -32,6 +39,7 @@ from loraplex.api.demo.task import Request, Style, held_out_requests
 from loraplex.api.local.installation import Installation
 from loraplex.platform.database import Database
 from loraplex.platform.models import UsageRecord
+from support.adapter_homes import pin_one_of_each
 from support.ray_fleet import RayFleet, running_ray
 from support.server import ServerUnderTest
 
@@ -42,7 +50,6 @@ NUM_CALLERS = 8
 MAX_TOKENS = 96
 RETRY_SECONDS = 0.5
 PATIENCE_SECONDS = 90.0
-DRAIN_SECONDS = 6.0
 SETTLE_SECONDS = 20.0
 
 
@@ -192,30 +199,16 @@ def _questions(pushed: Pushed) -> list[Question]:
     ]
 
 
-async def _ask_through_trouble(fleet: RayFleet, asking: Asking) -> None:
-    """The clients ask while one replica is killed, and then the other is drained."""
+async def _ask_through_trouble(asking: Asking, trouble: Trouble) -> None:
+    """The clients ask half of their questions, and then on while the fleet has trouble."""
     clients = asyncio.create_task(asking.run())
     try:
-        await asyncio.to_thread(_make_trouble, fleet, asking)
+        while len(asking.told) < len(asking.questions) // 2:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(trouble.make)
     finally:
         asking.is_over = True
         await clients
-
-
-def _make_trouble(fleet: RayFleet, asking: Asking) -> None:
-    first, second = fleet.rows().values()
-    while len(asking.told) < len(asking.questions) // 2:
-        time.sleep(0.05)
-    _say(f"kill -9 of the agent of replica {first.id}, after {len(asking.told)} answers")
-    fleet.kill_agent(first.id)
-    began = time.monotonic()
-    fleet.wait_replaced(first)
-    _say(f"it serves again after {time.monotonic() - began:.1f} s; replica {second.id} drains")
-    fleet.set_draining(second.id, is_draining=True)
-    time.sleep(DRAIN_SECONDS)
-    fleet.set_draining(second.id, is_draining=False)
-    _say(f"replica {second.id} accepts requests again, after {len(asking.told)} answers")
-    time.sleep(2.0)
 
 
 def _settled_ledger_tokens(fleet: RayFleet, expected: int) -> int:
@@ -248,9 +241,17 @@ def run() -> tuple[Counts, list[Told]]:
         installation = Installation(data_dir=first.settings.data_dir, url=first.url, show=_say)
         pushed = push_all(installation.with_operator())
         asking = Asking(servers, _questions(pushed))
-        asyncio.run(_ask_through_trouble(fleet, asking))
-        tokens = _settled_ledger_tokens(fleet, client_tokens(asking.told))
-        counts = count(asking.told, replicas=list(fleet.rows()), ledger_tokens=tokens)
+        tenants = {each.tenant.slug: each.tenant.api_key for each in pushed.adapters}
+        homes = list(pin_one_of_each(first, tenants).values())
+        trouble = Trouble(fleet, homes, asking.told, _say)
+        asyncio.run(_ask_through_trouble(asking, trouble))
+        counts = count(
+            asking.told,
+            replicas=list(fleet.rows()),
+            ledger_tokens=_settled_ledger_tokens(fleet, client_tokens(asking.told)),
+            events=trouble.events,
+            moved=trouble.moved,
+        )
         return counts, asking.told
 
 

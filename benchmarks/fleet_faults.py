@@ -41,8 +41,9 @@ from support.exact_usage import Callers, check_ledger
 from support.fake_engine import PACE_FILE
 from support.models import make_tiny_llama
 from support.mortal_agent import mortal_agents
-from support.mortal_fleet import MortalFleet, Recovery
+from support.mortal_fleet import MortalFleet
 from support.mortal_server import mortal_server
+from support.recovery import Recovery
 
 NUM_AGENTS = 3
 BASE_ID = "base"

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.fleet_counts import Told, client_tokens, count, is_foreign, places
+from benchmarks.fleet_counts import (
+    AGENT_KILLED,
+    Event,
+    Moved,
+    Told,
+    client_tokens,
+    count,
+    is_foreign,
+    places,
+)
 
 from loraplex.api.demo.task import Style, held_out_requests
 
@@ -72,4 +81,24 @@ def test_the_demo_writes_the_fields_that_are_promised() -> None:
     assert list(count([WHOLE], replicas=["a"], ledger_tokens=29).as_json()) == [
         *("replicas", "requests", "retried", "ended_with_code", "truncated", "foreign"),
         *("ledger_tokens", "client_tokens", "resident_hits", "random_hits"),
+        *("moved_requests", "moved_cold", "events"),
     ]
+
+
+def test_requests_for_adapters_that_moved_are_those_at_the_replica_that_joined() -> None:
+    moved = Moved("c", {"acme/sql@1"})
+    there, other = replace(WHOLE, replica="c"), replace(WHOLE, adapter="acme/tone@1", replica="c")
+    counts = count([WHOLE, there, other], replicas=["a"], ledger_tokens=3 * 29, moved=moved)
+    assert (counts.moved_requests, counts.moved_cold) == (1, 0)
+    assert counts.is_good
+    cold = replace(there, tier="store")
+    counts = count([WHOLE, cold, there], replicas=["a"], ledger_tokens=3 * 29, moved=moved)
+    assert (counts.moved_requests, counts.moved_cold) == (2, 1)
+    assert not counts.is_good
+
+
+@pytest.mark.parametrize(("event", "is_good"), [(AGENT_KILLED, True), ("scaled to 2", False)])
+def test_only_the_end_of_an_agent_may_end_requests(event: str, is_good: bool) -> None:
+    ended = Event(event, seconds=1.0, settle_seconds=0.1, answers=9, ended_with_code=1)
+    counts = count([WHOLE], replicas=["a"], ledger_tokens=29, events=[ended])
+    assert counts.is_good == is_good

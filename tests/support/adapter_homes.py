@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,13 +15,16 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.store import object_key, open_store
 from loraplex.engine.fleet.adapter_name import adapter_name
 from loraplex.engine.fleet.rendezvous import RendezvousOrder
+from loraplex.platform.adapters.models import Adapter, AdapterVersion
 from loraplex.platform.adapters.service import (
     NewVersion,
     begin_attestation,
     create_version,
     mark_ready,
 )
+from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.replicas.models import Replica
+from loraplex.platform.tenants.models import Tenant
 from support.server import Caller, ServerUnderTest
 
 Digest = str
@@ -47,7 +50,8 @@ class AdapterHomes:
     server: ServerUnderTest
     """One of those on the fleet's database."""
     caller: Caller
-    keys: Sequence[AdapterKey]
+    keys: Mapping[str, AdapterKey]
+    """By their pinned names."""
     pinned: Set[AdapterKey]
 
     def look(self, url: str, *, lost: Collection[str] = ()) -> Right:
@@ -56,18 +60,22 @@ class AdapterHomes:
         held = self._held(url)
         if not ids.keys() <= held.keys():
             return Right(pins=False, targets=False)
-        order = RendezvousOrder(ids.values())
-        homes = {key: order.of(adapter_name(key))[0] for key in self.keys}
+        homes = self.homes(ids.values())
         return Right(
             pins=all(
                 _pinned(held[address]) == self._digests(homes, self.pinned, name)
                 for address, name in ids.items()
             ),
             targets=all(
-                self._digests(homes, self.keys, name) <= held[address].keys()
+                self._digests(homes, homes, name) <= held[address].keys()
                 for address, name in ids.items()
             ),
         )
+
+    def homes(self, replica_ids: Iterable[str]) -> Mapping[AdapterKey, str]:
+        """The first of these replicas in each adapter's order."""
+        order = RendezvousOrder(replica_ids)
+        return {key: order.of(adapter_name(key))[0] for key in self.keys.values()}
 
     def _digests(
         self, homes: Mapping[AdapterKey, str], keys: Collection[AdapterKey], replica_id: str
@@ -98,13 +106,53 @@ def _pinned(held: Mapping[Digest, bool]) -> Set[Digest]:
     return {digest for digest, is_pinned in held.items() if is_pinned}
 
 
+def pin_one_of_each(
+    server: ServerUnderTest, api_keys: Mapping[str, str]
+) -> Mapping[str, AdapterHomes]:
+    """The adapters of tenants with these keys, by the tenant's slug. One of each is pinned."""
+    owned = _ready_versions(server)
+    return {slug: _pin_one(server, slug, key, owned[slug]) for slug, key in api_keys.items()}
+
+
+def _pin_one(
+    server: ServerUnderTest, slug: str, api_key: str, owned: Sequence[tuple[str, int, AdapterKey]]
+) -> AdapterHomes:
+    name, number, pinned = owned[0]
+    caller = Caller(server.url, pinned.tenant_id, slug, api_key)
+    answer = caller.http.put(f"/v1/adapters/{name}/versions/{number}/pin", json={})
+    answer.raise_for_status()
+    caller.close()
+    keys = {f"{slug}/{name}@{number}": key for name, number, key in owned}
+    return AdapterHomes(server, caller, keys, frozenset([pinned]))
+
+
+def _ready_versions(server: ServerUnderTest) -> Mapping[str, list[tuple[str, int, AdapterKey]]]:
+    """By the tenant's slug."""
+    found: dict[str, list[tuple[str, int, AdapterKey]]] = {}
+    columns = select(Tenant.slug, Adapter.name, AdapterVersion)
+    joined = columns.join(Adapter, Adapter.tenant_id == Tenant.id).join(
+        AdapterVersion, AdapterVersion.adapter_id == Adapter.id
+    )
+    database = server.database
+    with database.platform_transaction(read_only=True) as session:
+        for slug, name, version in session.execute(joined):
+            if version.state == VersionState.READY:
+                key = AdapterKey(version.tenant_id, version.digest)
+                found.setdefault(slug, []).append((name, version.number, key))
+    database.close()
+    return found
+
+
 def add_adapters(
     server: ServerUnderTest, caller: Caller, store: Path, *, base_id: str
 ) -> AdapterHomes:
     """Adapters without weights, for fake engines. Some are pinned, and the others were prefetched
     once."""
     names = [f"bot-{number}" for number in range(NUM_ADAPTERS)]
-    keys = [_add_adapter(server, caller, store, name, base_id) for name in names]
+    keys = {
+        f"{caller.slug}/{name}@1": _add_adapter(server, caller, store, name, base_id)
+        for name in names
+    }
     for number, name in enumerate(names):
         version = f"/v1/adapters/{name}/versions/1"
         if number < NUM_PINNED:
@@ -112,7 +160,8 @@ def add_adapters(
         else:
             wish = {"ttl_seconds": PREFETCH_SECONDS}
             caller.http.post(f"{version}/prefetch", json=wish).raise_for_status()
-    return AdapterHomes(server, caller, keys, frozenset(keys[:NUM_PINNED]))
+    pinned = frozenset(list(keys.values())[:NUM_PINNED])
+    return AdapterHomes(server, caller, keys, pinned)
 
 
 def _add_adapter(

@@ -8,10 +8,9 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sqlalchemy import select
 
@@ -21,45 +20,14 @@ from support.adapter_homes import AdapterHomes
 from support.exact_usage import Callers
 from support.mortal_agent import MortalAgent
 from support.mortal_server import MortalServer
+from support.recovery import Recovery, Watch
 from support.waiting import wait_for
 
 AGENT, ENGINE, SERVER, DRAIN, PAUSE = "agent", "engine", "server", "drain", "pause"
 EVENTS: Mapping[str, float] = {AGENT: 0.3, ENGINE: 0.25, SERVER: 0.15, DRAIN: 0.15, PAUSE: 0.15}
 PAUSE_SECONDS = 1.5
 """Longer than an API server waits for a silent agent."""
-LOOK_SECONDS = 0.1
 START = "agent's start"
-RECOVERY_SECONDS = 60.0
-"""After this time a fleet does not recover."""
-
-
-class Recovery(NamedTuple):
-    """Seconds until adapters were where they shall be, after a crash or a start."""
-
-    event: str
-    pins: float
-    targets: float
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Looks again and again whether adapters are where they shall be."""
-
-    homes: AdapterHomes
-    url: str
-
-    def until_right(self, event: str, *, lost: Collection[str] = ()) -> Recovery:
-        """To be called right after it. `lost`: addresses of replicas that stay away."""
-        begun_at = time.monotonic()
-        pins = targets = None
-        while pins is None or targets is None:
-            right = self.homes.look(self.url, lost=lost)
-            seconds = time.monotonic() - begun_at
-            assert seconds < RECOVERY_SECONDS, f"{event}: {right} after {seconds:.0f} s"
-            pins = (pins or seconds) if right.pins else None
-            targets = (targets or seconds) if right.targets else None
-            time.sleep(LOOK_SECONDS)
-        return Recovery(event, round(pins, 1), round(targets, 1))
 
 
 @dataclass
