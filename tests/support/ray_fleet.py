@@ -236,6 +236,7 @@ def _start_command(folder: Path, port: int, num_cpus: int) -> Sequence[str]:
         *("--include-dashboard=false", "--disable-usage-stats", "--num-cpus", str(num_cpus)),
         *("--object-store-memory", "80000000", "--temp-dir", str(folder / "ray")),
         *("--min-worker-port", "0", "--max-worker-port", "0"),
+        *("--ray-client-server-port", "0"),  # none: it would outlive the folder's processes
     )
 
 
