@@ -36,8 +36,8 @@ class Bound(NamedTuple):
 
 
 PREFERRED = Bound(batch_share=0.75, relative_load=1.0)
-"""For the home of a prefix, and for the replica of the order that loads the adapter. The rest of the
-batch is for requests of other servers that came after the last report, and for residents of the
+"""For the home of a prefix, and for the replica of the order that loads the adapter. The rest of
+the batch is for requests of other servers that came after the last report, and for residents of the
 replica that get busy."""
 RESIDENT = Bound(batch_share=1.25, relative_load=1.75)
 """For replicas that have the adapter. A quarter of a batch waits about as long as a load takes (on

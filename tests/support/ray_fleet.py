@@ -192,7 +192,7 @@ def running_ray(*, num_cpus: int = 3) -> Iterator[RayFleet]:
             )
             yield RayFleet(folder, f"{HOST}:{port}", environment)
         finally:
-            _end_processes(folder)
+            _end_processes(folder, port)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -236,15 +236,16 @@ def _start_command(folder: Path, port: int, num_cpus: int) -> Sequence[str]:
         *("--include-dashboard=false", "--disable-usage-stats", "--num-cpus", str(num_cpus)),
         *("--object-store-memory", "80000000", "--temp-dir", str(folder / "ray")),
         *("--min-worker-port", "0", "--max-worker-port", "0"),
-        *("--ray-client-server-port", "0"),  # none: it would outlive the folder's processes
     )
 
 
-def _end_processes(folder: Path) -> None:
+def _end_processes(folder: Path, port: int) -> None:
     """End Ray's processes and all that they have started; nothing writes to the folder then."""
+    # Ray's client server does not know the folder, and outlives its head.
+    words = (str(folder), f":{port} --host=")
 
     def running() -> list[int]:
-        return [pid for pid, line in _command_lines() if str(folder) in line]
+        return [pid for pid, line in _command_lines() if any(word in line for word in words)]
 
     for pid in running():
         with suppress(ProcessLookupError):
