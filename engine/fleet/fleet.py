@@ -355,6 +355,9 @@ class Fleet(Engine, LinkOwner):
     def note_crash(self, crash: EngineCrashed) -> None:
         self._requests.note_crash(crash)
 
+    def note_proven(self, key: AdapterKey) -> None:
+        self._quarantine.note_proven(key)
+
     def note_lost(self, link: ReplicaLink) -> None:
         self._requests.settle(link.id)
 

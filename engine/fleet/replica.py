@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ...adapters.fetcher import BlockSource, FetchedBlock
@@ -11,6 +14,7 @@ from ...adapters.identity import AdapterKey
 from ..config import EngineConfig
 from ..errors import EngineUnavailable
 from ..messages import (
+    AdaptersProven,
     EngineCrashed,
     EngineReady,
     EngineStats,
@@ -23,6 +27,8 @@ from ..messages import (
 from ..process.client import EngineClient
 from ..process.engine_observer import EngineObserver
 from ..process.engine_process import ENGINE_COMMAND
+from ..process.proven_adapters import ProvenAdapters
+from ..process.quarantine import QUARANTINE_SECONDS
 from .block_questions import BlockQuestions
 from .lease import Lease
 
@@ -66,6 +72,10 @@ class Replica(EngineObserver):
         self._servers: list[ApiServer] = []
         self._is_draining = False
         self._pins_as_of = float("-inf")
+        self._proven = ProvenAdapters(time.monotonic)
+        self._crashes: deque[tuple[float, EngineCrashed]] = deque()
+        """With their times, for as long as they make suspects."""
+        self._num_crashes = 0
         self._told: ReplicaState | None = None
         """The state that the API servers know."""
 
@@ -110,6 +120,9 @@ class Replica(EngineObserver):
         server.send(EngineReady(self.engine.info))
         if self.engine.stats is not None:
             server.send(self.engine.stats)
+        for at, crash in self._crashes:
+            server.send(replace(crash, seconds_ago=time.monotonic() - at))
+        server.send(AdaptersProven(list(self._proven)))
         server.send(ReplicaChanged(self.state, self.engine.num_restarts))
         server.send(LeaseAsked(self.lease.ask()))
 
@@ -133,7 +146,17 @@ class Replica(EngineObserver):
         self._tell(stats)
 
     def note_crash(self, crash: EngineCrashed) -> None:
+        self._num_crashes += 1
+        crash = replace(crash, number=self._num_crashes)
+        now = time.monotonic()
+        self._crashes.append((now, crash))
+        while self._crashes[0][0] <= now - QUARANTINE_SECONDS:
+            self._crashes.popleft()
         self._tell(crash)
+
+    def note_proven(self, key: AdapterKey) -> None:
+        self._proven.note_proven(key)
+        self._tell(AdaptersProven([key]))
 
     def _tell(self, message: FromAgent) -> None:
         for server in self._servers:

@@ -13,6 +13,7 @@ from ..errors import EngineError, EngineUnavailable, ReplicaReplaced
 from ..messages import (
     AdapterEvicted,
     AdapterExplanation,
+    AdaptersProven,
     AdapterWanted,
     DeleteAdapter,
     EngineCrashed,
@@ -64,6 +65,9 @@ class LinkOwner(Protocol):
     def note_crash(self, crash: EngineCrashed) -> None:
         """The replica's engine has ended in a step."""
 
+    def note_proven(self, key: AdapterKey) -> None:
+        """The adapter has answered often enough on the replica."""
+
     def note_lost(self, link: ReplicaLink) -> None:
         """The connection has ended, and with it all that was open there."""
 
@@ -92,6 +96,9 @@ class ReplicaLink(Receiver[FromAgent]):
         self.num_times_ready = 0
         self.queue_times = QueueTimes()
         self.load_pace = LoadPace()
+        self._last_incarnation: str | None = None
+        self._num_crashes = 0
+        """Of the last connected agent: those that this server knows."""
         self.lease_asked: int | None = None
         """The number of the agent's last unanswered question for its lease."""
         self._context = context
@@ -199,7 +206,10 @@ class ReplicaLink(Receiver[FromAgent]):
                 self.num_restarts = num_restarts
                 self._set_state(state)
             case EngineCrashed():
-                self._owner.note_crash(message)
+                self._note_crash(message)
+            case AdaptersProven(keys):
+                for key in keys:
+                    self._owner.note_proven(key)
             case EngineReady(info):
                 self.info = info
             case AdapterEvicted(key, receipt):
@@ -256,8 +266,15 @@ class ReplicaLink(Receiver[FromAgent]):
         if theirs.incarnation == member.incarnation and member.has_expired:
             raise ReplicaReplaced("Its lease has ended: it must start anew.")
         base_id, runtime_id = self._owner.check_base(theirs.base_id, theirs.runtime_id)
+        if theirs.incarnation != self._last_incarnation:
+            self._last_incarnation, self._num_crashes = theirs.incarnation, 0
         self.incarnation = theirs.incarnation
         return Hello(base_id, runtime_id, theirs.incarnation)
+
+    def _note_crash(self, crash: EngineCrashed) -> None:
+        if crash.number > self._num_crashes:
+            self._num_crashes = crash.number
+            self._owner.note_crash(crash)
 
     def _set_state(self, state: ReplicaState) -> None:
         if state is not self.state:

@@ -3,6 +3,11 @@
 A replica that refuses a request is left out, and the request is sent to another one. A request that
 was lost before it had started is sent to another one too, once; if none is ready, it waits for one.
 Requests that had started end with `engine_restarted`.
+
+A poisonous adapter ends two engines at most. Until it is proven, all its requests run on one
+replica, so they end one engine and make it a suspect. All of them then run on the next replica,
+apart from others, so they end that engine and are known as the cause. From then on it is refused,
+and what is open of it anywhere ends.
 """
 
 from __future__ import annotations
@@ -12,7 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ...adapters.identity import AdapterKey
-from ..errors import EngineError, EngineRestarted, EngineUnavailable, NotNow
+from ..errors import (
+    AdapterQuarantined,
+    EngineError,
+    EngineRestarted,
+    EngineUnavailable,
+    NotNow,
+)
 from ..messages import (
     Abort,
     EngineCrashed,
@@ -139,6 +150,8 @@ class RoutedRequests:
     def note_crash(self, crash: EngineCrashed) -> None:
         """An engine of the fleet has crashed."""
         self._quarantine.note_crash(crash)
+        for key in filter(self._quarantine.holds, crash.adapters):
+            self._end_everywhere(key)
 
     # --- one request ------------------------------------------------------------------------------
 
@@ -150,6 +163,16 @@ class RoutedRequests:
             block_hashes=prefix_hashes(request),
         )
 
+    def _is_proven(self, request: GenerationRequest) -> bool:
+        return request.adapter is None or self._quarantine.is_proven(request.adapter)
+
+    def _end_everywhere(self, key: AdapterKey) -> None:
+        """End the requests for an adapter that is in quarantine now, before they end more."""
+        for sent in list(self._sent.values()):
+            if sent.stream.request.adapter == key:
+                self._send_abort(sent.stream)
+                self._streams.end(sent.stream, AdapterQuarantined())
+
     def _is_at(self, request_id: str, replica: str) -> bool:
         sent = self._sent.get(request_id)
         return sent is not None and sent.replica == replica
@@ -160,7 +183,8 @@ class RoutedRequests:
         num_lone_steps = self._quarantine.num_lone_steps(request)
         if num_lone_steps > request.num_lone_steps:
             request = replace(request, num_lone_steps=num_lone_steps)
-        sent.routed = replace(sent.routed, is_suspect=num_lone_steps > 0)
+        is_confined = num_lone_steps > 0 or not self._is_proven(request)
+        sent.routed = replace(sent.routed, is_confined=is_confined)
         while True:
             name = self._router.choose(sent.routed, leave_out=sent.left_out)
             if self._send_to(name, Submit(request)):
@@ -173,9 +197,11 @@ class RoutedRequests:
     def _finish(self, end: RequestFinished) -> None:
         sent = self._sent[end.request_id]
         is_over = end.error is None or sent.stream.is_started or sent.stream.is_aborted
-        if not is_over and end.error is not None and end.error.code in REFUSALS:
+        code = None if is_over or end.error is None else end.error.code
+        # A confined request runs on no other replica because its own has a full queue.
+        if code in REFUSALS and not (code == NotNow.code and sent.routed.is_confined):
             self._send_elsewhere(sent, end)
-        elif not is_over and end.error is not None and end.error.code == EngineRestarted.code:
+        elif code == EngineRestarted.code:
             self._lose(sent, end)
         else:
             self._streams.finish(end)

@@ -55,9 +55,9 @@ class RoutedRequest:
     """The answers of `n > 1`, or the probes of one attestation: all run on one replica."""
     block_hashes: Sequence[bytes] = ()
     """Of the prompt's first full blocks, as in PrefixHomes."""
-    is_suspect: bool = False
-    """A crash may be due to its adapter or its prompt, so the next one must not end several
-    engines."""
+    is_confined: bool = False
+    """It may end its engine: a crash may be due to its adapter or its prompt, or its adapter is
+    unproven. Such requests must not end several engines."""
 
 
 @dataclass(slots=True)
@@ -128,8 +128,8 @@ class Router:
     def choose(self, request: RoutedRequest, *, leave_out: Collection[str] = ()) -> str:
         """The name of a ready replica outside of `leave_out`, which names those that refused.
 
-        For a suspect it is the first of the order, at any load: all API servers send the suspects
-        of one adapter to one replica. Raises NoReplicaReady.
+        For a confined request it is the first of the order, at any load: all API servers send the
+        confined requests of one adapter to one replica. Raises NoReplicaReady.
         """
         candidates: Sequence[_Replica] = self._ready
         total_load = self._total_load
@@ -138,7 +138,7 @@ class Router:
             total_load = sum(each.load for each in candidates)
         if not candidates:
             raise NoReplicaReady
-        if request.is_suspect:
+        if request.is_confined:
             return next(self._in_order(request.adapter or BASE, leave_out)).name
         home = self._home_of_group(request, leave_out)
         if home is not None:

@@ -45,6 +45,7 @@ from .events import (
 )
 from .hello import Hello
 from .replica import (
+    AdaptersProven,
     BlockFound,
     EngineCrashed,
     LeaseAsked,
@@ -110,6 +111,7 @@ FromAgent = (
     | EngineStats
     | ReplicaChanged
     | EngineCrashed
+    | AdaptersProven
     | LeaseAsked
 )
 
@@ -123,6 +125,7 @@ __all__ = [
     "AdapterRead",
     "AdapterStored",
     "AdapterWanted",
+    "AdaptersProven",
     "BlockFound",
     "DeleteAdapter",
     "EngineCrashed",

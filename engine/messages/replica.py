@@ -32,14 +32,25 @@ class ReplicaChanged:
 
 @dataclass(frozen=True, slots=True)
 class EngineCrashed:
-    """From the agent: its engine ended in a step, and what was in that step is suspect."""
+    """From the agent: its engine ended in a step, and what was in its forward pass is suspect."""
 
     fingerprints: list[bytes]
-    """Of the step's requests; see `quarantine.fingerprint`."""
+    """Of the pass's requests; see `quarantine.fingerprint`."""
     adapters: list[AdapterKey]
     tenant_ids: list[str]
     is_alone: bool
-    """Whether the step had only one request."""
+    """Whether the pass had requests for one adapter only, or one request for the base."""
+    number: int = 0
+    """Of the agent's crashes, from 1 on. An API server that connects is told of the last ones, so
+    that it has the suspects of the others."""
+    seconds_ago: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersProven:
+    """From the agent: these adapters have answered often enough (`process.proven_adapters`)."""
+
+    keys: list[AdapterKey]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,13 @@ class GenerationRequest:
     num_lone_steps: int = 0
     """The number of its first steps that run in separate forward passes, because the engine crashed
     in a step of this request, its adapter or its tenant."""
+
+    @property
+    def lone_key(self) -> AdapterKey | str:
+        """Requests of one key share their separate forward passes: those of one adapter. A request
+        for the base has a key of its own."""
+        return self.adapter or self.request_id
+
     vocab_size: int | None = None
     """The number of the adapter's tokens, if it is not the base's."""
     own_end_token_ids: tuple[int, ...] = ()

@@ -71,7 +71,7 @@ class EngineClient(Engine):
             config, command=command, restarts=restarts, on_state=self._observer.note_state
         )
         send = self._supervisor.send
-        self._quarantine = Quarantine(time.monotonic)
+        self._quarantine = Quarantine(time.monotonic, self._observer.note_proven)
         self._requests = OpenRequests(
             self._supervisor,
             self._quarantine,

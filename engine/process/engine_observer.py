@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...adapters.identity import AdapterKey
 from ..messages import EngineCrashed, EngineStats
 
 
@@ -16,3 +17,6 @@ class EngineObserver:
 
     def note_crash(self, crash: EngineCrashed) -> None:
         """The engine has ended in a step, after `note_state`."""
+
+    def note_proven(self, key: AdapterKey) -> None:
+        """The adapter's answers have become its proof; see `Quarantine.is_proven`."""

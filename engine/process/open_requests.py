@@ -78,9 +78,10 @@ class OpenRequests:
     def note_crash(self, step_request_ids: Set[str]) -> EngineCrashed:
         """The process died in a step of these requests, which are now suspects."""
         streams = map(self._streams.find, step_request_ids)
-        crash = crash_of(
-            [stream.request for stream in streams if stream], is_alone=len(step_request_ids) == 1
-        )
+        requests = [stream.request for stream in streams if stream]
+        is_whole = len(requests) == len(step_request_ids)
+        lone_keys = {request.lone_key for request in requests}
+        crash = crash_of(requests, is_alone=is_whole and len(lone_keys) == 1)
         self._quarantine.note_crash(crash)
         return crash
 

@@ -2,9 +2,12 @@
 
 A crash only makes suspects, because every request of the step was present. A suspect's next
 requests begin with separate forward passes; after another crash all of its passes are separate. A
-successful answer clears the suspect, and a crash in a separate pass quarantines it. A tenant is a
-suspect too, so that it cannot crash the engine repeatedly with requests that all differ: its
-crashes in separate passes are counted whether or not it gets other answers.
+successful answer clears the suspect, and a second crash, in a separate pass, quarantines it. A
+tenant is a suspect too, so that it cannot crash the engine repeatedly with requests that all
+differ: its crashes in separate passes are counted whether or not it gets other answers.
+
+An adapter is proven by several answers (`proven_adapters.py`). Before that, one answer says little
+of it: if it is a suspect, all of its passes are separate, and only the proof clears it.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from dataclasses import dataclass, replace
 from ...adapters.identity import AdapterKey
 from ..errors import AdapterQuarantined, EngineError, NumericalError, RequestQuarantined
 from ..messages import EngineCrashed, FinishReason, GenerationRequest, RequestFinished
+from .proven_adapters import ProvenAdapters
 
 MAX_CRASHES = 2
-"""Crashes without a successful answer between them, one of them in a separate forward pass."""
+"""Crashes without being cleared between them, the last one in a separate forward pass."""
 MAX_TENANT_CRASHES = 4
 """Crashes in separate forward passes within QUARANTINE_SECONDS."""
 FIRST_LONE_STEPS = 16
@@ -46,21 +50,36 @@ _log = logging.getLogger(__name__)
 class _Suspicion:
     noted_at: float
     num_crashes: int = 0
+    crashed_at: float = float("-inf")
     was_alone: bool = False
-    """Whether one of the crashes was in a separate forward pass."""
+    """Whether the last crash was in a separate forward pass. The ones before do not count: that an
+    engine was killed while an innocent adapter ran alone does not make the next crash its own."""
+    is_culprit: bool = False
     num_numerical_errors: int = 0
 
     @property
     def is_quarantine(self) -> bool:
-        is_culprit = self.was_alone and self.num_crashes >= MAX_CRASHES
-        return is_culprit or self.num_numerical_errors >= MAX_NUMERICAL_ERRORS
+        return self.is_culprit or self.num_numerical_errors >= MAX_NUMERICAL_ERRORS
+
+    def note_crash(self, at: float, *, is_alone: bool) -> None:
+        self.num_crashes += 1
+        if at >= self.crashed_at:
+            self.crashed_at, self.was_alone = at, is_alone
+        self.is_culprit |= self.was_alone and self.num_crashes >= MAX_CRASHES
 
 
 class Quarantine:
     """The suspects and the quarantined requests, versions and tenants."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_proven: Callable[[AdapterKey], None] = lambda key: None,
+    ) -> None:
+        """`on_proven` is called when an adapter's answers here have become its proof."""
         self._clock = clock
+        self._on_proven = on_proven
+        self._proven = ProvenAdapters(clock)
         self._suspicions: dict[Suspect, _Suspicion] = {}
         self._watched: dict[str, float] = {}
         """Tenants that were in a crash and had no successful answer since, with the time of the
@@ -70,35 +89,49 @@ class Quarantine:
     def note_crash(self, crash: EngineCrashed) -> None:
         """An engine crashed."""
         self._forget_old()
+        at = self._clock() - crash.seconds_ago
         for tenant_id in crash.tenant_ids:
-            self._watched[tenant_id] = self._clock()
+            self._watched[tenant_id] = max(at, self._watched.get(tenant_id, at))
             if crash.is_alone:
-                self._lone_crashes.setdefault(tenant_id, deque()).append(self._clock())
-        suspects: list[Suspect] = [*crash.fingerprints, *crash.adapters]
-        for suspect in suspects:
-            suspicion = self._suspicion(suspect)
-            suspicion.num_crashes += 1
-            suspicion.was_alone |= crash.is_alone
-            _report(suspect, suspicion)
+                self._lone_crashes.setdefault(tenant_id, deque()).append(at)
+        for key in crash.adapters:
+            self._note_crash(key, at, is_alone=crash.is_alone)
+            if key not in self._proven or self.holds(key):
+                self._proven.disprove(key)
+        is_lone_request = crash.is_alone and len(crash.fingerprints) == 1
+        for request in crash.fingerprints:
+            self._note_crash(request, at, is_alone=is_lone_request)
+
+    def note_proven(self, key: AdapterKey) -> None:
+        """The adapter has been proven elsewhere."""
+        if not self.holds(key):
+            self._proven.note_proven(key)
+            self._clear(key)
+
+    def is_proven(self, key: AdapterKey) -> bool:
+        """Whether the adapter has answered so often that a crash is probably not its own."""
+        return key in self._proven
 
     def num_lone_steps(self, request: GenerationRequest) -> int:
         """The number of the request's steps that run in separate forward passes."""
         self._forget_old()
-        known = [self._suspicions.get(suspect) for suspect in _suspects(request)]
-        num_crashes = max((each.num_crashes for each in known if each), default=0)
+        crashes = {each: self._num_crashes(each) for each in _suspects(request)}
+        num_crashes = max(crashes.values())
         if not num_crashes:
             return FIRST_LONE_STEPS if request.tenant_id in self._watched else 0
-        return FIRST_LONE_STEPS if num_crashes == 1 else ALL_STEPS
+        key = request.adapter
+        is_unproven_suspect = key is not None and crashes[key] and key not in self._proven
+        return ALL_STEPS if num_crashes > 1 or is_unproven_suspect else FIRST_LONE_STEPS
 
     def note_end(self, request: GenerationRequest, end: RequestFinished) -> None:
-        """A request has ended: a successful answer clears it and its adapter."""
+        """A request has ended: a successful answer clears it, and its adapter if that is proven."""
         if end.error is not None and end.error.code == NumericalError.code and request.adapter:
             self._forget_old()
-            suspicion = self._suspicion(request.adapter)
+            suspicion = self._suspicion(request.adapter, self._clock())
             suspicion.num_numerical_errors += 1
             _report(request.adapter, suspicion)
-        elif self._has_suspects and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._clear(request)
+        elif end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._note_answer(request)
 
     def objection(self, request: GenerationRequest) -> EngineError | None:
         """Why this request is refused; None if it is not."""
@@ -120,17 +153,34 @@ class Quarantine:
         suspicion = self._suspicions.get(suspect)
         return suspicion is not None and suspicion.is_quarantine
 
-    def _suspicion(self, suspect: Suspect) -> _Suspicion:
-        suspicion = self._suspicions.setdefault(suspect, _Suspicion(0.0))
+    def _suspicion(self, suspect: Suspect, at: float) -> _Suspicion:
+        suspicion = self._suspicions.setdefault(suspect, _Suspicion(at))
         if not suspicion.is_quarantine:  # its end does not move
-            suspicion.noted_at = self._clock()
+            suspicion.noted_at = max(suspicion.noted_at, at)
         return suspicion
 
-    def _clear(self, request: GenerationRequest) -> None:
-        self._watched.pop(request.tenant_id, None)
-        for suspect in _suspects(request):
-            if not self.holds(suspect):
-                self._suspicions.pop(suspect, None)
+    def _num_crashes(self, suspect: Suspect) -> int:
+        suspicion = self._suspicions.get(suspect)
+        return suspicion.num_crashes if suspicion else 0
+
+    def _note_crash(self, suspect: Suspect, at: float, *, is_alone: bool) -> None:
+        suspicion = self._suspicion(suspect, at)
+        suspicion.note_crash(at, is_alone=is_alone)
+        _report(suspect, suspicion)
+
+    def _note_answer(self, request: GenerationRequest) -> None:
+        key = request.adapter
+        if key is not None and self._proven.note_answer(key):
+            self._on_proven(key)
+        if self._has_suspects:
+            self._watched.pop(request.tenant_id, None)
+            self._clear(fingerprint(request))
+            if key is not None and (key in self._proven or not self._num_crashes(key)):
+                self._clear(key)
+
+    def _clear(self, suspect: Suspect) -> None:
+        if not self.holds(suspect):
+            self._suspicions.pop(suspect, None)
 
     def _forget_old(self) -> None:
         horizon = self._clock() - QUARANTINE_SECONDS
@@ -148,7 +198,7 @@ class Quarantine:
 
 
 def crash_of(requests: Sequence[GenerationRequest], *, is_alone: bool) -> EngineCrashed:
-    """A crash in a step of these requests. `is_alone`: the step had only one request."""
+    """A crash in a forward pass of these requests. `is_alone`: see `EngineCrashed`."""
     adapters = {request.adapter for request in requests if request.adapter is not None}
     return EngineCrashed(
         fingerprints=list({fingerprint(request) for request in requests}),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+from ...adapters.identity import AdapterKey
 from ...adapters.leases import Lease
 from ..errors import EngineError
 from ..kv.layout import KvOperation, whole_blocks
@@ -125,18 +126,23 @@ Part = tuple[ScheduledSequence, ...]
 
 
 def parts_of(sequences: Sequence[ScheduledSequence]) -> Iterator[Part]:
-    """The parts of a step: each suspect runs in a separate forward pass.
+    """The parts of a step: the suspects of one adapter run in a separate forward pass, and so does
+    each suspect of the base.
 
-    A request in a step in which the engine crashed may or may not have caused that. If it runs
-    alone, another crash is its own, and a result clears it.
+    A request in a step in which the engine crashed may or may not have caused that. If its adapter
+    runs alone, another crash is the adapter's own, and results clear it. A pass for each request
+    would take several times as long, and all other requests of the engine wait for it.
     """
     others = tuple(each for each in sequences if not each.request.num_lone_steps)
     if others:
         yield others
+    suspects: dict[AdapterKey | str, list[ScheduledSequence]] = {}
     for sequence in sequences:
         if sequence.request.num_lone_steps:
             sequence.request.num_lone_steps -= 1
-            yield (sequence,)
+            key = sequence.request.submitted.lone_key
+            suspects.setdefault(key, []).append(sequence)
+    yield from map(tuple, suspects.values())
 
 
 class Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.draft import Draft
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
@@ -21,13 +22,15 @@ def make_request(
     num_prompt_logprobs: int | None = None,
     pooling: Pooling | None = None,
     num_lone_steps: int = 0,
+    name: str = "r",
+    adapter: AdapterKey | None = None,
 ) -> Request:
     submitted = GenerationRequest(
-        "r",
+        name,
         "acme",
         [1] * num_tokens,
         SamplingParams(max_tokens=1),
-        None,
+        adapter,
         num_prompt_logprobs=num_prompt_logprobs,
         pooling=pooling,
         num_lone_steps=num_lone_steps,
@@ -160,10 +163,27 @@ def test_a_batch_counts_the_drafts_that_really_run() -> None:
 
 def test_suspects_run_alone_for_as_many_steps_and_the_others_together() -> None:
     plain, other, suspect, brief = (
-        ScheduledSequence.of(make_request(num_lone_steps=count), 1) for count in (0, 0, 3, 1)
+        ScheduledSequence.of(make_request(num_lone_steps=count, name=name), 1)
+        for name, count in (("p", 0), ("o", 0), ("s", 3), ("b", 1))
     )
     sequences = (plain, suspect, other, brief)
     assert list(parts_of(sequences)) == [(plain, other), (suspect,), (brief,)]
     assert list(parts_of(sequences)) == [(plain, other, brief), (suspect,)]
     assert list(parts_of([suspect])) == [(suspect,)]
+    assert list(parts_of(sequences)) == [sequences]
+
+
+def test_suspects_of_one_adapter_share_their_passes() -> None:
+    first, second, other, plain = (
+        ScheduledSequence.of(make_request(num_lone_steps=count, name=name, adapter=adapter), 1)
+        for name, adapter, count in (
+            ("f", AdapterKey("acme", "a"), 2),
+            ("s", AdapterKey("acme", "a"), 1),
+            ("o", AdapterKey("acme", "b"), 1),
+            ("p", AdapterKey("acme", "a"), 0),
+        )
+    )
+    sequences = (first, other, second, plain)
+    assert list(parts_of(sequences)) == [(plain,), (first, second), (other,)]
+    assert list(parts_of(sequences)) == [(other, second, plain), (first,)]
     assert list(parts_of(sequences)) == [sequences]

@@ -147,11 +147,35 @@ def test_who_shared_its_step_with_a_request_that_has_ended_was_not_alone(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("adapters", "is_alone"),
+    [
+        ([GOOD], True),
+        ([GOOD, GOOD], True),
+        ([GOOD, BAD], False),
+        ([None], True),
+        ([None, None], False),
+        ([None, GOOD], False),
+    ],
+)
+def test_an_adapter_is_alone_in_a_pass_of_its_own_requests_and_a_base_request_without_others(
+    requests: OpenRequests, adapters: list[AdapterKey | None], is_alone: bool
+) -> None:
+    async def scenario() -> None:
+        names = {f"r{number}": adapter for number, adapter in enumerate(adapters)}
+        for name, adapter in names.items():
+            requests.submit(make(name, adapter), None)
+        assert requests.note_crash(names.keys()).is_alone is is_alone
+        assert not requests.note_crash({*names, "gone"}).is_alone, "nobody knows what that ran"
+
+    asyncio.run(scenario())
+
+
 def test_an_end_that_the_engine_tells_clears_the_request(
     requests: OpenRequests, quarantine: Quarantine
 ) -> None:
     async def scenario() -> None:
-        request = make("suspect", GOOD)
+        request = make("suspect")
         requests.submit(request, None)
         requests.note_crash({"suspect"})
         end = RequestFinished("suspect", FinishReason.STOP, 1, 1)

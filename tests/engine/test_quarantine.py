@@ -7,6 +7,7 @@ import pytest
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import ErrorInfo, FinishReason, GenerationRequest, RequestFinished
+from loraplex.engine.process.proven_adapters import PROOF_ANSWERS, PROOF_SECONDS
 from loraplex.engine.process.quarantine import (
     ALL_STEPS,
     FIRST_LONE_STEPS,
@@ -19,6 +20,7 @@ from loraplex.engine.process.quarantine import (
 from loraplex.engine.sampling_params import SamplingParams
 
 ADAPTER = AdapterKey("acme", "a")
+INNOCENT = AdapterKey("innocent", "a")
 NAN = ErrorInfo("numerical_error", "not finite")
 
 
@@ -48,6 +50,11 @@ def end(
     reason: FinishReason = FinishReason.STOP, error: ErrorInfo | None = None
 ) -> RequestFinished:
     return RequestFinished("r", FinishReason.ERROR if error else reason, 1, 1, error)
+
+
+def answer(quarantine: Quarantine, request: GenerationRequest, number: int) -> None:
+    for _ in range(number):
+        quarantine.note_end(request, end())
 
 
 def code(error: EngineError | None) -> str | None:
@@ -84,6 +91,7 @@ def test_who_was_only_there_is_kept_out_by_no_number_of_crashes(quarantine: Quar
 
 def test_a_suspect_runs_alone_until_it_is_cleared(quarantine: Quarantine) -> None:
     suspect, other = make(1, ADAPTER), replace(make(1), tenant_id="other")
+    quarantine.note_proven(ADAPTER)
     assert quarantine.num_lone_steps(suspect) == 0
     quarantine.note_crash(crash_of([suspect], is_alone=False))
     assert quarantine.num_lone_steps(make(2, ADAPTER)) == FIRST_LONE_STEPS
@@ -95,6 +103,91 @@ def test_a_suspect_runs_alone_until_it_is_cleared(quarantine: Quarantine) -> Non
     assert quarantine.num_lone_steps(suspect) == ALL_STEPS, "this very request has not answered"
     quarantine.note_end(suspect, end())
     assert quarantine.num_lone_steps(suspect) == 0
+
+
+def test_an_unproven_suspect_runs_alone_throughout_until_it_is_proven(
+    quarantine: Quarantine, clock: Clock
+) -> None:
+    quarantine.note_crash(crash_of([make(1, ADAPTER), make(2, INNOCENT)], is_alone=False))
+    answer(quarantine, make(3, ADAPTER), PROOF_ANSWERS - 1)
+    assert quarantine.num_lone_steps(make(4, ADAPTER)) == ALL_STEPS
+    clock.now += PROOF_SECONDS
+    answer(quarantine, make(3, ADAPTER), 1)
+    assert quarantine.num_lone_steps(make(4, ADAPTER)) == 0
+    assert quarantine.num_lone_steps(make(5, INNOCENT)) == ALL_STEPS
+
+
+def test_answers_before_a_crash_are_no_proof_unless_there_were_enough(
+    quarantine: Quarantine, clock: Clock
+) -> None:
+    answer(quarantine, make(1, ADAPTER), PROOF_ANSWERS - 1)
+    answer(quarantine, make(1, INNOCENT), PROOF_ANSWERS - 1)
+    clock.now += PROOF_SECONDS
+    answer(quarantine, make(1, INNOCENT), 1)
+    quarantine.note_crash(crash_of([make(1, ADAPTER), make(2, INNOCENT)], is_alone=False))
+    for key in (ADAPTER, INNOCENT):
+        answer(quarantine, make(3, key), 1)
+    assert quarantine.num_lone_steps(make(4, ADAPTER)) == ALL_STEPS
+    assert quarantine.num_lone_steps(make(4, INNOCENT)) == 0
+
+
+def test_answers_elsewhere_prove_an_adapter_and_clear_it_but_end_no_quarantine(
+    quarantine: Quarantine,
+) -> None:
+    assert not quarantine.is_proven(ADAPTER)
+    quarantine.note_crash(crash_of([make(1, ADAPTER)], is_alone=False))
+    quarantine.note_proven(ADAPTER)
+    assert quarantine.is_proven(ADAPTER)
+    assert quarantine.num_lone_steps(make(2, ADAPTER)) == FIRST_LONE_STEPS, "for its tenant's sake"
+    for _ in range(2):
+        quarantine.note_crash(crash_of([make(3, ADAPTER)], is_alone=True))
+    quarantine.note_proven(ADAPTER)
+    assert quarantine.holds(ADAPTER)
+    assert not quarantine.is_proven(ADAPTER), "after ten minutes it has to prove itself again"
+
+
+def test_the_owner_is_told_once_when_answers_have_become_a_proof(clock: Clock) -> None:
+    proven: list[AdapterKey] = []
+    quarantine = Quarantine(clock, proven.append)
+    for _ in range(3):
+        answer(quarantine, make(1, ADAPTER), PROOF_ANSWERS)
+        clock.now += PROOF_SECONDS
+    assert proven == [ADAPTER]
+
+
+def test_a_crash_alone_makes_no_culprit_of_who_is_beside_others_in_the_next_one(
+    quarantine: Quarantine,
+) -> None:
+    quarantine.note_crash(crash_of([make(1, INNOCENT)], is_alone=True))
+    quarantine.note_crash(crash_of([make(1, INNOCENT), make(1, ADAPTER)], is_alone=False))
+    assert not quarantine.holds(INNOCENT)
+
+
+def test_crashes_may_be_told_in_any_order(quarantine: Quarantine) -> None:
+    first = crash_of([make(1, INNOCENT), make(1, ADAPTER)], is_alone=False)
+    second = crash_of([make(2, ADAPTER)], is_alone=True)
+    quarantine.note_crash(replace(second, seconds_ago=10.0))
+    quarantine.note_crash(replace(first, seconds_ago=20.0))
+    assert quarantine.holds(ADAPTER)
+    assert not quarantine.holds(INNOCENT)
+
+
+def test_a_crash_that_is_told_late_counts_from_when_it_was(
+    quarantine: Quarantine, clock: Clock
+) -> None:
+    for _ in range(2):
+        crash = crash_of([make(1, ADAPTER)], is_alone=True)
+        quarantine.note_crash(replace(crash, seconds_ago=QUARANTINE_SECONDS - 5))
+    assert quarantine.holds(ADAPTER)
+    clock.now += 5
+    assert not quarantine.holds(ADAPTER)
+
+
+def test_a_request_is_no_culprit_of_a_pass_of_several_requests(quarantine: Quarantine) -> None:
+    for _ in range(2):
+        quarantine.note_crash(crash_of([make(1, ADAPTER), make(2, ADAPTER)], is_alone=True))
+    assert quarantine.holds(ADAPTER)
+    assert not quarantine.holds(fingerprint(make(1, ADAPTER)))
 
 
 def test_a_tenant_cannot_end_the_engine_again_and_again_by_requests_that_differ(

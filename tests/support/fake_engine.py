@@ -179,7 +179,10 @@ class FakeCore:
         """As `batch.parts_of`."""
         lone = [request for request in requests if self._lone_steps[request.request_id] > 0]
         self._lone_steps.subtract(request.request_id for request in lone)
-        return [[each for each in requests if each not in lone], *([each] for each in lone)]
+        parts: dict[AdapterKey | str, list[GenerationRequest]] = {}
+        for request in lone:
+            parts.setdefault(request.lone_key, []).append(request)
+        return [[each for each in requests if each not in lone], *parts.values()]
 
     def _submit(self, request: GenerationRequest) -> None:
         if request.prompt_token_ids == RAISE:

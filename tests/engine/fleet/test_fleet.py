@@ -14,6 +14,8 @@ from loraplex.engine.fleet.agent import AgentEnd
 from loraplex.engine.fleet.fleet import Fleet
 from loraplex.engine.fleet.replica_link import ReplicaLink
 from loraplex.engine.messages import FinishReason, ReplicaState, RequestStarted
+from loraplex.engine.process import proven_adapters
+from loraplex.engine.process.quarantine import crash_of
 from support.fake_client import (
     collect,
     end_of,
@@ -45,6 +47,14 @@ def routed_state(fleet: Fleet, name: str) -> ReplicaState:
 
 def open_at(fleet: Fleet, name: str) -> set[str]:
     return {key for key, sent in fleet._requests._sent.items() if sent.replica == name}
+
+
+async def started_server(small: SmallFleet) -> Fleet:
+    """One more API server, for which all agents are ready."""
+    server = small.add_api_server()
+    await server.start()
+    await settled(server)
+    return server
 
 
 def others(fleet: SmallFleet, name: str) -> list[RunningAgent]:
@@ -272,6 +282,80 @@ def test_a_poisonous_request_ends_two_engines_at_most(tmp_path: Path) -> None:
             await settled(fleet)
             healthy = await collect(fleet.submit(make_request("good", [5], adapter="sums")))
             assert tokens_of(healthy) == [5] * 4
+
+    asyncio.run(scenario())
+
+
+def test_an_unproven_adapter_runs_on_one_replica_at_any_load(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b", "c") as (_, fleet):
+            names = {
+                adapter: [f"{adapter}-{number}" for number in range(12)]
+                for adapter in ("proven", "new")
+            }
+            fleet.note_proven(AdapterKey("acme", "proven"))
+            streams = [
+                fleet.submit(make_request(name, HANG, adapter=adapter))
+                for adapter in names
+                for name in names[adapter]
+            ]
+            assert len({replica_of(fleet, name) for name in names["new"]}) == 1
+            assert len({replica_of(fleet, name) for name in names["proven"]}) > 1
+            for stream in streams:
+                stream.close()
+
+    asyncio.run(scenario())
+
+
+def test_all_api_servers_learn_which_adapters_are_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proven_adapters, "PROOF_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b") as (small, fleet):
+            early = await started_server(small)
+            key = AdapterKey("acme", "sums")
+            for number in range(proven_adapters.PROOF_ANSWERS):
+                assert not early._quarantine.is_proven(key)
+                await collect(fleet.submit(make_request(f"r{number}", [1], adapter="sums")))
+            await until(lambda: early._quarantine.is_proven(key))
+            late = await started_server(small)
+            await until(lambda: late._quarantine.is_proven(key))
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_connects_again_or_later_knows_each_crash_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b") as (small, fleet):
+            poison = fleet.submit(make_request("poison", EXIT, adapter="poison"))
+            assert error_of(await collect(poison)).code in (RESTARTED, "adapter_quarantined")
+            key = AdapterKey("acme", "poison")
+            await until(lambda: fleet.is_quarantined(key))
+            await settled(fleet)
+            for agent in small.agents.values():
+                agent.replica.close()
+            await until(lambda: not fleet.is_ready)
+            await settled(fleet)
+            late = await started_server(small)
+            await until(lambda: late.is_quarantined(key))
+            for server in (fleet, late):
+                assert server._quarantine._num_crashes(key) == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_is_open_of_an_adapter_in_quarantine_ends_on_every_replica(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b") as (small, fleet):
+            begun = await submit_started(fleet, make_request("begun", HANG, adapter="x"))
+            agent = small.agents[replica_of(fleet, "begun")]
+            for _ in range(2):
+                fleet.note_crash(crash_of([make_request("r", EXIT, adapter="x")], is_alone=True))
+            assert error_of(await collect(begun)).code == "adapter_quarantined"
+            await until(lambda: agent.replica.num_open == 0)
+            assert agent.engine.num_restarts == 0
 
     asyncio.run(scenario())
 

@@ -249,10 +249,10 @@ def test_suspects_of_an_adapter_run_on_the_first_of_its_order_that_accepts_reque
     in_order = RendezvousOrder(fleet.states).of(adapter or "")
     expected = next(name for name in in_order if name in allowed)
     for number in range(20):
-        suspect = replace(request(number, adapter), is_suspect=True)
+        suspect = replace(request(number, adapter), is_confined=True)
         assert router.choose(suspect, leave_out=refused) == expected
         router.open(suspect, expected)
-    assert others.choose(replace(request(99, adapter), is_suspect=True), leave_out=refused) == (
+    assert others.choose(replace(request(99, adapter), is_confined=True), leave_out=refused) == (
         expected
     )
 
@@ -261,7 +261,7 @@ def test_a_suspect_leaves_its_group_and_the_home_of_its_prompt() -> None:
     router = idle_router(NAMES)
     other = RendezvousOrder(NAMES).of("a0")[3]
     router.open(request(1, group="g", blocks=(b"1",)), other)
-    suspect = replace(request(2, group="g", blocks=(b"1",)), is_suspect=True)
+    suspect = replace(request(2, group="g", blocks=(b"1",)), is_confined=True)
     assert router.choose(suspect) == first_of("a0")
 
 
