@@ -21,7 +21,7 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	fleet fleet-fairness
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
 	lint format docs console console-check \
-	console-packages screenshots simulate simulate-fleet fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
+	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
 	mutation-evidence mutation-survey \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
@@ -219,6 +219,9 @@ simulate: $(INSTALLED) ## simulate scheduling, KV and paging: STEPS=N SEED=S; re
 
 simulate-fleet: $(INSTALLED) ## compare routing policies on simulated fleets: ARGS='--seeds N --json FILE'
 	PYTHONPATH=.src:tests $(BIN)/python -m fleet_simulation $(ARGS)
+
+simulate-poison: $(INSTALLED) ## adapters that end engines on simulated fleets: ARGS='--seeds N'
+	PYTHONPATH=.src:tests $(BIN)/python -m poison_simulation $(ARGS)
 
 fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers of a fleet under load: ARGS='--events N --requests N --rounds N --json FILE'
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.fleet_faults $(ARGS)
