@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from loraplex.adapters.errors import ObjectNotFound
 from loraplex.adapters.fetcher import FetchedBlock
@@ -164,10 +165,10 @@ class SmallFleet:
         """An API server's, without members."""
         return Fleet(context=self._api_context, locate=self._locate, max_requests=1000)
 
-    def add_api_server(self) -> Fleet:
-        """One that reads the table."""
+    def add_api_server(self, ports: Mapping[str, int] = MappingProxyType({})) -> Fleet:
+        """One that reads the table. `ports`: of proxies before agents, by the agents' names."""
         fleet = self.make_fleet()
-        self._fleets.append((fleet, asyncio.create_task(self._look(fleet))))
+        self._fleets.append((fleet, asyncio.create_task(self._look(fleet, ports))))
         return fleet
 
     async def close(self) -> None:
@@ -179,10 +180,13 @@ class SmallFleet:
             with suppress(Exception):
                 await agent.stop()
 
-    async def _look(self, fleet: Fleet) -> None:
+    async def _look(self, fleet: Fleet, ports: Mapping[str, int]) -> None:
         while True:
             if self.table.is_available:
-                await fleet.set_members(self.table.look(fleet))
+                members = self.table.look(fleet)
+                await fleet.set_members(
+                    [replace(each, port=ports.get(each.id, each.port)) for each in members]
+                )
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _locate(self, key: AdapterKey) -> BlockFound:

@@ -10,8 +10,10 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import EngineError, EngineUnavailable, NotNow, ReplicaUnreachable
 from loraplex.engine.fleet import agent as agent_module
 from loraplex.engine.fleet import replica_link
+from loraplex.engine.fleet.adapter_name import adapter_name
 from loraplex.engine.fleet.agent import AgentEnd
 from loraplex.engine.fleet.fleet import Fleet
+from loraplex.engine.fleet.rendezvous import RendezvousOrder
 from loraplex.engine.fleet.replica_link import ReplicaLink
 from loraplex.engine.messages import FinishReason, ReplicaState, RequestStarted
 from loraplex.engine.process import proven_adapters
@@ -28,6 +30,7 @@ from support.fake_client import (
 )
 from support.fake_engine import BASE_ID_FILE, EXIT, HANG, QUEUE
 from support.small_fleet import LEASE_SECONDS, RunningAgent, SmallFleet, running_fleet
+from support.stream_proxy import StreamProxy, swallowed, unharmed
 
 RESTARTED = "engine_restarted"
 
@@ -55,6 +58,15 @@ async def started_server(small: SmallFleet) -> Fleet:
     await server.start()
     await settled(server)
     return server
+
+
+def adapter_of(name: str, *others: str) -> str:
+    """An adapter with this replica as the first of its order."""
+    order = RendezvousOrder([name, *others])
+    adapters = map(str, range(999))
+    return next(
+        each for each in adapters if order.of(adapter_name(AdapterKey("acme", each)))[0] == name
+    )
 
 
 def others(fleet: SmallFleet, name: str) -> list[RunningAgent]:
@@ -534,6 +546,30 @@ def test_two_api_servers_share_the_replicas(tmp_path: Path) -> None:
                 server = (fleet, second)[number % 2]
                 await collect(server.submit(make_request(f"r{number}", [1], adapter="sums")))
             assert sum(len(agent.fetcher.fetched) for agent in small.agents.values()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_cut_off_from_one_api_server_serves_the_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path, "a", "b") as (small, fleet):
+            with StreamProxy(small.agents["a"].port) as proxy:
+                other = small.add_api_server({"a": proxy.port})
+                await other.start()
+                await settled(other)
+                adapter = adapter_of("a", "b")
+                begun = await submit_started(other, make_request("begun", HANG, adapter=adapter))
+                assert replica_of(other, "begun") == "a"
+                proxy.treat = swallowed
+                assert error_of(await collect(begun)).code == RESTARTED
+                for number, server in enumerate((fleet, other, fleet)):
+                    request = make_request(f"r{number}", [number, 7], adapter=adapter)
+                    stream = server.submit(request)
+                    assert replica_of(server, f"r{number}") == ("b" if server is other else "a")
+                    assert tokens_of(await collect(stream)) == [number, 7, number, 7]
+                proxy.treat = unharmed
+                await settled(other)
+                await until(lambda: small.agents["a"].replica.num_open == 0)
 
     asyncio.run(scenario())
 
