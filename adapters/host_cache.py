@@ -9,23 +9,32 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block import ALIGNMENT_ELEMENTS, BlockHeader, BlockPlan, PlacedExtra, read_block_header
+from .block import (
+    ALIGNMENT_ELEMENTS,
+    BlockHeader,
+    BlockPlan,
+    ExtraKind,
+    PlacedExtra,
+    read_block_header,
+)
 from .byte_shares import Holding, find_surplus
 from .errors import AdapterUnavailable, ArenaTooSmall, ObjectCorrupt
 from .extents import Extent, ExtentAllocator
 from .identity import AdapterKey
 from .layout import BaseLayout
+from .layout_part import LayoutPart
 from .loaders import UNPACED, Pace, Paced
 from .untouched import untouched_zeros
 
@@ -76,15 +85,17 @@ class HostCache:
         page_locked: bool = False,
         prepare: Prepare | None = None,
         pace: Pace = UNPACED,
+        part: LayoutPart | None = None,
     ) -> None:
         """`prepare` converts the auxiliary tensors of a block to their served values; see
-        `ExtraKind`.
+        `ExtraKind`. `part`: what the blocks hold of each adapter; None: all.
 
         `pace`: the share of a core that reading and zeroing may use while the engine's steps run.
         """
         self._prepare = prepare
         self._pace = pace
         self._layout = layout
+        self._part = part or LayoutPart(layout)
         self._dtype = dtype
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
@@ -164,8 +175,7 @@ class HostCache:
         tensor = self._pool[extent.offset : extent.offset + plan.num_elements]
         try:
             with path.open("rb", buffering=0) as file:
-                file.seek(header.payload_offset)
-                _fill(tensor, file, header, plan, Paced(self._pace))
+                _fill(tensor, file, header, _arrays(header, self._part, plan), Paced(self._pace))
             if self._prepare and plan.auxiliary:
                 self._prepare(tensor, header, plan)
         except BaseException:
@@ -217,9 +227,10 @@ class HostCache:
             raise ObjectCorrupt("the block's factors are not those of its rows")
         if not all(0 <= extra.slice_index < num_slices for extra in header.auxiliary):
             raise ObjectCorrupt("the block's extras belong to no slice of this base model")
-        plan = BlockPlan(self._layout, header.ranks, header.auxiliary)
-        if plan.num_elements != header.num_elements:
+        if _whole_plan(header, self._part).num_elements != header.num_elements:
             raise ObjectCorrupt("the block's size does not follow from its ranks")
+        extras = tuple(map(self._part.extra_part, header.auxiliary))
+        plan = BlockPlan(self._part.layout, header.ranks, extras)
         if plan.num_elements > self._extents.capacity:
             raise ArenaTooSmall(
                 f"It needs {plan.num_elements * self._dtype.itemsize} bytes of host memory."
@@ -272,21 +283,49 @@ class HostCache:
             self._extents.free(extent)
 
 
+class _Array(NamedTuple):
+    """Rows of a matrix, in the payload of a file and in the block that is filled."""
+
+    source: int
+    """Where they begin in the payload, in elements."""
+    target: int
+    """Where they begin in the block."""
+    num_rows: int
+    width: int
+    """Elements of a row in the file."""
+    columns: range
+    """Those of them that the block holds."""
+    scale: float
+
+
+class _Piece(NamedTuple):
+    """Adjacent elements of the payload that are adjacent in the block too."""
+
+    source: int
+    target: int
+    num_elements: int
+    scale: float
+
+
 def _fill(
-    target: Tensor, file: BinaryIO, header: BlockHeader, plan: BlockPlan, work: Paced
+    target: Tensor, file: BinaryIO, header: BlockHeader, arrays: Iterable[_Array], work: Paced
 ) -> None:
-    """Convert the payload at the file's position, in order, piece by piece."""
+    """Convert what the arrays name of a block's file, piece by piece."""
     stored = torch.empty(PIECE_ELEMENTS, dtype=TORCH_DTYPES[header.dtype])
     scaled = torch.empty(PIECE_ELEMENTS, dtype=torch.float32)
+    position = None
     try:
-        for start, stop, scale in _pieces(header, plan):
-            piece = target[start:stop]
+        for source, start, count, scale in chain.from_iterable(map(_pieces, arrays)):
+            if source != position:
+                file.seek(header.payload_offset + source * stored.itemsize)
+            position = source + count
+            piece = target[start : start + count]
             if scale == 1.0 and stored.dtype == target.dtype:
                 _read_into(file, piece)
             else:
-                values = stored[: stop - start]
+                values = stored[:count]
                 _read_into(file, values)
-                piece.copy_(scaled[: stop - start].copy_(values).mul_(scale))
+                piece.copy_(scaled[:count].copy_(values).mul_(scale))
             if not _is_finite(piece):
                 raise AdapterUnavailable(
                     f"the adapter has values that are not finite in {piece.dtype}"
@@ -313,22 +352,59 @@ def _is_finite(values: Tensor) -> bool:
     return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
-def _pieces(header: BlockHeader, plan: BlockPlan) -> Iterator[tuple[int, int, float]]:
-    """Cover the payload in order with `(start, stop, scale)`: scale is 1 outside of B."""
-    for start, stop, scale in _runs(header, plan):
-        for offset in range(start, stop, PIECE_ELEMENTS):
-            yield offset, min(offset + PIECE_ELEMENTS, stop), scale
+def _whole_plan(header: BlockHeader, part: LayoutPart) -> BlockPlan:
+    return BlockPlan(part.whole, header.ranks, header.auxiliary)
 
 
-def _runs(header: BlockHeader, plan: BlockPlan) -> Iterator[tuple[int, int, float]]:
-    position = 0
-    slices = plan.layout.slices
-    for index in sorted(header.ranks, key=lambda index: int(plan.table[index, 1])):
-        begin = int(plan.table[index, 1])
-        yield position, begin, 1.0
-        total = header.ranks[index] * slices[index].num_experts
-        for num_rows, scale in header.row_scales.get(index, ((total, header.scales[index]),)):
-            position = begin + num_rows * slices[index].out_features
-            yield begin, position, scale
-            begin = position
-    yield position, plan.num_elements, 1.0
+def _pieces(array: _Array) -> Iterator[_Piece]:
+    source, target, num_rows, width, columns, scale = array
+    if len(columns) == width:
+        num_rows, width, columns = 1, num_rows * width, range(num_rows * width)
+    for row in range(num_rows):
+        begin, place = source + row * width + columns.start, target + row * len(columns)
+        for offset in range(0, len(columns), PIECE_ELEMENTS):
+            count = min(PIECE_ELEMENTS, len(columns) - offset)
+            yield _Piece(begin + offset, place + offset, count, scale)
+
+
+def _arrays(header: BlockHeader, part: LayoutPart, plan: BlockPlan) -> list[_Array]:
+    """The arrays of a block's file in their order there. `plan`: of the block that is filled."""
+    whole = _whole_plan(header, part)
+    arrays = [
+        array
+        for index in header.ranks
+        for array in _matrices(header, part, index, whole.table[index], plan.table[index])
+    ]
+    for stored, placed in zip(whole.placed_auxiliary, plan.placed_auxiliary, strict=True):
+        arrays.append(_extra_array(stored, placed, part))
+    return sorted(arrays, key=lambda array: array.source)
+
+
+def _matrices(
+    header: BlockHeader,
+    part: LayoutPart,
+    index: int,
+    stored: npt.NDArray[np.int64],
+    placed: npt.NDArray[np.int64],
+) -> Iterator[_Array]:
+    """A and B of one slice. `stored`, `placed`: its entries in the tables of file and block."""
+    whole, (inputs, outputs) = part.whole.slices[index], part.range_of(index)
+    (a_source, b_source, _), (a_target, b_target, _) = stored.tolist(), placed.tolist()
+    total = header.ranks[index] * whole.num_experts
+    yield _Array(a_source, a_target, total, whole.in_features, inputs, 1.0)
+    for num_rows, scale in header.row_scales.get(index, ((total, header.scales[index]),)):
+        yield _Array(b_source, b_target, num_rows, whole.out_features, outputs, scale)
+        b_source += num_rows * whole.out_features
+        b_target += num_rows * len(outputs)
+
+
+def _extra_array(stored: PlacedExtra, placed: PlacedExtra, part: LayoutPart) -> _Array:
+    kind, shape = stored.extra.kind, stored.extra.shape
+    inputs, outputs = part.range_of(stored.extra.slice_index)
+    if shape == placed.extra.shape:
+        size = stored.extra.num_elements
+        return _Array(stored.offset, placed.offset, 1, size, range(size), 1.0)
+    if kind is ExtraKind.MATRIX:
+        source = stored.offset + outputs.start * shape[1]
+        return _Array(source, placed.offset, len(outputs), shape[1], inputs, 1.0)
+    return _Array(stored.offset, placed.offset, 1, shape[0], outputs, 1.0)

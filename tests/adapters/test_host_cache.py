@@ -261,9 +261,10 @@ def test_bytes_are_zero_when_they_are_free_again(tmp_path: Path, how: str) -> No
         other = write_block(tmp_path / "other", make_key("b"), ranks={5: 1})
         if how == "failed":
             rewrite_header(other, scales={5: 0.0})
-            content = other.path.read_bytes()
-            nan = np.array([np.nan], dtype=np.float32).tobytes()
-            other.path.write_bytes(content[:-4] + nan)
+            content = bytearray(other.path.read_bytes())
+            first_of_b = -4 * (other.plan.num_elements - int(other.plan.table[5, 1]))
+            content[first_of_b : first_of_b + 4] = np.array([np.nan], dtype=np.float32).tobytes()
+            other.path.write_bytes(content)
             with pytest.raises(AdapterUnavailable):
                 cache.read(other.key, other.path)
         else:

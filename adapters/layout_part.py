@@ -1,0 +1,71 @@
+"""The part of a base's layout that one rank of a tensor-parallel group holds. Torch-free.
+
+A block's file holds whole matrices. A rank's block holds the same matrices with this rank's inputs
+and outputs only, in the same order, so slice indices mean the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from .block import Extra, ExtraKind
+from .errors import ObjectCorrupt
+from .layout import BaseLayout, Projection, Slice
+
+
+class SliceRange(NamedTuple):
+    """The inputs and outputs of one slice that a rank holds."""
+
+    inputs: range
+    outputs: range
+
+
+@dataclass(frozen=True)
+class LayoutPart:
+    """What one rank holds of each slice of a base."""
+
+    whole: BaseLayout
+    ranges: Mapping[str, SliceRange] = field(default_factory=dict)
+    """By slice name. A slice that is not named is held whole."""
+
+    @cached_property
+    def layout(self) -> BaseLayout:
+        """The layout of the rank's own matrices."""
+        if not self.ranges:
+            return self.whole
+        projections = tuple(
+            Projection(tuple(map(self.part_of, projection.slices)))
+            for projection in self.whole.projections
+        )
+        return replace(self.whole, projections=projections)
+
+    def part_of(self, whole: Slice) -> Slice:
+        """The rank's part of a slice of the whole layout."""
+        held = self.ranges.get(whole.name)
+        if held is None:
+            return whole
+        return replace(whole, in_features=len(held.inputs), out_features=len(held.outputs))
+
+    def range_of(self, slice_index: int) -> SliceRange:
+        """What the rank holds of this slice."""
+        whole = self.whole.slices[slice_index]
+        held = self.ranges.get(whole.name)
+        return held or SliceRange(range(whole.in_features), range(whole.out_features))
+
+    def extra_part(self, extra: Extra) -> Extra:
+        """The rank's part of an auxiliary tensor. Raises ObjectCorrupt if the tensor does not have
+        the shape of a slice that is held in part."""
+        whole = self.whole.slices[extra.slice_index]
+        held = self.ranges.get(whole.name)
+        if held is None:
+            return extra
+        stored: tuple[int, ...] = (whole.out_features,)
+        shape: tuple[int, ...] = (len(held.outputs),)
+        if extra.kind is ExtraKind.MATRIX:
+            stored, shape = (*stored, whole.in_features), (*shape, len(held.inputs))
+        if extra.shape != stored:
+            raise ObjectCorrupt(f"{extra.kind} {list(extra.shape)} does not fit {whole.name}")
+        return replace(extra, shape=shape)

@@ -1,0 +1,117 @@
+"""A rank's part of a block equals the slices that torch cuts from the whole block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, write_block_header
+from loraplex.adapters.errors import ObjectCorrupt
+from loraplex.adapters.host_cache import PIECE_ELEMENTS, HostCache
+from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
+from loraplex.adapters.layout_part import LayoutPart, SliceRange
+from support.blocks import make_key
+
+EMBEDDING = Slice("embed", 11, 8, SliceKind.EMBEDDING)
+WIDE = PIECE_ELEMENTS + 6
+"""One row of it takes two pieces."""
+LAYOUT = BaseLayout(
+    "base",
+    (
+        Projection((EMBEDDING,)),
+        Projection((Slice("q", 8, 12), Slice("k", 8, 4))),
+        Projection((Slice("o", 12, 8),)),
+        Projection((Slice("down", WIDE, 3),)),
+        Projection((Slice("router", 8, 5),)),
+    ),
+)
+PART = LayoutPart(
+    LAYOUT,
+    {
+        "q": SliceRange(range(8), range(6, 12)),
+        "k": SliceRange(range(8), range(2, 4)),
+        "o": SliceRange(range(6, 12), range(8)),
+        "down": SliceRange(range(3, WIDE), range(3)),
+    },
+)
+RANKS = {0: 2, 1: 3, 2: 1, 3: 4, 4: 2, 5: 3}
+SCALES = {0: 1.0, 1: 0.5, 2: 2.0, 3: 1.0, 4: 0.25, 5: 3.0}
+EXTRAS = (
+    Extra(1, ExtraKind.BIAS, (12,)),
+    Extra(3, ExtraKind.MATRIX, (8, 12)),
+    Extra(5, ExtraKind.LORA_BIAS, (5,)),
+)
+KEY = make_key("a")
+
+
+def write(path: Path, extras: tuple[Extra, ...] = EXTRAS) -> Tensor:
+    plan = BlockPlan(LAYOUT, RANKS, extras)
+    payload = torch.randn(plan.num_elements, generator=torch.Generator().manual_seed(0))
+    with path.open("wb") as file:
+        write_block_header(
+            file, base_id="base", digest=KEY.digest, dtype="F32", scales=SCALES, plan=plan
+        )
+        file.write(payload.numpy().tobytes())
+    return payload
+
+
+def matrices(values: Tensor, plan: BlockPlan, index: int) -> tuple[Tensor, Tensor]:
+    a_offset, b_offset, rank = plan.table[index].tolist()
+    part = plan.layout.slices[index]
+    a = values[a_offset : a_offset + rank * part.in_features].view(rank, part.in_features)
+    b = values[b_offset : b_offset + rank * part.out_features].view(rank, part.out_features)
+    return a, b
+
+
+def test_a_part_has_the_layouts_slices_with_its_own_sizes() -> None:
+    sizes = [(part.name, part.in_features, part.out_features) for part in PART.layout.slices]
+    expected = [("embed", 11, 8), ("q", 8, 6), ("k", 8, 2), ("o", 6, 8)]
+    assert sizes == [*expected, ("down", WIDE - 3, 3), ("router", 8, 5)]
+
+
+def test_a_part_of_everything_is_the_layout_itself() -> None:
+    assert LayoutPart(LAYOUT).layout is LAYOUT
+
+
+def test_a_block_is_read_with_the_ranks_inputs_and_outputs_only(tmp_path: Path) -> None:
+    payload = write(tmp_path / "block")
+    cache = HostCache(LAYOUT, 4 << 20, torch.float32, part=PART)
+    block = cache.read(KEY, tmp_path / "block")
+    assert block is not None
+    whole = BlockPlan(LAYOUT, RANKS, EXTRAS)
+    own = BlockPlan(PART.layout, RANKS, tuple(map(PART.extra_part, EXTRAS)))
+    assert block.num_elements == own.num_elements < whole.num_elements
+    for index in RANKS:
+        inputs, outputs = PART.range_of(index)
+        a, b = matrices(payload, whole, index)
+        own_a, own_b = matrices(block.tensor, own, index)
+        assert torch.equal(own_a, a[:, inputs.start : inputs.stop])
+        assert torch.equal(own_b, b[:, outputs.start : outputs.stop] * SCALES[index])
+
+
+def test_auxiliary_tensors_are_cut_like_the_slice_that_they_belong_to(tmp_path: Path) -> None:
+    payload = write(tmp_path / "block")
+    block = HostCache(LAYOUT, 4 << 20, torch.float32, part=PART).read(KEY, tmp_path / "block")
+    assert block is not None
+    whole = BlockPlan(LAYOUT, RANKS, EXTRAS).placed_auxiliary
+    stored = [payload[p.offset : p.offset + p.extra.num_elements] for p in whole]
+    expected = [stored[0][6:12], stored[1].view(8, 12)[:, 6:12].flatten(), stored[2]]
+    for placed, values in zip(block.auxiliary, expected, strict=True):
+        end = placed.offset + placed.extra.num_elements
+        assert torch.equal(block.tensor[placed.offset : end], values)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [Extra(1, ExtraKind.BIAS, (11,)), Extra(1, ExtraKind.TOKEN_ROWS, (1, 8), (3,))],
+    ids=str,
+)
+def test_an_auxiliary_tensor_that_does_not_fit_its_slice_is_refused(
+    tmp_path: Path, extra: Extra
+) -> None:
+    write(tmp_path / "block", (extra,))
+    with pytest.raises(ObjectCorrupt, match="does not fit q"):
+        HostCache(LAYOUT, 4 << 20, torch.float32, part=PART).read(KEY, tmp_path / "block")

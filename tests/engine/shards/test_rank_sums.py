@@ -1,0 +1,56 @@
+"""A row's sum over the ranks does not depend on its place or on the rows beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.engine.shards.rank_sums import RankSums
+from support.ranks import run_ranks
+
+SIZE = 512
+PLACES = ((1, 0), (2, 1), (7, 3), (32, 0), (32, 31), (256, 200))
+"""Rows of a message, and the place of the observed row among them."""
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def row_of(rank: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_a_rows_sum_is_bit_equal_wherever_it_stands(size: int) -> None:
+    def sums(ranks: RankSums) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(100 + ranks.place.rank)
+        found = []
+        for dtype in DTYPES:
+            for num_rows, place in PLACES:
+                part = torch.randn(num_rows, SIZE, generator=generator).to(dtype)
+                part[place] = row_of(ranks.place.rank, dtype)
+                found.append(ranks.add(part)[place].clone())
+        return found
+
+    of_ranks = run_ranks(size, sums)
+    for index, dtype in enumerate(DTYPES):
+        expected = row_of(0, dtype).clone()
+        for rank in range(1, size):
+            expected += row_of(rank, dtype)
+        for found in of_ranks:
+            for row in found[index * len(PLACES) : (index + 1) * len(PLACES)]:
+                assert torch.equal(row, expected)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_gather_gives_every_rank_the_parts_in_the_order_of_the_ranks(size: int) -> None:
+    of_ranks = run_ranks(size, lambda ranks: ranks.gather(torch.full((2, 3), ranks.place.rank)))
+    for parts in of_ranks:
+        assert [int(part[0, 0]) for part in parts] == list(range(size))
+
+
+def test_a_sum_of_parts_that_are_not_contiguous_is_right() -> None:
+    def add(ranks: RankSums) -> Tensor:
+        return ranks.add(torch.arange(6.0).view(2, 3).T + ranks.place.rank)
+
+    for whole in run_ranks(2, add):
+        assert torch.equal(whole, 2 * torch.arange(6.0).view(2, 3).T + 1)
