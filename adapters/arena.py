@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from .block import ALIGNMENT_ELEMENTS, VECTOR_KINDS, PlacedExtra
+from .block_reader import PIECE_ELEMENTS
 from .extents import Extent, ExtentAllocator, Placement
-from .host_cache import PIECE_ELEMENTS, HostBlock
+from .host_cache import HostBlock
 from .identity import AdapterKey
 from .layout import BaseLayout
 from .loaders import UNPACED, Pace, Paced
@@ -160,9 +161,9 @@ class Arena:
         extent = self._extents.allocate(num_elements, avoid=avoid)
         if extent is None:
             return None
-        entries = block_table + np.array([extent.offset, extent.offset, 0])
-        entries[block_table[:, 2] == 0] = 0
-        return self._occupy(key, extent, entries, _by_slice(auxiliary, extent.offset))
+        placement = self._take_row(extent)
+        self._occupy(placement, key, block_table, auxiliary)
+        return placement
 
     def place_again(self, row: int, *, avoid: Sequence[Extent] = ()) -> Placement | None:
         """Allocate a new extent and row to which a published row can be moved.
@@ -173,29 +174,52 @@ class Arena:
         extent = self._extents.allocate(occupant.extent.size, avoid=avoid)
         if extent is None:
             return None
-        shift = extent.offset - occupant.extent.offset
+        placement = self._take_row(extent)
+        self._occupy_again(placement, occupant)
+        return placement
+
+    def _take_row(self, extent: Extent) -> Placement:
+        """A free row's next generation for this extent."""
+        if not self._free_rows:
+            self._double_rows()
+        row = heapq.heappop(self._free_rows)
+        return Placement(row, self._generations[row] + 1, extent)
+
+    def _occupy(
+        self,
+        placement: Placement,
+        key: AdapterKey,
+        block_table: npt.NDArray[np.int64],
+        auxiliary: Sequence[PlacedExtra],
+    ) -> None:
+        """Note the adapter of a place, whose row is invisible until `publish`."""
+        offset = placement.extent.offset
+        entries = block_table + np.array([offset, offset, 0])
+        entries[block_table[:, 2] == 0] = 0
+        self._hold(placement, key, entries, _by_slice(auxiliary, offset))
+
+    def _occupy_again(self, placement: Placement, occupant: _Occupant) -> None:
+        """Note a place to which this row's adapter can be moved."""
+        shift = placement.extent.offset - occupant.extent.offset
         entries = occupant.entries + np.array([shift, shift, 0])
         entries[entries[:, 2] == 0] = 0
         moved = {
             index: tuple(placed.moved(shift) for placed in auxiliary)
             for index, auxiliary in occupant.auxiliary.items()
         }
-        return self._occupy(occupant.key, extent, entries, moved)
+        self._hold(placement, occupant.key, entries, moved)
 
-    def _occupy(
+    def _hold(
         self,
+        placement: Placement,
         key: AdapterKey,
-        extent: Extent,
         entries: npt.NDArray[np.int64],
         auxiliary: RowAuxiliary,
-    ) -> Placement:
-        if not self._free_rows:
-            self._double_rows()
-        row = heapq.heappop(self._free_rows)
-        self._generations[row] += 1
-        self._occupants[row] = _Occupant(key, self._generations[row], extent, entries, auxiliary)
+    ) -> None:
+        row, generation, extent = placement
+        self._generations[row] = generation
+        self._occupants[row] = _Occupant(key, generation, extent, entries, auxiliary)
         self.row_bytes[row] = extent.size * self.flat.itemsize
-        return Placement(row, self._generations[row], extent)
 
     def copy_into(self, placement: Placement, block: HostBlock) -> None:
         """Copy a block into its extent; the bytes are on the device when this returns.
@@ -280,12 +304,16 @@ class Arena:
 
     def free(self, placement: Placement) -> None:
         """Make an erased extent and its row available for reuse."""
+        self._let_go(placement)
+        self._extents.free(placement.extent)
+        heapq.heappush(self._free_rows, placement.row)
+
+    def _let_go(self, placement: Placement) -> None:
+        """Forget the adapter of an invisible row."""
         occupant = self._occupants.pop(placement.row)
         assert occupant.generation == placement.generation
         assert placement.row not in self.published
         del self.row_bytes[placement.row]
-        self._extents.free(placement.extent)
-        heapq.heappush(self._free_rows, placement.row)
 
     def _write_row(self, table: Tensor, row: int, values: npt.NDArray[np.int64]) -> None:
         host = torch.from_numpy(values)

@@ -43,7 +43,7 @@ def open_adapter_tiers(
     """Allocate the tiers as planned and attach the arena to the base."""
     pace = Pace(choose_duty(base.device) if config.loader_duty is None else config.loader_duty)
     arena = Arena(
-        base.layout,
+        base.part.layout,
         plan.arena_bytes,
         base.dtype,
         base.device,
@@ -56,7 +56,8 @@ def open_adapter_tiers(
         base.dtype,
         page_locked=base.device.type == "cuda",
         pace=pace,
-        prepare=BlockPreparation(base.layout, base.extended),
+        prepare=BlockPreparation(base.part.layout, base.extended),
+        part=base.part,
     )
     loaders = LoaderThreads(config.num_loader_threads)
     manager = AdapterManager(

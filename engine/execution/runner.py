@@ -65,7 +65,7 @@ class ModelRunner:
         self._cache = cache
         self._arena = arena
         self._adapters = StepAdaptersBuilder(
-            LoraBatchBuilder(arena, base.device), base.layout, base.head_name, base.absorbed
+            LoraBatchBuilder(arena, base.device), base.part.layout, base.head_name, base.absorbed
         )
         # While the same sequences decode, a step has the adapters of the one before: a lease fixes
         # its adapter's place on the device.

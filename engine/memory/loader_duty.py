@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ...adapters.host_cache import PIECE_ELEMENTS
+from ...adapters.block_reader import PIECE_ELEMENTS
 
 MIN_DUTY = 0.1
 MAX_SLOWDOWN = 0.05

@@ -149,6 +149,14 @@ def run_probe(model: nn.Module, probe: LayerProbe) -> None:
     run_model(model, probe, tokens, tokens, tokens[:1])
 
 
+def self_test_tokens(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+    """The fixed random sequences of a self-test."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths
+    ]
+
+
 def dense_reference(
     model: nn.Module, vocab_size: int, lengths: Sequence[int] = SELF_TEST_LENGTHS
 ) -> list[DenseCase]:
@@ -156,11 +164,10 @@ def dense_reference(
 
     Raises DamagedBase if they are not finite.
     """
-    generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     cases = []
-    for length in lengths:
-        token_ids = torch.randint(vocab_size, (length,), generator=generator)
+    for tokens in self_test_tokens(vocab_size, lengths):
+        token_ids = torch.tensor(tokens)
         with torch.inference_mode(), transformers_quiet(), recording(model) as choices:
             logits = model(input_ids=token_ids[None].to(device), use_cache=False).logits[0]
         if not logits.isfinite().all():
@@ -168,7 +175,7 @@ def dense_reference(
                 "its own logits are not finite: a tensor in its files is damaged, or --dtype is "
                 "too narrow for it"
             )
-        cases.append(DenseCase(token_ids.tolist(), logits.float(), choices))
+        cases.append(DenseCase(tokens, logits.float(), choices))
     return cases
 
 

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...adapters.arena import Arena
 from ...adapters.layout import BaseLayout, Projection, Slice
+from ...adapters.layout_part import LayoutPart
 from ...adapters.malloc import return_freed_memory
 from ...kernels.int8_linear import Int8Linear
 from ...kernels.joined_linear import JoinedLinear
@@ -58,6 +59,7 @@ from .fused_layers import FusedLayers, fuse_layers, fuses_layers
 from .host_reads import find_host_reads
 from .latent_attention import replace_latents
 from .linear import FusedProjection, ProjectionSlice
+from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
 from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
 from .rope import RotaryContexts, rotary_contexts
@@ -75,7 +77,8 @@ class BaseModel:
 
     model: PreTrainedModel
     config: Any
-    layout: BaseLayout
+    part: LayoutPart
+    """What this rank holds of the layout."""
     projections: tuple[FusedProjection, ...]
     """The packed linear layers of the decoder."""
     ends: ModelEnds
@@ -102,6 +105,11 @@ class BaseModel:
     kv_error: float
     """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
     one."""
+
+    @property
+    def layout(self) -> BaseLayout:
+        """The whole base's, by which adapters are examined and stored."""
+        return self.part.whole
 
     @property
     def vocab_size(self) -> int:
@@ -164,17 +172,18 @@ class BaseModel:
         """Connect every part of the model to this arena's adapters."""
         arena.on_remove = self._forget_adapter
         adapted = {module.projection: module for module in self._adapted}
-        for projection, slice_range in self.layout.projection_ranges():
+        for projection, slice_range in self.part.layout.projection_ranges():
             adapted[projection].attach(arena, slice_range)
 
     @property
     def extended(self) -> Iterator[ExtendedModule]:
         """The parts of the model that support auxiliary tensors."""
-        return _ends_around(self.ends, self.projections)
+        whole = [fused for fused in self.projections if not fused.is_partial]
+        return _ends_around(self.ends, whole)
 
     @property
     def _adapted(self) -> Iterator[AdaptedModule]:
-        yield from self.extended
+        yield from _ends_around(self.ends, self.projections)
         for layer in self.moe_layers:
             yield from layer.projections
 
@@ -253,7 +262,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         model,
         order,
         ends=ends,
-        projections=projections,
+        linears=[fused.projection for fused in projections],
         moe_layers=moe_layers,
         base_id=base_id or compute_base_id(model_dir),
         digests=digests,
@@ -262,7 +271,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     return BaseModel(
         model=model,
         config=config,
-        layout=layout,
+        part=LayoutPart(layout),
         projections=tuple(projections),
         ends=ends,
         packed_ends=packed_ends,
@@ -271,7 +280,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         fused=fused,
         kv_shapes=kv_shapes,
         kv_format=kv_format,
-        eos_token_ids=_eos_token_ids(model_dir, config),
+        eos_token_ids=eos_token_ids(model_dir, config),
         max_model_len=max_model_len,
         rotary_contexts=contexts,
         rotary_bytes=rotary_bytes,
@@ -406,12 +415,17 @@ def decoder_linears(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def replace_linears(
-    model: PreTrainedModel, *, quantization: LoadQuantization, kept_dense: Collection[str] = ()
+    model: PreTrainedModel,
+    *,
+    quantization: LoadQuantization,
+    kept_dense: Collection[str] = (),
+    shards: LinearShards | None = None,
 ) -> list[FusedProjection]:
     """Swap every linear layer but the output head for a slice of a packed projection.
 
-    kept_dense: the layers whose weight stays a tensor in the serving dtype. Each original weight is
-    freed before the next projection is packed.
+    kept_dense: the layers whose weight stays a tensor in the serving dtype. shards: cuts this
+    rank's part of each layer; None: all of it. Each original weight is freed before the next
+    projection is packed.
     """
     linears = decoder_linears(model)
     groups = list(sibling_groups(linears))
@@ -422,8 +436,8 @@ def replace_linears(
             if kept_dense and set(names) <= set(kept_dense):
                 linear: Linear = _dense_linear(group[0][1])
             else:
-                linear = _pack_group(group, quantization)
-            projections.append(_replace_group(model, group, linear))
+                linear = _pack_group(group, quantization, shards)
+            projections.append(_replace_group(model, group, linear, shards))
             del group
             return_freed_memory()
             advance()
@@ -451,18 +465,30 @@ def sibling_groups(linears: Mapping[str, nn.Module]) -> Iterator[list[str]]:
 
 
 def _replace_group(
-    model: nn.Module, group: list[tuple[str, nn.Module]], linear: Linear
+    model: nn.Module,
+    group: list[tuple[str, nn.Module]],
+    linear: Linear,
+    shards: LinearShards | None,
 ) -> FusedProjection:
-    projection = Projection(
+    projection = whole_projection(group)
+    exchange = None
+    if shards:
+        projection = shards.part(projection)
+        exchange = shards.exchange(projection)
+    fused = FusedProjection(projection, linear, exchange)
+    for index, (name, _) in enumerate(group):
+        replace_module(model, name, ProjectionSlice(fused, index))
+    return fused
+
+
+def whole_projection(group: Sequence[tuple[str, nn.Module]]) -> Projection:
+    """The projection that computes these layers, given by their paths."""
+    return Projection(
         tuple(
             Slice(name, in_features=_in_features(module), out_features=_out_features(module))
             for name, module in group
         )
     )
-    fused = FusedProjection(projection, linear)
-    for index, (name, _) in enumerate(group):
-        replace_module(model, name, ProjectionSlice(fused, index))
-    return fused
 
 
 def _dense_linear(module: nn.Module) -> DenseLinear:
@@ -470,35 +496,49 @@ def _dense_linear(module: nn.Module) -> DenseLinear:
     values = _rows_of(module)
     device = values.codes.device if isinstance(values, QuantizedWeight) else values.device
     weight = dense(values, dtype=_weight(module).dtype, device=device)
-    return DenseLinear(weight, _bias([module]))
+    return DenseLinear(weight, _bias([("", module)]))
 
 
-def _pack_group(group: Sequence[tuple[str, nn.Module]], quantization: LoadQuantization) -> Linear:
-    """One linear layer of these, which read the same input."""
-    weights = group_weights(group, quantization)
-    modules = [module for _, module in group]
-    dtype = _weight(modules[0]).dtype
+def _pack_group(
+    group: Sequence[tuple[str, nn.Module]],
+    quantization: LoadQuantization,
+    shards: LinearShards | None = None,
+) -> Linear:
+    """One linear layer of these, which read the same input; of this rank's parts of them."""
+    weights = group_weights(group, quantization, shards)
+    dtype = _weight(group[0][1]).dtype
     if len(weights) == 1:
-        return pack_linear(weights[0], _bias(modules), dtype=dtype)
+        return pack_linear(weights[0], _bias(group, shards), dtype=dtype)
     return JoinedLinear(
         [
-            pack_linear(weight, _bias([module]), dtype=dtype)
-            for weight, module in zip(weights, modules, strict=True)
+            pack_linear(weight, _bias([layer], shards), dtype=dtype)
+            for weight, layer in zip(weights, group, strict=True)
         ]
     )
 
 
 def group_weights(
-    group: Sequence[tuple[str, nn.Module]], quantization: LoadQuantization
+    group: Sequence[tuple[str, nn.Module]],
+    quantization: LoadQuantization,
+    shards: LinearShards | None = None,
 ) -> Sequence[Values]:
     """The weights of linear layers that read the same input: one, `[out, in]` below one another;
     one for each if they are not of one form.
 
-    group: the layers by their paths. Raises QuantizedBase.
+    group: the layers by their paths. shards: cuts this rank's part of each. Raises QuantizedBase.
     """
-    weights = [quantization.apply(path, _rows_of(module)) for path, module in group]
+    weights = [quantization.apply(path, _part_of(path, module, shards)) for path, module in group]
     stacked = stack_values(weights)
     return weights if stacked is None else [stacked]
+
+
+def _part_of(path: str, module: nn.Module, shards: LinearShards | None) -> Values:
+    """This rank's part of the module's weight. Raises QuantizedBase."""
+    values = _rows_of(module)
+    if shards is None:
+        return values
+    assert isinstance(values, Tensor), "a quantized base is not divided"
+    return shards.weight(path, values)
 
 
 def _rows_of(module: nn.Module) -> Values:
@@ -530,19 +570,29 @@ def _weight(module: nn.Module) -> Tensor:
     return module.weight
 
 
-def _bias(group: Sequence[nn.Module]) -> Tensor | None:
-    biases = [module.bias for module in group]
-    present = [bias.detach() for bias in biases if isinstance(bias, Tensor)]
+def _bias(
+    group: Sequence[tuple[str, nn.Module]], shards: LinearShards | None = None
+) -> Tensor | None:
+    """The bias of linear layers below one another; None: none has any."""
+    biases = [
+        _own_bias(path, module.bias.detach(), shards) if isinstance(module.bias, Tensor) else None
+        for path, module in group
+    ]
+    present = [bias for bias in biases if bias is not None]
     if not present:
         return None
+    projection = whole_projection(group)
+    sizes = (shards.part(projection) if shards else projection).slices
     return torch.cat(
         [
-            bias.detach()
-            if isinstance(bias, Tensor)
-            else present[0].new_zeros(_out_features(module))
-            for bias, module in zip(biases, group, strict=True)
+            present[0].new_zeros(part.out_features) if bias is None else bias
+            for bias, part in zip(biases, sizes, strict=True)
         ]
     )
+
+
+def _own_bias(path: str, bias: Tensor, shards: LinearShards | None) -> Tensor | None:
+    return bias if shards is None else shards.bias(path, bias)
 
 
 def describe_layout(
@@ -550,7 +600,7 @@ def describe_layout(
     order: Mapping[str, int],
     *,
     ends: ModelEnds,
-    projections: Sequence[FusedProjection],
+    linears: Sequence[Projection],
     moe_layers: Sequence[MoeLayer],
     base_id: str,
     digests: dict[str, list[str]],
@@ -558,7 +608,7 @@ def describe_layout(
 ) -> BaseLayout:
     """The parts of the model that adapters can change; `order` is that of its modules before these
     parts."""
-    decoder = _in_order(order, projections, moe_layers)
+    decoder = _in_order(order, linears, moe_layers)
     first, last = (end and end.projection for end in (ends.embedding, ends.head))
     return BaseLayout(
         base_id=base_id,
@@ -577,10 +627,10 @@ def module_order(model: nn.Module) -> dict[str, int]:
 
 
 def _in_order(
-    order: Mapping[str, int], linears: Sequence[FusedProjection], moe_layers: Sequence[MoeLayer]
+    order: Mapping[str, int], linears: Sequence[Projection], moe_layers: Sequence[MoeLayer]
 ) -> list[Projection]:
     """The decoder's projections by their module path in the model."""
-    placed = [(order[fused.projection.slices[0].name], fused.projection) for fused in linears]
+    placed = [(order[projection.slices[0].name], projection) for projection in linears]
     for layer in moe_layers:
         placed += [(order[layer.path], part.projection) for part in layer.projections]
     return [projection for _, projection in sorted(placed, key=lambda part: part[0])]
@@ -612,7 +662,8 @@ def _refused_modules(
             yield name, f"LoRA on {type(module).__name__} is not served"
 
 
-def _eos_token_ids(model_dir: Path, config: Any) -> frozenset[int]:
+def eos_token_ids(model_dir: Path, config: Any) -> frozenset[int]:
+    """The tokens that end an output, as the base's files say."""
     values = [getattr(config, "eos_token_id", None)]  # not every class declares it
     generation = model_dir / "generation_config.json"
     if generation.exists():

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ...adapters.added_tokens import MAX_ADDED_TOKENS
 from ...adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind, PlacedExtra
+from ...adapters.block_reader import PIECE_ELEMENTS
 from ...adapters.errors import AdapterUnavailable, ObjectCorrupt
-from ...adapters.host_cache import PIECE_ELEMENTS
 from ...adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from .adapted_module import BaseWeights, ExtendedModule
 
@@ -40,7 +40,7 @@ _EMBEDDING_AUXILIARY = frozenset({ExtraKind.MAGNITUDE, ExtraKind.MATRIX, ExtraKi
 
 
 class BlockPreparation:
-    """Prepares blocks for one base; satisfies `host_cache.Prepare`."""
+    """Prepares blocks for one base; satisfies `block_reader.Prepare`."""
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from ...kernels.lora_vectors import apply_vectors
 from ...kernels.lora_weights import slice_matrices
 from .adapted_module import BaseWeights
 from .forward import current_forward
+from .linear_shards import RankExchange
 from .slice_auxiliary import HeldAuxiliary, added_logits, change_linear
 
 
@@ -128,10 +129,15 @@ class LinearAdapters:
 class FusedProjection:
     """One projection: its packed base weights and its position in the adapters' tables."""
 
-    def __init__(self, projection: Projection, linear: Linear) -> None:
+    def __init__(
+        self, projection: Projection, linear: Linear, exchange: RankExchange | None = None
+    ) -> None:
+        """`exchange`: how the ranks' results become whole; None: this one's is."""
         self.projection = projection
         self.linear = linear
-        self._splits = [part.out_features for part in projection.slices]
+        self._exchange = exchange
+        outs = [part.out_features for part in projection.slices]
+        self._splits = outs if exchange is None else exchange.slice_outs
         self._adapters: LinearAdapters | None = None
         self._input: Tensor | None = None
         self._slices: list[Tensor | None] = []
@@ -139,6 +145,12 @@ class FusedProjection:
     @property
     def base_weights(self) -> Linear:
         return self.linear
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether this rank has a part of the inputs, so that an output is the sum of all ranks'.
+        A vector of an adapter would be added by every rank, and no rank knows a whole row of W."""
+        return self._exchange is not None and self._exchange.sums
 
     @property
     def adapters(self) -> LinearAdapters | None:
@@ -176,6 +188,8 @@ class FusedProjection:
         rows = x.reshape(-1, x.shape[-1])
         if rows.stride(-1) != 1:  # as after a convolution, along whose rows tokens are adjacent
             rows = rows.contiguous()
+        if self._exchange:
+            rows = self._exchange.inputs(rows)
         step = current_forward.get()
         lora = step.lora if step else None
         if lora is None or self._adapters is None:
@@ -184,6 +198,8 @@ class FusedProjection:
             lora_hidden = self._adapters.begin(rows, lora) if lora.side_stream else None
             y = self.linear(rows)
             self._adapters.add(rows, y, lora, lora_hidden)
+        if self._exchange:
+            y = self._exchange.whole(y)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 

@@ -63,7 +63,9 @@ def _layout(model: PreTrainedModel, folder: Path, *, is_text_part: bool) -> Base
         model,
         order,
         ends=declare_ends(model),
-        projections=replace_linears(model, quantization=LoadQuantization()),
+        linears=[
+            fused.projection for fused in replace_linears(model, quantization=LoadQuantization())
+        ],
         moe_layers=moe_layers,
         base_id=UNKNOWN_BASE_ID,
         digests=end_digests(model, folder),

@@ -30,8 +30,9 @@ class ShardStyle(StrEnum):
     """Like ROW, but a rank has all inputs and reads a part of them."""
 
     @property
-    def divides_outputs(self) -> bool:
-        return self in (ShardStyle.COLUMN, ShardStyle.GATHERED)
+    def sums(self) -> bool:
+        """Whether the ranks' results are added."""
+        return self in (ShardStyle.ROW, ShardStyle.SPLIT_ROW)
 
 
 _HELD_WHOLE = frozenset({"replicated_with_grad_allreduce"})

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, write_block_header
+from loraplex.adapters.block_reader import PIECE_ELEMENTS
 from loraplex.adapters.errors import AdapterUnavailable, ArenaTooSmall, ObjectCorrupt
-from loraplex.adapters.host_cache import PIECE_ELEMENTS, HostBlock, HostCache
+from loraplex.adapters.host_cache import HostBlock, HostCache
 from loraplex.adapters.layout import BaseLayout, Projection, Slice
 from support.blocks import DTYPES, StoredBlock, make_key, make_layout, write_block
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, write_block_header
+from loraplex.adapters.block_reader import PIECE_ELEMENTS
 from loraplex.adapters.errors import ObjectCorrupt
-from loraplex.adapters.host_cache import PIECE_ELEMENTS, HostCache
+from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.adapters.layout_part import LayoutPart, SliceRange
 from support.blocks import make_key

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.base_model import BaseModel, load_base_model
 from support.arena import load_adapters
 from support.families import VOCAB_SIZE
 from support.paged import paged_logits
@@ -28,19 +29,27 @@ def logit_errors(model: Path, folders: list[Path], tmp_path: Path) -> list[tuple
 
     Raises AssertionError if an adapter has no effect.
     """
-    errors: list[tuple[float, float]] = []
     base = load_base_model(EngineConfig(str(model), device="cpu"))
-    builder, rows = load_adapters(base, folders, tmp_path)
-    generator = torch.Generator().manual_seed(2)
-    lengths = [19 + 3 * index % 13 for index in range(len(folders) + 2)]
-    sequences = [
-        torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
+    logits = mixed_logits(base, folders, tmp_path)
+    return [
+        ((ours - expected).abs().max().item(), expected.abs().max().item())
+        for ours, expected in zip(logits, peft_logits(model, folders), strict=True)
     ]
+
+
+def mixed_logits(base: BaseModel, folders: list[Path], blocks: Path) -> list[Tensor]:
+    """The logits of one mixed batch: the base, each adapter, the base again."""
+    builder, rows = load_adapters(base, folders, blocks)
     adapters = [(-1, 0), *rows, (-1, 0)]
+    return paged_logits(base, _sequences(len(adapters)), builder=builder, adapters=adapters)
 
-    logits = paged_logits(base, sequences, builder=builder, adapters=adapters)
 
-    for folder, tokens, ours in zip([None, *folders, None], sequences, logits, strict=True):
+def peft_logits(model: Path, folders: list[Path]) -> list[Tensor]:
+    """What PEFT computes of the same sequences, one by one. Raises AssertionError if an adapter
+    has no effect."""
+    logits = []
+    wanted = [None, *folders, None]
+    for folder, tokens in zip(wanted, _sequences(len(wanted)), strict=True):
         dense = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
         with torch.inference_mode():
             plain = dense(torch.tensor([tokens]), use_cache=False).logits[0]
@@ -49,5 +58,13 @@ def logit_errors(model: Path, folders: list[Path], tmp_path: Path) -> list[tuple
                 tuned = PeftModel.from_pretrained(dense, folder).eval()
                 expected = tuned(torch.tensor([tokens]), use_cache=False).logits[0]
                 assert (expected - plain).abs().max() > 100 * TOLERANCE, "it must have an effect"
-        errors.append(((ours - expected).abs().max().item(), expected.abs().max().item()))
-    return errors
+        logits.append(expected)
+    return logits
+
+
+def _sequences(count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(2)
+    lengths = [19 + 3 * index % 13 for index in range(count)]
+    return [
+        torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
+    ]

@@ -14,7 +14,7 @@ import torch
 
 from loraplex.adapters.arena import Arena
 from loraplex.adapters.block import BlockPlan, Extra, ExtraKind
-from loraplex.adapters.host_cache import PIECE_ELEMENTS
+from loraplex.adapters.block_reader import PIECE_ELEMENTS
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.engine.config import EngineConfig

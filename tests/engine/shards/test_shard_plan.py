@@ -65,10 +65,9 @@ def test_the_parts_of_all_ranks_compute_what_the_whole_layer_does(
         columns = slice(inputs.start, inputs.stop)
         own = weight[outputs.start : outputs.stop, columns]
         parts.append(x[:, columns] @ own.T)
-    if shards[0].style.divides_outputs:
-        torch.testing.assert_close(torch.cat(parts, dim=1), x @ weight.T)
-    else:
-        torch.testing.assert_close(torch.stack(parts).sum(dim=0), x @ weight.T)
+    is_sum = shards[0].style.sums
+    whole = torch.stack(parts).sum(dim=0) if is_sum else torch.cat(parts, dim=1)
+    torch.testing.assert_close(whole, x @ weight.T)
 
 
 @pytest.mark.parametrize(("num_ranks", "heads"), [(2, [0, 1]), (4, [0, 0, 1, 1])])

@@ -1,0 +1,200 @@
+"""Loads one rank's part of a base that is divided among the ranks of a tensor-parallel group.
+
+All ranks load at the same time, each from the base's files. The linear layers stay in the files
+until they are cut, so a rank never holds more than its part and one layer. Rank 0 computes the
+dense reference of the whole base, layer by layer from the files. Then all ranks run the divided
+base together, and rank 0 compares. The checks that run the divided base are the same on every rank
+and in the same order, because each forward pass exchanges results.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...adapters.layout_part import LayoutPart
+from ...adapters.malloc import return_freed_memory
+from ..checkpoint.base_config import read_config_file
+from ..checkpoint.base_identity import compute_base_id
+from ..checkpoint.files import locate_base
+from ..checkpoint.packed_format import find_packed_format
+from ..checkpoint.text_part import is_composite
+from ..checkpoint.weight_digests import end_digests
+from ..checkpoint.weights import load_config, load_weights
+from ..config import EngineConfig
+from ..errors import UnsupportedModel
+from ..kv.cache import KvFormat
+from ..kv.groups import LayerKvShape
+from ..shards.rank_sums import RankSums
+from ..shards.shard_plan import LinearSize, Shard, plan_shards
+from .admission import (
+    SELF_TEST_LENGTHS,
+    DenseCase,
+    check_config,
+    check_parity,
+    check_replaced,
+    dense_reference,
+    probe_kv_shapes,
+    run_paged,
+    self_test_tokens,
+)
+from .base_model import (
+    BaseModel,
+    choose_device,
+    choose_dtype,
+    decoder_linears,
+    describe_layout,
+    eos_token_ids,
+    module_order,
+    replace_linears,
+    sibling_groups,
+    whole_projection,
+)
+from .embedding_and_head import adapt_ends
+from .experts import experts_parameters
+from .latent_attention import replace_latents
+from .linear_shards import LinearShards
+from .load_quantization import LoadQuantization
+from .packed_ends import pack_ends
+from .rope import rotary_contexts
+from .rotary_tables import table_rotary
+from .state_layers import state_modules
+from .threshold_test import check_thresholds
+
+
+def load_sharded_base(
+    engine: EngineConfig, ranks: RankSums, *, base_id: str | None = None
+) -> BaseModel:
+    """Load this rank's part, together with all other ranks.
+
+    base_id: to which adapters are bound, if not to the files. Raises UnsupportedModel with the
+    reason if the base cannot be divided, or if the divided base computes something else.
+    """
+    model_dir = locate_base(engine.model)
+    config = load_config(model_dir)
+    max_model_len = check_config(config, max_model_len=engine.max_model_len)
+    contexts = rotary_contexts(config, max_model_len=max_model_len)
+    device = _check_device(choose_device(engine.device))
+    dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
+    _check_format(model_dir)
+    model = load_weights(model_dir, config, dtype, device, left_stored=decoder_linears)
+    _check_layers(model, config)
+    shards = LinearShards(_plan(model, config, ranks), ranks)
+    is_first = ranks.place.rank == 0
+    cases = dense_reference(model, config.vocab_size) if is_first else []
+    order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
+    linears = decoder_linears(model)
+    wholes = [
+        whole_projection([(path, linears[path]) for path in group])
+        for group in sibling_groups(linears)
+    ]
+    projections = replace_linears(model, quantization=LoadQuantization(), shards=shards)
+    rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
+    kv_shapes = _divided_kv_shapes(model, config, ranks, max_model_len=max_model_len)
+    ends = adapt_ends(model)
+    digests = end_digests(model, model_dir)
+    packed_ends = pack_ends(model, ends, None)
+    return_freed_memory()
+    check_replaced(model, config)
+    error = _check_together(model, config, kv_shapes, cases)
+    if is_first:
+        check_thresholds(config, kv_shapes, max_model_len=max_model_len)
+    layout = describe_layout(
+        model,
+        order,
+        ends=ends,
+        linears=wholes,
+        moe_layers=(),
+        base_id=base_id or compute_base_id(model_dir),
+        digests=digests,
+        is_text_part=is_composite(read_config_file(model_dir)),
+    )
+    return BaseModel(
+        model=model,
+        config=config,
+        part=LayoutPart(layout, shards.ranges),
+        projections=tuple(projections),
+        ends=ends,
+        packed_ends=packed_ends,
+        moe_layers=(),
+        absorbed=(),
+        fused=None,
+        kv_shapes=kv_shapes,
+        kv_format=KvFormat(dtype),
+        eos_token_ids=eos_token_ids(model_dir, config),
+        max_model_len=max_model_len,
+        rotary_contexts=contexts,
+        rotary_bytes=rotary_bytes,
+        dtype=dtype,
+        device=device,
+        num_parameters=num_parameters,
+        quantization="none",
+        self_test_error=error,
+        kv_error=0.0,
+    )
+
+
+def _check_device(device: torch.device) -> torch.device:
+    if device.type != "cpu":
+        raise UnsupportedModel("tensor parallelism is supported on the CPU only: give --device cpu")
+    return device
+
+
+def _check_format(model_dir: Path) -> None:
+    if stored_format := find_packed_format(model_dir):
+        raise UnsupportedModel(
+            f"tensor parallelism is not supported for a quantized base ({stored_format})"
+        )
+
+
+def _check_layers(model: PreTrainedModel, config: Any) -> None:
+    """Refuse layers that are not divided yet."""
+    kinds = {
+        "experts": any(True for _ in experts_parameters(model)),
+        "states (linear attention, state spaces)": any(True for _ in state_modules(model)),
+        "multi-head latent attention": bool(replace_latents(model)),
+    }
+    found = [kind for kind, is_there in kinds.items() if is_there]
+    if found:
+        raise UnsupportedModel(
+            f"tensor parallelism is not supported for {config.model_type}: it has "
+            f"{' and '.join(found)}"
+        )
+
+
+def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> dict[str, Shard]:
+    sizes = {}
+    for path, module in decoder_linears(model).items():
+        (part,) = whole_projection([(path, module)]).slices
+        sizes[path] = LinearSize(part.in_features, part.out_features)
+    return plan_shards(config, model.base_model_prefix, sizes, ranks.place)
+
+
+def _divided_kv_shapes(
+    model: PreTrainedModel, config: Any, ranks: RankSums, *, max_model_len: int
+) -> list[LayerKvShape]:
+    """What each layer of this rank caches. Every rank meets the same error."""
+    try:
+        return probe_kv_shapes(model, config, max_model_len=max_model_len)
+    except RuntimeError as exc:
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be divided among {ranks.place.size} ranks: {exc}"
+        ) from exc
+
+
+def _check_together(
+    model: nn.Module, config: Any, shapes: list[LayerKvShape], cases: list[DenseCase]
+) -> float:
+    """Run the self-test with all ranks; rank 0, which has the cases, compares. Returns its error.
+
+    Raises UnsupportedModel as `check_parity`.
+    """
+    if cases:
+        return check_parity(model, shapes, cases)
+    sequences = self_test_tokens(config.vocab_size, SELF_TEST_LENGTHS)
+    run_paged(model, shapes, sequences, KvFormat(next(model.parameters()).dtype))
+    return 0.0

@@ -1,0 +1,94 @@
+"""A base that is divided among ranks computes what one rank and PEFT compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.model.base_model import BaseModel, load_base_model
+from support.families import SERVED, STATES, save_family
+from support.marks import marked_slow
+from support.models import make_adapter
+from support.peft_parity import TOLERANCE, mixed_logits, peft_logits
+from support.ranks import run_sharded
+
+DIVIDED = [
+    (family, size)
+    for family in (
+        *("llama", "llama3-rope", "qwen2", "qwen3", "mistral-window", "gemma", "gemma3-window"),
+        *("gemma2-softcap-window", "phi3-fused", "phi", "olmo2", "glm4", "gpt_neox", "cohere"),
+        *("arcee", "cohere2-window", "ernie4_5", "exaone4-window", "glm", "granite", "helium"),
+        *("nemotron", "olmo", "olmo3-window", "seed_oss", "smollm3", "starcoder2"),
+    )
+    for size in (2, 4)
+]
+"""Four ranks share two KV heads, if a family has so few."""
+QUICK = {("llama", 2), ("llama", 4), ("phi3-fused", 2), ("gemma2-softcap-window", 2)}
+REFUSED = {
+    "gpt2-conv1d": "transformers has no plan",
+    "mixtral": "it has experts",
+    "deepseek_v2-mla": "it has experts and multi-head latent attention",
+    "lfm2": "it has states",
+}
+
+
+def targets_of(base: BaseModel) -> list[str]:
+    slices = [part for fused in base.projections for part in fused.projection.slices]
+    return sorted({part.name.rpartition(".")[2] for part in slices})
+
+
+@pytest.mark.parametrize(
+    "case", marked_slow(DIVIDED, slow=set(DIVIDED) - QUICK), ids=lambda case: f"{case[0]}-{case[1]}"
+)
+def test_a_mixed_batch_equals_one_rank_and_peft(case: tuple[str, int], tmp_path: Path) -> None:
+    family, size = case
+    model = save_family(tmp_path / "base", *SERVED[family])
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+    alone = load_base_model(engine)
+    targets = targets_of(alone)
+    folders = [
+        make_adapter(model, tmp_path / str(r), seed=r, scale=0.1, r=r, target_modules=names)
+        for r, names in ((2, targets), (5, targets[:2]))
+    ]
+    blocks = [tmp_path / f"blocks{rank}" for rank in range(size + 1)]
+    for path in blocks:
+        path.mkdir()
+    expected = mixed_logits(alone, folders, blocks[size])
+
+    def logits(base: BaseModel, rank: int) -> list[Tensor]:
+        return mixed_logits(base, folders, blocks[rank])
+
+    for ours in run_sharded(engine, size, logits):
+        for row, one_rank, peft in zip(ours, expected, peft_logits(model, folders), strict=True):
+            assert (row - one_rank).abs().max() < TOLERANCE
+            assert (row - peft).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", marked_slow(REFUSED, slow={"deepseek_v2-mla", "lfm2"}))
+def test_a_base_that_cannot_be_divided_yet_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *{**SERVED, **STATES}[family])
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+    with pytest.raises(UnsupportedModel, match=REFUSED[family]):
+        run_sharded(engine, 2, lambda _base, _rank: None)
+
+
+def test_a_base_whose_heads_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+    settings = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}
+    model = save_family(tmp_path / "base", "llama", settings)
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+    with pytest.raises(UnsupportedModel, match="3 heads, which cannot be divided among 2 ranks"):
+        run_sharded(engine, 2, lambda _base, _rank: None)
+
+
+def test_a_rank_holds_its_part_of_every_divided_weight(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *SERVED["llama"])
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+    whole = sum(fused.linear.weight_bytes for fused in load_base_model(engine).projections)
+    of_ranks = run_sharded(
+        engine, 2, lambda base, _: sum(fused.linear.weight_bytes for fused in base.projections)
+    )
+    assert of_ranks == [whole / 2] * 2
