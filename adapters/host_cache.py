@@ -178,6 +178,11 @@ class HostCache:
             if block is not None:
                 self._erase(block.extent)
 
+    def extents(self) -> dict[AdapterKey, Extent]:
+        """The places of the cached blocks in the pool."""
+        with self._lock:
+            return {key: block.extent for key, block in self._blocks.items()}
+
     def take_changed(self) -> list[AdapterKey]:
         """The keys whose blocks came or went since the last call."""
         with self._lock:

@@ -15,6 +15,9 @@ from .memory.loader_duty import choose_duty
 from .memory.plan import MemoryPlan
 from .model.base_model import BaseModel
 from .model.block_preparation import BlockPreparation
+from .ranks.followers import Followers
+from .ranks.leader_arena import LeaderArena
+from .ranks.leader_host_cache import LeaderHostCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +42,47 @@ def open_adapter_tiers(
     plan: MemoryPlan,
     *,
     clock: Callable[[], float],
+    followers: Followers | None = None,
 ) -> AdapterTiers:
-    """Allocate the tiers as planned and attach the arena to the base."""
+    """Allocate the tiers as planned and attach the arena to the base.
+
+    `followers`: the other ranks of a group, whose tiers do the same.
+    """
     pace = Pace(choose_duty(base.device) if config.loader_duty is None else config.loader_duty)
-    arena = Arena(
-        base.part.layout,
-        plan.arena_bytes,
-        base.dtype,
-        base.device,
-        pace=pace,
-    )
+    arena = _open_arena(base, plan, pace, followers)
     base.attach_arena(arena)
-    host = HostCache(
-        base.layout,
-        config.host_cache_bytes,
-        base.dtype,
-        page_locked=base.device.type == "cuda",
-        pace=pace,
-        prepare=BlockPreparation(base.part.layout, base.extended),
-        part=base.part,
-    )
     loaders = LoaderThreads(config.num_loader_threads)
     manager = AdapterManager(
         arena=arena,
-        host=host,
+        host=_open_host(config, base, pace, followers),
         loaders=loaders,
         clock=clock,
         num_soon=config.max_num_seqs,
     )
     return AdapterTiers(arena, manager, pace, loaders)
+
+
+def _open_arena(
+    base: BaseModel, plan: MemoryPlan, pace: Pace, followers: Followers | None
+) -> Arena:
+    layout, num_bytes = base.part.layout, plan.arena_bytes
+    if followers is None:
+        return Arena(layout, num_bytes, base.dtype, base.device, pace=pace)
+    return LeaderArena(followers, layout, num_bytes, base.dtype, base.device, pace=pace)
+
+
+def _open_host(
+    config: EngineConfig, base: BaseModel, pace: Pace, followers: Followers | None
+) -> HostCache:
+    prepare = BlockPreparation(base.part.layout, base.extended)
+    num_bytes = config.host_cache_bytes
+    if followers is None:
+        return HostCache(
+            base.layout,
+            num_bytes,
+            base.dtype,
+            page_locked=base.device.type == "cuda",
+            prepare=prepare,
+            pace=pace,
+        )
+    return LeaderHostCache(followers, base.part, num_bytes, base.dtype, prepare=prepare, pace=pace)

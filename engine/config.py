@@ -66,6 +66,8 @@ MAX_DRAFT_TOKENS = 64
 MAX_READ_ROWS = 256
 """The maximum number of prompt tokens per step whose log-probabilities are requested: each needs a
 row of logits."""
+MAX_RANKS = 64
+"""Of a tensor-parallel group."""
 PROPOSERS = ("ngram", "draft", "early_exit", "medusa", "medusa_tree")
 """The allowed names in `EngineConfig.speculation`."""
 COPYING_PROPOSERS = ("ngram",)
@@ -110,6 +112,9 @@ class EngineConfig:
     fast, else float32."""
     device: Annotated[str, Option()] = "auto"
     """auto, cpu or cuda."""
+    tensor_parallel_size: Annotated[int, Option(minimum=1, maximum=MAX_RANKS)] = 1
+    """Processes among which the base and its adapters are divided, on one machine. On the CPU
+    only."""
     max_model_len: Annotated[int | None, Option(minimum=1), Unset("the model's length")] = None
     """Maximum tokens of a sequence."""
     max_num_seqs: Annotated[int, Option(minimum=1)] = 64
@@ -209,6 +214,8 @@ class EngineConfig:
         for name, option in options_of(EngineConfig).items():
             option.check(name, getattr(self, name))
         self._check_quantization()
+        if self.tensor_parallel_size > 1:
+            self._check_tensor_parallel()
         if self.kv_policy is not None:
             parse_kv_policy(self.kv_policy)
         quantizes_blocks = KvDtype(self.kv_dtype).quantizes_blocks
@@ -239,3 +246,21 @@ class EngineConfig:
                 "quantization_group_size",
                 f"must be a multiple of {GROUP_SIZE_STEP}, or 0 for a scale per output",
             )
+
+    def _check_tensor_parallel(self) -> None:
+        """Refuse what is not divided among ranks yet. Raises InvalidParameter."""
+        others = sorted(set(self.proposers) - set(COPYING_PROPOSERS))
+        refused = {
+            "quantization": self.quantization != Quantization.NONE,
+            "embedding_quantization": self.embedding_quantization != Quantization.NONE,
+            "kv_dtype": self.kv_dtype != KvDtype.AUTO,
+            "kv_policy": self.kv_policy is not None,
+            "speculation": bool(others),
+            "async_scheduling": bool(self.async_scheduling),
+        }
+        for name, is_refused in refused.items():
+            if is_refused:
+                what = f"{', '.join(others)} " if name == "speculation" else ""
+                raise InvalidParameter(
+                    name, f"{what}is not supported with --tensor-parallel-size above 1"
+                )

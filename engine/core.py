@@ -109,7 +109,12 @@ class EngineCore:
                 assert_never(message)
 
     def step(self) -> list[FromEngine]:
-        """One iteration: take up what is ready, schedule, run, process."""
+        """One iteration: take up what is ready, schedule, run, process.
+
+        Raises RankLost if another rank of a tensor-parallel group is gone.
+        """
+        if self.parts.followers:
+            self.parts.followers.check()
         self._manager.poll()
         self._messages += self._requests.poll()
         self._executor.read_if_needed()
@@ -149,3 +154,5 @@ class EngineCore:
         """Stop the threads beside the loop."""
         self.parts.tiers.close()
         self.parts.grammars.close()
+        if self.parts.followers:
+            self.parts.followers.close()

@@ -19,6 +19,10 @@ class EngineError(Exception):
         super().__init__(message or type(self).__doc__)
 
 
+class RankLost(EngineError):
+    """A rank of the tensor-parallel group has ended, so the whole group ends and starts again."""
+
+
 class NotNow(EngineError):
     """The server has no capacity for this request now."""
 

@@ -27,6 +27,13 @@ from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
 from .model.base_model import BaseModel, load_base_model, weight_format
 from .model.load_quantization import LoadQuantization
+from .model.sharded_base import load_sharded_base
+from .ranks.commands import OpenPools
+from .ranks.followers import Followers
+from .ranks.leader_kv_cache import LeaderKvCache
+from .ranks.leader_runner import LeaderRunner
+from .ranks.rank_group import RankGroup, open_group
+from .ranks.rank_threads import threads_per_rank
 from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
@@ -58,6 +65,8 @@ class EngineParts:
     cpu_threads: CpuThreads
     is_async: bool
     """Whether a step may be in flight while the next one is scheduled."""
+    followers: Followers | None
+    """The other ranks of a tensor-parallel group; None: there are none."""
 
 
 def open_parts(
@@ -70,9 +79,14 @@ def open_parts(
 
     base_id: to which the base's adapters are bound, if not to its files.
     """
-    if config.num_threads:
+    group = None
+    if config.tensor_parallel_size > 1:
+        torch.set_num_threads(threads_per_rank(config))
+        group = open_group(config)
+    elif config.num_threads:
         torch.set_num_threads(config.num_threads)
-    loaded = _load(config, base_id)
+    followers = None if group is None else group.followers
+    loaded = _load(config, base_id, group)
     base = loaded.base
     plan = plan_engine(
         config,
@@ -81,12 +95,16 @@ def open_parts(
         head_bytes=heads_bytes(loaded.medusas),
         num_exit_layers=num_exit_layers(config),
     )
+    if followers:
+        followers.tell(
+            OpenPools(base.layout.base_id, plan.kv_groups, plan.num_swap_slots, plan.arena_bytes)
+        )
     grammars = open_grammars(
         locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
     )
     utilization = _open_utilization(config, base)
-    tiers = open_adapter_tiers(config, base, plan, clock=clock)
-    runner = _open_runner(config, base, plan, tiers)
+    tiers = open_adapter_tiers(config, base, plan, clock=clock, followers=followers)
+    runner = _open_runner(config, base, plan, tiers, followers)
     kv = KvBlocks(
         plan.kv_groups,
         config.kv_block_size,
@@ -121,6 +139,7 @@ def open_parts(
         utilization=utilization,
         cpu_threads=open_cpu_threads(base.device, clock()),
         is_async=_is_async(config, base, speculation),
+        followers=followers,
     )
 
 
@@ -136,7 +155,10 @@ class _Loaded(NamedTuple):
         return (self.base,) if self.draft is None else (self.base, self.draft)
 
 
-def _load(config: EngineConfig, base_id: str | None) -> _Loaded:
+def _load(config: EngineConfig, base_id: str | None, group: RankGroup | None) -> _Loaded:
+    if group is not None:
+        base = load_sharded_base(config, group.ranks, base_id=base_id)
+        return _Loaded(base, None, ())
     base = load_base_model(config, base_id=base_id)
     return _Loaded(base, load_draft_model(config, base), open_medusas(config, base))
 
@@ -154,8 +176,23 @@ def _open_utilization(config: EngineConfig, base: BaseModel) -> Utilization:
 
 
 def _open_runner(
-    config: EngineConfig, base: BaseModel, plan: MemoryPlan, tiers: AdapterTiers
+    config: EngineConfig,
+    base: BaseModel,
+    plan: MemoryPlan,
+    tiers: AdapterTiers,
+    followers: Followers | None,
 ) -> ModelRunner:
+    if followers is not None:
+        leader = LeaderKvCache(
+            followers,
+            plan.kv_groups,
+            base.kv_shapes,
+            block_size=config.kv_block_size,
+            kv_format=base.kv_format,
+            device=base.device,
+            num_swap_slots=plan.num_swap_slots,
+        )
+        return LeaderRunner(followers, base, leader, tiers.arena)
     cache = KvCache(
         plan.kv_groups,
         base.kv_shapes,

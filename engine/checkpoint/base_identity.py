@@ -49,11 +49,13 @@ def compute_runtime_id(
     kv_dtype: str,
     attention_window: int | None,
     attention_sinks: int,
+    tensor_parallel_size: int = 1,
 ) -> str:
     """The namespace of everything that depends on the base as served: KV cache, derived weights.
 
     `attention_window`, `attention_sinks`: the operator's limits on attention, which change the keys
-    and values of all later layers.
+    and values of all later layers. `tensor_parallel_size`: the ranks whose parts are
+    added.
     """
     hasher = hashlib.sha256(b"loraplex runtime v4")
     for name, value in (
@@ -68,6 +70,8 @@ def compute_runtime_id(
         ("attention_sinks", str(attention_sinks)),
     ):
         _update(hasher, name, value.encode())
+    if tensor_parallel_size > 1:
+        _update(hasher, "tensor_parallel_size", str(tensor_parallel_size).encode())
     return "sha256:" + hasher.hexdigest()
 
 

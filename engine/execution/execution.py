@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..draft import NO_DRAFT
-from ..errors import EngineError, GrammarFailed, NumericalError, StaleExtent
+from ..errors import EngineError, GrammarFailed, NumericalError, RankLost, StaleExtent
 from ..grammars.matcher import Matcher
 from ..messages import FinishReason, PromptOutput, TokensGenerated
 from ..request import Request
@@ -173,9 +173,14 @@ class Execution(Generic[OutputT]):
         return False
 
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> bool:
-        """Run the sequences and process their output; False if that took more than one step."""
+        """Run the sequences and process their output; False if that took more than one step.
+
+        Raises RankLost: then no request is at fault, and none can go on.
+        """
         try:
             step = self.launch(sequences)
+        except RankLost:
+            raise
         except Exception:  # one request's error must not fail the others of its step
             if _is_one_without_draft(sequences):
                 self._fail(sequences[0].request)
@@ -340,6 +345,8 @@ class Execution(Generic[OutputT]):
         """Whether the entries of these draft tokens could be moved to their positions."""
         try:
             self._runner.keep(request, path)
+        except RankLost:
+            raise
         except Exception:  # without its draft tokens the request's output is the same
             logger.exception("request %s continues without its draft tokens", request.request_id)
             return False

@@ -15,7 +15,7 @@ from ..kv.layout import KvGroup
 from ..kv.open_slots import num_open_slots
 from ..kv.sequence_blocks import block_table
 from ..memory.demands import BaseDemand, ProposerDemand
-from ..memory.device_memory import measure_memory, peak_bytes
+from ..memory.device_memory import DeviceMemory, measure_memory, peak_bytes
 from ..memory.kv_budget import MIB, KvDemand
 from ..memory.plan import MemoryPlan, plan_memory
 from ..model.base_model import BaseModel
@@ -47,12 +47,7 @@ def plan_engine(
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
     of loaded Medusa heads. `num_exit_layers`: those of early exit.
     """
-    groups = group_layers(
-        base.kv_shapes,
-        max_model_len=base.max_model_len,
-        attention_window=config.attention_window,
-        attention_sinks=config.attention_sinks,
-    )
+    groups = kv_groups(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
     activation_bytes += config.max_num_seqs * _state_bytes(base)
     graph_bytes = _graph_bytes(
@@ -71,7 +66,11 @@ def plan_engine(
         graph_bytes=graph_bytes,
         weight_format=base.weight_formats,
     )
-    plan = plan_memory(config, measure_memory(base.device), demand, proposers)
+    memory = _rank_memory(config, measure_memory(base.device))
+    plan = plan_memory(config, memory, demand, proposers)
+    if config.tensor_parallel_size > 1:
+        num_ranks = config.tensor_parallel_size
+        plan.lines.insert(0, f"tensor parallelism over {num_ranks} ranks; all sizes are of each")
     if base.kv_format.code_dtype is not None:
         line = (
             f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
@@ -87,6 +86,23 @@ def plan_engine(
     if base.has_states and config.speculation:
         plan.lines.append("no speculation: the states of this base cannot take back draft tokens")
     return plan
+
+
+def kv_groups(config: EngineConfig, base: BaseModel) -> tuple[KvGroup, ...]:
+    """The KV groups of a base's layers, each with the smallest possible pool."""
+    return group_layers(
+        base.kv_shapes,
+        max_model_len=base.max_model_len,
+        attention_window=config.attention_window,
+        attention_sinks=config.attention_sinks,
+    )
+
+
+def _rank_memory(config: EngineConfig, memory: DeviceMemory) -> DeviceMemory:
+    """One rank's share of the memory: all ranks have loaded their weights, and share the host."""
+    if not memory.is_host:
+        return memory
+    return memory._replace(free_bytes=memory.free_bytes // config.tensor_parallel_size)
 
 
 def _state_bytes(base: BaseModel) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,11 @@ class BaseModel:
         """Call back whenever a step reaches its next layer: the largest steps take many seconds."""
         for layer in next(m for m in self.model.modules() if isinstance(m, nn.ModuleList)):
             layer.register_forward_pre_hook(lambda _module, _args: callback())
+
+    def bound_to(self, base_id: str) -> BaseModel:
+        """The same base, to whose id adapters are bound."""
+        layout = replace(self.layout, base_id=base_id)
+        return replace(self, part=replace(self.part, whole=layout))
 
     def attach_arena(self, arena: Arena) -> None:
         """Connect every part of the model to this arena's adapters."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from ...adapters.layout import BaseLayout, SliceKind
 from ...kernels.attention import AttentionBatch, AttentionOptions, paged_attention
@@ -285,5 +285,19 @@ def run_model(
                 context.states.commit()
             logits: Tensor = output.logits[0]
             return logits.float() if out is None else out.copy_(logits)
+    finally:
+        current_forward.reset(token)
+
+
+def run_decoder(
+    model: PreTrainedModel, context: ForwardContext, input_ids: Tensor, positions: Tensor
+) -> None:
+    """Like `run_model`, without logits: it leaves keys and values."""
+    token = current_forward.set(context)
+    try:
+        with torch.inference_mode():
+            model.base_model(
+                input_ids=input_ids[None], position_ids=positions[None], use_cache=False
+            )
     finally:
         current_forward.reset(token)

@@ -56,6 +56,7 @@ from .base_model import (
 )
 from .embedding_and_head import adapt_ends
 from .experts import experts_parameters
+from .fused_layers import fuse_layers, fuses_layers
 from .latent_attention import replace_latents
 from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
@@ -71,7 +72,8 @@ def load_sharded_base(
 ) -> BaseModel:
     """Load this rank's part, together with all other ranks.
 
-    base_id: to which adapters are bound, if not to the files. Raises UnsupportedModel with the
+    base_id: to which adapters are bound, if not to the files. Rank 0 alone hashes the files: the
+    layout of the others has no base id until rank 0 has told it. Raises UnsupportedModel with the
     reason if the base cannot be divided, or if the divided base computes something else.
     """
     model_dir = locate_base(engine.model)
@@ -96,10 +98,11 @@ def load_sharded_base(
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = _divided_kv_shapes(model, config, ranks, max_model_len=max_model_len)
     ends = adapt_ends(model)
-    digests = end_digests(model, model_dir)
+    digests = end_digests(model, model_dir) if is_first else {}
     packed_ends = pack_ends(model, ends, None)
     return_freed_memory()
     check_replaced(model, config)
+    fused = fuse_layers(model) if fuses_layers(device) else None
     error = _check_together(model, config, kv_shapes, cases)
     if is_first:
         check_thresholds(config, kv_shapes, max_model_len=max_model_len)
@@ -109,7 +112,7 @@ def load_sharded_base(
         ends=ends,
         linears=wholes,
         moe_layers=(),
-        base_id=base_id or compute_base_id(model_dir),
+        base_id=base_id or (compute_base_id(model_dir) if is_first else ""),
         digests=digests,
         is_text_part=is_composite(read_config_file(model_dir)),
     )
@@ -122,7 +125,7 @@ def load_sharded_base(
         packed_ends=packed_ends,
         moe_layers=(),
         absorbed=(),
-        fused=None,
+        fused=fused,
         kv_shapes=kv_shapes,
         kv_format=KvFormat(dtype),
         eos_token_ids=eos_token_ids(model_dir, config),

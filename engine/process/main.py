@@ -8,7 +8,6 @@ task.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import logging
@@ -16,11 +15,9 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Never, Protocol
 
 import msgspec
@@ -29,6 +26,7 @@ from ...adapters.logs import log_to_stderr
 from ..config import EngineConfig
 from ..errors import EngineError, MalformedMessage
 from ..heartbeat import Heartbeat
+from ..lifeline import end_with_parent
 from ..messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
 from .gc_tuning import GarbageCollection
 from .parent_socket import ParentGone, ParentSocket
@@ -38,7 +36,6 @@ IDLE_POLL_MS = 250
 """The interval of an idle engine's steps, which keep its statistics fresh."""
 BUSY_POLL_MS = 1
 """How long to wait for messages if there is work but no step can run, for example during a load."""
-_PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("loraplex.engine.process.main")  # its own name is "__main__"
 
@@ -133,29 +130,6 @@ def _as_error_info(exc: Exception) -> ErrorInfo:
     if isinstance(exc, EngineError):
         return ErrorInfo(exc.code, str(exc))
     return ErrorInfo(EngineError.code, f"{type(exc).__name__}: {exc}")
-
-
-def end_with_parent() -> None:
-    """SIGTERM, or the parent's death of any cause, ends this process immediately.
-
-    The kernel's signal covers a process that is stuck in native code; the watch on standard input
-    covers other systems and a parent that died before the signal was requested.
-    """
-    signal.signal(signal.SIGTERM, _exit)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the group: the parent decides
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch_parent, daemon=True).start()
-
-
-def _watch_parent() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(0)
-
-
-def _exit(_signal: int, _frame: FrameType | None) -> Never:
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from ...adapters.manager import Tier
 from ..checkpoint.base_identity import compute_base_id
 from ..config import EngineConfig
 from ..errors import EngineError
+from ..lifeline import end_with_parent
 from ..messages import (
     AdapterFetched,
     AdapterWanted,
@@ -39,7 +40,6 @@ from ..messages import (
     TokensGenerated,
 )
 from ..sampling_params import SamplingParams
-from .main import end_with_parent
 
 if TYPE_CHECKING:
     from ..core import EngineCore

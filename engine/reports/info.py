@@ -28,6 +28,7 @@ def describe_engine(
             kv_dtype=config.kv_dtype,
             attention_window=config.attention_window,
             attention_sinks=config.attention_sinks if windowed else 0,
+            tensor_parallel_size=config.tensor_parallel_size,
         ),
         layout=base.layout,
         model_type=base.config.model_type,
@@ -51,10 +52,13 @@ def describe_engine(
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
         serves_grammars=serves_grammars,
-        kv_policy_obstacle=eviction_obstacle(
-            plan.kv_groups,
-            base.kv_shapes,
-            quantizes_blocks=KvDtype(config.kv_dtype).quantizes_blocks,
-        ),
+        kv_policy_obstacle=_kv_policy_obstacle(config, base, plan),
         embedding_size=base.embedding_size,
     )
+
+
+def _kv_policy_obstacle(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> str | None:
+    if config.tensor_parallel_size > 1:
+        return "not supported with --tensor-parallel-size above 1"
+    quantizes_blocks = KvDtype(config.kv_dtype).quantizes_blocks
+    return eviction_obstacle(plan.kv_groups, base.kv_shapes, quantizes_blocks=quantizes_blocks)

@@ -74,4 +74,6 @@ def connect_ranks(store: Store, place: RankPlace) -> RankSums:
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=_LOOPBACK)]
     options._timeout = LONGEST_WAIT
-    return RankSums(gloo(store, place.rank, place.size, options), place)
+    ranks = RankSums(gloo(store, place.rank, place.size, options), place)
+    ranks.gather(torch.zeros(1))  # no rank reads the store after this
+    return ranks

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from contextlib import contextmanager
+from multiprocessing.connection import Pipe
+from threading import Lock, Thread
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 from torch._C._distributed_c10d import HashStore
 
+from loraplex.engine import parts
 from loraplex.engine.checkpoint.weights import load_weights
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import EngineError
 from loraplex.engine.model import sharded_base
 from loraplex.engine.model.base_model import BaseModel
+from loraplex.engine.ranks import follower
+from loraplex.engine.ranks.commands import Joined
+from loraplex.engine.ranks.follower import Follower
+from loraplex.engine.ranks.followers import Followers
+from loraplex.engine.ranks.rank_group import RankGroup
+from loraplex.engine.ranks.rank_pipe import FollowerPipe, follower_pipe, leader_pipe
 from loraplex.engine.shards.rank_place import RankPlace
 from loraplex.engine.shards.rank_sums import RankSums, connect_ranks
 
@@ -33,15 +43,68 @@ def run_ranks(size: int, run: Callable[[RankSums], T]) -> list[T]:
 
 def run_sharded(engine: EngineConfig, size: int, run: Callable[[BaseModel, int], T]) -> list[T]:
     """What `run` returns for each rank's part of a base, and the rank."""
-    # transformers' loader changes torch's global state while it builds a model.
+
+    def run_rank(ranks: RankSums) -> T:
+        return run(sharded_base.load_sharded_base(engine, ranks), ranks.place.rank)
+
+    with loading_one_by_one():
+        return run_ranks(size, run_rank)
+
+
+@contextmanager
+def loading_one_by_one() -> Iterator[None]:
+    """transformers' loader changes torch's global state while it builds a model."""
     loading = Lock()
 
     def load_alone(*args: Any, **kwargs: Any) -> Any:
         with loading:
             return load_weights(*args, **kwargs)
 
-    def run_rank(sums: RankSums) -> T:
-        return run(sharded_base.load_sharded_base(engine, sums), sums.place.rank)
-
     with patch.object(sharded_base, "load_weights", load_alone):
-        return run_ranks(size, run_rank)
+        yield
+
+
+@contextmanager
+def followers_as_threads() -> Iterator[list[Follower]]:
+    """Engines that are opened here have followers that are threads. Yields these, by rank."""
+    states: list[Follower] = []
+
+    class Recorded(Follower):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            states.append(self)
+
+    def open_thread_group(config: EngineConfig) -> RankGroup:
+        store, size = HashStore(), config.tensor_parallel_size
+        pipes, threads = [], []
+        for rank in range(1, size):
+            ours, theirs = Pipe()
+            pipe, place = follower_pipe(theirs), RankPlace(rank, size)
+            threads.append(Thread(target=_follow, args=(config, store, place, pipe)))
+            pipes.append(leader_pipe(ours))
+            threads[-1].start()
+
+        def join() -> None:
+            for thread in threads:
+                thread.join()
+
+        followers = Followers(pipes, join)
+        followers.await_joined()
+        return RankGroup(connect_ranks(store, RankPlace(0, size)), followers)
+
+    with (
+        loading_one_by_one(),
+        patch.object(parts, "open_group", open_thread_group),
+        patch.object(follower, "Follower", Recorded),
+    ):
+        yield states
+
+
+def _follow(config: EngineConfig, store: HashStore, place: RankPlace, pipe: FollowerPipe) -> None:
+    pipe.send(Joined())
+    try:
+        follower.follow(config, connect_ranks(store, place), pipe)
+    except EngineError:  # rank 0 meets the same
+        pass
+    finally:
+        pipe.close()

@@ -1,0 +1,236 @@
+"""What rank 0 tells the followers, and what they answer. Torch-free.
+
+Followers decide nothing. Places in the arena and in host memory, operations on KV blocks and the
+tokens of each step are rank 0's decisions, which the followers apply in the order of the commands.
+A command with a `job` is done beside the steps, in the order of such commands, and is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from ...adapters.extents import Extent, Placement
+from ...adapters.identity import AdapterKey
+from ..kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from ..kv.sequence_blocks import BlockTable
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A command or an answer."""
+
+
+# --- once, at the start --------------------------------------------------------------------------
+
+
+class OpenPools(Message, frozen=True):
+    """The sizes of the pools, which are the same on every rank, and the base's id."""
+
+    base_id: str
+    kv_groups: tuple[KvGroup, ...]
+    num_swap_slots: tuple[int, ...]
+    arena_bytes: int
+
+
+# --- adapters, beside the steps ------------------------------------------------------------------
+
+
+class Job(Message, frozen=True):
+    """Work on an adapter's bytes."""
+
+    job: int
+
+
+class ReadAdapter(Job, frozen=True):
+    """Read the rank's part of a block's file to this extent of host memory."""
+
+    key: AdapterKey
+    path: str
+    extent: Extent
+
+
+class DropAdapters(Job, frozen=True):
+    """Zero these blocks in host memory."""
+
+    keys: tuple[AdapterKey, ...]
+
+
+class CopyAdapter(Job, frozen=True):
+    """Copy a block from host memory to its place on the device."""
+
+    key: AdapterKey
+    placement: Placement
+
+
+class MoveAdapter(Job, frozen=True):
+    """Copy the bytes of one place to another."""
+
+    source: Placement
+    target: Placement
+
+
+class EraseExtent(Job, frozen=True):
+    """Zero the bytes of a retired place."""
+
+    placement: Placement
+
+
+# --- the arena's table, between steps ------------------------------------------------------------
+
+
+class PlaceAdapter(Message, frozen=True):
+    """An adapter that is in host memory gets a place on the device."""
+
+    key: AdapterKey
+    placement: Placement
+
+
+class PlaceAgain(Message, frozen=True):
+    """The adapter of a row gets a second place, to which it can be moved."""
+
+    row: int
+    placement: Placement
+
+
+class PublishAdapter(Message, frozen=True):
+    placement: Placement
+
+
+class RetireAdapter(Message, frozen=True):
+    placement: Placement
+
+
+class FreePlace(Message, frozen=True):
+    placement: Placement
+
+
+# --- KV blocks, between steps --------------------------------------------------------------------
+
+
+class ZeroKv(Message, frozen=True):
+    operation: ZeroBlocks
+
+
+class CopyKv(Message, frozen=True):
+    operation: CopyBlock
+
+
+class SwapKvOut(Message, frozen=True):
+    operation: SwapOut
+
+
+class SwapKvIn(Message, frozen=True):
+    operation: SwapIn
+
+
+class MoveKv(Message, frozen=True):
+    """Move entries of one sequence, see `KvCache.move`."""
+
+    tables: tuple[bytes, ...]
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+class ClearKv(Message, frozen=True):
+    """Zero entries of one sequence, see `KvCache.clear`."""
+
+    tables: tuple[bytes, ...]
+    start: int
+    end: int
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+class LeasedRow(msgspec.Struct, frozen=True, array_like=True):
+    """The adapter that a sequence runs with. Each rank compares it with its own arena."""
+
+    row: int
+    generation: int
+    key: AdapterKey
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """What a follower needs of a `SequenceChunk`, and its adapter."""
+
+    token_ids: tuple[int, ...]
+    start: int
+    tables: tuple[bytes, ...]
+    tree: tuple[int, ...] | None
+    is_prompt: bool
+    num_evicted: int
+    rotary_start: int
+    leased: LeasedRow | None
+
+
+class RunChunks(Message, frozen=True):
+    """One forward pass."""
+
+    chunks: tuple[Chunk, ...]
+
+
+Command: TypeAlias = (
+    OpenPools
+    | ReadAdapter
+    | DropAdapters
+    | CopyAdapter
+    | MoveAdapter
+    | EraseExtent
+    | PlaceAdapter
+    | PlaceAgain
+    | PublishAdapter
+    | RetireAdapter
+    | FreePlace
+    | ZeroKv
+    | CopyKv
+    | SwapKvOut
+    | SwapKvIn
+    | MoveKv
+    | ClearKv
+    | RunChunks
+)
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+class Joined(Message, frozen=True):
+    """The follower's process runs and is about to connect to the other ranks."""
+
+
+class JobDone(Message, frozen=True):
+    """A job has ended."""
+
+    job: int
+    error: str | None = None
+    is_missing: bool = False
+    """The file was not there."""
+
+
+Answer: TypeAlias = Joined | JobDone
+
+
+def kv_command(operation: KvOperation) -> ZeroKv | CopyKv | SwapKvOut | SwapKvIn:
+    """The command to execute an operation on KV blocks."""
+    match operation:
+        case ZeroBlocks():
+            return ZeroKv(operation)
+        case CopyBlock():
+            return CopyKv(operation)
+        case SwapOut():
+            return SwapKvOut(operation)
+        case SwapIn():
+            return SwapKvIn(operation)
+
+
+def pack_tables(tables: Sequence[BlockTable]) -> tuple[bytes, ...]:
+    """Block tables as bytes: int64, in the machine's order."""
+    return tuple(table.tobytes() for table in tables)
+
+
+def unpack_tables(packed: Sequence[bytes]) -> list[BlockTable]:
+    """What `pack_tables` packed, read-only."""
+    return [np.frombuffer(table, dtype=np.int64) for table in packed]

@@ -1,0 +1,157 @@
+"""One follower: its part of the base, of the adapters and of the KV cache, and rank 0's commands.
+
+It has no scheduler, no sampler and no clock. Steps and changes of tables are done by the thread
+that receives commands, adapters' bytes are read, copied and zeroed by another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import assert_never
+
+from ...adapters.block_reader import BlockReader
+from ...adapters.loaders import LoaderThreads, Pace
+from ..config import EngineConfig
+from ..execution.profiling import kv_groups, profile_step
+from ..kv.cache import KvCache
+from ..memory.loader_duty import choose_duty
+from ..model.base_model import BaseModel
+from ..model.block_preparation import BlockPreparation
+from ..model.sharded_base import load_sharded_base
+from ..shards.rank_sums import RankSums
+from .commands import (
+    ClearKv,
+    Command,
+    CopyAdapter,
+    CopyKv,
+    DropAdapters,
+    EraseExtent,
+    FreePlace,
+    Job,
+    JobDone,
+    MoveAdapter,
+    MoveKv,
+    OpenPools,
+    PlaceAdapter,
+    PlaceAgain,
+    PublishAdapter,
+    ReadAdapter,
+    RetireAdapter,
+    RunChunks,
+    SwapKvIn,
+    SwapKvOut,
+    ZeroKv,
+    unpack_tables,
+)
+from .follower_arena import FollowerArena
+from .follower_host import FollowerHost
+from .follower_steps import FollowerSteps
+from .rank_pipe import FollowerPipe
+
+IDLE_SECONDS = 0.02
+"""After so long without a command no step is due, and adapters may be loaded at full speed."""
+
+
+def follow(config: EngineConfig, ranks: RankSums, pipe: FollowerPipe) -> None:
+    """Load this rank's part and do what rank 0 says, until it is gone.
+
+    Raises UnsupportedModel if the base cannot be divided, RuntimeError if another rank has died.
+    """
+    base = load_sharded_base(config, ranks)
+    # Rank 0 measures this step, which needs all ranks.
+    profile_step(config, base, kv_groups(config, base))
+    try:
+        pools = pipe.receive()
+        assert isinstance(pools, OpenPools), "it is the first command"
+        Follower(config, base.bound_to(pools.base_id), pools, pipe).run()
+    except (EOFError, OSError):
+        return
+
+
+class Follower:
+    """The pools of one follower."""
+
+    def __init__(
+        self, config: EngineConfig, base: BaseModel, pools: OpenPools, pipe: FollowerPipe
+    ) -> None:
+        self.base = base
+        self.pipe = pipe
+        duty = choose_duty(base.device) if config.loader_duty is None else config.loader_duty
+        self._pace = Pace(duty)
+        self._loader = LoaderThreads(1)
+        prepare = BlockPreparation(base.part.layout, base.extended)
+        reader = BlockReader(base.part, prepare=prepare, pace=self._pace)
+        self.host = FollowerHost(reader, config.host_cache_bytes, base.dtype)
+        self.arena = FollowerArena(
+            base.part.layout, pools.arena_bytes, base.dtype, base.device, pace=self._pace
+        )
+        base.attach_arena(self.arena)
+        self._cache = KvCache(
+            pools.kv_groups,
+            base.kv_shapes,
+            block_size=config.kv_block_size,
+            kv_format=base.kv_format,
+            device=base.device,
+            num_swap_slots=pools.num_swap_slots,
+        )
+        self.steps = FollowerSteps(base, self._cache, self.arena)
+
+    def run(self) -> None:
+        """Until rank 0 is gone: raises EOFError or OSError then."""
+        while True:
+            if not self.pipe.has_message(IDLE_SECONDS):
+                self._pace.is_busy = False
+                self.pipe.has_message(None)
+            self._do(self.pipe.receive())
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case RunChunks(chunks):
+                self._pace.is_busy = True
+                self.steps.run(chunks)
+            case ZeroKv(operation) | CopyKv(operation) | SwapKvOut(operation) | SwapKvIn(operation):
+                self._cache.execute([operation])
+            case MoveKv(tables, sources, targets):
+                self._cache.move(unpack_tables(tables), sources, targets)
+            case ClearKv(tables, start, end):
+                self._cache.clear(unpack_tables(tables), start, end)
+            case PlaceAdapter(key, placement):
+                self.arena.occupy(placement, self.host[key])
+            case PlaceAgain(row, placement):
+                self.arena.occupy_again(row, placement)
+            case PublishAdapter(placement):
+                self.arena.publish(placement)
+            case RetireAdapter(placement):
+                self.arena.retire(placement)
+            case FreePlace(placement):
+                self.arena.free(placement)
+            case ReadAdapter(_, key, path, extent):
+                self._begin(command, lambda: self.host.read(key, Path(path), extent))
+            case DropAdapters(_, keys):
+                self._begin(command, lambda: self.host.drop(keys))
+            case CopyAdapter(_, key, placement):
+                self._begin(command, lambda: self.arena.copy_into(placement, self.host[key]))
+            case MoveAdapter(_, source, target):
+                self._begin(command, lambda: self.arena.copy_between(source, target))
+            case EraseExtent(_, placement):
+                self._begin(command, lambda: self.arena.erase(placement))
+            case OpenPools():
+                raise AssertionError("the pools are open")
+            case _:
+                assert_never(command)
+
+    def _begin(self, command: Job, work: Callable[[], None]) -> None:
+        self._loader.submit(0, self._finish, command.job, work)
+
+    def _finish(self, job: int, work: Callable[[], None]) -> None:
+        """Do a job and answer, whatever comes of it: rank 0 waits."""
+        try:
+            work()
+        except FileNotFoundError as exc:
+            done = JobDone(job, str(exc), is_missing=True)
+        except Exception as exc:
+            done = JobDone(job, str(exc) or type(exc).__name__)
+        else:
+            done = JobDone(job)
+        self.pipe.send(done)

@@ -1,0 +1,51 @@
+"""A follower's host memory: what is in it, and where, is rank 0's decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ...adapters.block import read_block_header
+from ...adapters.block_reader import BlockReader
+from ...adapters.extents import Extent
+from ...adapters.host_cache import HostBlock
+from ...adapters.identity import AdapterKey
+from ...adapters.untouched import untouched_zeros
+
+
+class FollowerHost:
+    """Blocks in one pool. One thread reads and drops them; others may look them up."""
+
+    def __init__(self, reader: BlockReader, capacity_bytes: int, dtype: torch.dtype) -> None:
+        """`capacity_bytes`: that of rank 0's host cache."""
+        self._reader = reader
+        self.pool = untouched_zeros(capacity_bytes // dtype.itemsize, dtype)
+        """What no block holds is zero."""
+        self._blocks: dict[AdapterKey, HostBlock] = {}
+
+    def __getitem__(self, key: AdapterKey) -> HostBlock:
+        return self._blocks[key]
+
+    def blocks(self) -> list[HostBlock]:
+        """All blocks that are held."""
+        return list(self._blocks.values())
+
+    def read(self, key: AdapterKey, path: Path, extent: Extent) -> None:
+        """Read a block's file to a free extent. Raises as `BlockReader` does, and OSError."""
+        header = read_block_header(path)
+        plan = self._reader.plan(header, key)
+        tensor = self.pool[extent.offset : extent.offset + plan.num_elements]
+        try:
+            self._reader.fill(tensor, path, header, plan)
+        except BaseException:
+            tensor.zero_()
+            raise
+        self._blocks[key] = HostBlock(key, tensor, plan.table, plan.placed_auxiliary, extent)
+
+    def drop(self, keys: Sequence[AdapterKey]) -> None:
+        """Zero these blocks; unknown ones are ignored."""
+        for key in keys:
+            if (block := self._blocks.pop(key, None)) is not None:
+                block.tensor.zero_()

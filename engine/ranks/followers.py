@@ -1,0 +1,127 @@
+"""The other ranks of a group, as rank 0 sees them.
+
+A group lives and dies together. Once a follower is gone, every call raises RankLost, and the engine
+process ends; its supervisor then starts the whole group anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import count
+from threading import Lock, Thread
+
+from ...adapters.errors import AdapterUnavailable
+from ..errors import RankLost
+from .commands import Command, Job, JobDone, Joined
+from .rank_pipe import LeaderPipe
+
+_log = logging.getLogger(__name__)
+
+
+class Jobs:
+    """One job on every follower."""
+
+    def __init__(self, futures: Sequence[Future[None]]) -> None:
+        self._futures = futures
+
+    def wait(self) -> None:
+        """Return once every follower has done it. Raises FileNotFoundError if the file was not
+        there, AdapterUnavailable for other errors of a follower, RankLost."""
+        for future in self._futures:
+            future.result()
+
+
+class Followers:
+    """Commands to all followers. Thread-safe."""
+
+    def __init__(self, pipes: Sequence[LeaderPipe], close: Callable[[], None]) -> None:
+        """`close`: ends the followers, at last."""
+        self._pipes = pipes
+        self._close = close
+        self._numbers = count(1)
+        self._lock = Lock()
+        """Held while a command goes to all: every follower gets the same order."""
+        self._running: dict[tuple[int, int], Future[None]] = {}
+        """By follower and job."""
+        self._lost: str | None = None
+        self._is_closed = False
+
+    def await_joined(self) -> None:
+        """Return once every follower's process runs. Raises RankLost if one has ended before."""
+        for index, pipe in enumerate(self._pipes):
+            try:
+                message = pipe.receive()
+            except (EOFError, OSError) as exc:
+                raise RankLost(f"Rank {index + 1} ended before it had started.") from exc
+            assert isinstance(message, Joined)
+        for index in range(len(self._pipes)):
+            Thread(target=self._hear, args=(index,), name=f"rank-{index + 1}", daemon=True).start()
+
+    def tell(self, command: Command) -> None:
+        """Let every follower do this, in the order of the calls. Raises RankLost."""
+        with self._lock:
+            self._send(command)
+
+    def begin(self, make: Callable[[int], Job]) -> Jobs:
+        """Let every follower do a job beside its steps. `make` takes the job's number. Raises
+        RankLost."""
+        with self._lock:
+            number = next(self._numbers)
+            futures: list[Future[None]] = [Future() for _ in self._pipes]
+            for index, future in enumerate(futures):
+                self._running[index, number] = future
+            command = make(number)
+            assert isinstance(command, Command)
+            self._send(command)
+        return Jobs(futures)
+
+    def check(self) -> None:
+        """Raises RankLost if a follower is gone."""
+        if self._lost is not None:
+            raise RankLost(self._lost)
+
+    def close(self) -> None:
+        """End the followers."""
+        self._is_closed = True
+        for pipe in self._pipes:
+            pipe.close()
+        self._close()
+
+    def _send(self, command: Command) -> None:
+        self.check()
+        for index, pipe in enumerate(self._pipes):
+            try:
+                pipe.send(command)
+            except OSError as exc:
+                self._lose(index)
+                raise RankLost(self._lost) from exc
+
+    def _hear(self, index: int) -> None:
+        """Take one follower's answers until it is gone."""
+        try:
+            while True:
+                message = self._pipes[index].receive()
+                if isinstance(message, JobDone):
+                    self._end_job(index, message)
+        except (EOFError, OSError):
+            self._lose(index)
+
+    def _end_job(self, index: int, done: JobDone) -> None:
+        future = self._running.pop((index, done.job))
+        if done.error is None:
+            future.set_result(None)
+        elif done.is_missing:
+            future.set_exception(FileNotFoundError(done.error))
+        else:
+            future.set_exception(AdapterUnavailable(done.error))
+
+    def _lose(self, index: int) -> None:
+        if self._is_closed:
+            return
+        self._lost = f"Rank {index + 1} of the tensor-parallel group has ended."
+        _log.error("rank_lost", extra={"rank": index + 1})
+        for key in list(self._running):
+            if (future := self._running.pop(key, None)) is not None:
+                future.set_exception(RankLost(self._lost))

@@ -1,0 +1,56 @@
+"""The KV caches of all ranks, each with its own heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..kv.cache import KvCache, KvFormat
+from ..kv.groups import LayerKvShape
+from ..kv.layout import KvGroup, KvOperation
+from ..kv.sequence_blocks import BlockTable
+from .commands import ClearKv, MoveKv, kv_command, pack_tables
+from .followers import Followers
+
+
+class LeaderKvCache(KvCache):
+    """Rank 0's cache. Every follower's cache has the same blocks. Each method raises RankLost."""
+
+    def __init__(
+        self,
+        followers: Followers,
+        groups: Sequence[KvGroup],
+        shapes: Sequence[LayerKvShape],
+        *,
+        block_size: int,
+        kv_format: KvFormat,
+        device: torch.device,
+        num_swap_slots: Sequence[int],
+    ) -> None:
+        """See `KvCache`."""
+        super().__init__(
+            groups,
+            shapes,
+            block_size=block_size,
+            kv_format=kv_format,
+            device=device,
+            num_swap_slots=num_swap_slots,
+        )
+        self._followers = followers
+
+    def execute(self, operations: Sequence[KvOperation]) -> None:
+        for operation in operations:
+            self._followers.tell(kv_command(operation))
+        super().execute(operations)
+
+    def move(
+        self, tables: Sequence[BlockTable], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        packed = pack_tables(tables)
+        self._followers.tell(MoveKv(packed, tuple(sources), tuple(targets)))
+        super().move(tables, sources, targets)
+
+    def clear(self, tables: Sequence[BlockTable], start: int, end: int) -> None:
+        self._followers.tell(ClearKv(pack_tables(tables), start, end))
+        super().clear(tables, start, end)

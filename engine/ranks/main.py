@@ -1,0 +1,61 @@
+"""A follower's process: `python -m loraplex.engine.ranks.main SOCKET RANK STORE CONFIG`.
+
+SOCKET is the descriptor of its end of the pair to rank 0, STORE the file through which the ranks
+find each other, CONFIG an EngineConfig as JSON. Its standard input ends when rank 0 ends, and then
+it ends too.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+import msgspec
+import torch
+from torch._C._distributed_c10d import FileStore
+
+from ...adapters.logs import log_to_stderr
+from ..config import EngineConfig
+from ..errors import EngineError
+from ..lifeline import end_with_parent
+from ..shards.rank_place import RankPlace
+from ..shards.rank_sums import connect_ranks
+from .commands import Joined
+from .follower import follow
+from .rank_pipe import follower_pipe
+from .rank_threads import threads_per_rank
+
+_log = logging.getLogger("loraplex.engine.ranks.main")  # its own name is "__main__"
+
+
+def main() -> int:
+    """Follow rank 0 to its end; returns the exit status."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    log_to_stderr()
+    end_with_parent()
+    descriptor, rank, store, config_json = sys.argv[1:]
+    os.set_inheritable(int(descriptor), False)
+    config = msgspec.json.decode(config_json, type=EngineConfig)
+    torch.set_num_threads(threads_per_rank(config))
+    size = config.tensor_parallel_size
+    pipe = follower_pipe(Connection(int(descriptor)))
+    try:
+        pipe.send(Joined())
+        ranks = connect_ranks(FileStore(store, size), RankPlace(int(rank), size))
+        follow(config, ranks, pipe)
+    except EngineError as exc:  # rank 0 meets the same and reports it
+        _log.error("rank_ended", extra={"rank": int(rank), "error": str(exc)})
+        return 1
+    except Exception:
+        _log.exception("rank_failed", extra={"rank": int(rank)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main())  # a loader thread that hangs must not keep a failed rank

@@ -1,0 +1,60 @@
+"""What is not divided among ranks yet is refused by the name of its option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loraplex.engine.config import EngineConfig, KvDtype, Quantization
+from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.ranks.rank_threads import num_cores, threads_per_rank
+from support.engine import LocalEngine
+from support.families import SERVED, save_family
+from support.ranks import followers_as_threads
+
+
+@pytest.mark.parametrize(
+    ("param", "settings"),
+    [
+        ("quantization", {"quantization": Quantization.INT8}),
+        ("embedding_quantization", {"embedding_quantization": Quantization.INT8}),
+        ("kv_dtype", {"kv_dtype": KvDtype.INT8}),
+        ("kv_policy", {"kv_policy": "snapkv:256"}),
+        ("speculation", {"speculation": ("ngram", "draft:model")}),
+        ("async_scheduling", {"async_scheduling": True}),
+    ],
+)
+def test_an_option_that_is_not_served_with_ranks_is_refused(
+    param: str, settings: dict[str, Any]
+) -> None:
+    EngineConfig("base", **settings)
+    with pytest.raises(InvalidParameter, match="--tensor-parallel-size above 1") as refusal:
+        EngineConfig("base", tensor_parallel_size=2, **settings)
+    assert refusal.value.param == param
+
+
+def test_the_ranks_share_the_cores_unless_the_operator_sets_a_number() -> None:
+    assert threads_per_rank(EngineConfig("base", tensor_parallel_size=2)) == max(
+        1, num_cores() // 2
+    )
+    assert threads_per_rank(EngineConfig("base", tensor_parallel_size=2, num_threads=7)) == 7
+
+
+def test_an_engine_of_ranks_reports_its_plan_and_what_it_does_not_serve(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *SERVED["llama"])
+    alone = LocalEngine(model, tmp_path, dtype="float32", num_threads=1)
+    with followers_as_threads():
+        engine = LocalEngine(
+            model, tmp_path, dtype="float32", num_threads=1, tensor_parallel_size=2
+        )
+        engine.close()
+    alone.close()
+    info, expected = engine.core.info, alone.core.info
+    assert "tensor parallelism over 2 ranks; all sizes are of each" in info.memory_plan
+    assert info.num_kv_blocks == 2 * expected.num_kv_blocks, "a rank has half of the KV heads"
+    assert info.layout == expected.layout, "adapters of one serve on the other"
+    assert info.base_id == expected.base_id
+    assert info.runtime_id != expected.runtime_id, "a sum of parts rounds in another way"
+    assert info.kv_policy_obstacle is not None

@@ -1,0 +1,158 @@
+"""The processes of a group live and die together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.messages import GenerationRequest, RequestFinished, TokensGenerated
+from loraplex.engine.process.adapter_fetches import FetchedBlock
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.supervisor import RestartPolicy
+from loraplex.engine.sampling_params import SamplingParams
+from support.engine import MIB, LocalEngine
+from support.families import SERVED, save_family
+
+pytestmark = pytest.mark.slow
+
+PROMPT = [72, 101, 108, 108, 111]
+STALL_SECONDS = 3.0
+
+
+def make_config(model: Path, size: int = 2) -> EngineConfig:
+    return EngineConfig(
+        str(model),
+        device="cpu",
+        num_threads=1,
+        tensor_parallel_size=size,
+        kv_cache_bytes=4 * MIB,
+        arena_bytes=4 * MIB,
+        host_cache_bytes=8 * MIB,
+    )
+
+
+def make_request(request_id: str, max_tokens: int) -> GenerationRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return GenerationRequest(request_id, "acme", PROMPT, sampling)
+
+
+async def no_adapter(key: AdapterKey) -> FetchedBlock:
+    raise AssertionError(key)
+
+
+async def generate(client: EngineClient, request_id: str) -> list[int]:
+    events = [event async for event in client.generate(make_request(request_id, 16))]
+    assert isinstance(events[-1], RequestFinished)
+    assert events[-1].error is None
+    return [t for event in events if isinstance(event, TokensGenerated) for t in event.token_ids]
+
+
+@asynccontextmanager
+async def serving(model: Path, size: int = 2) -> AsyncIterator[EngineClient]:
+    client = EngineClient(
+        make_config(model, size),
+        on_adapter_wanted=no_adapter,
+        restarts=RestartPolicy(stall_seconds=STALL_SECONDS),
+    )
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.stop()
+
+
+def follower_pids(client: EngineClient) -> list[int]:
+    assert client.pid is not None
+    children = Path(f"/proc/{client.pid}/task/{client.pid}/children").read_text().split()
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    return [pid for pid, command in commands.items() if b"loraplex.engine.ranks.main" in command]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family(tmp_path_factory.mktemp("base"), *SERVED["llama"])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_the_group_is_back_after_a_follower_ends_in_a_step(
+    model: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    local = LocalEngine(model, tmp_path)
+    expected = local.tokens([local.submit(PROMPT, max_tokens=16, ignore_eos=True)])
+    local.run()
+    local.close()
+
+    async def scenario() -> None:
+        async with serving(model) as client:
+            assert [await generate(client, "before")] == expected
+            (follower,) = follower_pids(client)
+            stream = client.submit(make_request("long", max_tokens=200))
+            await anext(stream)
+            os.kill(follower, how)
+            finished = [event async for event in stream][-1]
+            assert isinstance(finished, RequestFinished)
+            assert finished.error is not None
+            assert finished.error.code == "engine_restarted"
+            await until(lambda: client.is_ready)
+            assert not is_running(follower)
+            assert [await generate(client, "after")] == expected
+
+    asyncio.run(scenario())
+
+
+def test_the_group_is_back_after_an_idle_follower_ends(model: Path) -> None:
+    async def scenario() -> None:
+        async with serving(model) as client:
+            expected = await generate(client, "before")
+            first = client.pid
+            os.kill(follower_pids(client)[0], signal.SIGKILL)
+            await until(lambda: client.is_ready and client.pid != first)
+            assert await generate(client, "after") == expected
+
+    asyncio.run(scenario())
+
+
+def test_the_followers_end_with_rank_0(model: Path) -> None:
+    async def scenario() -> None:
+        async with serving(model, size=4) as client:
+            followers = follower_pids(client)
+            assert len(followers) == 3
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            await until(lambda: not any(map(is_running, followers)))
+            await until(lambda: client.is_ready)
+            last = follower_pids(client)
+        await until(lambda: not any(map(is_running, last)))
+
+    asyncio.run(scenario())
+
+
+def test_a_base_that_cannot_be_divided_is_a_coded_failure(tmp_path: Path) -> None:
+    mixtral = save_family(tmp_path / "base", *SERVED["mixtral"])
+
+    async def scenario() -> None:
+        client = EngineClient(make_config(mixtral), on_adapter_wanted=no_adapter)
+        with pytest.raises(UnsupportedModel, match="it has experts"):
+            await client.start()
+        await client.stop()
+
+    asyncio.run(scenario())
