@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,6 @@ from ..demo.recipe import BASE_NAME
 from ..demo.report import print_next_steps, print_outcome
 from ..demo.results import write_results
 from ..demo.scenario import (
-    QUANTIZATION,
     Outcome,
     Pushed,
     ask_mixed,
@@ -33,9 +33,10 @@ app = typer.Typer(add_completion=False)
 
 REQUIRED = {"torch": "engine", "transformers": "engine", "openai": "demo"}
 """Packages that the demo needs beyond the core, and the extra that has each."""
+QUANTIZATION = "int8"
+"""Of the base, unless several ranks serve it: they have no quantized formats yet."""
 SERVE_OPTIONS = (
     *("--model", str(WEIGHTS / "base"), "--served-model-name", BASE_NAME),
-    *("--quantize", QUANTIZATION),
     # The model is small: leave the machine's memory to others.
     *("--arena-gib", "0.05", "--kv-cache-gib", "0.25", "--host-cache-gib", "0.05"),
     # So small a model gains nothing from more threads, and on a busy machine they wait for each
@@ -55,6 +56,9 @@ def demo(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port.", show_default="a free one")
     ] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, max=4, help="Processes that serve the base together.")
+    ] = 1,
 ) -> None:
     """Serve a small base and three adapters of two tenants, and query them in one batch. On a
     terminal the server runs until ^C. Leaves no files."""
@@ -62,10 +66,23 @@ def demo(
     leave_on_sigterm()
     out, progress = Console(), Console(stderr=True)
     keep_serving = not once and sys.stdout.isatty()
+    quantization = QUANTIZATION if tensor_parallel_size == 1 else "none"
+    options = [
+        *SERVE_OPTIONS,
+        *("--quantize", quantization),
+        *("--tensor-parallel-size", str(tensor_parallel_size)),
+    ]
     with TemporaryDirectory(prefix="loraplex-demo-") as folder:
         try:
             is_good = _run(
-                Path(folder), out, progress, json_file, port=port, keep_serving=keep_serving
+                Path(folder),
+                out,
+                progress,
+                json_file,
+                options=options,
+                quantization=quantization,
+                port=port,
+                keep_serving=keep_serving,
             )
         except (AskingFailed, LocalServerFailed, StepFailed) as exc:
             raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
@@ -81,21 +98,24 @@ def _run(
     progress: Console,
     json_file: Path | None,
     *,
+    options: Sequence[str],
+    quantization: str,
     port: int | None,
     keep_serving: bool,
 ) -> bool:
-    """Serve, push, ask and report; returns whether the answers are good enough."""
+    """Serve with these options, push, ask and report; returns whether the answers are good
+    enough."""
     data_dir = folder / "data"
-    with progress.status(f"Loading {BASE_NAME} as {QUANTIZATION} ...") as status:
+    with progress.status(f"Loading {BASE_NAME}, quantization {quantization} ...") as status:
         starting = running_server(
-            [*SERVE_OPTIONS, "--data-dir", str(data_dir)], port=port, log=folder / "serve.log"
+            [*options, "--data-dir", str(data_dir)], port=port, log=folder / "serve.log"
         )
         with starting as server:
             installation = Installation(data_dir=data_dir, url=server.url, show=progress.print)
             status.update("Pushing adapters ...")
             pushed = push_all(installation.with_operator())
             status.stop()
-            outcome = _ask(pushed, server, progress)
+            outcome = _ask(pushed, server, quantization, progress)
             print_outcome(out, outcome)
             if json_file is not None:
                 write_results(outcome.results, json_file)
@@ -109,10 +129,15 @@ def _run(
     return outcome.is_good
 
 
-def _ask(pushed: Pushed, server: LocalServer, console: Console) -> Outcome:
+def _ask(pushed: Pushed, server: LocalServer, quantization: str, console: Console) -> Outcome:
     with Progress(console=console, transient=True) as bar:
         asking = bar.add_task("Querying concurrently", total=num_questions(pushed))
-        return ask_mixed(pushed, url=server.url, on_answer=lambda: bar.advance(asking))
+        return ask_mixed(
+            pushed,
+            url=server.url,
+            quantization=quantization,
+            on_answer=lambda: bar.advance(asking),
+        )
 
 
 def _serve_until_interrupted(console: Console, server: LocalServer) -> None:

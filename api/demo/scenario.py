@@ -13,7 +13,6 @@ from .recipe import BASE_NAME
 from .results import AdapterScore, Results, Sample, make_samples, score
 from .task import Request, Style, held_out_requests
 
-QUANTIZATION = "int8"
 NUM_REQUESTS = 60
 SHARED_NAME = "assistant"
 """Both tenants own an adapter of this name, and mean different weights by it."""
@@ -52,6 +51,8 @@ class AdapterOutcome:
 class Outcome:
     """The result of the mixed batch."""
 
+    quantization: str
+    """How the base was quantized while it was loaded, or `none`."""
     adapters: list[AdapterOutcome]
     num_requests: int
     output_tokens_per_second: float
@@ -61,7 +62,7 @@ class Outcome:
     @property
     def results(self) -> Results:
         return Results(
-            quantization=QUANTIZATION,
+            quantization=self.quantization,
             adapters=[part.score for part in self.adapters],
             samples=[sample for part in self.adapters for sample in part.samples],
         )
@@ -96,12 +97,17 @@ def num_questions(pushed: Pushed) -> int:
     return NUM_REQUESTS * (len(pushed.adapters) + 1) + len(pushed.namesakes)
 
 
-def ask_mixed(pushed: Pushed, *, url: str, on_answer: Callable[[], None]) -> Outcome:
-    """Ask every adapter and the base the same held-out requests, all in one stream of batches."""
+def ask_mixed(
+    pushed: Pushed, *, url: str, quantization: str, on_answer: Callable[[], None]
+) -> Outcome:
+    """Ask every adapter and the base the same held-out requests, all in one stream of batches.
+
+    `quantization`: how the server has quantized the base, or `none`.
+    """
     requests = held_out_requests(NUM_REQUESTS)
     questions = _questions(pushed, requests)
     answers = asyncio.run(ask_all(questions, base_url=f"{url}/v1", on_answer=on_answer))
-    return _outcome(pushed, requests, answers)
+    return _outcome(pushed, requests, answers, quantization)
 
 
 def _questions(pushed: Pushed, requests: Sequence[Request]) -> list[Question]:
@@ -120,7 +126,9 @@ def _questions(pushed: Pushed, requests: Sequence[Request]) -> list[Question]:
     return mixed + namesakes
 
 
-def _outcome(pushed: Pushed, requests: Sequence[Request], asked: Answers) -> Outcome:
+def _outcome(
+    pushed: Pushed, requests: Sequence[Request], asked: Answers, quantization: str
+) -> Outcome:
     """Take the answers apart again, in the order of `_questions`."""
     num_mixed = len(requests) * (len(pushed.adapters) + 1)
     mixed, namesakes = asked.answers[:num_mixed], asked.answers[num_mixed:]
@@ -128,6 +136,7 @@ def _outcome(pushed: Pushed, requests: Sequence[Request], asked: Answers) -> Out
         mixed[index :: len(pushed.adapters) + 1] for index in range(len(pushed.adapters) + 1)
     )
     return Outcome(
+        quantization=quantization,
         adapters=[
             _adapter_outcome(adapter, requests, answers, base_answers)
             for adapter, answers in zip(pushed.adapters, adapters_answers, strict=True)

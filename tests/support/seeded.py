@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
+from loraplex.api.cli.demo import QUANTIZATION
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.recipe import BASE_NAME
-from loraplex.api.demo.scenario import QUANTIZATION
 from loraplex.api.demo.task import held_out_requests
 from loraplex.platform.models import RequestLogEntry, UsageDay
 from support.server import Caller, ServerUnderTest, serving

@@ -49,11 +49,14 @@ def processes_of(folder: Path) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    folder = tmp_path_factory.mktemp("demo")
+    return run_demo(tmp_path_factory.mktemp("demo"))
+
+
+def run_demo(folder: Path, *options: str) -> DemoRun:
     temporary = folder / "temporary"
     temporary.mkdir()
     process = subprocess.run(
-        demo_command("--once", "--json", str(folder / "results.json")),
+        demo_command("--once", "--json", str(folder / "results.json"), *options),
         env=environment(temporary),
         capture_output=True,
         text=True,
@@ -71,6 +74,16 @@ def test_every_adapter_answers_in_its_style_and_the_base_in_none(run: DemoRun) -
     for part in run.results["adapters"]:
         assert part["accuracy"] >= 0.9
         assert part["base_accuracy"] < 0.1
+
+
+def test_two_ranks_answer_as_the_adapters_were_trained_to(tmp_path: Path) -> None:
+    run = run_demo(tmp_path, "--tensor-parallel-size", "2")
+    assert run.results["quantization"] == "none"
+    for part in run.results["adapters"]:
+        assert part["accuracy"] >= 0.9
+        assert part["base_accuracy"] < 0.1
+    assert list(run.temporary.iterdir()) == []
+    assert list(processes_of(run.temporary)) == []
 
 
 @pytest.mark.parametrize("style", ADAPTER_STYLES)
