@@ -15,6 +15,7 @@ from .memory.loader_duty import choose_duty
 from .memory.plan import MemoryPlan
 from .model.base_model import BaseModel
 from .model.block_preparation import BlockPreparation
+from .model.row_magnitudes import RowMagnitudes
 from .ranks.followers import Followers
 from .ranks.leader_arena import LeaderArena
 from .ranks.leader_host_cache import LeaderHostCache
@@ -74,7 +75,8 @@ def _open_arena(
 def _open_host(
     config: EngineConfig, base: BaseModel, pace: Pace, followers: Followers | None
 ) -> HostCache:
-    prepare = BlockPreparation(base.part.layout, base.extended)
+    layout = base.part.layout
+    prepare = BlockPreparation(layout, base.extended, partial=base.partial)
     num_bytes = config.host_cache_bytes
     if followers is None:
         return HostCache(
@@ -85,4 +87,12 @@ def _open_host(
             prepare=prepare,
             pace=pace,
         )
-    return LeaderHostCache(followers, base.part, num_bytes, base.dtype, prepare=prepare, pace=pace)
+    return LeaderHostCache(
+        followers,
+        base.part,
+        num_bytes,
+        base.dtype,
+        prepare=prepare,
+        magnitudes=RowMagnitudes(layout, base.partial),
+        pace=pace,
+    )

@@ -182,9 +182,14 @@ class BaseModel:
 
     @property
     def extended(self) -> Iterator[ExtendedModule]:
-        """The parts of the model that support auxiliary tensors."""
+        """The parts of the model that support auxiliary tensors and have all of their inputs."""
         whole = [fused for fused in self.projections if not fused.is_partial]
         return _ends_around(self.ends, whole)
+
+    @property
+    def partial(self) -> list[FusedProjection]:
+        """Those of which other ranks have the rest of the inputs."""
+        return [fused for fused in self.projections if fused.is_partial]
 
     @property
     def _adapted(self) -> Iterator[AdaptedModule]:

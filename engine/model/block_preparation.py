@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...adapters.added_tokens import MAX_ADDED_TOKENS
-from ...adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind, PlacedExtra
+from ...adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind
 from ...adapters.block_reader import PIECE_ELEMENTS
 from ...adapters.errors import AdapterUnavailable, ObjectCorrupt
 from ...adapters.layout import BaseLayout, Projection, Slice, SliceKind
@@ -34,6 +36,7 @@ from .adapted_module import BaseWeights, ExtendedModule
 _PIECE_RANKS = 16
 """Rows of A that the base multiplies at a time."""
 _PIECE_COLUMNS = 4096
+_BIASES = frozenset({ExtraKind.LORA_BIAS, ExtraKind.BIAS})
 _CHANGE_MATRICES = frozenset({ExtraKind.MAGNITUDE, ExtraKind.LORA_BIAS})
 _LINEAR_AUXILIARY = frozenset(ExtraKind)
 _EMBEDDING_AUXILIARY = frozenset({ExtraKind.MAGNITUDE, ExtraKind.MATRIX, ExtraKind.TOKEN_ROWS})
@@ -47,18 +50,30 @@ class BlockPreparation:
         layout: BaseLayout,
         modules: Iterable[ExtendedModule],
         *,
+        partial: Iterable[ExtendedModule] = (),
+        adds_vectors: bool = True,
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
-        """modules: those for which adapters may hold more than A and B.
+        """modules: those for which adapters may hold more than A and B. partial: those of them of
+        which other ranks have the rest of the inputs; `RowMagnitudes` prepares their magnitudes.
+        adds_vectors: this rank adds the biases of their adapters, and no other rank.
 
         rest: called with the seconds of work just done.
         """
         bases = {module.projection: module.base_weights for module in modules}
+        bases_of_parts = {module.projection: module.base_weights for module in partial}
         self._places = [
-            _Place(part, bases.get(projection), columns)
+            Place(part, {**bases, **bases_of_parts}.get(projection), columns)
             for projection in layout.projections
-            for part, columns in _columns(projection)
+            for part, columns in slice_columns(projection)
         ]
+        self._partial = {
+            index
+            for projection, indices in layout.projection_ranges()
+            if projection in bases_of_parts
+            for index in indices
+        }
+        self._adds_vectors = adds_vectors
         self._rest = rest
 
     def __call__(self, block: Tensor, header: BlockHeader, plan: BlockPlan) -> None:
@@ -75,9 +90,16 @@ class BlockPreparation:
             if place.base is None:
                 raise AdapterUnavailable(f"{place.part.name} serves A and B only, no {extra.kind}")
             values = block[placed.offset : placed.offset + extra.num_elements]
+            is_partial = extra.slice_index in self._partial
+            if is_partial and not self._adds_vectors and extra.kind in _BIASES:
+                values.zero_()
+                continue
             match extra.kind:
+                case ExtraKind.MAGNITUDE if is_partial:
+                    continue
                 case ExtraKind.MAGNITUDE:
-                    _prepare_dora(_Matrices.of(block, plan, placed, place.part), values, place)
+                    matrices = Matrices.of(block, plan.table[extra.slice_index], place.part)
+                    fold_magnitude(matrices, values, adapted_squares(matrices, place))
                 case ExtraKind.LORA_BIAS:
                     values *= header.scales[extra.slice_index]
                 case ExtraKind.BIAS:
@@ -85,12 +107,12 @@ class BlockPreparation:
                         values -= place.base.bias[place.columns].to(values)
                 case ExtraKind.MATRIX | ExtraKind.TOKEN_ROWS:
                     continue  # served as they are; finite since they were read
-            _check_finite(values, extra.kind)
+            check_finite(values, extra.kind)
             self._rest(time.perf_counter() - started_at)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """One slice of the base."""
 
     part: Slice
@@ -100,7 +122,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrices:
+class Matrices:
     """A and B of one slice, views of the block."""
 
     a: Tensor
@@ -109,8 +131,9 @@ class _Matrices:
     """`[rank, out]`, the scale folded in."""
 
     @classmethod
-    def of(cls, block: Tensor, plan: BlockPlan, placed: PlacedExtra, part: Slice) -> _Matrices:
-        a_offset, b_offset, rank = plan.table[placed.extra.slice_index].tolist()
+    def of(cls, block: Tensor, entry: npt.NDArray[np.int64], part: Slice) -> Matrices:
+        """`entry`: the slice's in the block's table."""
+        a_offset, b_offset, rank = entry.tolist()
         a = block[a_offset : a_offset + rank * part.in_features]
         b = block[b_offset : b_offset + rank * part.out_features].view(rank, part.out_features)
         if part.kind is SliceKind.EMBEDDING:
@@ -118,38 +141,44 @@ class _Matrices:
         return cls(a.view(rank, part.in_features), b)
 
 
-def _columns(projection: Projection) -> Iterator[tuple[Slice, slice]]:
+def slice_columns(projection: Projection) -> Iterator[tuple[Slice, slice]]:
+    """Each slice with its columns in the projection's result."""
     start = 0
     for part in projection.slices:
         yield part, slice(start, start + part.out_features)
         start += part.out_features
 
 
-def _prepare_dora(matrices: _Matrices, magnitude: Tensor, place: _Place) -> None:
-    """Turn magnitudes `[out]` into factors less 1, and fold the factors into B."""
-    assert place.base is not None
-    factors = magnitude.double() / _adapted_norms(matrices, place.base, place.columns)
+def fold_magnitude(matrices: Matrices, magnitude: Tensor, squares: Tensor) -> None:
+    """Turn magnitudes `[out]` into factors less 1, and fold the factors into B.
+
+    squares: fp64 `[out]`, see `adapted_squares`. Raises AdapterUnavailable if a value of B is not
+    finite then.
+    """
+    factors = magnitude.double() / squares.sqrt()
     magnitude.copy_(factors - 1)
     factors = factors.float()
     num_rows = max(1, PIECE_ELEMENTS // _PIECE_COLUMNS)
     for rows in matrices.b.split(num_rows):
         for columns, own in _column_pieces(rows, factors):
             columns.copy_(columns.float() * own)
-            _check_finite(columns, ExtraKind.MAGNITUDE)
+            check_finite(columns, ExtraKind.MAGNITUDE)
 
 
-def _adapted_norms(matrices: _Matrices, base: BaseWeights, columns: slice) -> Tensor:
-    """fp64 `[out]`: the length of each row of W + sBA."""
-    squares = base.row_norms[columns].cpu().double().square_()
+def adapted_squares(matrices: Matrices, place: Place) -> Tensor:
+    """fp64 `[out]`: the squared length of each row of W + sBA, over the inputs that are held."""
+    base = place.base
+    assert base is not None
+    squares = base.row_norms[place.columns].cpu().double().square_()
     for a, b in zip(matrices.a.split(_PIECE_RANKS), matrices.b.split(_PIECE_RANKS), strict=True):
-        products = _base_products(base, a)[:, columns]
+        products = _base_products(base, a)[:, place.columns]
         for part, own_squares, own_products in _column_pieces(b, squares, products):
             own_squares += 2 * (part.double() * own_products).sum(dim=0)
     gram = _gram(matrices.a)
     for part, own_squares in _column_pieces(matrices.b, squares):
         wide = part.double()
         own_squares += (wide * (gram @ wide)).sum(dim=0)
-    return squares.sqrt_()
+    return squares
 
 
 def _base_products(base: BaseWeights, a: Tensor) -> Tensor:
@@ -208,7 +237,8 @@ def _are_ascending(ids: tuple[int, ...], *, below: int) -> bool:
     return all(first < second for first, second in pairwise(ids))
 
 
-def _check_finite(values: Tensor, kind: ExtraKind) -> None:
+def check_finite(values: Tensor, kind: ExtraKind) -> None:
+    """Raise AdapterUnavailable if a value is not finite."""
     low, high = torch.aminmax(values)
     if not (math.isfinite(low.item()) and math.isfinite(high.item())):
         raise AdapterUnavailable(

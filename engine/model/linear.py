@@ -148,8 +148,7 @@ class FusedProjection:
 
     @property
     def is_partial(self) -> bool:
-        """Whether this rank has a part of the inputs, so that an output is the sum of all ranks'.
-        A vector of an adapter would be added by every rank, and no rank knows a whole row of W."""
+        """Whether this rank has a part of the inputs: an output is the sum of all ranks'."""
         return self._exchange is not None and self._exchange.sums
 
     @property

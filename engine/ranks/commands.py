@@ -52,6 +52,14 @@ class ReadAdapter(Job, frozen=True):
     extent: Extent
 
 
+class CompleteAdapter(Job, frozen=True):
+    """Complete the magnitudes of a block that was read, see `RowMagnitudes`."""
+
+    key: AdapterKey
+    squares: tuple[bytes, ...]
+    """The sums over all ranks: fp64, in the machine's order."""
+
+
 class DropAdapters(Job, frozen=True):
     """Zero these blocks in host memory."""
 
@@ -175,6 +183,7 @@ class RunChunks(Message, frozen=True):
 Command: TypeAlias = (
     OpenPools
     | ReadAdapter
+    | CompleteAdapter
     | DropAdapters
     | CopyAdapter
     | MoveAdapter
@@ -208,6 +217,8 @@ class JobDone(Message, frozen=True):
     error: str | None = None
     is_missing: bool = False
     """The file was not there."""
+    squares: tuple[bytes, ...] = ()
+    """After `ReadAdapter`: the follower's own, for each magnitude that is to be completed."""
 
 
 Answer: TypeAlias = Joined | JobDone

@@ -6,11 +6,15 @@ that receives commands, adapters' bytes are read, copied and zeroed by another o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import assert_never
 
+import numpy as np
+
 from ...adapters.block_reader import BlockReader
+from ...adapters.extents import Extent
+from ...adapters.identity import AdapterKey
 from ...adapters.loaders import LoaderThreads, Pace
 from ..config import EngineConfig
 from ..execution.profiling import kv_groups, profile_step
@@ -18,11 +22,13 @@ from ..kv.cache import KvCache
 from ..memory.loader_duty import choose_duty
 from ..model.base_model import BaseModel
 from ..model.block_preparation import BlockPreparation
+from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
 from ..shards.rank_sums import RankSums
 from .commands import (
     ClearKv,
     Command,
+    CompleteAdapter,
     CopyAdapter,
     CopyKv,
     DropAdapters,
@@ -80,7 +86,9 @@ class Follower:
         duty = choose_duty(base.device) if config.loader_duty is None else config.loader_duty
         self._pace = Pace(duty)
         self._loader = LoaderThreads(1)
-        prepare = BlockPreparation(base.part.layout, base.extended)
+        layout = base.part.layout
+        prepare = BlockPreparation(layout, base.extended, partial=base.partial, adds_vectors=False)
+        self._magnitudes = RowMagnitudes(layout, base.partial)
         reader = BlockReader(base.part, prepare=prepare, pace=self._pace)
         self.host = FollowerHost(reader, config.host_cache_bytes, base.dtype)
         self.arena = FollowerArena(
@@ -127,7 +135,9 @@ class Follower:
             case FreePlace(placement):
                 self.arena.free(placement)
             case ReadAdapter(_, key, path, extent):
-                self._begin(command, lambda: self.host.read(key, Path(path), extent))
+                self._begin(command, lambda: self._read(key, Path(path), extent))
+            case CompleteAdapter(_, key, squares):
+                self._begin(command, lambda: self._complete(key, squares))
             case DropAdapters(_, keys):
                 self._begin(command, lambda: self.host.drop(keys))
             case CopyAdapter(_, key, placement):
@@ -141,17 +151,26 @@ class Follower:
             case _:
                 assert_never(command)
 
-    def _begin(self, command: Job, work: Callable[[], None]) -> None:
+    def _read(self, key: AdapterKey, path: Path, extent: Extent) -> tuple[bytes, ...]:
+        self.host.read(key, path, extent)
+        squares = self._magnitudes.squares(self.host[key])
+        return tuple(own.tobytes() for own in squares)
+
+    def _complete(self, key: AdapterKey, squares: Sequence[bytes]) -> None:
+        whole = [np.frombuffer(values, dtype=np.float64) for values in squares]
+        self._magnitudes.complete(self.host[key], whole)
+
+    def _begin(self, command: Job, work: Callable[[], tuple[bytes, ...] | None]) -> None:
         self._loader.submit(0, self._finish, command.job, work)
 
-    def _finish(self, job: int, work: Callable[[], None]) -> None:
+    def _finish(self, job: int, work: Callable[[], tuple[bytes, ...] | None]) -> None:
         """Do a job and answer, whatever comes of it: rank 0 waits."""
         try:
-            work()
+            squares = work()
         except FileNotFoundError as exc:
             done = JobDone(job, str(exc), is_missing=True)
         except Exception as exc:
             done = JobDone(job, str(exc) or type(exc).__name__)
         else:
-            done = JobDone(job)
+            done = JobDone(job, squares=squares or ())
         self.pipe.send(done)

@@ -23,14 +23,16 @@ _log = logging.getLogger(__name__)
 class Jobs:
     """One job on every follower."""
 
-    def __init__(self, futures: Sequence[Future[None]]) -> None:
+    def __init__(self, futures: Sequence[Future[JobDone]]) -> None:
         self._futures = futures
 
-    def wait(self) -> None:
-        """Return once every follower has done it. Raises FileNotFoundError if the file was not
-        there, AdapterUnavailable for other errors of a follower, RankLost."""
-        for future in self._futures:
-            future.result()
+    def wait(self) -> list[JobDone]:
+        """Return every follower's answer once all have done it.
+
+        Raises FileNotFoundError if the file was not there, AdapterUnavailable for other errors of a
+        follower, RankLost.
+        """
+        return [future.result() for future in self._futures]
 
 
 class Followers:
@@ -43,7 +45,7 @@ class Followers:
         self._numbers = count(1)
         self._lock = Lock()
         """Held while a command goes to all: every follower gets the same order."""
-        self._running: dict[tuple[int, int], Future[None]] = {}
+        self._running: dict[tuple[int, int], Future[JobDone]] = {}
         """By follower and job."""
         self._lost: str | None = None
         self._is_closed = False
@@ -69,7 +71,7 @@ class Followers:
         RankLost."""
         with self._lock:
             number = next(self._numbers)
-            futures: list[Future[None]] = [Future() for _ in self._pipes]
+            futures: list[Future[JobDone]] = [Future() for _ in self._pipes]
             for index, future in enumerate(futures):
                 self._running[index, number] = future
             command = make(number)
@@ -111,7 +113,7 @@ class Followers:
     def _end_job(self, index: int, done: JobDone) -> None:
         future = self._running.pop((index, done.job))
         if done.error is None:
-            future.set_result(None)
+            future.set_result(done)
         elif done.is_missing:
             future.set_exception(FileNotFoundError(done.error))
         else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
+import numpy as np
 import torch
 
 from ...adapters.block_reader import Prepare
@@ -13,7 +15,8 @@ from ...adapters.host_cache import HostBlock, HostCache
 from ...adapters.identity import AdapterKey
 from ...adapters.layout_part import LayoutPart
 from ...adapters.loaders import Pace
-from .commands import DropAdapters, ReadAdapter
+from ..model.row_magnitudes import RowMagnitudes
+from .commands import CompleteAdapter, DropAdapters, JobDone, ReadAdapter
 from .followers import Followers, Jobs
 
 
@@ -32,11 +35,13 @@ class LeaderHostCache(HostCache):
         dtype: torch.dtype,
         *,
         prepare: Prepare,
+        magnitudes: RowMagnitudes,
         pace: Pace,
     ) -> None:
-        """See `HostCache`."""
+        """See `HostCache`. `magnitudes`: what `prepare` leaves to all ranks together."""
         super().__init__(part.whole, capacity_bytes, dtype, prepare=prepare, pace=pace, part=part)
         self._followers = followers
+        self._magnitudes = magnitudes
         self._mirrored: dict[AdapterKey, Extent] = {}
         """The blocks that the followers hold."""
         self._telling = Lock()
@@ -52,7 +57,7 @@ class LeaderHostCache(HostCache):
             self._mirrored[key] = block.extent
             read = self._followers.begin(lambda job: ReadAdapter(job, key, str(path), block.extent))
         try:
-            read.wait()
+            self._complete(block, read.wait())
         except BaseException:
             self.remove(key)
             raise
@@ -65,6 +70,19 @@ class LeaderHostCache(HostCache):
             # Also if it was dropped before: the followers' zeroing may not have ended.
             dropped = self._begin_drop({key, *self._take_gone()})
         dropped.wait()
+
+    def _complete(self, block: HostBlock, answers: Sequence[JobDone]) -> None:
+        """Complete the magnitudes of a block on every rank; the sums are in rank order."""
+        squares = self._magnitudes.squares(block)
+        if not squares:
+            return
+        for answer in answers:
+            for whole, own in zip(squares, answer.squares, strict=True):
+                whole += np.frombuffer(own, dtype=np.float64)
+        packed = tuple(whole.tobytes() for whole in squares)
+        completed = self._followers.begin(lambda job: CompleteAdapter(job, block.key, packed))
+        self._magnitudes.complete(block, squares)
+        completed.wait()
 
     def _take_gone(self) -> set[AdapterKey]:
         """The mirrored blocks that are no longer in their place here."""

@@ -114,7 +114,7 @@ def make_world(
     the output head. form: the base is served from a checkpoint of this format, of the `ends` too,
     and PEFT's own base has the values that its codes stand for."""
     model = save_family(tmp_path / "base", *SERVED[family])
-    change_weights(model, _draw_bias)
+    change_weights(model, draw_bias)
     load = load_plain
     if weight_format:
         rounding = partial(_round_to_codes, weight_format=weight_format, group_size=group_size)
@@ -161,7 +161,7 @@ def change_weights(model: Path, change: Callable[[str, Tensor], None]) -> None:
     loaded.save_pretrained(model)
 
 
-def _draw_bias(name: str, parameter: Tensor) -> None:
+def draw_bias(name: str, parameter: Tensor) -> None:
     """Transformers begins with biases of zero, with which a mistake about them changes nothing."""
     if name.endswith("bias"):
         generator = torch.Generator().manual_seed(len(name))
