@@ -253,7 +253,7 @@ class EngineConfig:
         refused = {
             "quantization": self.quantization != Quantization.NONE,
             "embedding_quantization": self.embedding_quantization != Quantization.NONE,
-            "kv_dtype": self.kv_dtype != KvDtype.AUTO,
+            "kv_dtype": self.kv_dtype not in (KvDtype.AUTO, KvDtype.INT8),
             "kv_policy": self.kv_policy is not None,
             "speculation": bool(others),
             "async_scheduling": bool(self.async_scheduling),

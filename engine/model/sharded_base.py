@@ -27,7 +27,7 @@ from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import load_config, load_weights
 from ..config import EngineConfig
 from ..errors import UnsupportedModel
-from ..kv.cache import KvFormat
+from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
 from ..shards.rank_sums import RankSums
 from ..shards.shard_plan import LinearSize, Shard, plan_shards
@@ -38,6 +38,7 @@ from .admission import (
     check_parity,
     check_replaced,
     dense_reference,
+    paged_error,
     probe_kv_shapes,
     run_paged,
     self_test_tokens,
@@ -82,6 +83,7 @@ def load_sharded_base(
     contexts = rotary_contexts(config, max_model_len=max_model_len)
     device = _check_device(choose_device(engine.device))
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
+    kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     _check_format(model_dir)
     model = load_weights(model_dir, config, dtype, device, left_stored=decoder_linears)
     _check_layers(model, config)
@@ -104,6 +106,9 @@ def load_sharded_base(
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
     error = _check_together(model, config, kv_shapes, cases)
+    kv_error = 0.0
+    if kv_format.code_dtype is not None:
+        kv_error = _kv_error_together(model, config, kv_shapes, cases, kv_format)
     if is_first:
         check_thresholds(config, kv_shapes, max_model_len=max_model_len)
     layout = describe_layout(
@@ -127,7 +132,7 @@ def load_sharded_base(
         absorbed=(),
         fused=fused,
         kv_shapes=kv_shapes,
-        kv_format=KvFormat(dtype),
+        kv_format=kv_format,
         eos_token_ids=eos_token_ids(model_dir, config),
         max_model_len=max_model_len,
         rotary_contexts=contexts,
@@ -137,7 +142,7 @@ def load_sharded_base(
         num_parameters=num_parameters,
         quantization="none",
         self_test_error=error,
-        kv_error=0.0,
+        kv_error=kv_error,
     )
 
 
@@ -198,6 +203,26 @@ def _check_together(
     """
     if cases:
         return check_parity(model, shapes, cases)
-    sequences = self_test_tokens(config.vocab_size, SELF_TEST_LENGTHS)
-    run_paged(model, shapes, sequences, KvFormat(next(model.parameters()).dtype))
+    _run_along(model, config, shapes, KvFormat(next(model.parameters()).dtype))
     return 0.0
+
+
+def _kv_error_together(
+    model: nn.Module,
+    config: Any,
+    shapes: list[LayerKvShape],
+    cases: list[DenseCase],
+    kv_format: KvFormat,
+) -> float:
+    """The error of a quantized KV cache, on rank 0."""
+    if cases:
+        return paged_error(model, shapes, cases, kv_format)
+    _run_along(model, config, shapes, kv_format)
+    return 0.0
+
+
+def _run_along(
+    model: nn.Module, config: Any, shapes: list[LayerKvShape], kv_format: KvFormat
+) -> None:
+    """This rank's part of a self-test that rank 0 compares."""
+    run_paged(model, shapes, self_test_tokens(config.vocab_size, SELF_TEST_LENGTHS), kv_format)

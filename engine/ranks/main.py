@@ -1,8 +1,8 @@
 """A follower's process: `python -m loraplex.engine.ranks.main SOCKET RANK STORE CONFIG`.
 
-SOCKET is the descriptor of its end of the pair to rank 0, STORE the file through which the ranks
-find each other, CONFIG an EngineConfig as JSON. Its standard input ends when rank 0 ends, and then
-it ends too.
+SOCKET is the descriptor of its end of the pair to rank 0, STORE that of the file through which the
+ranks find each other, CONFIG an EngineConfig as JSON. Its standard input ends when rank 0 ends, and
+then it ends too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from multiprocessing.connection import Connection
 
 import msgspec
 import torch
-from torch._C._distributed_c10d import FileStore
 
 from ...adapters.logs import log_to_stderr
 from ..config import EngineConfig
 from ..errors import EngineError
 from ..lifeline import end_with_parent
 from ..shards.rank_place import RankPlace
-from ..shards.rank_sums import connect_ranks
+from ..shards.rank_sums import connect_ranks, open_store
 from .commands import Joined
 from .follower import follow
 from .rank_pipe import follower_pipe
@@ -39,14 +38,15 @@ def main() -> int:
     log_to_stderr()
     end_with_parent()
     descriptor, rank, store, config_json = sys.argv[1:]
-    os.set_inheritable(int(descriptor), False)
+    for inherited in (descriptor, store):
+        os.set_inheritable(int(inherited), False)
     config = msgspec.json.decode(config_json, type=EngineConfig)
     torch.set_num_threads(threads_per_rank(config))
     size = config.tensor_parallel_size
     pipe = follower_pipe(Connection(int(descriptor)))
     try:
         pipe.send(Joined())
-        ranks = connect_ranks(FileStore(store, size), RankPlace(int(rank), size))
+        ranks = connect_ranks(open_store(int(store), size), RankPlace(int(rank), size))
         follow(config, ranks, pipe)
     except EngineError as exc:  # rank 0 meets the same and reports it
         _log.error("rank_ended", extra={"rank": int(rank), "error": str(exc)})

@@ -9,15 +9,15 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from torch._C._distributed_c10d import FileStore
+import torch.distributed as dist
 
 from ..config import EngineConfig
+from ..errors import UnsupportedModel
 from ..shards.rank_place import RankPlace
-from ..shards.rank_sums import RankSums, connect_ranks
+from ..shards.rank_sums import RankSums, connect_ranks, open_store
 from .followers import Followers
 from .rank_pipe import LeaderPipe, leader_pipe
 
@@ -33,22 +33,27 @@ class RankGroup(NamedTuple):
 
 
 def open_group(config: EngineConfig) -> RankGroup:
-    """Start the followers and connect all ranks. Raises RankLost if one ends meanwhile."""
+    """Start the followers and connect all ranks.
+
+    Raises RankLost if one ends meanwhile, UnsupportedModel if this PyTorch cannot connect them.
+    """
+    if not dist.is_available():
+        raise UnsupportedModel("tensor parallelism needs a PyTorch with torch.distributed")
     size = config.tensor_parallel_size
     processes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as on_failure:
-        store = Path(folder) / "ranks"
+    # A file without a name: it ends with the processes, however they end.
+    with tempfile.TemporaryFile() as store, ExitStack() as on_failure:
         on_failure.callback(_end, processes)
-        pipes = [_start(config, rank, store, processes) for rank in range(1, size)]
+        pipes = [_start(config, rank, store.fileno(), processes) for rank in range(1, size)]
         followers = Followers(pipes, lambda: _end(processes))
         followers.await_joined()
-        ranks = connect_ranks(FileStore(str(store), size), RankPlace(0, size))
+        ranks = connect_ranks(open_store(store.fileno(), size), RankPlace(0, size))
         on_failure.pop_all()
     return RankGroup(ranks, followers)
 
 
 def _start(
-    config: EngineConfig, rank: int, store: Path, processes: list[subprocess.Popen[bytes]]
+    config: EngineConfig, rank: int, store: int, processes: list[subprocess.Popen[bytes]]
 ) -> LeaderPipe:
     """Start one follower; its standard input ends with this process."""
     ours: Connection[bytes, bytes]
@@ -61,7 +66,7 @@ def _start(
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno(),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), store],
         )
     )
     theirs.close()

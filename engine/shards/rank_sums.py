@@ -8,14 +8,16 @@ every rank adds them in the order of the ranks. Two numbers have one sum.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 
 from .rank_place import RankPlace
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 LONGEST_WAIT = timedelta(minutes=30)
 """For a rank that reads the base's files. A rank that has died is noticed at once, and one that
@@ -66,6 +68,13 @@ class RankSums:
         parts = [torch.empty_like(own) for _ in range(self.place.size)]
         self._group.allgather([parts], [own]).wait()
         return parts
+
+
+def open_store(descriptor: int, size: int) -> Store:
+    """The store in an open file, through which `size` ranks find each other."""
+    from torch._C._distributed_c10d import FileStore  # not every PyTorch has it
+
+    return FileStore(f"/dev/fd/{descriptor}", size)
 
 
 def connect_ranks(store: Store, place: RankPlace) -> RankSums:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.base_model import load_base_model
+from support.divided import divided_errors
 from support.families import SERVED, STATES, save_family
 from support.marks import marked_slow
-from support.models import make_adapter
-from support.peft_parity import TOLERANCE, mixed_logits, peft_logits
+from support.peft_parity import TOLERANCE
 from support.ranks import run_sharded
 
 DIVIDED = [
@@ -36,36 +35,14 @@ REFUSED = {
 }
 
 
-def targets_of(base: BaseModel) -> list[str]:
-    slices = [part for fused in base.projections for part in fused.projection.slices]
-    return sorted({part.name.rpartition(".")[2] for part in slices})
-
-
 @pytest.mark.parametrize(
     "case", marked_slow(DIVIDED, slow=set(DIVIDED) - QUICK), ids=lambda case: f"{case[0]}-{case[1]}"
 )
 def test_a_mixed_batch_equals_one_rank_and_peft(case: tuple[str, int], tmp_path: Path) -> None:
     family, size = case
     model = save_family(tmp_path / "base", *SERVED[family])
-    engine = EngineConfig(str(model), device="cpu", dtype="float32")
-    alone = load_base_model(engine)
-    targets = targets_of(alone)
-    folders = [
-        make_adapter(model, tmp_path / str(r), seed=r, scale=0.1, r=r, target_modules=names)
-        for r, names in ((2, targets), (5, targets[:2]))
-    ]
-    blocks = [tmp_path / f"blocks{rank}" for rank in range(size + 1)]
-    for path in blocks:
-        path.mkdir()
-    expected = mixed_logits(alone, folders, blocks[size])
-
-    def logits(base: BaseModel, rank: int) -> list[Tensor]:
-        return mixed_logits(base, folders, blocks[rank])
-
-    for ours in run_sharded(engine, size, logits):
-        for row, one_rank, peft in zip(ours, expected, peft_logits(model, folders), strict=True):
-            assert (row - one_rank).abs().max() < TOLERANCE
-            assert (row - peft).abs().max() < TOLERANCE
+    errors = divided_errors(model, size, tmp_path)
+    assert max(errors) < TOLERANCE
 
 
 @pytest.mark.parametrize("family", marked_slow(REFUSED, slow={"deepseek_v2-mla", "lfm2"}))

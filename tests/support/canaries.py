@@ -83,6 +83,7 @@ def run_canaries(
     *,
     canaries: Canaries = PLAIN,
     directory: Path | None = None,
+    num_ranks: int = 1,
 ) -> dict[str, int]:
     """Ask a crowd of canaries while they are paged, replaced, drained and deleted.
 
@@ -90,7 +91,7 @@ def run_canaries(
     marker but the asked adapter's own, or none where one is due.
     """
     with TemporaryDirectory(dir=directory) as home:
-        crowd = _Crowd(canaries, Path(home), Random(seed))
+        crowd = _Crowd(canaries, Path(home), Random(seed), num_ranks)
         try:
             return crowd.run(num_requests)
         finally:
@@ -100,7 +101,7 @@ def run_canaries(
 class _Crowd:
     """Canaries of five tenants, a fourth of which fit on the device and half in host memory."""
 
-    def __init__(self, canaries: Canaries, home: Path, rng: Random) -> None:
+    def __init__(self, canaries: Canaries, home: Path, rng: Random, num_ranks: int) -> None:
         self._canaries = canaries
         self._home = home
         self._rng = rng
@@ -116,6 +117,7 @@ class _Crowd:
             host_cache_bytes=12 * block.size_bytes,
             max_num_seqs=32,
             loader_duty=1.0,
+            tensor_parallel_size=num_ranks,
         )
         self._keys: dict[int, AdapterKey] = {}
         """Of every marker that was ever added."""

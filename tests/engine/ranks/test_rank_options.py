@@ -20,7 +20,7 @@ from support.ranks import followers_as_threads
     [
         ("quantization", {"quantization": Quantization.INT8}),
         ("embedding_quantization", {"embedding_quantization": Quantization.INT8}),
-        ("kv_dtype", {"kv_dtype": KvDtype.INT8}),
+        ("kv_dtype", {"kv_dtype": KvDtype.INT4}),
         ("kv_policy", {"kv_policy": "snapkv:256"}),
         ("speculation", {"speculation": ("ngram", "draft:model")}),
         ("async_scheduling", {"async_scheduling": True}),

@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 import torch
 
-from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.messages import DeleteAdapter
+from loraplex.engine.config import KvDtype
 from support.engine import LocalEngine
-from support.families import SERVED, VOCAB_SIZE, save_family
+from support.families import SERVED, save_family
 from support.marks import marked_slow
 from support.models import make_adapter
+from support.rank_traffic import RANKS, serve_waves
 from support.ranks import followers_as_threads
-
-KIB = 1 << 10
-RANKS = (4, 7, 2, 16, 8, 5)
-NUM_REQUESTS = 20
-"""Of each of two waves."""
-SETTINGS: dict[str, object] = {
-    "dtype": "float32",
-    "num_threads": 1,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "kv_block_size": 4,
-    "swap_bytes": 64 * KIB,
-    "host_cache_bytes": 200 * KIB,
-    "speculation": ("ngram",),
-}
-
-
-def submit_wave(engine: LocalEngine, keys: list[AdapterKey], seed: int) -> None:
-    """Requests of base and adapters, half of them at temperature 1, with repeating prompts."""
-    rng = random.Random(seed)
-    for index in range(NUM_REQUESTS):
-        key = rng.choice(keys) if rng.random() < 0.85 else None
-        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(3, 20))] * 2
-        engine.submit(
-            prompt,
-            key,
-            max_tokens=rng.randrange(4, 24),
-            temperature=float(index % 2),
-            seed=index,
-        )
-
-
-def serve(model: Path, folders: list[Path], tmp_path: Path, **config: object) -> LocalEngine:
-    """Two waves; an adapter of the first is deleted during the second."""
-    engine = LocalEngine(model, tmp_path, **{**SETTINGS, **config})
-    keys = [engine.add_adapter(folder) for folder in folders]
-    submit_wave(engine, keys, seed=3)
-    engine.run()
-    submit_wave(engine, keys[1:], seed=4)
-    for _ in range(5):
-        engine.step()
-    engine.core.handle(DeleteAdapter(keys[0], drain_seconds=60.0))
-    engine.run()
-    return engine
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +24,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("size", marked_slow((2, 4), slow={4}))
 def test_mixed_traffic_has_the_tokens_of_one_rank(model: Path, tmp_path: Path, size: int) -> None:
     folders = [make_adapter(model, tmp_path / str(r), seed=r, scale=0.1, r=r) for r in RANKS]
-    alone = serve(model, folders, tmp_path, kv_cache_bytes=80 * KIB, arena_bytes=200 * KIB)
+    alone = serve_waves(model, folders, tmp_path, num_ranks=1)
     with followers_as_threads() as followers:
-        together = serve(
-            model,
-            folders,
-            tmp_path,
-            kv_cache_bytes=80 * KIB // size,
-            arena_bytes=140 * KIB,
-            tensor_parallel_size=size,
-        )
+        together = serve_waves(model, folders, tmp_path, num_ranks=size)
         together.close()
     alone.close()
     statistics = together.core.stats()
@@ -94,3 +42,27 @@ def test_mixed_traffic_has_the_tokens_of_one_rank(model: Path, tmp_path: Path, s
         assert 0 < follower.host.pool[held].count_nonzero() == follower.host.pool.count_nonzero()
     assert not [answer.end.error for answer in together.answers.values() if answer.end.error]
     assert together.tokens(together.answers) == alone.tokens(alone.answers)
+
+
+def test_an_int8_kv_cache_of_ranks_has_the_codes_of_one_rank(model: Path, tmp_path: Path) -> None:
+    """A scale belongs to a token and a head, so it does not depend on the other ranks' heads."""
+
+    def answer(num_ranks: int) -> tuple[list[int], float]:
+        engine = LocalEngine(
+            model,
+            tmp_path,
+            dtype="float32",
+            num_threads=1,
+            kv_dtype=KvDtype.INT8,
+            tensor_parallel_size=num_ranks,
+        )
+        tokens = engine.generate([3, 17, 5, 90, 4, 22, 8])
+        engine.close()
+        return tokens, engine.core.parts.base.kv_error
+
+    expected, kv_error = answer(1)
+    with followers_as_threads():
+        tokens, own_error = answer(2)
+    assert tokens == expected
+    assert own_error == pytest.approx(kv_error, rel=0.01)
+    assert kv_error > 0
