@@ -21,7 +21,7 @@ BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dt
 	fleet fleet-fairness
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
 	lint format docs console console-check \
-	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence \
+	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence parallel-evidence \
 	mutation-evidence mutation-survey \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
@@ -225,6 +225,9 @@ simulate-poison: $(INSTALLED) ## adapters that end engines on simulated fleets: 
 
 fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers of a fleet under load: ARGS='--events N --requests N --rounds N --json FILE'
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.fleet_faults $(ARGS)
+
+parallel-evidence: $(INSTALLED) ## divided bases against one rank and PEFT, killed ranks, memory of each rank, canaries, as JSON: ARGS='--only families --sample'
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence $(ARGS)
 
 soak: $(INSTALLED) ## kill engines, servers and the database under load, let the store fail and the clock jump, count what is lost; a crowd; 40 quiet minutes; the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)

@@ -1,0 +1,331 @@
+"""Serves divided bases and compares them with one rank and with PEFT; prints one line of JSON.
+
+    make parallel-evidence [ARGS='--only families kills --sample']
+
+`families`: for each model type and number of ranks the largest error of a logit of a mixed batch
+against one rank and against PEFT, in fp32, or the reason for which it is refused. `formats`: the
+largest error of int8 keys and values against one rank, and the options that are refused.
+`traffic`: requests whose tokens differ from those of one rank through preemption, swap, drafts,
+eviction and deletion; `near_ties` are those of them whose two best tokens are closer than a
+thousandth where they differ. `kills`: ranks that were killed while requests ran; a hang is a
+group that is not down after 10 s, or a request that is silent for 10 s though the group is back,
+`uncoded` a request that ended neither whole nor with a code.
+`bytes`: what each rank of a larger base planned for its weights, and its peak while it loaded.
+`canaries`: answers with another adapter's marker. Exits with 1 if a figure exceeds its bound.
+
+The ranks of `families`, `traffic` and `canaries` are threads, those of `kills` and `bytes`
+processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import FileStore
+
+from loraplex.engine.config import EngineConfig, KvDtype, Quantization
+from loraplex.engine.errors import InvalidParameter, UnsupportedModel
+from loraplex.engine.memory.device_memory import peak_bytes
+from loraplex.engine.messages import RequestFinished, TokensGenerated
+from loraplex.engine.model.sharded_base import load_sharded_base
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.request_stream import RequestEvent
+from loraplex.engine.shards.rank_place import RankPlace
+from loraplex.engine.shards.rank_sums import connect_ranks
+from support.canaries import run_canaries
+from support.divided import divided_errors
+from support.engine import Answer
+from support.families import SERVED, STATES, save_family
+from support.models import make_adapter
+from support.rank_processes import follower_pids, generate, make_request, serving, until
+from support.rank_traffic import RANKS, serve_waves
+from support.ranks import followers_as_threads, run_sharded
+
+BOUND = 1e-4
+"""Of an error of a logit."""
+INT8_KV_BOUND = 0.005
+"""The same with int8 keys and values, whose own error is larger."""
+NEAR_TIE = 1e-3
+HANG_SECONDS = 10.0
+MAX_BYTES_RATIO = 1.15
+SIZES = (2, 4)
+SAMPLE = ("llama", "qwen3", "phi3-fused", "mixtral")
+NUM_OPEN = 6
+"""Requests that run when a rank is killed."""
+NUM_TOKENS = 200
+"""Of each of them."""
+LARGE: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 32,
+    "initializer_range": 0.02,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+"""A base of which one layer is a small part."""
+
+
+def try_families(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
+    rows = []
+    for case, (kind, settings) in {**SERVED, **STATES}.items():
+        if is_sample and case not in SAMPLE:
+            continue
+        model = save_family(folder / case / "base", kind, settings)
+        for size in SIZES:
+            work = folder / case / str(size)
+            work.mkdir()
+            rows.append({"type": kind, "case": case, "tp": size, **_try_family(model, size, work)})
+    return rows
+
+
+def _try_family(model: Path, size: int, work: Path) -> dict[str, Any]:
+    config = EngineConfig(str(model), device="cpu", dtype="float32")
+    try:
+        run_sharded(config, size, lambda _base, _rank: None)
+    except UnsupportedModel as exc:
+        return {"max_error": None, "peft_error": None, "result": f"refused: {exc}"}
+    errors = divided_errors(model, size, work)
+    result = "ok" if max(errors) < BOUND else "wrong"
+    return {"max_error": errors.of_one_rank, "peft_error": errors.of_peft, "result": result}
+
+
+def try_formats(folder: Path) -> list[dict[str, Any]]:
+    options: dict[str, dict[str, Any]] = {
+        f"--quantize {name}": {"quantization": name} for name in Quantization if name != "none"
+    }
+    refused = set(KvDtype) - {KvDtype.AUTO, KvDtype.INT8}
+    options |= {f"--kv-dtype {name}": {"kv_dtype": name} for name in sorted(refused)}
+    rows = [_try_int8_kv(folder, size) for size in SIZES]
+    for name, settings in options.items():
+        try:
+            EngineConfig("base", tensor_parallel_size=2, **settings)
+        except InvalidParameter as exc:
+            result = f"refused: {exc}"
+        else:
+            result = "wrong"
+        rows.append({"name": name, "tp": 2, "max_error": None, "bound": None, "result": result})
+    return rows
+
+
+def _try_int8_kv(folder: Path, size: int) -> dict[str, Any]:
+    """A sum of parts rounds in another way, so a few codes differ by one."""
+    work = folder / str(size)
+    model = save_family(work / "base", *SERVED["llama"])
+    error = divided_errors(model, size, work, KvDtype.INT8).of_one_rank
+    result = "ok" if error < INT8_KV_BOUND else "wrong"
+    row = {"name": "--kv-dtype int8", "tp": size, "max_error": error, "bound": INT8_KV_BOUND}
+    return {**row, "result": result}
+
+
+def try_traffic(folder: Path, num_seeds: int) -> dict[str, int]:
+    model = save_family(folder / "base", *SERVED["llama"])
+    folders = [make_adapter(model, folder / str(r), seed=r, scale=0.1, r=r) for r in RANKS]
+    counts = {"requests": 0, "different": 0, "near_ties": 0}
+    for seed in range(num_seeds):
+        alone = serve_waves(model, folders, folder, num_ranks=1, seed=10 * seed)
+        alone.close()
+        for size in SIZES:
+            with followers_as_threads():
+                together = serve_waves(model, folders, folder, num_ranks=size, seed=10 * seed)
+                together.close()
+            for request_id, answer in alone.answers.items():
+                ours = together.answers[request_id]
+                counts["requests"] += 1
+                if ours.token_ids != answer.token_ids:
+                    counts["different"] += 1
+                    counts["near_ties"] += _is_near_tie(answer, ours)
+    return counts
+
+
+def _is_near_tie(answer: Answer, other: Answer) -> bool:
+    pairs = zip(answer.token_ids, other.token_ids, strict=False)
+    place = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
+    if place is None:
+        return False
+    first, second = answer.logprobs[place].top[:2]
+    return first.logprob - second.logprob < NEAR_TIE
+
+
+def try_kills(folder: Path, num_kills: int) -> dict[str, int]:
+    model = save_family(folder / "base", *SERVED["llama"])
+    return asyncio.run(_kill_ranks(model, num_kills))
+
+
+async def _kill_ranks(model: Path, num_kills: int) -> dict[str, int]:
+    rng, counts = random.Random(0), {"tried": 0, "hangs": 0, "uncoded": 0}
+    for size in SIZES:
+        async with serving(model, size) as client:
+            expected = await generate(client, "before")
+            for _ in range(num_kills):
+                number = counts["tried"]
+                pids = [client.pid, *follower_pids(client)]
+                watched = [_Watched(client, f"{number}-{index}") for index in range(NUM_OPEN)]
+                await asyncio.sleep(rng.uniform(0, 0.3))
+                victim = rng.choice(pids)
+                assert victim is not None
+                os.kill(victim, signal.SIGKILL)
+                counts["hangs"] += not await _is_down_in_time(client, pids[0])
+                await until(lambda: client.is_ready)
+                # What had not started was sent to the new group.
+                counts["hangs"] += await _num_hanging(watched)
+                counts["uncoded"] += sum(request.is_uncoded for request in watched)
+                assert await generate(client, f"after-{number}") == expected
+                counts["tried"] += 1
+    return counts
+
+
+async def _is_down_in_time(client: EngineClient, pid: int | None) -> bool:
+    """Whether the death of a rank has ended the group of rank 0's process within the limit."""
+    killed_at = time.monotonic()
+    await until(lambda: not client.is_ready or client.pid != pid)
+    return time.monotonic() - killed_at <= HANG_SECONDS
+
+
+class _Watched:
+    """A request, its events, and when the last of them came."""
+
+    def __init__(self, client: EngineClient, request_id: str) -> None:
+        self.heard_at = time.monotonic()
+        self._finished: RequestFinished | None = None
+        self._num_tokens = 0
+        client.submit(make_request(request_id, NUM_TOKENS), self._take)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._finished is not None
+
+    @property
+    def is_uncoded(self) -> bool:
+        """Whether it ended neither whole nor with a code."""
+        if self._finished is None:
+            return False
+        error = self._finished.error
+        return not error.code if error else self._num_tokens != NUM_TOKENS
+
+    def _take(self, event: RequestEvent) -> None:
+        self.heard_at = time.monotonic()
+        if isinstance(event, TokensGenerated):
+            self._num_tokens += len(event.token_ids)
+        if isinstance(event, RequestFinished):
+            self._finished = event
+
+
+async def _num_hanging(watched: Sequence[_Watched]) -> int:
+    """Wait until all have ended, or one says nothing for too long; how many have not ended."""
+    ready_at = time.monotonic()
+    while open_requests := [request for request in watched if not request.has_ended]:
+        if time.monotonic() - max(ready_at, *(each.heard_at for each in open_requests)) > (
+            HANG_SECONDS
+        ):
+            break
+        await asyncio.sleep(0.05)
+    return len(open_requests)
+
+
+def measure_bytes(folder: Path) -> list[dict[str, int]]:
+    small = save_family(folder / "small", *SERVED["llama"])
+    large = save_family(folder / "large", "llama", LARGE)
+    rows = []
+    for size in SIZES:
+        store = str(folder / f"store{size}")
+        context = get_context("spawn")
+        with context.Pool(size) as pool:
+            jobs = [
+                pool.apply_async(_measure_rank, (str(small), str(large), store, rank, size))
+                for rank in range(size)
+            ]
+            for rank, job in enumerate(jobs):
+                planned, actual = job.get(600)
+                rows.append({"tp": size, "rank": rank, "planned": planned, "actual": actual})
+    return rows
+
+
+def _measure_rank(small: str, large: str, store: str, rank: int, size: int) -> tuple[int, int]:
+    torch.set_num_threads(1)
+    ranks = connect_ranks(FileStore(store, size), RankPlace(rank, size))
+
+    def load(model: str) -> int:
+        config = EngineConfig(model, device="cpu", dtype="float32")
+        return load_sharded_base(config, ranks).weight_bytes
+
+    load(small)  # what the process keeps of any load is not the base's
+    weights: list[int] = []
+    peak = peak_bytes(torch.device("cpu"), lambda: weights.append(load(large)))
+    return weights[0], peak
+
+
+def try_canaries(folder: Path, num_requests: int) -> dict[str, int]:
+    with followers_as_threads():
+        counts = run_canaries(num_requests, 0, directory=folder, num_ranks=2)
+    return {"asked": counts["requests"], "foreign": counts["foreign"]}
+
+
+def problems(found: dict[str, Any]) -> Iterator[str]:
+    """The figures that exceed their bounds."""
+    for section in ("families", "formats"):
+        for row in found.get(section, ()):
+            if row["result"] == "wrong":
+                yield f"{section}: {row}"
+    traffic = found.get("traffic", {})
+    if traffic.get("different", 0) > traffic.get("near_ties", 0):
+        yield f"traffic: {traffic}"
+    kills = found.get("kills", {})
+    if kills.get("hangs") or kills.get("uncoded"):
+        yield f"kills: {kills}"
+    for row in found.get("bytes", ()):
+        if row["actual"] > MAX_BYTES_RATIO * row["planned"]:
+            yield f"bytes: {row}"
+    if found.get("canaries", {}).get("foreign"):
+        yield f"canaries: {found['canaries']}"
+
+
+@contextmanager
+def _timed(name: str) -> Iterator[None]:
+    begun_at = time.monotonic()
+    yield
+    print(f"{name}: {time.monotonic() - begun_at:.0f} s", file=sys.stderr)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    sections: dict[str, Callable[[Path, bool], Any]] = {
+        "families": try_families,
+        "formats": lambda folder, _is_sample: try_formats(folder),
+        "traffic": lambda folder, is_sample: try_traffic(folder, 1 if is_sample else 10),
+        "kills": lambda folder, is_sample: try_kills(folder, 1 if is_sample else 10),
+        "bytes": lambda folder, _is_sample: measure_bytes(folder),
+        "canaries": lambda folder, is_sample: try_canaries(folder, 200 if is_sample else 20_000),
+    }
+    parser.add_argument("--only", nargs="+", choices=sections, default=list(sections))
+    parser.add_argument("--sample", action="store_true", help="a part, for CI")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    with redirect_stdout(sys.stderr):
+        for name in options.only:
+            with TemporaryDirectory() as folder, _timed(name):
+                found[name] = sections[name](Path(folder), options.sample)
+    print(json.dumps(found))
+    wrong = list(problems(found))
+    for problem in wrong:
+        print(problem, file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
