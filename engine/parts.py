@@ -79,12 +79,26 @@ def open_parts(
 
     base_id: to which the base's adapters are bound, if not to its files.
     """
-    group = None
-    if config.tensor_parallel_size > 1:
-        torch.set_num_threads(threads_per_rank(config))
-        group = open_group(config)
-    elif config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    if config.tensor_parallel_size == 1:
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        return _open_parts(config, None, clock, base_id)
+    torch.set_num_threads(threads_per_rank(config))
+    group = open_group(config)
+    try:
+        return _open_parts(config, group, clock, base_id)
+    except BaseException:
+        group.followers.close()
+        raise
+
+
+def _open_parts(
+    config: EngineConfig,
+    group: RankGroup | None,
+    clock: Callable[[], float],
+    base_id: str | None,
+) -> EngineParts:
+    """`group`: the ranks that serve the base together; None: this process alone does."""
     followers = None if group is None else group.followers
     loaded = _load(config, base_id, group)
     base = loaded.base

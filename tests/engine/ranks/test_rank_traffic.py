@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from loraplex.engine.config import KvDtype
-from support.engine import LocalEngine
+from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.messages import Pooling
+from support.engine import Answer, LocalEngine
 from support.families import SERVED, save_family
 from support.marks import marked_slow
 from support.models import make_adapter
@@ -66,3 +70,45 @@ def test_an_int8_kv_cache_of_ranks_has_the_codes_of_one_rank(model: Path, tmp_pa
     assert tokens == expected
     assert own_error == pytest.approx(kv_error, rel=0.01)
     assert kv_error > 0
+
+
+@pytest.mark.parametrize("family", ["gemma2-softcap-window", "phi3-fused"])
+def test_windows_and_gathered_layers_have_the_answers_of_one_rank(
+    family: str, tmp_path: Path
+) -> None:
+    """Two KV groups; a cache that is not divided. Answers with log-probabilities and vectors."""
+    base = save_family(tmp_path / "base", *SERVED[family])
+    prompts = [[3, 17, 5, 90, 4, 22, 8, 31, 9, 77, 6, 12], [1, 2, 3]]
+
+    def answer(num_ranks: int) -> list[Answer]:
+        engine = LocalEngine(
+            base, tmp_path, dtype="float32", num_threads=1, tensor_parallel_size=num_ranks
+        )
+        ids = [engine.submit(prompt, max_tokens=12) for prompt in prompts]
+        ids.append(engine.submit(prompts[0], max_tokens=2, num_prompt_logprobs=1))
+        ids.append(engine.submit(prompts[0], max_tokens=0, pooling=Pooling.MEAN))
+        engine.run()
+        engine.close()
+        return [engine.answers[request_id] for request_id in ids]
+
+    expected = answer(1)
+    with followers_as_threads():
+        found = answer(2)
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    ours, theirs = (answers[2].prompts[0].logprobs for answers in (found, expected))
+    for own, other in zip(ours, theirs, strict=True):
+        assert own.chosen.logprob == pytest.approx(other.chosen.logprob, abs=1e-4)
+    vectors = [
+        np.frombuffer(answers[3].prompts[-1].embedding or b"", dtype=np.float32)
+        for answers in (found, expected)
+    ]
+    assert len(vectors[0]) == 64
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-4)
+
+
+def test_a_base_that_is_refused_leaves_no_follower(tmp_path: Path) -> None:
+    mixtral = save_family(tmp_path / "base", *SERVED["mixtral"])
+    before = threading.active_count()
+    with followers_as_threads(), pytest.raises(UnsupportedModel, match="it has experts"):
+        LocalEngine(mixtral, tmp_path, dtype="float32", tensor_parallel_size=2)
+    assert threading.active_count() == before
