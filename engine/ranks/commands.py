@@ -180,14 +180,12 @@ class RunChunks(Message, frozen=True):
     chunks: tuple[Chunk, ...]
 
 
+JobCommand: TypeAlias = (
+    ReadAdapter | CompleteAdapter | DropAdapters | CopyAdapter | MoveAdapter | EraseExtent
+)
 Command: TypeAlias = (
     OpenPools
-    | ReadAdapter
-    | CompleteAdapter
-    | DropAdapters
-    | CopyAdapter
-    | MoveAdapter
-    | EraseExtent
+    | JobCommand
     | PlaceAdapter
     | PlaceAgain
     | PublishAdapter

@@ -34,7 +34,7 @@ from .commands import (
     DropAdapters,
     EraseExtent,
     FreePlace,
-    Job,
+    JobCommand,
     JobDone,
     MoveAdapter,
     MoveKv,
@@ -160,7 +160,7 @@ class Follower:
         whole = [np.frombuffer(values, dtype=np.float64) for values in squares]
         self._magnitudes.complete(self.host[key], whole)
 
-    def _begin(self, command: Job, work: Callable[[], tuple[bytes, ...] | None]) -> None:
+    def _begin(self, command: JobCommand, work: Callable[[], tuple[bytes, ...] | None]) -> None:
         self._loader.submit(0, self._finish, command.job, work)
 
     def _finish(self, job: int, work: Callable[[], tuple[bytes, ...] | None]) -> None:

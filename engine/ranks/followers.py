@@ -14,7 +14,7 @@ from threading import Lock, Thread
 
 from ...adapters.errors import AdapterUnavailable
 from ..errors import RankLost
-from .commands import Command, Job, JobDone, Joined
+from .commands import Command, JobCommand, JobDone, Joined
 from .rank_pipe import LeaderPipe
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Followers:
         with self._lock:
             self._send(command)
 
-    def begin(self, make: Callable[[int], Job]) -> Jobs:
+    def begin(self, make: Callable[[int], JobCommand]) -> Jobs:
         """Let every follower do a job beside its steps. `make` takes the job's number. Raises
         RankLost."""
         with self._lock:
@@ -74,9 +74,7 @@ class Followers:
             futures: list[Future[JobDone]] = [Future() for _ in self._pipes]
             for index, future in enumerate(futures):
                 self._running[index, number] = future
-            command = make(number)
-            assert isinstance(command, Command)
-            self._send(command)
+            self._send(make(number))
         return Jobs(futures)
 
     def check(self) -> None:
@@ -108,6 +106,8 @@ class Followers:
                 if isinstance(message, JobDone):
                     self._end_job(index, message)
         except (EOFError, OSError):
+            pass
+        finally:
             self._lose(index)
 
     def _end_job(self, index: int, done: JobDone) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,10 @@ def test_a_rank_holds_its_part_of_every_divided_weight(tmp_path: Path) -> None:
         engine, 2, lambda base, _: sum(fused.linear.weight_bytes for fused in base.projections)
     )
     assert of_ranks == [whole / 2] * 2
+
+
+def test_the_documented_types_are_those_that_are_tested() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text()
+    listed = page.partition("against one rank and against PEFT: ")[2].partition(".")[0]
+    named = re.findall(r"`([a-z0-9_]+)`", listed)
+    assert named == sorted({SERVED[family][0] for family, _ in DIVIDED})
