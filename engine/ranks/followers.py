@@ -111,7 +111,9 @@ class Followers:
             self._lose(index)
 
     def _end_job(self, index: int, done: JobDone) -> None:
-        future = self._running.pop((index, done.job))
+        future = self._running.pop((index, done.job), None)
+        if future is None:
+            return  # another follower was lost meanwhile, which has ended all jobs
         if done.error is None:
             future.set_result(done)
         elif done.is_missing:
@@ -120,7 +122,7 @@ class Followers:
             future.set_exception(AdapterUnavailable(done.error))
 
     def _lose(self, index: int) -> None:
-        if self._is_closed:
+        if self._is_closed or self._lost is not None:
             return
         self._lost = f"Rank {index + 1} of the tensor-parallel group has ended."
         _log.error("rank_lost", extra={"rank": index + 1})

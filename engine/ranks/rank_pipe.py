@@ -49,11 +49,10 @@ class RankPipe(Generic[SentT, ReceivedT]):
 
     def close(self) -> None:
         """End the connection: the other end's `receive` raises."""
-        # A thread that receives holds the descriptor open.
+        # The descriptor stays open: a thread that receives would read from whatever got its number.
         duplicate = socket.socket(fileno=os.dup(self._connection.fileno()))
         with duplicate, suppress(OSError):  # the other end may be gone
             duplicate.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
 
 
 LeaderPipe = RankPipe[Command, Answer]
