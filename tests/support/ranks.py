@@ -47,20 +47,27 @@ def run_sharded(engine: EngineConfig, size: int, run: Callable[[BaseModel, int],
     def run_rank(ranks: RankSums) -> T:
         return run(sharded_base.load_sharded_base(engine, ranks), ranks.place.rank)
 
-    with loading_one_by_one():
+    with loading_in_threads():
         return run_ranks(size, run_rank)
 
 
 @contextmanager
-def loading_one_by_one() -> Iterator[None]:
-    """transformers' loader changes torch's global state while it builds a model."""
+def loading_in_threads() -> Iterator[None]:
+    """Threads share what ranks, which are processes, have of their own.
+
+    transformers' loader changes torch's global state while it builds a model. Fusing layers
+    replaces a function of transformers' modules for a trial of all ranks: it is left out.
+    """
     loading = Lock()
 
     def load_alone(*args: Any, **kwargs: Any) -> Any:
         with loading:
             return load_weights(*args, **kwargs)
 
-    with patch.object(sharded_base, "load_weights", load_alone):
+    with (
+        patch.object(sharded_base, "load_weights", load_alone),
+        patch.object(sharded_base, "fuses_layers", lambda device: False),
+    ):
         yield
 
 
@@ -93,7 +100,7 @@ def followers_as_threads() -> Iterator[list[Follower]]:
         return RankGroup(connect_ranks(store, RankPlace(0, size)), followers)
 
     with (
-        loading_one_by_one(),
+        loading_in_threads(),
         patch.object(parts, "open_group", open_thread_group),
         patch.object(follower, "Follower", Recorded),
     ):
