@@ -89,7 +89,7 @@ class Plan(NamedTuple):
 
 
 class SteppingEngine:
-    """Stands for the agent's engine client: its streams, without a process behind them."""
+    """A stand-in for the agent's engine client: it has the streams and no engine process."""
 
     def __init__(self, num_streams: int) -> None:
         self._num_streams = num_streams
@@ -112,7 +112,7 @@ class SteppingEngine:
 
 
 class ReadyReplica:
-    """Stands for the agent's replica, which takes every request."""
+    """A stand-in for the agent's replica: it takes every request."""
 
     def __init__(self, engine: SteppingEngine) -> None:
         self.engine = engine

@@ -147,7 +147,7 @@ class Router:
             return _less_loaded_of_two(candidates, request.request_id).name
         # With this request, the mean is above the least load, so some replica has room.
         mean = (total_load + 1) / len(candidates)
-        return self._choose_for_adapter(request, request.adapter, candidates, mean, leave_out).name
+        return self._choose_for_adapter(request, request.adapter, mean, leave_out).name
 
     def open(self, request: RoutedRequest, name: str) -> None:
         """The request was sent to the replica."""
@@ -189,20 +189,18 @@ class Router:
         self,
         request: RoutedRequest,
         adapter: str,
-        candidates: Sequence[_Replica],
         mean: float,
         leave_out: Collection[str],
     ) -> _Replica:
         home = self._ready_replica(self._prefixes.find(request.block_hashes), leave_out)
         if home is not None and adapter in home.residents and _has_room(home, mean, PREFERRED):
             return home
-        residents = [each for each in candidates if adapter in each.residents]
+        in_order = list(self._in_order(adapter, leave_out))
+        residents = [each for each in in_order if adapter in each.residents]
         if residents:
-            order = self._order.of(adapter)
-            least = min(residents, key=lambda each: (each.load, order.index(each.name)))
+            least = min(residents, key=lambda each: each.load)  # of equal ones, the first
             if _has_room(least, mean, RESIDENT):
                 return least
-        in_order = self._in_order(adapter, leave_out)
         return next(each for each in in_order if _has_room(each, mean, PREFERRED))
 
     def _in_order(self, adapter: str, leave_out: Collection[str]) -> Iterator[_Replica]:
