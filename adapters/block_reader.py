@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -112,7 +113,7 @@ class _Piece(NamedTuple):
 
 
 def _fill(
-    target: Tensor, file: BinaryIO, header: BlockHeader, arrays: Iterable[_Array], work: Paced
+    target: Tensor, file: FileIO, header: BlockHeader, arrays: Iterable[_Array], work: Paced
 ) -> None:
     """Convert what the arrays name of a block's file, piece by piece."""
     stored = torch.empty(PIECE_ELEMENTS, dtype=TORCH_DTYPES[header.dtype])
@@ -140,10 +141,10 @@ def _fill(
         scaled.zero_()
 
 
-def _read_into(file: BinaryIO, values: Tensor) -> None:
+def _read_into(file: FileIO, values: Tensor) -> None:
     raw = values.view(torch.uint8).numpy().data
     while len(raw):
-        num_bytes = file.readinto(raw)  # type: ignore[attr-defined]
+        num_bytes = file.readinto(raw)
         if not num_bytes:
             raise ObjectCorrupt("the block is truncated")
         raw = raw[num_bytes:]
