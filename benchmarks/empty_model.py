@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loraplex.adapters.arena import Arena
 from loraplex.adapters.layout import BaseLayout
+from loraplex.adapters.layout_part import LayoutPart
 from loraplex.engine.execution.decode_graphs import DecodeGraphs
 from loraplex.engine.execution.decode_inputs import DecodeLayout
 from loraplex.engine.execution.runner import ModelRunner
@@ -59,7 +60,7 @@ def _base() -> BaseModel:
         SimpleNamespace(
             model=_model,
             device=torch.device("cpu"),
-            layout=BaseLayout("sha256:0", ()),
+            part=LayoutPart(BaseLayout("sha256:0", ())),
             head_name=None,
             absorbed=(),
             vocab_size=1,

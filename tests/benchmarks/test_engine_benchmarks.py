@@ -43,7 +43,6 @@ BENCHMARKS = {
     "paging": bench_paging,
     "target-itl": bench_target_itl,
     "fairness": bench_fairness,
-    "fleet-fairness": bench_fleet_fairness,
     "many-adapters": bench_many_adapters,
     "mixed-step": bench_mixed_step,
     "prompts": bench_prompts,
@@ -78,10 +77,26 @@ def test_both_arms_give_the_same_tokens_and_every_figure_is_one(
 
     assert report["benchmark"] == name
     assert report["requests_answered_differently"] == 0
+    assert_every_figure_is_one(report)
+
+
+def assert_every_figure_is_one(report: dict[str, Any]) -> None:
     figures = [value for row in report["rows"] for value in row.values()]
     figures += report.values()
     numbers = [value for value in figures if isinstance(value, int | float)]
     assert all(math.isfinite(number) and number >= 0 for number in numbers)
+
+
+def test_a_flood_of_four_replicas_is_beside_equal_shares(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose requests differ, so their tokens are not compared."""
+    report = run(bench_fleet_fairness, models, capsys)
+    equal, flood = report["rows"]
+    assert_every_figure_is_one(report)
+    assert report["flood_p99_over_equal"] == pytest.approx(
+        flood["TTFT p99, steps"] / equal["TTFT p99, steps"]
+    )
 
 
 def test_quantized_weights_are_beside_dense_ones(
