@@ -195,12 +195,25 @@ def _matrices(
     """A and B of one slice. `stored`, `placed`: its entries in the tables of file and block."""
     whole, (inputs, outputs) = part.whole.slices[index], part.range_of(index)
     (a_source, b_source, _), (a_target, b_target, _) = stored.tolist(), placed.tolist()
-    total = header.ranks[index] * whole.num_experts
-    yield _Array(a_source, a_target, total, whole.in_features, inputs, 1.0)
-    for num_rows, scale in header.row_scales.get(index, ((total, header.scales[index]),)):
-        yield _Array(b_source, b_target, num_rows, whole.out_features, outputs, scale)
-        b_source += num_rows * whole.out_features
-        b_target += num_rows * len(outputs)
+    rank, experts = header.ranks[index], part.experts_of(index)
+    held = range(experts.start * rank, experts.stop * rank)  # rows of A and of B
+    a_source += held.start * whole.in_features
+    yield _Array(a_source, a_target, len(held), whole.in_features, inputs, 1.0)
+    whole_rows = ((rank * whole.num_experts, header.scales[index]),)
+    for rows, scale in _runs(header.row_scales.get(index, whole_rows), held):
+        start = b_source + rows.start * whole.out_features
+        yield _Array(start, b_target, len(rows), whole.out_features, outputs, scale)
+        b_target += len(rows) * len(outputs)
+
+
+def _runs(row_scales: Iterable[tuple[int, float]], held: range) -> Iterator[tuple[range, float]]:
+    """The held rows that have the same scale, and the scale."""
+    start = 0
+    for num_rows, scale in row_scales:
+        rows = range(max(start, held.start), min(start + num_rows, held.stop))
+        if rows:
+            yield rows, scale
+        start += num_rows
 
 
 def _extra_array(stored: PlacedExtra, placed: PlacedExtra, part: LayoutPart) -> _Array:

@@ -1,7 +1,8 @@
 """The part of a base's layout that one rank of a tensor-parallel group holds. Torch-free.
 
 A block's file holds whole matrices. A rank's block holds the same matrices with this rank's inputs
-and outputs only, in the same order, so slice indices mean the same on every rank.
+and outputs only, or of this rank's experts only, in the same order, so slice indices mean the same
+on every rank.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ class LayoutPart:
     whole: BaseLayout
     ranges: Mapping[str, SliceRange] = field(default_factory=dict)
     """By slice name. A slice that is not named is held whole."""
+    experts: Mapping[str, range] = field(default_factory=dict)
+    """By the name of a slice of experts: those that are held, each whole. A slice that is not named
+    is held whole."""
 
     @cached_property
     def layout(self) -> BaseLayout:
         """The layout of the rank's own matrices."""
-        if not self.ranges:
+        if not (self.ranges or self.experts):
             return self.whole
         projections = tuple(
             Projection(tuple(map(self.part_of, projection.slices)))
@@ -44,7 +48,9 @@ class LayoutPart:
 
     def part_of(self, whole: Slice) -> Slice:
         """The rank's part of a slice of the whole layout."""
-        held = self.ranges.get(whole.name)
+        experts, held = self.experts.get(whole.name), self.ranges.get(whole.name)
+        if experts is not None:
+            return replace(whole, num_experts=len(experts))
         if held is None:
             return whole
         return replace(whole, in_features=len(held.inputs), out_features=len(held.outputs))
@@ -54,6 +60,11 @@ class LayoutPart:
         whole = self.whole.slices[slice_index]
         held = self.ranges.get(whole.name)
         return held or SliceRange(range(whole.in_features), range(whole.out_features))
+
+    def experts_of(self, slice_index: int) -> range:
+        """The experts of this slice that the rank holds; of another kind of slice, its only one."""
+        whole = self.whole.slices[slice_index]
+        return self.experts.get(whole.name, range(whole.num_experts))
 
     def extra_part(self, extra: Extra) -> Extra:
         """The rank's part of an auxiliary tensor. Raises ObjectCorrupt if the tensor does not have

@@ -27,6 +27,7 @@ LAYOUT = BaseLayout(
         Projection((Slice("o", 12, 8),)),
         Projection((Slice("down", WIDE, 3),)),
         Projection((Slice("router", 8, 5),)),
+        Projection((Slice("experts", 8, 6, SliceKind.EXPERTS, 4),)),
     ),
 )
 PART = LayoutPart(
@@ -37,9 +38,11 @@ PART = LayoutPart(
         "o": SliceRange(range(6, 12), range(8)),
         "down": SliceRange(range(3, WIDE), range(3)),
     },
+    {"experts": range(1, 3)},
 )
-RANKS = {0: 2, 1: 3, 2: 1, 3: 4, 4: 2, 5: 3}
-SCALES = {0: 1.0, 1: 0.5, 2: 2.0, 3: 1.0, 4: 0.25, 5: 3.0}
+RANKS = {0: 2, 1: 3, 2: 1, 3: 4, 4: 2, 5: 3, 6: 2}
+EXPERTS = 6
+SCALES = {0: 1.0, 1: 0.5, 2: 2.0, 3: 1.0, 4: 0.25, 5: 3.0, 6: 0.5}
 EXTRAS = (
     Extra(1, ExtraKind.BIAS, (12,)),
     Extra(3, ExtraKind.MATRIX, (8, 12)),
@@ -48,12 +51,22 @@ EXTRAS = (
 KEY = make_key("a")
 
 
-def write(path: Path, extras: tuple[Extra, ...] = EXTRAS) -> Tensor:
+def write(
+    path: Path,
+    extras: tuple[Extra, ...] = EXTRAS,
+    row_scales: dict[int, tuple[tuple[int, float], ...]] | None = None,
+) -> Tensor:
     plan = BlockPlan(LAYOUT, RANKS, extras)
     payload = torch.randn(plan.num_elements, generator=torch.Generator().manual_seed(0))
     with path.open("wb") as file:
         write_block_header(
-            file, base_id="base", digest=KEY.digest, dtype="F32", scales=SCALES, plan=plan
+            file,
+            base_id="base",
+            digest=KEY.digest,
+            dtype="F32",
+            scales=SCALES,
+            plan=plan,
+            row_scales=row_scales or {},
         )
         file.write(payload.numpy().tobytes())
     return payload
@@ -62,15 +75,17 @@ def write(path: Path, extras: tuple[Extra, ...] = EXTRAS) -> Tensor:
 def matrices(values: Tensor, plan: BlockPlan, index: int) -> tuple[Tensor, Tensor]:
     a_offset, b_offset, rank = plan.table[index].tolist()
     part = plan.layout.slices[index]
-    a = values[a_offset : a_offset + rank * part.in_features].view(rank, part.in_features)
-    b = values[b_offset : b_offset + rank * part.out_features].view(rank, part.out_features)
+    rows = rank * part.num_experts
+    a = values[a_offset : a_offset + rows * part.in_features].view(rows, part.in_features)
+    b = values[b_offset : b_offset + rows * part.out_features].view(rows, part.out_features)
     return a, b
 
 
 def test_a_part_has_the_layouts_slices_with_its_own_sizes() -> None:
     sizes = [(part.name, part.in_features, part.out_features) for part in PART.layout.slices]
     expected = [("embed", 11, 8), ("q", 8, 6), ("k", 8, 2), ("o", 6, 8)]
-    assert sizes == [*expected, ("down", WIDE - 3, 3), ("router", 8, 5)]
+    assert sizes == [*expected, ("down", WIDE - 3, 3), ("router", 8, 5), ("experts", 8, 6)]
+    assert [part.num_experts for part in PART.layout.slices][-2:] == [1, 2]
 
 
 def test_a_part_of_everything_is_the_layout_itself() -> None:
@@ -85,12 +100,30 @@ def test_a_block_is_read_with_the_ranks_inputs_and_outputs_only(tmp_path: Path) 
     whole = BlockPlan(LAYOUT, RANKS, EXTRAS)
     own = BlockPlan(PART.layout, RANKS, tuple(map(PART.extra_part, EXTRAS)))
     assert block.num_elements == own.num_elements < whole.num_elements
-    for index in RANKS:
+    for index in set(RANKS) - {EXPERTS}:
         inputs, outputs = PART.range_of(index)
         a, b = matrices(payload, whole, index)
         own_a, own_b = matrices(block.tensor, own, index)
         assert torch.equal(own_a, a[:, inputs.start : inputs.stop])
         assert torch.equal(own_b, b[:, outputs.start : outputs.stop] * SCALES[index])
+
+
+@pytest.mark.parametrize(
+    "runs", [((8, 0.5),), ((3, 0.5), (5, 2.0)), ((2, 3.0), (2, 0.5), (3, 2.0), (1, 4.0))], ids=str
+)
+def test_a_block_is_read_with_the_ranks_experts_only(
+    tmp_path: Path, runs: tuple[tuple[int, float], ...]
+) -> None:
+    """Two rows of A and B each, of experts 1 and 2. `runs`: rows of B that have the same scale."""
+    payload = write(tmp_path / "block", row_scales={EXPERTS: runs})
+    block = HostCache(LAYOUT, 4 << 20, torch.float32, part=PART).read(KEY, tmp_path / "block")
+    assert block is not None
+    a, b = matrices(payload, BlockPlan(LAYOUT, RANKS, EXTRAS), EXPERTS)
+    own = BlockPlan(PART.layout, RANKS, tuple(map(PART.extra_part, EXTRAS)))
+    own_a, own_b = matrices(block.tensor, own, EXPERTS)
+    scales = torch.tensor([scale for num_rows, scale in runs for _ in range(num_rows)])
+    assert torch.equal(own_a, a[2:6])
+    assert torch.equal(own_b, (b * scales[:, None])[2:6])
 
 
 def test_auxiliary_tensors_are_cut_like_the_slice_that_they_belong_to(tmp_path: Path) -> None:
