@@ -63,7 +63,7 @@ NEAR_TIE = 1e-3
 HANG_SECONDS = 10.0
 MAX_BYTES_RATIO = 1.15
 SIZES = (2, 4)
-SAMPLE = ("llama", "qwen3", "phi3-fused", "mixtral")
+SAMPLE = ("llama", "qwen3", "phi3-fused", "mixtral", "jetmoe")
 NUM_OPEN = 6
 """Requests that run when a rank is killed."""
 NUM_TOKENS = 200

@@ -153,6 +153,29 @@ def plain_sort_pairs(
     return ExpertPairs(num_experts, order, order // top_k, experts, expert_rows, tiles)
 
 
+def sort_held_pairs(
+    top_k_index: Tensor,
+    held: range,
+    token_rows: Tensor | None = None,
+    num_rows: int = 0,
+) -> ExpertPairs:
+    """The pairs of `held` experts alone, which are numbered from the first of them; see
+    `sort_pairs`. Waits for the device."""
+    experts = top_k_index - held.start
+    is_held = (experts >= 0) & (experts < len(held))
+    numbered = torch.where(is_held, experts, len(held))  # the others come last
+    pairs = plain_sort_pairs(numbered, len(held), token_rows, num_rows)
+    count = int(is_held.sum())
+    rows = pairs.expert_rows
+    return ExpertPairs(
+        len(held),
+        pairs.order[:count],
+        pairs.tokens[:count],
+        pairs.experts[:count],
+        None if rows is None else rows[:count],
+    )
+
+
 def _plan_tiles(experts: Tensor, expert_rows: Tensor | None, num_experts: int) -> ExpertTiles:
     num_pairs = len(experts)
     return ExpertTiles(

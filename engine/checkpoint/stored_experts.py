@@ -191,30 +191,46 @@ class LeftExperts:
             module.register_forward_hook(self._drop),
         )
 
-    def matrices(self, name: str) -> Iterator[Values]:
-        """Each expert's matrix `[out, in]` on the device, as `weight_values` has a layer's."""
-        for expert in range(len(self._empty[name])):
+    def matrices(self, name: str, experts: range) -> Iterator[Values]:
+        """The matrix `[out, in]` of each of these experts on the device, as `weight_values` has a
+        layer's."""
+        for expert in experts:
             values = self.stored[name].read(expert)
             if isinstance(values, Tensor):
                 yield values.to(self.device, kept_dtype(values.dtype, self._dtype))
             else:
                 yield values.to(self.device)
 
-    def dense(self, name: str, experts: Iterable[int] | None = None) -> nn.Parameter:
-        """The parameter with the values of these experts, of all for None, and zeros."""
-        stored, shape = self.stored[name], self._empty[name].shape
-        weight = torch.zeros(shape, dtype=self._dtype, device=self.device)
-        for expert in range(len(weight)) if experts is None else experts:
-            matrix = dense(stored.read(expert), dtype=self._dtype, device=self.device)
-            weight[expert] = matrix.T if stored.is_transposed else matrix
+    def part(self, name: str, experts: range) -> nn.Parameter:
+        """The parameter of these experts alone: `[len(experts), ...]`."""
+        weight = self._zeros(name, len(experts))
+        for place, expert in enumerate(experts):
+            weight[place] = self._matrix(name, expert)
         return nn.Parameter(weight, requires_grad=False)
+
+    def _whole(self, name: str, experts: Iterable[int]) -> nn.Parameter:
+        """The parameter with the values of these experts, and zeros."""
+        weight = self._zeros(name, len(self._empty[name]))
+        for expert in experts:
+            weight[expert] = self._matrix(name, expert)
+        return nn.Parameter(weight, requires_grad=False)
+
+    def _zeros(self, name: str, num_experts: int) -> Tensor:
+        shape = (num_experts, *self._empty[name].shape[1:])
+        return torch.zeros(shape, dtype=self._dtype, device=self.device)
+
+    def _matrix(self, name: str, expert: int) -> Tensor:
+        """As the parameter has it."""
+        stored = self.stored[name]
+        matrix = dense(stored.read(expert), dtype=self._dtype, device=self.device)
+        return matrix.T if stored.is_transposed else matrix
 
     @contextmanager
     def in_memory(self, module: nn.Module) -> Iterator[None]:
         """Meanwhile the module's parameters have all values, read once for many forward passes."""
         self._is_held = True
         for name in self.stored:
-            setattr(module, name, self.dense(name))
+            setattr(module, name, self.part(name, range(len(self._empty[name]))))
         try:
             yield
         finally:
@@ -231,7 +247,7 @@ class LeftExperts:
             return
         experts = chosen_experts(args, kwargs).unique().tolist()
         for name in self.stored:
-            setattr(module, name, self.dense(name, experts))
+            setattr(module, name, self._whole(name, experts))
 
     def _drop(self, module: nn.Module, *_: Any) -> None:
         if self._is_held:

@@ -19,10 +19,11 @@ _NUM_CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
 
 def model_cost(base: BaseModel, kv_reads: tuple[KvReads, ...]) -> ModelCost:
     num_experts = _setting(base.config, _NUM_EXPERTS)
+    num_held = {num_experts, *(len(part.held) for each in base.moe_layers for part in each.experts)}
     shared: list[Tensor] = []
     experts: list[Tensor] = []
     for weight in _weights_read_whole(base.model):
-        is_expert = weight.ndim == 3 and weight.shape[0] == num_experts
+        is_expert = weight.ndim == 3 and weight.shape[0] in num_held
         (experts if is_expert else shared).append(weight)
     linears = [fused.linear for fused in base.projections]
     head = base.packed_ends.head

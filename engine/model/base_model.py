@@ -444,7 +444,7 @@ def replace_linears(
         for names in groups:
             group = [(name, linears.pop(name)) for name in names]
             if kept_dense and set(names) <= set(kept_dense):
-                linear: Linear = _dense_linear(group[0][1])
+                linear: Linear = _dense_linear(*group[0], shards)
             else:
                 linear = _pack_group(group, quantization, shards)
             projections.append(_replace_group(model, group, linear, shards))
@@ -501,12 +501,12 @@ def whole_projection(group: Sequence[tuple[str, nn.Module]]) -> Projection:
     )
 
 
-def _dense_linear(module: nn.Module) -> DenseLinear:
-    """The layer with its weight dequantized, in the serving dtype."""
-    values = _rows_of(module)
+def _dense_linear(path: str, module: nn.Module, shards: LinearShards | None) -> DenseLinear:
+    """The layer with its weight dequantized, in the serving dtype; this rank's part of it."""
+    values = _part_of(path, module, shards)
     device = values.codes.device if isinstance(values, QuantizedWeight) else values.device
     weight = dense(values, dtype=_weight(module).dtype, device=device)
-    return DenseLinear(weight, _bias([("", module)]))
+    return DenseLinear(weight, _bias([(path, module)], shards))
 
 
 def _pack_group(
@@ -642,7 +642,7 @@ def _in_order(
     """The decoder's projections by their module path in the model."""
     placed = [(order[projection.slices[0].name], projection) for projection in linears]
     for layer in moe_layers:
-        placed += [(order[layer.path], part.projection) for part in layer.projections]
+        placed += [(order[layer.path], projection) for projection in layer.wholes]
     return [projection for _, projection in sorted(placed, key=lambda part: part[0])]
 
 

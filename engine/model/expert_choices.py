@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..shards.rank_sums import RankSums
 from .experts import are_served
 
 MAX_REPLACED = 0.25
@@ -55,6 +56,15 @@ def recording(model: nn.Module) -> Iterator[dict[str, ExpertChoices]]:
 
     with choosing(model, record):
         yield recorded
+
+
+def of_first_rank(ranks: RankSums) -> Choose:
+    """Chooses what rank 0 of a tensor-parallel group has chosen. All ranks must call it."""
+
+    def choose(_path: str, choices: ExpertChoices) -> ExpertChoices:
+        return ExpertChoices(*(ranks.gather(each)[0] for each in choices))
+
+    return choose
 
 
 class ReplacedChoices:

@@ -9,23 +9,23 @@ routing, base matmuls and LoRA deltas are Loraplex's own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from ...adapters.layout import Halves, Projection, Slice, SliceKind
 from ...adapters.malloc import return_freed_memory
 from ...kernels.expert_packing import pack_experts
-from ...kernels.expert_pairs import ExpertPairs, sort_pairs
+from ...kernels.expert_pairs import ExpertPairs, sort_held_pairs, sort_pairs
 from ...kernels.grouped_linear import grouped_linear
 from ...kernels.lora_batch import LoraBatch
 from ...kernels.lora_experts import add_experts
 from ...kernels.packed_experts import PackedExperts
 from ..checkpoint.load_progress import report_progress
-from ..checkpoint.stored_experts import ExpertsParameter, left_experts
+from ..checkpoint.stored_experts import ExpertsParameter, LeftExperts, left_experts
 from .expert_router import RouterProjection, find_routers
+from .expert_shards import ExpertShards
 from .forward import ForwardContext, current_forward
 from .load_quantization import LoadQuantization
 
@@ -46,8 +46,11 @@ _INTERFACE = (
 class ExpertsProjection:
     """One of the two expert parameters of a layer and its position in the adapters' tables."""
 
-    def __init__(self, name: str, experts: nn.Module, parameter: str) -> None:
-        """name: the parameter's path in the model; parameter: its name in `experts`."""
+    def __init__(
+        self, name: str, experts: nn.Module, parameter: str, held: range | None = None
+    ) -> None:
+        """name: the parameter's path in the model; parameter: its name in `experts`. held: this
+        rank's experts; None: all of the layer."""
         self._experts: Any = experts
         self._parameter = parameter
         num_experts, out_features, in_features = matrices_shape(experts, parameter)
@@ -60,7 +63,11 @@ class ExpertsProjection:
             halves=_halves(experts, parameter),
             is_turned=getattr(experts, "is_turned", False),
         )
-        self.projection = Projection((part,))
+        self.held = held or range(num_experts)
+        """This rank's experts."""
+        self.whole = Projection((part,))
+        """All experts of the layer."""
+        self.projection = Projection((replace(part, num_experts=len(self.held)),))
         self._arena: Arena | None = None
         self._slice_index = 0
 
@@ -73,22 +80,40 @@ class ExpertsProjection:
         return weight
 
     def pack(self, quantization: LoadQuantization) -> None:
-        """Read the matrices, if they were left in their files, and keep them as they are
-        multiplied: quantized in their files, or now. What has no packed form becomes dense."""
+        """Keep the matrices of this rank's experts as they are multiplied.
+
+        If they were left in their files, they are read now, each expert's by itself, and are
+        quantized as in the files or as asked for. What has no packed form becomes dense.
+        """
         left = left_experts(self._experts)
         if left is None or self._parameter not in left.stored:
-            return
-        left.stop()
+            self._cut(self._parameter)
+        else:
+            left.stop()
+            self._read(left, quantization)
+        if self._experts.has_bias:
+            self._cut(f"{self._parameter}_bias")
+
+    def _read(self, left: LeftExperts, quantization: LoadQuantization) -> None:
         (experts,) = self.projection.slices
-        matrices = left.matrices(self._parameter)
+        matrices = left.matrices(self._parameter, self.held)
         packed = pack_experts(
             (quantization.apply(experts.name, matrix) for matrix in matrices),
             experts.num_experts,
             device_type=left.device.type,
         )
-        weight: nn.Module | nn.Parameter = packed or left.dense(self._parameter)
-        delattr(self._experts, self._parameter)
-        setattr(self._experts, self._parameter, weight)
+        self._keep(self._parameter, packed or left.part(self._parameter, self.held))
+
+    def _cut(self, name: str) -> None:
+        """Keep this rank's part of a parameter in memory, `[experts, ...]`."""
+        parameter: Tensor = getattr(self._experts, name)
+        if len(self.held) < len(parameter):
+            held = parameter.detach()[self.held.start : self.held.stop].clone()
+            self._keep(name, nn.Parameter(held, requires_grad=False))
+
+    def _keep(self, name: str, value: nn.Module | nn.Parameter) -> None:
+        delattr(self._experts, name)
+        setattr(self._experts, name, value)
 
     @property
     def num_rows(self) -> int:
@@ -129,12 +154,15 @@ class ExpertsProjection:
 class ServedExperts:
     """Computes one layer's experts in place of their class's own forward."""
 
-    def __init__(self, path: str, module: nn.Module) -> None:
-        """From now on this object computes `module`, whose path in the model is `path`."""
+    def __init__(self, path: str, module: nn.Module, shards: ExpertShards | None = None) -> None:
+        """From now on this object computes `module`, whose path in the model is `path`. shards:
+        divides the experts among ranks; None: all are here."""
         self._module: Any = module
+        self._shards = shards
+        held = shards.held(path) if shards else None
         first, second = parameter_names(module)
-        self.up = ExpertsProjection(f"{path}.{first}", module, first)
-        self.down = ExpertsProjection(f"{path}.{second}", module, second)
+        self.up = ExpertsProjection(f"{path}.{first}", module, first, held)
+        self.down = ExpertsProjection(f"{path}.{second}", module, second, held)
         module.__dict__["forward"] = self.forward  # the module's other attributes remain
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -144,13 +172,7 @@ class ServedExperts:
         """
         module, step = self._module, current_forward.get()
         lora = self._touching_lora(step)
-        pairs = sort_pairs(
-            top_k_index,
-            self.up.projection.slices[0].num_experts,
-            lora.token_rows if lora else None,
-            self.up.num_rows,
-            is_captured=step is not None and step.is_captured,
-        )
+        pairs = self._pairs(top_k_index, step, lora)
         x, weights = hidden_states[pairs.tokens], top_k_weights.reshape(-1)[pairs.order, None]
         weights_inputs = getattr(module, "weights_inputs", False)
         y = self.up.apply(x * weights if weights_inputs else x, pairs, lora)
@@ -159,9 +181,28 @@ class ServedExperts:
         if getattr(module, "has_post_expert_norm", False):
             y = module.post_expert_norm(y)
         y = y if weights_inputs else y * weights
-        by_choice = torch.empty_like(y).index_copy_(0, pairs.order, y)
+        shape = top_k_index.numel(), y.shape[1]
+        by_choice = y.new_zeros(shape) if self._shards else y.new_empty(shape)
+        by_choice.index_copy_(0, pairs.order, y)
         summed = by_choice.view(*top_k_index.shape, -1).sum(dim=1)
+        if self._shards:
+            summed = self._shards.whole(summed)
         return summed.to(hidden_states.dtype)
+
+    def _pairs(
+        self, top_k_index: Tensor, step: ForwardContext | None, lora: LoraBatch | None
+    ) -> ExpertPairs:
+        """The pairs of this rank's experts."""
+        token_rows = lora.token_rows if lora else None
+        if self._shards:
+            return sort_held_pairs(top_k_index, self.up.held, token_rows, self.up.num_rows)
+        return sort_pairs(
+            top_k_index,
+            len(self.up.held),
+            token_rows,
+            self.up.num_rows,
+            is_captured=step is not None and step.is_captured,
+        )
 
     def _touching_lora(self, step: ForwardContext | None) -> LoraBatch | None:
         """The step's adapters; None if none of them changes this layer's experts."""
@@ -186,19 +227,33 @@ class MoeLayer:
     def experts(self) -> list[ExpertsProjection]:
         return [part for part in self.projections if isinstance(part, ExpertsProjection)]
 
+    @property
+    def wholes(self) -> list[Projection]:
+        """What all ranks hold of its projections, in the same order."""
+        return [
+            part.whole if isinstance(part, ExpertsProjection) else part.projection
+            for part in self.projections
+        ]
 
-def replace_experts(model: nn.Module) -> list[MoeLayer]:
+
+def replace_experts(model: nn.Module, shards: ExpertShards | None = None) -> list[MoeLayer]:
     """Replace the forward methods of experts and routers that support adapters.
 
-    For a model as transformers loads it. Modules that are not in the result are unchanged.
+    For a model as transformers loads it. Modules that are not in the result are unchanged. shards:
+    divides the experts among ranks, from `pack_moe_layers` on.
     """
-    experts = {path: module for path, module in model.named_modules() if are_served(module)}
+    experts = served_experts(model)
     routers = find_routers(model, experts)
-    return [_replace_layer(model, path, routers.get(path)) for path in experts]
+    return [_replace_layer(model, path, routers.get(path), shards) for path in experts]
+
+
+def served_experts(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that `replace_experts` replaces, by their paths."""
+    return {path: module for path, module in model.named_modules() if are_served(module)}
 
 
 def pack_moe_layers(layers: Sequence[MoeLayer], quantization: LoadQuantization) -> None:
-    """Pack the experts that were left in their files, one parameter after another."""
+    """Pack the experts, one parameter after another."""
     parts = [part for layer in layers for part in layer.experts]
     with report_progress("packing experts", len(parts)) as advance:
         for part in parts:
@@ -209,11 +264,10 @@ def pack_moe_layers(layers: Sequence[MoeLayer], quantization: LoadQuantization) 
 
 def experts_parameters(model: nn.Module) -> Iterator[ExpertsParameter]:
     """The matrices of all experts that `replace_experts` replaces."""
-    for path, module in model.named_modules():
-        if are_served(module):
-            experts: Any = module
-            for name in parameter_names(module):
-                yield ExpertsParameter(path, name, experts.is_transposed)
+    for path, module in served_experts(model).items():
+        experts: Any = module
+        for name in parameter_names(module):
+            yield ExpertsParameter(path, name, experts.is_transposed)
 
 
 def matrices_shape(experts: Any, parameter: str) -> tuple[int, int, int]:
@@ -230,9 +284,11 @@ def _halves(experts: Any, parameter: str) -> Halves:
     return Halves.JOINED if experts.is_concatenated else Halves.INTERLEAVED
 
 
-def _replace_layer(model: nn.Module, path: str, router_path: str | None) -> MoeLayer:
+def _replace_layer(
+    model: nn.Module, path: str, router_path: str | None, shards: ExpertShards | None
+) -> MoeLayer:
     experts = model.get_submodule(path)
-    served = ServedExperts(path, experts)
+    served = ServedExperts(path, experts, shards)
     if router_path is None:
         return MoeLayer(path, frozenset({experts}), (served.up, served.down))
     router = model.get_submodule(router_path)

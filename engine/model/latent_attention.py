@@ -38,9 +38,8 @@ _SAMPLE_TOKENS = 3
 
 
 class LatentSizes(NamedTuple):
-    """The dimensions of a latent attention."""
+    """The dimensions of a latent attention, whatever the number of its heads."""
 
-    num_heads: int
     nope_dim: int
     """Of a head's query and key without position."""
     rope_dim: int
@@ -52,6 +51,14 @@ class LatentSizes(NamedTuple):
     def expanded_dims(self) -> list[int]:
         """Of what is expanded for a head."""
         return [self.nope_dim, self.value_dim]
+
+    def by_head(self, expanded: Tensor, dim: int) -> Tensor:
+        """The dimension of the expansion's outputs as two: `[heads, nope_dim + value_dim]`.
+
+        A rank of a tensor-parallel group has some of the heads.
+        """
+        by_head: Tensor = expanded.unflatten(dim, (-1, sum(self.expanded_dims)))
+        return by_head
 
 
 def replace_latents(model: nn.Module, *, has_values: bool = True) -> list[str]:
@@ -93,10 +100,9 @@ def _sizes(module: Any) -> LatentSizes | None:
     nope_dim, rope_dim, value_dim, rank = (v if isinstance(v, int) else 0 for v in values)
     if not (nope_dim and rope_dim and value_dim and rank and hasattr(module, "expand_kv")):
         return None
-    num_heads, rest = divmod(expansion.out_features, nope_dim + value_dim)
-    if rest or expansion.in_features != rank:
+    if expansion.out_features % (nope_dim + value_dim) or expansion.in_features != rank:
         return None
-    return LatentSizes(num_heads, nope_dim, rope_dim, value_dim, rank)
+    return LatentSizes(nope_dim, rope_dim, value_dim, rank)
 
 
 def _is_served(module: Any, sizes: LatentSizes) -> bool:
@@ -113,9 +119,9 @@ def _is_served(module: Any, sizes: LatentSizes) -> bool:
         except Exception:  # arguments of this kind may mean nothing to it
             return False
         expanded = getattr(module, EXPANSION)(latent)
-    heads = expanded.view(1, _SAMPLE_TOKENS, sizes.num_heads, -1).transpose(1, 2)
+    heads = sizes.by_head(expanded[0], dim=-1).transpose(1, 2)
     nope_keys, expected_values = heads.split(sizes.expanded_dims, dim=-1)
-    rope_keys = rope_key.expand(-1, sizes.num_heads, -1, -1)
+    rope_keys = rope_key.expand(-1, heads.shape[1], -1, -1)
     expected_keys = torch.cat((nope_keys, rope_keys), dim=-1)
     return torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
 
@@ -164,7 +170,7 @@ class AbsorbedAttention:
             weight = linear.weight
         else:  # while the model is loaded
             weight = dense(weight_values(expansion), dtype=like.dtype, device=like.device)
-        by_head = weight.view(self._sizes.num_heads, -1, self._sizes.rank)
+        by_head = self._sizes.by_head(weight, dim=0)
         key_weight, value_weight = by_head.split(self._sizes.expanded_dims, dim=1)
         return key_weight, value_weight
 
@@ -205,9 +211,8 @@ class _Change(NamedTuple):
         def by_head(outputs: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
             if outputs is None:
                 return None, None
-            shape = (*outputs.shape[:-1], sizes.num_heads, -1)
-            key_part, value_part = outputs.view(shape).split(sizes.expanded_dims, dim=-1)
-            return key_part, value_part
+            parts = sizes.by_head(outputs, dim=-1).split(sizes.expanded_dims, dim=-1)
+            return parts[0], parts[1]
 
         key_b, value_b = by_head(change.b)
         key_factor, value_factor = by_head(change.magnitude)

@@ -1,14 +1,16 @@
 """Loads one rank's part of a base that is divided among the ranks of a tensor-parallel group.
 
-All ranks load at the same time, each from the base's files. The linear layers stay in the files
-until they are cut, so a rank never holds more than its part and one layer. Rank 0 computes the
-dense reference of the whole base, layer by layer from the files. Then all ranks run the divided
-base together, and rank 0 compares. The checks that run the divided base are the same on every rank
-and in the same order, because each forward pass exchanges results.
+All ranks load at the same time, each from the base's files. The linear layers and the experts stay
+in the files until they are cut, so a rank never holds more than its part and one layer. Rank 0
+computes the dense reference of the whole base, layer by layer from the files. Then all ranks run
+the divided base together, and rank 0 compares. The checks that run the divided base are the same on
+every rank and in the same order, because each forward pass exchanges results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from ..errors import UnsupportedModel
 from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
 from ..shards.rank_sums import RankSums
-from ..shards.shard_plan import LinearSize, Shard, plan_shards
+from ..shards.shard_plan import LinearSize, ShardPlan, plan_shards
 from .admission import (
     SELF_TEST_LENGTHS,
     DenseCase,
@@ -56,7 +58,17 @@ from .base_model import (
     whole_projection,
 )
 from .embedding_and_head import adapt_ends
-from .experts import experts_parameters
+from .expert_choices import choosing, of_first_rank
+from .expert_shards import ExpertShards
+from .experts import (
+    MoeLayer,
+    experts_parameters,
+    matrices_shape,
+    pack_moe_layers,
+    parameter_names,
+    replace_experts,
+    served_experts,
+)
 from .fused_layers import fuse_layers, fuses_layers
 from .latent_attention import replace_latents
 from .linear_shards import LinearShards
@@ -85,9 +97,17 @@ def load_sharded_base(
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     _check_format(model_dir)
-    model = load_weights(model_dir, config, dtype, device, left_stored=decoder_linears)
+    model = load_weights(
+        model_dir,
+        config,
+        dtype,
+        device,
+        left_stored=decoder_linears,
+        left_experts=experts_parameters,
+    )
     _check_layers(model, config)
-    shards = LinearShards(_plan(model, config, ranks), ranks)
+    plan = _plan(model, config, ranks)
+    shards = LinearShards(plan.linears, ranks)
     is_first = ranks.place.rank == 0
     cases = dense_reference(model, config.vocab_size) if is_first else []
     order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
@@ -96,7 +116,13 @@ def load_sharded_base(
         whole_projection([(path, linears[path]) for path in group])
         for group in sibling_groups(linears)
     ]
-    projections = replace_linears(model, quantization=LoadQuantization(), shards=shards)
+    moe_layers = replace_experts(model, ExpertShards(plan.experts, ranks))
+    absorbed = replace_latents(model)
+    unquantized = LoadQuantization()
+    projections = replace_linears(
+        model, quantization=unquantized, kept_dense=absorbed, shards=shards
+    )
+    pack_moe_layers(moe_layers, unquantized)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = _divided_kv_shapes(model, config, ranks, max_model_len=max_model_len)
     ends = adapt_ends(model)
@@ -105,7 +131,7 @@ def load_sharded_base(
     return_freed_memory()
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
-    error = _check_together(model, config, kv_shapes, cases)
+    error = _check_together(model, config, kv_shapes, cases, ranks)
     kv_error = 0.0
     if kv_format.code_dtype is not None:
         kv_error = _kv_error_together(model, config, kv_shapes, cases, kv_format)
@@ -116,7 +142,7 @@ def load_sharded_base(
         order,
         ends=ends,
         linears=wholes,
-        moe_layers=(),
+        moe_layers=moe_layers,
         base_id=base_id or (compute_base_id(model_dir) if is_first else ""),
         digests=digests,
         is_text_part=is_composite(read_config_file(model_dir)),
@@ -124,12 +150,12 @@ def load_sharded_base(
     return BaseModel(
         model=model,
         config=config,
-        part=LayoutPart(layout, shards.ranges),
+        part=LayoutPart(layout, shards.ranges, _held_experts(moe_layers)),
         projections=tuple(projections),
         ends=ends,
         packed_ends=packed_ends,
-        moe_layers=(),
-        absorbed=(),
+        moe_layers=tuple(moe_layers),
+        absorbed=tuple(absorbed),
         fused=fused,
         kv_shapes=kv_shapes,
         kv_format=kv_format,
@@ -161,25 +187,29 @@ def _check_format(model_dir: Path) -> None:
 
 def _check_layers(model: PreTrainedModel, config: Any) -> None:
     """Refuse layers that are not divided yet."""
-    kinds = {
-        "experts": any(True for _ in experts_parameters(model)),
-        "states (linear attention, state spaces)": any(True for _ in state_modules(model)),
-        "multi-head latent attention": bool(replace_latents(model)),
-    }
-    found = [kind for kind, is_there in kinds.items() if is_there]
-    if found:
+    if any(True for _ in state_modules(model)):
         raise UnsupportedModel(
-            f"tensor parallelism is not supported for {config.model_type}: it has "
-            f"{' and '.join(found)}"
+            f"tensor parallelism is not supported for {config.model_type}: it has states (linear "
+            "attention, state spaces)"
         )
 
 
-def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> dict[str, Shard]:
+def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
     sizes = {}
     for path, module in decoder_linears(model).items():
         (part,) = whole_projection([(path, module)]).slices
         sizes[path] = LinearSize(part.in_features, part.out_features)
-    return plan_shards(config, model.base_model_prefix, sizes, ranks.place)
+    num_experts = {
+        path: matrices_shape(module, parameter_names(module)[0])[0]
+        for path, module in served_experts(model).items()
+    }
+    return plan_shards(config, model.base_model_prefix, sizes, ranks.place, num_experts=num_experts)
+
+
+def _held_experts(moe_layers: Sequence[MoeLayer]) -> dict[str, range]:
+    """This rank's experts, by the names of their slices."""
+    parts = [part for layer in moe_layers for part in layer.experts]
+    return {part.whole.slices[0].name: part.held for part in parts}
 
 
 def _divided_kv_shapes(
@@ -195,16 +225,32 @@ def _divided_kv_shapes(
 
 
 def _check_together(
-    model: nn.Module, config: Any, shapes: list[LayerKvShape], cases: list[DenseCase]
+    model: nn.Module,
+    config: Any,
+    shapes: list[LayerKvShape],
+    cases: list[DenseCase],
+    ranks: RankSums,
 ) -> float:
     """Run the self-test with all ranks; rank 0, which has the cases, compares. Returns its error.
 
     Raises UnsupportedModel as `check_parity`.
     """
-    if cases:
-        return check_parity(model, shapes, cases)
-    _run_along(model, config, shapes, KvFormat(next(model.parameters()).dtype))
+    dtype = next(model.parameters()).dtype
+    with _same_experts(model, dtype, ranks):
+        if cases:
+            return check_parity(model, shapes, cases)
+        _run_along(model, config, shapes, KvFormat(dtype))
     return 0.0
+
+
+def _same_experts(
+    model: nn.Module, dtype: torch.dtype, ranks: RankSums
+) -> AbstractContextManager[None]:
+    """In the half types `check_parity` replaces some choices of experts, which rank 0 alone knows:
+    meanwhile all ranks compute rank 0's."""
+    if dtype is torch.float32:
+        return nullcontext()
+    return choosing(model, of_first_rank(ranks))
 
 
 def _kv_error_together(

@@ -1,8 +1,9 @@
-"""What each rank of a tensor-parallel group holds of the base's linear layers. Torch-free.
+"""What each rank of a tensor-parallel group holds of the base's layers. Torch-free.
 
-transformers declares for each family how its linear layers can be divided, as strings
-(`base_model_tp_plan`). This module reads the strings and nothing else of transformers. A layer that
-the plan does not name is held whole by every rank.
+transformers declares for most families how their linear layers can be divided, as strings
+(`base_model_tp_plan`). This module reads the strings and nothing else of transformers; `own_plans`
+adds what they leave out. A layer that no plan names is held whole by every rank.
+Experts need no plan: a rank holds some of a layer's, each whole.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ...adapters.layout_part import SliceRange
 from ..errors import UnsupportedModel
+from .own_plans import OWN_PLANS
 from .rank_place import RankPlace
 
 
@@ -35,14 +37,19 @@ class ShardStyle(StrEnum):
         return self in (ShardStyle.ROW, ShardStyle.SPLIT_ROW)
 
 
-_HELD_WHOLE = frozenset({"replicated_with_grad_allreduce"})
-"""The strings of layers that every rank holds whole."""
+_HELD_WHOLE = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj"})
+"""The strings of layers that every rank holds whole. All heads of a multi-head latent attention
+read the same latent."""
 _HEADS_OF = {
     "q_proj": "num_attention_heads",
+    "q_b_proj": "num_attention_heads",
+    "kv_b_proj": "num_attention_heads",
     "k_proj": "num_key_value_heads",
     "v_proj": "num_key_value_heads",
 }
 """The setting that tells the heads of a layer's outputs, by the layer's name."""
+_SHARED_HEADS = frozenset({"k_proj", "v_proj"})
+"""The layers whose heads several query heads read."""
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -60,35 +67,56 @@ class Shard(NamedTuple):
     held: SliceRange
 
 
-def plan_shards(
-    config: Any, prefix: str, sizes: Mapping[str, LinearSize], place: RankPlace
-) -> dict[str, Shard]:
-    """A rank's part of each divided linear layer, by path; the others are held whole.
+class ShardPlan(NamedTuple):
+    """One rank's part of a base's decoder. What is not named is held whole."""
 
-    `prefix`: the path of the decoder in the model. Raises UnsupportedModel if the family has no
-    plan, or if a layer or its heads cannot be divided among so many ranks.
+    linears: dict[str, Shard]
+    """By the paths of the divided linear layers."""
+    experts: dict[str, range]
+    """The experts that the rank holds, by the path of their module."""
+
+
+def plan_shards(
+    config: Any,
+    prefix: str,
+    sizes: Mapping[str, LinearSize],
+    place: RankPlace,
+    *,
+    num_experts: Mapping[str, int],
+) -> ShardPlan:
+    """A rank's part of each layer that is divided.
+
+    `prefix`: the path of the decoder in the model. `sizes`: of its linear layers, by path.
+    `num_experts`: of a layer's, by the path of their module. Raises UnsupportedModel if nothing of
+    the family can be divided, or if a layer, its heads or its experts cannot be divided among so
+    many ranks.
     """
-    plan: Mapping[str, str] | None = getattr(config, "base_model_tp_plan", None)
-    if not plan:
-        raise UnsupportedModel(
-            f"tensor parallelism is not supported for {config.model_type}: transformers has no "
-            "plan for its layers"
-        )
-    shards = {}
+    plan = read_plan(config)
+    linears = {}
     for path, size in sizes.items():
         style = plan.get(_LAYER_NUMBER.sub("*", path.removeprefix(f"{prefix}.")))
         if style is not None and style not in _HELD_WHOLE:
-            shards[path] = _Division(config, path, place).shard(style, size)
-    if not shards:
+            linears[path] = _Division(config, path, place).shard(style, size)
+    experts = {
+        path: _Division(config, path, place).part(count, "experts")
+        for path, count in num_experts.items()
+    }
+    if not (linears or experts):
+        reason = "its plan names none of its linear layers" if plan else "it has no plan"
         raise UnsupportedModel(
-            f"tensor parallelism is not supported for {config.model_type}: its plan names none of "
-            "its linear layers"
+            f"tensor parallelism is not supported for {config.model_type}: {reason}"
         )
-    return shards
+    return ShardPlan(linears, experts)
+
+
+def read_plan(config: Any) -> Mapping[str, str]:
+    """The styles of the family's layers, by their paths in the decoder; a layer's number is `*`."""
+    theirs: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    return {**theirs, **OWN_PLANS.get(config.model_type, {})}
 
 
 class _Division(NamedTuple):
-    """Divides one linear layer."""
+    """Divides one layer."""
 
     config: Any
     path: str
@@ -105,9 +133,9 @@ class _Division(NamedTuple):
         if kind is ShardStyle.COLUMN:
             outputs = self._heads_part(size.out_features)
         elif kind is ShardStyle.GATHERED:
-            outputs = self._part(size.out_features, "outputs")
+            outputs = self.part(size.out_features, "outputs")
         else:
-            inputs = self._part(size.in_features, "inputs")
+            inputs = self.part(size.in_features, "inputs")
         return Shard(kind, SliceRange(inputs, outputs))
 
     def _heads_part(self, out_features: int) -> range:
@@ -117,20 +145,22 @@ class _Division(NamedTuple):
         """
         leaf = self.path.rpartition(".")[2]
         if leaf not in _HEADS_OF:
-            return self._part(out_features, "outputs")
+            return self.part(out_features, "outputs")
         num_heads = getattr(self.config, _HEADS_OF[leaf], None)
         if not isinstance(num_heads, int):
-            return self._part(out_features, "outputs")
+            return self.part(out_features, "outputs")
         rank, num_ranks = self.place
-        if num_heads >= num_ranks or num_ranks % num_heads or leaf == "q_proj":
-            heads = self._part(num_heads, "heads")
+        is_shared = leaf in _SHARED_HEADS and num_ranks > num_heads
+        if not is_shared or num_ranks % num_heads:
+            heads = self.part(num_heads, "heads")
         else:
             first = rank * num_heads // num_ranks
             heads = range(first, first + 1)
         head_size = out_features // num_heads
         return range(heads.start * head_size, heads.stop * head_size)
 
-    def _part(self, count: int, what: str) -> range:
+    def part(self, count: int, what: str) -> range:
+        """This rank's share of so many inputs, outputs, heads or experts."""
         rank, num_ranks = self.place
         if count % num_ranks:
             raise UnsupportedModel(

@@ -26,16 +26,13 @@ from loraplex.kernels.lora_batch import LoraBatchBuilder
 from loraplex.kernels.quantize import WeightFormat, quantize
 from support.expert_layouts import LAYOUTS, merge_experts, write_expert_adapter
 from support.families import COMMON, SERVED, STATES, VOCAB_SIZE, save_family
-from support.marks import marked_slow
+from support.marks import PEFT_PATTERNS, marked_slow
 from support.paged import paged_logits
 from support.quantized import logit_bound, round_inputs
 from support.quantized_checkpoints import FORMATS, gpt_oss_experts, write_checkpoint
 from support.tuned import adapted_layers, make_tuned
 
-pytestmark = pytest.mark.filterwarnings(
-    # PEFT says so of every pattern that names a parameter, and applies it.
-    "ignore:The following (rank|alpha)_pattern keys did not match any:RuntimeWarning"
-)
+pytestmark = PEFT_PATTERNS
 TOLERANCE = 1e-4
 MIB = 1 << 20
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model import admission
+from loraplex.engine.model import admission, sharded_base
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.expert_choices import (
     ExpertChoices,
@@ -23,6 +23,7 @@ from loraplex.engine.model.expert_choices import (
 from loraplex.engine.model.expert_router import RouterProjection
 from loraplex.engine.model.experts import ServedExperts
 from support.families import SERVED, save_family
+from support.ranks import run_sharded
 
 ONE_OF_FOUR = {**SERVED["mixtral"][1], "num_experts_per_tok": 1, "initializer_range": 0.1}
 TOLERANCE = admission.SELF_TEST_TOLERANCE[torch.bfloat16]
@@ -79,14 +80,14 @@ def test_choices_are_recorded_and_given_by_layer_and_then_left_to_the_router(
     assert torch.equal(logits(), own)
 
 
-def save_with_near_ties(path: Path) -> Path:
-    """Two experts of each layer have scores that rounding to bf16 puts in either order."""
+def save_with_near_ties(path: Path, other: int = 1) -> Path:
+    """Expert 0 of each layer and another have scores that rounding to bf16 puts in either order."""
     model = load_dense(save_family(path, "mixtral", ONE_OF_FOUR))
     for layer in model.model.layers:
         router = layer.mlp.gate.weight.data
         router *= 10  # so that one of the two is chosen often
         noise = torch.randn(router[0].shape, generator=torch.Generator().manual_seed(0))
-        router[1] = router[0] * (1 + 2**-9 * noise)
+        router[other] = router[0] * (1 + 2**-9 * noise)
     model.save_pretrained(path)
     return path
 
@@ -113,6 +114,19 @@ def test_a_base_whose_experts_nearly_tie_in_bf16_is_admitted(
     monkeypatch.setattr(ReplacedChoices, "choose", lambda _self, _path, own: own)
     with pytest.raises(UnsupportedModel, match="differs from its own dense forward"):
         load_in_bf16(path)
+
+
+def test_the_ranks_of_a_base_whose_experts_nearly_tie_in_bf16_compute_the_same_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 alone knows which choices the self-test replaces. Each rank has one of the experts."""
+    path = save_with_near_ties(tmp_path, other=2)
+    engine = EngineConfig(str(path), device="cpu", dtype="bfloat16")
+    errors = run_sharded(engine, 2, lambda base, _rank: base.self_test_error)
+    assert 0 < errors[0] < TOLERANCE
+    monkeypatch.setattr(sharded_base, "of_first_rank", lambda _ranks: lambda _path, own: own)
+    with pytest.raises(UnsupportedModel, match="differs from its own dense forward"):
+        run_sharded(engine, 2, lambda _base, _rank: None)
 
 
 def test_a_base_whose_router_chooses_other_experts_is_refused_in_bf16(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model.base_model import load_base_model
+from loraplex.engine.model.base_model import BaseModel, load_base_model
 from support.divided import divided_errors
 from support.families import SERVED, STATES, save_family
-from support.marks import marked_slow
+from support.marks import PEFT_PATTERNS, marked_slow
+from support.parallel_table import parallel_table
 from support.peft_parity import TOLERANCE
 from support.ranks import run_sharded
 
+pytestmark = PEFT_PATTERNS
+CASES = {**SERVED, **STATES}
 DIVIDED = [
     (family, size)
     for family in (
@@ -23,17 +27,17 @@ DIVIDED = [
         *("gemma2-softcap-window", "phi3-fused", "phi", "olmo2", "glm4", "gpt_neox", "cohere"),
         *("arcee", "cohere2-window", "ernie4_5", "exaone4-window", "glm", "granite", "helium"),
         *("nemotron", "olmo", "olmo3-window", "seed_oss", "smollm3", "starcoder2"),
+        *("biogpt", "bloom-slopes", "falcon", "falcon-one-kv-head", "gpt2-conv1d", "gpt_bigcode"),
+        *("gpt_neo-window", "mpt-slopes", "opt", "stablelm", "xglm"),
+        *("deepseek_v2-mla", "deepseek_v3-mla", "ernie4_5_moe", "glm4_moe", "granitemoe"),
+        *("gpt_oss-sinks-window", "llama4-chunks", "mixtral", "olmoe", "phimoe-window"),
+        *("qwen2_moe-window", "qwen3_moe"),
     )
     for size in (2, 4)
 ]
-"""Four ranks share two KV heads, if a family has so few."""
+"""Four ranks share two KV heads, if a family has so few, and have an expert of a layer each."""
 QUICK = {("llama", 2), ("llama", 4), ("phi3-fused", 2), ("gemma2-softcap-window", 2)}
-REFUSED = {
-    "gpt2-conv1d": "transformers has no plan",
-    "mixtral": "it has experts",
-    "deepseek_v2-mla": "it has experts and multi-head latent attention",
-    "lfm2": "it has states",
-}
+REFUSED = {"jetmoe": "it has no plan", "lfm2": "it has states"}
 
 
 @pytest.mark.parametrize(
@@ -41,14 +45,16 @@ REFUSED = {
 )
 def test_a_mixed_batch_equals_one_rank_and_peft(case: tuple[str, int], tmp_path: Path) -> None:
     family, size = case
-    model = save_family(tmp_path / "base", *SERVED[family])
+    model = save_family(tmp_path / "base", *CASES[family])
     errors = divided_errors(model, size, tmp_path)
     assert max(errors) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", marked_slow(REFUSED, slow={"deepseek_v2-mla", "lfm2"}))
-def test_a_base_that_cannot_be_divided_yet_is_refused_by_name(family: str, tmp_path: Path) -> None:
-    model = save_family(tmp_path / "base", *{**SERVED, **STATES}[family])
+@pytest.mark.parametrize("family", marked_slow(REFUSED, slow={"lfm2"}))
+def test_a_base_of_which_nothing_can_be_divided_is_refused_by_name(
+    family: str, tmp_path: Path
+) -> None:
+    model = save_family(tmp_path / "base", *CASES[family])
     engine = EngineConfig(str(model), device="cpu", dtype="float32")
     with pytest.raises(UnsupportedModel, match=REFUSED[family]):
         run_sharded(engine, 2, lambda _base, _rank: None)
@@ -60,6 +66,35 @@ def test_a_base_whose_heads_cannot_be_divided_is_refused(tmp_path: Path) -> None
     engine = EngineConfig(str(model), device="cpu", dtype="float32")
     with pytest.raises(UnsupportedModel, match="3 heads, which cannot be divided among 2 ranks"):
         run_sharded(engine, 2, lambda _base, _rank: None)
+
+
+def test_a_base_whose_experts_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+    kind, settings = SERVED["mixtral"]
+    model = save_family(
+        tmp_path / "base", kind, {**settings, "num_experts": 3, "num_local_experts": 3}
+    )
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+    with pytest.raises(UnsupportedModel, match="3 experts, which cannot be divided among 2 ranks"):
+        run_sharded(engine, 2, lambda _base, _rank: None)
+
+
+def test_a_rank_holds_its_experts_and_no_others(tmp_path: Path) -> None:
+    """With their biases."""
+    model = save_family(tmp_path / "base", *SERVED["gpt_oss-sinks-window"])
+    engine = EngineConfig(
+        str(model),
+        device="cpu",
+        dtype="float32",
+    )
+    whole = AutoModelForCausalLM.from_pretrained(model).state_dict()
+
+    def check(base: BaseModel, rank: int) -> int:
+        held = {n: p for n, p in base.model.named_parameters() if ".experts." in n}
+        for name, parameter in held.items():
+            assert torch.equal(parameter, whole[name][2 * rank : 2 * rank + 2])
+        return len(held)
+
+    assert run_sharded(engine, 2, check) == [sum(".experts." in name for name in whole)] * 2
 
 
 def test_a_rank_holds_its_part_of_every_divided_weight(tmp_path: Path) -> None:
@@ -74,6 +109,4 @@ def test_a_rank_holds_its_part_of_every_divided_weight(tmp_path: Path) -> None:
 
 def test_the_documented_types_are_those_that_are_tested() -> None:
     page = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text()
-    listed = page.partition("against one rank and against PEFT: ")[2].partition(".")[0]
-    named = re.findall(r"`([a-z0-9_]+)`", listed)
-    assert named == sorted({SERVED[family][0] for family, _ in DIVIDED})
+    assert parallel_table(family for family, _ in DIVIDED) in page

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.kernels.expert_pairs import ExpertPairs, sort_pairs
+from loraplex.kernels.expert_pairs import ExpertPairs, sort_held_pairs, sort_pairs
 from loraplex.kernels.grouped_linear import grouped_linear, multiply_each, multiply_grouped
 
 NUM_EXPERTS, IN_FEATURES, OUT_FEATURES = 6, 16, 24
@@ -52,3 +52,24 @@ def test_a_row_that_is_not_finite_stays_in_its_row() -> None:
     others = torch.arange(pairs.num_pairs) != 3
     assert torch.equal(dirty[others], clean[others])
     assert dirty[3].isnan().all()
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+@pytest.mark.parametrize("held", [range(3), range(3, 6), range(5, 6)], ids=str)
+def test_the_pairs_of_some_experts_are_those_of_all_without_the_others(
+    held: range, has_adapters: bool
+) -> None:
+    chosen = torch.stack([torch.randperm(NUM_EXPERTS - 1)[:2] for _ in range(20)])
+    token_rows = torch.randint(-1, 3, (20,)) if has_adapters else None
+    whole = sort_pairs(chosen, NUM_EXPERTS, token_rows, 3)
+    own = sort_held_pairs(chosen, held, token_rows, 3)
+    is_held = (whole.experts >= held.start) & (whole.experts < held.stop)
+    assert torch.equal(own.order, whole.order[is_held])
+    assert torch.equal(own.tokens, whole.tokens[is_held])
+    assert torch.equal(own.experts, whole.experts[is_held] - held.start)
+    assert own.num_experts == len(held)
+    assert (own.rows is None) == (whole.rows is None)
+    if own.rows is not None and whole.rows is not None:
+        assert torch.equal(own.rows, whole.rows[is_held])
+    segments = [(own.experts[part.start].item(), part.row) for part in own.segments]
+    assert segments == sorted(set(segments)), "each expert and adapter once"

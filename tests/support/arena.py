@@ -20,9 +20,9 @@ def load_adapters(
     base: BaseModel, folders: Sequence[Path], blocks: Path
 ) -> tuple[LoraBatchBuilder, list[tuple[int, int]]]:
     """Each adapter's (row, generation), and the builder of batches that knows them."""
-    arena = Arena(base.part.layout, 4 * MIB, base.dtype, base.device)
+    arena = Arena(base.part.layout, 16 * MIB, base.dtype, base.device)
     base.attach_arena(arena)
-    host = HostCache(base.layout, 4 * MIB, base.dtype, part=base.part)
+    host = HostCache(base.layout, 16 * MIB, base.dtype, part=base.part)
     rows = []
     for index, folder in enumerate(folders):
         path = blocks / f"{index}.block"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from loraplex.adapters.layout import SliceKind
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from support.models import make_adapter
@@ -24,16 +26,16 @@ class DividedErrors(NamedTuple):
 def divided_errors(
     model: Path, size: int, folder: Path, kv_dtype: KvDtype = KvDtype.AUTO
 ) -> DividedErrors:
-    """Of a mixed batch: base rows, an adapter of all linear layers, one of two kinds of them.
+    """Of a mixed batch: base rows, an adapter of all linear layers, one of two kinds of them, and
+    one of the experts and their routers.
 
     Raises UnsupportedModel if the base cannot be divided.
     """
     engine = EngineConfig(str(model), device="cpu", dtype="float32", kv_dtype=kv_dtype)
     alone = load_base_model(engine)
-    targets = targets_of(alone)
     folders = [
-        make_adapter(model, folder / str(r), seed=r, scale=0.1, r=r, target_modules=names)
-        for r, names in ((2, targets), (5, targets[:2]))
+        make_adapter(model, folder / str(seed), seed=seed, scale=0.1, **lora)
+        for seed, lora in enumerate(adapters_of(alone))
     ]
     blocks = [folder / f"blocks{rank}" for rank in range(size + 1)]
     for path in blocks:
@@ -51,10 +53,27 @@ def divided_errors(
     )
 
 
-def targets_of(base: BaseModel) -> list[str]:
-    """The names of its linear layers, as adapters target them."""
+def adapters_of(base: BaseModel) -> list[dict[str, Any]]:
+    """The settings of adapters that together change every layer of this base."""
     slices = [part for fused in base.projections for part in fused.projection.slices]
-    return sorted({part.name.rpartition(".")[2] for part in slices})
+    names = sorted({part.name.rpartition(".")[2] for part in slices})
+    # PEFT takes the experts along with linear layers of their names: both halves or none.
+    few = [name for name in names if name not in ("gate_proj", "up_proj")][:2]
+    adapters: list[dict[str, Any]] = [
+        {"r": 2, "target_modules": names},
+        {"r": 5, "target_modules": few},
+    ]
+    if parameters := list(_expert_parameters(base)):
+        adapters.append({"r": 3, "target_modules": [], "target_parameters": parameters})
+    return adapters
+
+
+def _expert_parameters(base: BaseModel) -> Iterator[str]:
+    """The parameters of its experts and their routers."""
+    for layer in base.moe_layers:
+        for part in layer.projections:
+            (own,) = part.projection.slices
+            yield own.name if own.kind is SliceKind.EXPERTS else f"{own.name}.weight"
 
 
 def _error(ours: list[Tensor], expected: list[Tensor]) -> float:

@@ -16,3 +16,10 @@ def marked_slow(values: Iterable[T], *, slow: Collection[T]) -> list[ParameterSe
     return [
         pytest.param(value, marks=pytest.mark.slow if value in slow else ()) for value in values
     ]
+
+
+PEFT_PATTERNS = pytest.mark.filterwarnings(
+    # PEFT says so of every pattern that names a parameter, and applies it.
+    "ignore:The following (rank|alpha)_pattern keys did not match any:RuntimeWarning"
+)
+"""For tests with adapters of experts."""

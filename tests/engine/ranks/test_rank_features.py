@@ -1,8 +1,9 @@
-"""Every PEFT feature of a linear family equals PEFT on several ranks."""
+"""Every PEFT feature of linear layers and of experts equals PEFT on several ranks."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ from support.features import (
     load_plain,
     tune,
 )
-from support.marks import marked_slow
+from support.marks import PEFT_PATTERNS, marked_slow
 from support.ranks import followers_as_threads
 
+pytestmark = PEFT_PATTERNS
 TOLERANCE = 1e-4
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FEATURES: dict[str, Feature] = {
@@ -47,16 +49,49 @@ BIASES: dict[str, Feature] = {
     "dora and bias": {"target_modules": LINEAR, "use_dora": True, "bias": "lora_only"},
     "both biases": {"target_modules": ["o_proj"], "lora_bias": True, "bias": "lora_only"},
 }
-CASES = [("llama", 2), ("llama", 4), ("biased llama", 2), ("biased llama", 4)]
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+EXPERT_FEATURES: dict[str, Feature] = {
+    "experts and routers": {"target_modules": [], "target_parameters": [*EXPERTS, "gate.weight"]},
+    "patterns": {
+        "target_modules": ["o_proj"],
+        "target_parameters": EXPERTS,
+        "use_rslora": True,
+        "rank_pattern": {"gate_up_proj": 5},
+        "alpha_pattern": {"down_proj": 16},
+    },
+    "one layer": {
+        "target_modules": [],
+        "target_parameters": ["layers.1.mlp.experts.down_proj"],
+    },
+    "all linear": {"target_modules": "all-linear", "r": 3},
+    "head": {"target_modules": ["lm_head"], "target_parameters": EXPERTS},
+}
+LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+LATENT_FEATURES: dict[str, Feature] = {
+    "plain": {"target_modules": LATENT},
+    "dora": {"target_modules": LATENT, "use_dora": True, "r": 9},
+    "lora bias": {"target_modules": LATENT, "lora_bias": True},
+    "expansion": {"target_modules": ["kv_b_proj"], "use_dora": True},
+}
+BASES: dict[str, tuple[str, dict[str, Any], dict[str, Feature]]] = {
+    "llama": (*SERVED["llama"], FEATURES),
+    "biased llama": ("llama", {"attention_bias": True, "mlp_bias": True}, BIASES),
+    "experts": (*SERVED["qwen3_moe"], EXPERT_FEATURES),
+    "latent attention": (
+        "deepseek_v2",
+        {**SERVED["deepseek_v2-mla"][1], "q_lora_rank": 24},
+        LATENT_FEATURES,
+    ),
+}
+"""Name to model type, what differs from the common tiny configuration, and adapters."""
+CASES = [(name, size) for name in BASES for size in (2, 4)]
+QUICK = {("llama", 2), ("biased llama", 4), ("experts", 2), ("latent attention", 2)}
 
 
-@pytest.mark.parametrize("case", marked_slow(CASES, slow=CASES[1:3]), ids=str)
+@pytest.mark.parametrize("case", marked_slow(CASES, slow=set(CASES) - QUICK), ids=str)
 def test_features_equal_peft_in_one_mixed_batch(case: tuple[str, int], tmp_path: Path) -> None:
     name, size = case
-    kind, settings = SERVED["llama"]
-    features = FEATURES
-    if name != "llama":
-        settings, features = {"attention_bias": True, "mlp_bias": True}, BIASES
+    kind, settings, features = BASES[name]
     model = save_family(tmp_path / "base", kind, settings)
     change_weights(model, draw_bias)
     tuned = {

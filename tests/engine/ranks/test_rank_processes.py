@@ -13,7 +13,7 @@ from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import RequestFinished
 from loraplex.engine.process.client import EngineClient
 from support.engine import LocalEngine
-from support.families import SERVED, save_family
+from support.families import SERVED, STATES, save_family
 from support.rank_processes import (
     PROMPT,
     follower_pids,
@@ -92,11 +92,11 @@ def test_the_followers_end_with_rank_0(model: Path) -> None:
 
 
 def test_a_base_that_cannot_be_divided_is_a_coded_failure(tmp_path: Path) -> None:
-    mixtral = save_family(tmp_path / "base", *SERVED["mixtral"])
+    mamba = save_family(tmp_path / "base", *STATES["mamba"])
 
     async def scenario() -> None:
-        client = EngineClient(make_config(mixtral), on_adapter_wanted=no_adapter)
-        with pytest.raises(UnsupportedModel, match="it has experts"):
+        client = EngineClient(make_config(mamba), on_adapter_wanted=no_adapter)
+        with pytest.raises(UnsupportedModel, match="it has states"):
             await client.start()
         await client.stop()
 

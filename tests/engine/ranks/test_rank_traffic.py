@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from loraplex.engine.config import KvDtype
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import Pooling
 from support.engine import Answer, LocalEngine
-from support.families import SERVED, save_family
+from support.families import SERVED, STATES, save_family
 from support.marks import marked_slow
 from support.models import make_adapter
 from support.rank_traffic import RANKS, serve_waves
@@ -25,9 +26,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(tmp_path_factory.mktemp("base"), *SERVED["llama"])
 
 
-@pytest.mark.parametrize("size", marked_slow((2, 4), slow={4}))
-def test_mixed_traffic_has_the_tokens_of_one_rank(model: Path, tmp_path: Path, size: int) -> None:
-    folders = [make_adapter(model, tmp_path / str(r), seed=r, scale=0.1, r=r) for r in RANKS]
+TARGETS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3_moe": {
+        "target_modules": ["q_proj", "o_proj"],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj", "gate.weight"],
+    },
+}
+"""What the adapters of a family change, if not all linear layers of a Llama."""
+TRAFFIC = [("llama", 2), ("llama", 4), ("qwen3_moe", 2), ("qwen3_moe", 4)]
+
+
+@pytest.mark.parametrize("case", marked_slow(TRAFFIC, slow=TRAFFIC[1:]), ids=str)
+def test_mixed_traffic_has_the_tokens_of_one_rank(case: tuple[str, int], tmp_path: Path) -> None:
+    family, size = case
+    model = save_family(tmp_path / "base", *SERVED[family])
+    folders = [
+        make_adapter(model, tmp_path / str(r), seed=r, scale=0.1, r=r, **TARGETS[family])
+        for r in RANKS
+    ]
     alone = serve_waves(model, folders, tmp_path, num_ranks=1)
     with followers_as_threads() as followers:
         together = serve_waves(model, folders, tmp_path, num_ranks=size)
@@ -107,8 +124,8 @@ def test_windows_and_gathered_layers_have_the_answers_of_one_rank(
 
 
 def test_a_base_that_is_refused_leaves_no_follower(tmp_path: Path) -> None:
-    mixtral = save_family(tmp_path / "base", *SERVED["mixtral"])
+    mamba = save_family(tmp_path / "base", *STATES["mamba"])
     before = threading.active_count()
-    with followers_as_threads(), pytest.raises(UnsupportedModel, match="it has experts"):
-        LocalEngine(mixtral, tmp_path, dtype="float32", tensor_parallel_size=2)
+    with followers_as_threads(), pytest.raises(UnsupportedModel, match="it has states"):
+        LocalEngine(mamba, tmp_path, dtype="float32", tensor_parallel_size=2)
     assert threading.active_count() == before

@@ -1,0 +1,53 @@
+"""Our own plans, for layers that transformers' plans leave whole. Torch-free.
+
+A family is here if transformers has no plan for it, or one that leaves out what it could divide. In
+most families without any plan attention stays whole: it stores query, key and value in one matrix,
+or it counts its heads by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def _mlp(first: str, second: str) -> dict[str, str]:
+    """The plan of an MLP of two linear layers."""
+    return {first: "colwise", second: "rowwise"}
+
+
+def _gated_mlp(
+    path: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> dict[str, str]:
+    return {f"{path}.{gate}": "colwise", **_mlp(f"{path}.{up}", f"{path}.{down}")}
+
+
+def _attention(path: str, out: str = "o_proj") -> dict[str, str]:
+    columns = {f"{path}.{leaf}": "colwise" for leaf in ("q_proj", "k_proj", "v_proj")}
+    return {**columns, f"{path}.{out}": "rowwise"}
+
+
+_LATENT_ATTENTION = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.q_b_proj": "colwise",
+    "layers.*.self_attn.kv_b_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+}
+"""As transformers divides that of DeepSeek-V2."""
+
+OWN_PLANS: Mapping[str, Mapping[str, str]] = {
+    "biogpt": _mlp("layers.*.fc1", "layers.*.fc2"),
+    "bloom": _mlp("h.*.mlp.dense_h_to_4h", "h.*.mlp.dense_4h_to_h"),
+    "deepseek_v3": _LATENT_ATTENTION,
+    "falcon": _mlp("h.*.mlp.dense_h_to_4h", "h.*.mlp.dense_4h_to_h"),
+    "gpt2": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
+    "gpt_bigcode": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
+    "gpt_neo": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
+    "granitemoe": _attention("layers.*.self_attn"),
+    "mpt": _mlp("blocks.*.ffn.up_proj", "blocks.*.ffn.down_proj"),
+    "opt": _mlp("decoder.layers.*.fc1", "decoder.layers.*.fc2"),
+    "phimoe": _attention("layers.*.self_attn"),
+    "qwen2_moe": _gated_mlp("layers.*.mlp.shared_expert"),
+    "stablelm": _gated_mlp("layers.*.mlp"),
+    "xglm": _mlp("layers.*.fc1", "layers.*.fc2"),
+}
+"""By model type: the styles of layers, by their paths in the decoder. A layer's number is `*`."""
