@@ -76,7 +76,6 @@ from .load_quantization import LoadQuantization
 from .packed_ends import pack_ends
 from .rope import rotary_contexts
 from .rotary_tables import table_rotary
-from .state_layers import state_modules
 from .threshold_test import check_thresholds
 
 
@@ -105,7 +104,6 @@ def load_sharded_base(
         left_stored=decoder_linears,
         left_experts=experts_parameters,
     )
-    _check_layers(model, config)
     plan = _plan(model, config, ranks)
     shards = LinearShards(plan.linears, ranks)
     is_first = ranks.place.rank == 0
@@ -182,15 +180,6 @@ def _check_format(model_dir: Path) -> None:
     if stored_format := find_packed_format(model_dir):
         raise UnsupportedModel(
             f"tensor parallelism is not supported for a quantized base ({stored_format})"
-        )
-
-
-def _check_layers(model: PreTrainedModel, config: Any) -> None:
-    """Refuse layers that are not divided yet."""
-    if any(True for _ in state_modules(model)):
-        raise UnsupportedModel(
-            f"tensor parallelism is not supported for {config.model_type}: it has states (linear "
-            "attention, state spaces)"
         )
 
 

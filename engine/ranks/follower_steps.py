@@ -38,6 +38,8 @@ class FollowerSteps:
         forward = PagedForward.of(self._cache, inputs, adapters.lora)
         with self._base.ends.changed_by(adapters, inputs.input_ids) as token_ids:
             run_decoder(self._base.model, forward, token_ids, inputs.positions)
+        if forward.states is not None:
+            forward.states.commit()
 
     def _build(self, chunks: Sequence[Chunk]) -> StepAdapters:
         runs = [self._run_of(chunk) for chunk in chunks]

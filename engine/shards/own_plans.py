@@ -2,7 +2,8 @@
 
 A family is here if transformers has no plan for it, or one that leaves out what it could divide. In
 most families without any plan attention stays whole: it stores query, key and value in one matrix,
-or it counts its heads by itself.
+or it counts its heads by itself. So do layers with states (linear attention, state spaces) and
+fused MLPs.
 """
 
 from __future__ import annotations
@@ -35,15 +36,27 @@ _LATENT_ATTENTION = {
 """As transformers divides that of DeepSeek-V2."""
 
 OWN_PLANS: Mapping[str, Mapping[str, str]] = {
+    "bamba": _attention("layers.*.self_attn") | _gated_mlp("layers.*.feed_forward"),
     "biogpt": _mlp("layers.*.fc1", "layers.*.fc2"),
     "bloom": _mlp("h.*.mlp.dense_h_to_4h", "h.*.mlp.dense_4h_to_h"),
     "deepseek_v3": _LATENT_ATTENTION,
     "falcon": _mlp("h.*.mlp.dense_h_to_4h", "h.*.mlp.dense_4h_to_h"),
+    "falcon_h1": _attention("layers.*.self_attn") | _gated_mlp("layers.*.feed_forward"),
     "gpt2": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
     "gpt_bigcode": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
     "gpt_neo": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
     "granitemoe": _attention("layers.*.self_attn"),
+    "granitemoehybrid": _attention("layers.*.self_attn"),
+    "jamba": _attention("layers.*.self_attn") | _gated_mlp("layers.*.feed_forward"),
+    "lfm2": _attention("layers.*.self_attn", "out_proj")
+    | _gated_mlp("layers.*.feed_forward", "w1", "w3", "w2"),
+    "lfm2_moe": _attention("layers.*.self_attn", "out_proj")
+    | _gated_mlp("layers.*.feed_forward", "w1", "w3", "w2"),
+    "lfm3": _gated_mlp("layers.*.feed_forward", "w1", "w3", "w2"),
     "mpt": _mlp("blocks.*.ffn.up_proj", "blocks.*.ffn.down_proj"),
+    "nemotron_h": _attention("layers.*.mixer")
+    | _mlp("layers.*.mixer.up_proj", "layers.*.mixer.down_proj")
+    | _mlp("layers.*.mixer.shared_experts.up_proj", "layers.*.mixer.shared_experts.down_proj"),
     "opt": _mlp("decoder.layers.*.fc1", "decoder.layers.*.fc2"),
     "phimoe": _attention("layers.*.self_attn"),
     "qwen2_moe": _gated_mlp("layers.*.mlp.shared_expert"),

@@ -18,6 +18,7 @@ from support.greedy import assert_greedy, load_dense
 from support.marks import marked_slow
 from support.models import make_adapter
 from support.peft_parity import check_against_peft
+from support.ranks import followers_as_threads
 from support.served_crowd import check_crowd, crowded_engine, serve_crowd
 
 UNTIED = {"tie_word_embeddings": False}
@@ -67,6 +68,21 @@ def test_crowded_sequences_answer_as_the_models_own_forward(
     asked = serve_crowd(engine)
     check_crowd(engine, asked, {None: load_dense(path)})
     engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_answer_crowded_sequences_as_the_models_own_forward(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank holds all states, and a part of the attention and of the experts."""
+    monkeypatch.setattr(StepCosts, "swap_seconds", lambda *_: 0.0)
+    path = save(tmp_path / "model", "qwen3_next")
+    with followers_as_threads():
+        engine = crowded_engine(path, tmp_path, swap_bytes=1 << 20, num_ranks=size)
+        asked = serve_crowd(engine)
+        check_crowd(engine, asked, {None: load_dense(path)})
+        engine.close()
 
 
 def test_a_step_that_failed_midway_leaves_states_as_they_were(tmp_path: Path) -> None:

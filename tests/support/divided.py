@@ -57,6 +57,8 @@ def adapters_of(base: BaseModel) -> list[dict[str, Any]]:
     """The settings of adapters that together change every layer of this base."""
     slices = [part for fused in base.projections for part in fused.projection.slices]
     names = sorted({part.name.rpartition(".")[2] for part in slices})
+    if base.has_states:
+        names = [name for name in names if name != "out_proj"]  # PEFT refuses that of state spaces
     # PEFT takes the experts along with linear layers of their names: both halves or none.
     few = [name for name in names if name not in ("gate_proj", "up_proj")][:2]
     adapters: list[dict[str, Any]] = [

@@ -106,7 +106,10 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
-    "lfm2_moe": ("lfm2_moe", {**EXPERTS, "layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    ),
     "lfm3": ("lfm3", {"layer_types": ["conv", "full_attention"]}),
     "mamba": ("mamba", {"state_size": 8}),
     "mamba2": (

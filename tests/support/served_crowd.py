@@ -31,7 +31,12 @@ class Asked(NamedTuple):
 
 
 def crowded_engine(
-    model: Path, directory: Path, *, swap_bytes: int, is_async: bool = False
+    model: Path,
+    directory: Path,
+    *,
+    swap_bytes: int,
+    is_async: bool = False,
+    num_ranks: int = 1,
 ) -> LocalEngine:
     """An engine whose cache holds a third of the sequences that it may run."""
     return LocalEngine(
@@ -44,6 +49,7 @@ def crowded_engine(
         max_num_seqs=12,
         max_num_batched_tokens=24,
         async_scheduling=is_async,
+        tensor_parallel_size=num_ranks,
     )
 
 

@@ -96,7 +96,7 @@ def test_a_base_that_cannot_be_divided_is_a_coded_failure(tmp_path: Path) -> Non
 
     async def scenario() -> None:
         client = EngineClient(make_config(mamba), on_adapter_wanted=no_adapter)
-        with pytest.raises(UnsupportedModel, match="it has states"):
+        with pytest.raises(UnsupportedModel, match="it has no plan"):
             await client.start()
         await client.stop()
 

@@ -89,12 +89,12 @@ def test_an_int8_kv_cache_of_ranks_has_the_codes_of_one_rank(model: Path, tmp_pa
     assert kv_error > 0
 
 
-@pytest.mark.parametrize("family", ["gemma2-softcap-window", "phi3-fused"])
-def test_windows_and_gathered_layers_have_the_answers_of_one_rank(
+@pytest.mark.parametrize("family", ["gemma2-softcap-window", "phi3-fused", "qwen3_next"])
+def test_windows_gathered_layers_and_states_have_the_answers_of_one_rank(
     family: str, tmp_path: Path
 ) -> None:
     """Two KV groups; a cache that is not divided. Answers with log-probabilities and vectors."""
-    base = save_family(tmp_path / "base", *SERVED[family])
+    base = save_family(tmp_path / "base", *{**SERVED, **STATES}[family])
     prompts = [[3, 17, 5, 90, 4, 22, 8, 31, 9, 77, 6, 12], [1, 2, 3]]
 
     def answer(num_ranks: int) -> list[Answer]:
@@ -126,6 +126,6 @@ def test_windows_and_gathered_layers_have_the_answers_of_one_rank(
 def test_a_base_that_is_refused_leaves_no_follower(tmp_path: Path) -> None:
     mamba = save_family(tmp_path / "base", *STATES["mamba"])
     before = threading.active_count()
-    with followers_as_threads(), pytest.raises(UnsupportedModel, match="it has states"):
+    with followers_as_threads(), pytest.raises(UnsupportedModel, match="it has no plan"):
         LocalEngine(mamba, tmp_path, dtype="float32", tensor_parallel_size=2)
     assert threading.active_count() == before
