@@ -115,6 +115,9 @@ class EngineConfig:
     tensor_parallel_size: Annotated[int, Option(minimum=1, maximum=MAX_RANKS)] = 1
     """Processes among which the base and its adapters are divided, on one machine. On the CPU
     only."""
+    enable_expert_parallel: Annotated[bool, Option()] = False
+    """Give each process of --tensor-parallel-size whole experts. A base with experts is always
+    divided so; with this option a base without experts is refused."""
     max_model_len: Annotated[int | None, Option(minimum=1), Unset("the model's length")] = None
     """Maximum tokens of a sequence."""
     max_num_seqs: Annotated[int, Option(minimum=1)] = 64
@@ -216,6 +219,10 @@ class EngineConfig:
         self._check_quantization()
         if self.tensor_parallel_size > 1:
             self._check_tensor_parallel()
+        elif self.enable_expert_parallel:
+            raise InvalidParameter(
+                "enable_expert_parallel", "requires --tensor-parallel-size above 1"
+            )
         if self.kv_policy is not None:
             parse_kv_policy(self.kv_policy)
         quantizes_blocks = KvDtype(self.kv_dtype).quantizes_blocks

@@ -105,6 +105,10 @@ def load_sharded_base(
         left_experts=experts_parameters,
     )
     plan = _plan(model, config, ranks)
+    if engine.enable_expert_parallel and not plan.experts:
+        raise UnsupportedModel(
+            f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
+        )
     shards = LinearShards(plan.linears, ranks)
     is_first = ranks.place.rank == 0
     cases = dense_reference(model, config.vocab_size) if is_first else []

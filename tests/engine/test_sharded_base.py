@@ -88,6 +88,8 @@ def test_a_rank_holds_its_experts_and_no_others(tmp_path: Path) -> None:
         str(model),
         device="cpu",
         dtype="float32",
+        tensor_parallel_size=2,
+        enable_expert_parallel=True,
     )
     whole = AutoModelForCausalLM.from_pretrained(model).state_dict()
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
-from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.ranks.rank_threads import num_cores, threads_per_rank
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
-from support.ranks import followers_as_threads
+from support.ranks import followers_as_threads, run_sharded
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,23 @@ def test_an_option_that_is_not_served_with_ranks_is_refused(
     with pytest.raises(InvalidParameter, match="--tensor-parallel-size above 1") as refusal:
         EngineConfig("base", tensor_parallel_size=2, **settings)
     assert refusal.value.param == param
+
+
+def test_expert_parallelism_requires_several_ranks() -> None:
+    with pytest.raises(
+        InvalidParameter, match="requires --tensor-parallel-size above 1"
+    ) as refusal:
+        EngineConfig("base", enable_expert_parallel=True)
+    assert refusal.value.param == "enable_expert_parallel"
+
+
+def test_expert_parallelism_is_refused_for_a_base_without_experts(tmp_path: Path) -> None:
+    base = save_family(tmp_path, *SERVED["llama"])
+    config = EngineConfig(
+        str(base), device="cpu", tensor_parallel_size=2, enable_expert_parallel=True
+    )
+    with pytest.raises(UnsupportedModel, match="not supported for llama: it has no experts"):
+        run_sharded(config, 2, lambda _base, _rank: None)
 
 
 def test_the_ranks_share_the_cores_unless_the_operator_sets_a_number() -> None:
