@@ -61,9 +61,10 @@ def adapters_of(base: BaseModel) -> list[dict[str, Any]]:
         names = [name for name in names if name != "out_proj"]  # PEFT refuses that of state spaces
     # PEFT takes the experts along with linear layers of their names: both halves or none.
     few = [name for name in names if name not in ("gate_proj", "up_proj")][:2]
+    is_turned = base.config.model_type == "gpt2"  # its weights are `[in, out]`
     adapters: list[dict[str, Any]] = [
-        {"r": 2, "target_modules": names},
-        {"r": 5, "target_modules": few},
+        {"r": 2, "target_modules": names, "fan_in_fan_out": is_turned},
+        {"r": 5, "target_modules": few, "fan_in_fan_out": is_turned},
     ]
     if parameters := list(_expert_parameters(base)):
         adapters.append({"r": 3, "target_modules": [], "target_parameters": parameters})
