@@ -256,18 +256,12 @@ class EngineConfig:
 
     def _check_tensor_parallel(self) -> None:
         """Refuse what is not divided among ranks yet. Raises InvalidParameter."""
-        others = sorted(set(self.proposers) - set(COPYING_PROPOSERS))
         refused = {
             "quantization": self.quantization != Quantization.NONE,
             "embedding_quantization": self.embedding_quantization != Quantization.NONE,
             "kv_dtype": self.kv_dtype not in (KvDtype.AUTO, KvDtype.INT8),
-            "kv_policy": self.kv_policy is not None,
-            "speculation": bool(others),
             "async_scheduling": bool(self.async_scheduling),
         }
         for name, is_refused in refused.items():
             if is_refused:
-                what = f"{', '.join(others)} " if name == "speculation" else ""
-                raise InvalidParameter(
-                    name, f"{what}is not supported with --tensor-parallel-size above 1"
-                )
+                raise InvalidParameter(name, "is not supported with --tensor-parallel-size above 1")

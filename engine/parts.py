@@ -26,6 +26,7 @@ from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
 from .model.base_model import BaseModel, load_base_model, weight_format
+from .model.first_layers import num_exit_layers
 from .model.load_quantization import LoadQuantization
 from .model.sharded_base import load_sharded_base
 from .ranks.commands import OpenPools
@@ -38,7 +39,6 @@ from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
-from .speculation.early_exit import num_exit_layers
 from .speculation.medusa import MedusaProposer, heads_bytes, open_medusas
 from .speculation.speculation import Speculation, open_speculation
 
@@ -172,8 +172,8 @@ class _Loaded(NamedTuple):
 def _load(config: EngineConfig, base_id: str | None, group: RankGroup | None) -> _Loaded:
     if group is not None:
         base = load_sharded_base(config, group.ranks, base_id=base_id)
-        return _Loaded(base, None, ())
-    base = load_base_model(config, base_id=base_id)
+    else:
+        base = load_base_model(config, base_id=base_id)
     return _Loaded(base, load_draft_model(config, base), open_medusas(config, base))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import takewhile
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from ...adapters.manager import Lease
 from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder, LoraNeeds
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
+from ..model.first_layers import FirstLayers
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
 from ..model.inputs import PendingTokens, SequenceChunk, make_inputs
 from ..model.output_head import head_inputs
@@ -149,7 +150,7 @@ class ModelRunner:
         leases = [sequence.lease for sequence in sequences]
         pending = None if sampled is None else _pending(sequences, sampled)
         pools = any(sequence.request.submitted.pooling for sequence in sequences)
-        observations: Sequence[Observation] = ()
+        observations: Mapping[Request, Observation] = {}
         if any(sequence.request.kv.eviction is not None for sequence in sequences):
             observations = observe(sequences)
         if self._graphs and not observations:
@@ -158,11 +159,16 @@ class ModelRunner:
                 self.num_graph_steps += 1
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
-        if not pools:
-            return self.run_chunks(chunks, leases, pending, observations)
-        with last_hidden_states(self._base.model) as seen:
-            output = self.run_chunks(chunks, leases, pending, observations)
-        return output._replace(token_states=seen[0])
+        observed = tuple(observations.values())
+        if pools:
+            with last_hidden_states(self._base.model) as seen:
+                output = self.run_chunks(chunks, leases, pending, observed)
+            output = output._replace(token_states=seen[0])
+        else:
+            output = self.run_chunks(chunks, leases, pending, observed)
+        for request, observation in observations.items():
+            request.attention_mass = observation.after
+        return output
 
     def replay(
         self,
@@ -191,6 +197,16 @@ class ModelRunner:
             needs = self._adapters.needs(_runs([1] * len(leases), leases))
             self._needed = leases, needs
         return needs
+
+    def run_first_layers(
+        self,
+        layers: FirstLayers,
+        chunks: Sequence[SequenceChunk],
+        leases: Sequence[Lease | None],
+    ) -> StepOutput:
+        """Like `run_chunks`, of the model's first layers."""
+        with layers.only():
+            return self.run_chunks(chunks, leases)
 
     def run_chunks(
         self,
@@ -225,7 +241,8 @@ class ModelRunner:
             states=states,
             rotary_rows=inputs.rotary_rows,
         )
-        forward = ObservingForward(paged, observations) if observations else paged
+        shared = self._base.shared_heads
+        forward = ObservingForward(paged, observations, shared) if observations else paged
         seen: list[Tensor] = []
         try:
             with ExitStack() as hooks:

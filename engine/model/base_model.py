@@ -41,6 +41,7 @@ from ..errors import InvalidParameter, QuantizedBase, UnsupportedModel
 from ..exclusion import excluded_layers
 from ..kv.cache import KvFormat, check_kv_format, choose_kv_format
 from ..kv.groups import LayerKvShape
+from ..shards.shared_heads import SharedHeads
 from .adapted_module import AdaptedModule, ExtendedModule, replace_module
 from .admission import (
     SELF_TEST_CUTS,
@@ -105,6 +106,8 @@ class BaseModel:
     kv_error: float
     """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
     one."""
+    shared_heads: SharedHeads | None = None
+    """The ranks that hold the same KV head; None: no other rank does."""
 
     @property
     def layout(self) -> BaseLayout:

@@ -33,6 +33,7 @@ from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
 from ..shards.rank_sums import RankSums
 from ..shards.shard_plan import LinearSize, ShardPlan, plan_shards
+from ..shards.shared_heads import find_shared_heads
 from .admission import (
     SELF_TEST_LENGTHS,
     DenseCase,
@@ -171,6 +172,7 @@ def load_sharded_base(
         quantization="none",
         self_test_error=error,
         kv_error=kv_error,
+        shared_heads=find_shared_heads(config, shards.ranges, ranks),
     )
 
 

@@ -174,10 +174,42 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     leased: LeasedRow | None
 
 
+class Observed(msgspec.Struct, frozen=True, array_like=True):
+    """What a follower needs of an `Observation`."""
+
+    request_id: str
+    rows: tuple[int, int]
+    first_place: int
+    num_cached: int
+    table: bytes
+    is_continued: bool
+    """Whether the follower has observed earlier tokens of this request."""
+    is_last: bool
+    compaction: Compacted | None
+
+
+class Compacted(msgspec.Struct, frozen=True, array_like=True):
+    """See `Compaction`."""
+
+    target: bytes
+    budget: int
+    num_recent: int
+    pool_width: int
+
+
 class RunChunks(Message, frozen=True):
     """One forward pass."""
 
     chunks: tuple[Chunk, ...]
+    observed: tuple[Observed, ...] = ()
+    is_early_exit: bool = False
+    """Whether it runs the first layers alone, for a draft."""
+
+
+class ForgetRequests(Message, frozen=True):
+    """The attention that was observed of these requests is of no use any more."""
+
+    request_ids: tuple[str, ...]
 
 
 JobCommand: TypeAlias = (
@@ -198,6 +230,7 @@ Command: TypeAlias = (
     | MoveKv
     | ClearKv
     | RunChunks
+    | ForgetRequests
 )
 
 

@@ -22,6 +22,7 @@ from ..kv.cache import KvCache
 from ..memory.loader_duty import choose_duty
 from ..model.base_model import BaseModel
 from ..model.block_preparation import BlockPreparation
+from ..model.first_layers import exit_argument, open_first_layers
 from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
 from ..shards.rank_sums import RankSums
@@ -33,6 +34,7 @@ from .commands import (
     CopyKv,
     DropAdapters,
     EraseExtent,
+    ForgetRequests,
     FreePlace,
     JobCommand,
     JobDone,
@@ -103,7 +105,9 @@ class Follower:
             device=base.device,
             num_swap_slots=pools.num_swap_slots,
         )
-        self.steps = FollowerSteps(base, self._cache, self.arena)
+        argument = exit_argument(config)
+        first_layers = None if argument is None else open_first_layers(argument, base)
+        self.steps = FollowerSteps(base, self._cache, self.arena, first_layers)
 
     def run(self) -> None:
         """Until rank 0 is gone: raises EOFError or OSError then."""
@@ -115,9 +119,11 @@ class Follower:
 
     def _do(self, command: Command) -> None:
         match command:
-            case RunChunks(chunks):
+            case RunChunks():
                 self._pace.is_busy = True
-                self.steps.run(chunks)
+                self.steps.run(command)
+            case ForgetRequests(request_ids):
+                self.steps.masses.forget(request_ids)
             case ZeroKv(operation) | CopyKv(operation) | SwapKvOut(operation) | SwapKvIn(operation):
                 self._cache.execute([operation])
             case MoveKv(tables, sources, targets):

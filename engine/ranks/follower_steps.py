@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from ...adapters.arena import Arena
 from ...kernels.lora_batch import AdapterRun, LoraBatchBuilder
 from ..errors import StaleExtent
+from ..execution.evictions import ObservingForward
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
+from ..model.first_layers import FirstLayers
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_decoder
 from ..model.inputs import SequenceChunk, make_inputs
-from .commands import Chunk, unpack_tables
+from .commands import Chunk, RunChunks, unpack_tables
+from .observed_attention import AttentionMasses
 
 
 class FollowerSteps:
     """The base without its output head, the KV cache and the arena of one follower."""
 
-    def __init__(self, base: BaseModel, cache: KvCache, arena: Arena) -> None:
+    def __init__(
+        self, base: BaseModel, cache: KvCache, arena: Arena, first_layers: FirstLayers | None
+    ) -> None:
+        """`first_layers`: of early exit; None without it."""
+        self.masses = AttentionMasses()
+        self._first_layers = first_layers
         self._base = base
         self._cache = cache
         self._arena = arena
@@ -25,9 +34,10 @@ class FollowerSteps:
             LoraBatchBuilder(arena, base.device), base.part.layout, base.head_name
         )
 
-    def run(self, chunks: Sequence[Chunk]) -> None:
+    def run(self, command: RunChunks) -> None:
         """One forward pass, up to the last layer. Raises StaleExtent if an adapter is not where
         rank 0 has it."""
+        chunks = command.chunks
         inputs = make_inputs(
             list(map(_sequence_chunk, chunks)),
             groups=self._cache.groups,
@@ -35,11 +45,23 @@ class FollowerSteps:
             device=self._base.device,
         )
         adapters = self._build(chunks)
-        forward = PagedForward.of(self._cache, inputs, adapters.lora)
-        with self._base.ends.changed_by(adapters, inputs.input_ids) as token_ids:
-            run_decoder(self._base.model, forward, token_ids, inputs.positions)
-        if forward.states is not None:
-            forward.states.commit()
+        paged = PagedForward.of(self._cache, inputs, adapters.lora)
+        observations = self.masses.observations(command.observed)
+        shared = self._base.shared_heads
+        forward = ObservingForward(paged, observations, shared) if observations else paged
+        with self._layers(command), self._base.ends.changed_by(adapters, inputs.input_ids) as ids:
+            run_decoder(self._base.model, forward, ids, inputs.positions)
+        if paged.states is not None:
+            paged.states.commit()
+        for observation in observations:
+            observation.settle(self._cache)
+        self.masses.keep(observations)
+
+    def _layers(self, command: RunChunks) -> AbstractContextManager[None]:
+        if not command.is_early_exit:
+            return nullcontext()
+        assert self._first_layers is not None, "the ranks have one configuration"
+        return self._first_layers.only()
 
     def _build(self, chunks: Sequence[Chunk]) -> StepAdapters:
         runs = [self._run_of(chunk) for chunk in chunks]

@@ -58,7 +58,5 @@ def describe_engine(
 
 
 def _kv_policy_obstacle(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> str | None:
-    if config.tensor_parallel_size > 1:
-        return "not supported with --tensor-parallel-size above 1"
     quantizes_blocks = KvDtype(config.kv_dtype).quantizes_blocks
     return eviction_obstacle(plan.kv_groups, base.kv_shapes, quantizes_blocks=quantizes_blocks)

@@ -7,78 +7,24 @@ ones again. It runs with its request's adapter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...adapters.leases import Lease
 from ..config import EngineConfig
 from ..draft import Draft
-from ..errors import InvalidParameter, UnsupportedModel
 from ..execution.runner import ModelRunner, StepOutput
-from ..model.attention_windows import LayerProbe
 from ..model.base_model import BaseModel
-from ..model.forward import run_model
+from ..model.first_layers import EARLY_EXIT, FirstLayers, open_first_layers
 from ..model.inputs import SequenceChunk
 from ..request import Request
 from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
 from .proposer import DraftRequest
 
 
-class FirstLayers:
-    """Truncates a model to its first layers, and restores it afterwards.
-
-    The output is that of the model with this number of layers: its norm and head follow the last.
-    """
-
-    def __init__(self, model: nn.Module, config: Any, num_layers: int) -> None:
-        """Raises UnsupportedModel if the model does not run its layers in sequence."""
-        path, layers = _layer_list(model, config)
-        parent, _, self._name = path.rpartition(".")
-        self._parent = model.get_submodule(parent)
-        self._all, self._first = layers, layers[:num_layers]
-        self._check(model, config)
-
-    @contextmanager
-    def only(self) -> Iterator[None]:
-        """The model's forwards inside run these layers alone."""
-        setattr(self._parent, self._name, self._first)
-        try:
-            yield
-        finally:
-            setattr(self._parent, self._name, self._all)
-
-    def _check(self, model: nn.Module, config: Any) -> None:
-        probe = LayerProbe()
-        zero = torch.zeros(1, dtype=torch.int64, device=next(model.parameters()).device)
-        try:
-            with self.only():
-                run_model(model, probe, zero, zero, zero)
-        except Exception as exc:  # any error of the model's code means that it cannot exit early
-            raise _cannot_exit(config) from exc
-        if probe.calls != list(range(len(self._first))):
-            raise _cannot_exit(config)
-
-
-def _layer_list(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList]:
-    """The decoder's layers and their path; the outermost list of that length is theirs."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
-            return path, module
-    raise _cannot_exit(config)
-
-
-def _cannot_exit(config: Any) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"speculation early_exit: {config.model_type} does not run its first layers alone"
-    )
-
-
 class EarlyExitProposer:
-    name = "early_exit"
+    name = EARLY_EXIT
     needs_hidden_states = False
 
     def __init__(self, layers: FirstLayers, runner: ModelRunner, drawing: DraftDrawing) -> None:
@@ -123,8 +69,7 @@ class EarlyExitProposer:
             output = self._runner.replay(self._graphs, chunks, leases)
             if output is not None:
                 return output
-        with self._layers.only():
-            return self._runner.run_chunks(chunks, leases)
+        return self._runner.run_first_layers(self._layers, chunks, leases)
 
     def _clear(self, chain: GrowingChain) -> None:
         """Leave nothing of the drafted positions, should no verification write them again."""
@@ -147,21 +92,9 @@ def _last_token(chain: GrowingChain) -> SequenceChunk:
     )
 
 
-def num_exit_layers(config: EngineConfig) -> int:
-    """The layers of the configuration's early exit, 0 without one."""
-    entries = (entry.partition(":") for entry in config.speculation)
-    counts = [argument for name, _, argument in entries if name == EarlyExitProposer.name]
-    return sum(int(argument) for argument in counts if argument.isdecimal())
-
-
 def open_early_exit(
     argument: str, config: EngineConfig, base: BaseModel, runner: ModelRunner
 ) -> EarlyExitProposer:
     """`argument`: of how many layers. Raises InvalidParameter or UnsupportedModel."""
-    num_layers = base.config.num_hidden_layers
-    if not argument.isdecimal() or not 1 <= int(argument) < num_layers:
-        raise InvalidParameter(
-            "speculation", f"early_exit takes a number of layers from 1 to {num_layers - 1}"
-        )
-    layers = FirstLayers(base.model, base.config, int(argument))
+    layers = open_first_layers(argument, base)
     return EarlyExitProposer(layers, runner, make_drawing(config.acceptance))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...adapters.identity import AdapterKey
 from ..config import EngineConfig
 from ..draft import NO_DRAFT, Draft
-from ..errors import ProposerNotServed
+from ..errors import ProposerNotServed, RankLost
 from ..execution.runner import ModelRunner
 from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..model.base_model import BaseModel
@@ -174,9 +174,12 @@ def _attempt(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Result | None:
-    """The result of the call; None if it fails: requests continue whatever a proposer does."""
+    """The result of the call; None if it fails: requests continue whatever a proposer does. Raises
+    RankLost."""
     try:
         return call(*args, **kwargs)
+    except RankLost:  # no rank can go on
+        raise
     except Exception:  # without its draft tokens a request's output is the same
         logger.exception("proposer %s failed", proposer.name)
         return None

@@ -11,9 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
 
-from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.core import EngineCore
 from loraplex.engine.errors import InvalidParameter
@@ -22,13 +20,12 @@ from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
 from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.parts import open_parts
-from loraplex.engine.speculation.medusa_checkpoint import save_heads
-from loraplex.engine.speculation.medusa_heads import untrained_heads
 from loraplex.kernels.kv_eviction import move_tokens
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
 from support.kv_eviction import EvictingLlama, Generated
 from support.marks import marked_slow
+from support.medusa import save_untrained_heads
 from support.models import make_tiny_llama
 
 MIB = 1 << 20
@@ -309,7 +306,7 @@ def test_draft_tokens_are_verified_over_a_compressed_prompt(
     world: World, proposer: str, tmp_path: Path
 ) -> None:
     if proposer.startswith("medusa"):
-        write_heads(world.base, tmp_path)
+        save_untrained_heads(world.base, tmp_path)
     configured = PROPOSERS[proposer].format(base=world.base, heads=tmp_path)
     engine = world.engine(speculation=(configured,))
     asked = SpeculationParams(proposer, 4)
@@ -319,12 +316,6 @@ def test_draft_tokens_are_verified_over_a_compressed_prompt(
         world.check(engine, request_id, index, SNAPKV)
     assert any(engine.answers[request_id].end.num_draft_tokens for request_id in ids)
     engine.close()
-
-
-def write_heads(base: Path, path: Path) -> None:
-    head = AutoModelForCausalLM.from_pretrained(base).get_output_embeddings()
-    heads = untrained_heads(head, num_heads=3, num_layers=1)
-    save_heads(heads, path, base_id=compute_base_id(base))
 
 
 def test_h2o_verifies_no_draft_tokens(world: World) -> None:

@@ -7,9 +7,12 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from loraplex.api.demo.task import Style, training_requests
-from loraplex.engine.speculation.medusa_heads import MedusaHeads
+from loraplex.engine.checkpoint.base_identity import compute_base_id
+from loraplex.engine.speculation.medusa_checkpoint import save_heads
+from loraplex.engine.speculation.medusa_heads import MedusaHeads, untrained_heads
 
 
 def make_heads(
@@ -37,3 +40,10 @@ def write_demo_texts(path: Path, count: int, *, seed: int = 3) -> Path:
             ]
             file.write(json.dumps({"messages": messages}) + "\n")
     return path
+
+
+def save_untrained_heads(base: Path, path: Path, *, num_heads: int = 3) -> None:
+    """Heads that equal the base's own output head: they are right where its output repeats."""
+    head = AutoModelForCausalLM.from_pretrained(base).get_output_embeddings()
+    heads = untrained_heads(head, num_heads=num_heads, num_layers=1)
+    save_heads(heads, path, base_id=compute_base_id(base))

@@ -13,7 +13,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.errors import RankLost, StaleExtent
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.messages import DeleteAdapter
-from loraplex.engine.ranks.commands import Chunk, LeasedRow, pack_tables
+from loraplex.engine.ranks.commands import Chunk, LeasedRow, RunChunks, pack_tables
 from loraplex.engine.ranks.follower import Follower
 from support.engine import LocalEngine
 from support.families import SERVED, save_family
@@ -95,7 +95,7 @@ def test_a_follower_refuses_a_row_that_holds_another_adapter(model: Path, tmp_pa
         for leased in (LeasedRow(row, generation, second), LeasedRow(row, generation + 1, first)):
             chunk = Chunk((1,), 0, tables, None, False, 0, 0, leased)
             with pytest.raises(StaleExtent):
-                follower.steps.run([chunk])
+                follower.steps.run(RunChunks((chunk,)))
         engine.close()
 
 

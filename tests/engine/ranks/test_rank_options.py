@@ -21,8 +21,6 @@ from support.ranks import followers_as_threads, run_sharded
         ("quantization", {"quantization": Quantization.INT8}),
         ("embedding_quantization", {"embedding_quantization": Quantization.INT8}),
         ("kv_dtype", {"kv_dtype": KvDtype.INT4}),
-        ("kv_policy", {"kv_policy": "snapkv:256"}),
-        ("speculation", {"speculation": ("ngram", "draft:model")}),
         ("async_scheduling", {"async_scheduling": True}),
     ],
 )
@@ -74,4 +72,4 @@ def test_an_engine_of_ranks_reports_its_plan_and_what_it_does_not_serve(tmp_path
     assert info.layout == expected.layout, "adapters of one serve on the other"
     assert info.base_id == expected.base_id
     assert info.runtime_id != expected.runtime_id, "a sum of parts rounds in another way"
-    assert info.kv_policy_obstacle is not None
+    assert info.kv_policy_obstacle is None

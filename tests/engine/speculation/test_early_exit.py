@@ -21,15 +21,12 @@ from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.messages import GenerationRequest, SpeculationParams
 from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.first_layers import FirstLayers
 from loraplex.engine.model.inputs import SequenceChunk
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.speculation.drawing import make_drawing
-from loraplex.engine.speculation.early_exit import (
-    EarlyExitProposer,
-    FirstLayers,
-    open_early_exit,
-)
+from loraplex.engine.speculation.early_exit import EarlyExitProposer, open_early_exit
 from loraplex.engine.speculation.proposer import DraftRequest
 from loraplex.engine.speculation.proposers import OPENERS
 from support.engine import LocalEngine
@@ -273,8 +270,8 @@ class BreakingRunner:
     def graphs_within(self, *_: object) -> None:
         """It has none."""
 
-    def run_chunks(
-        self, chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]
+    def run_first_layers(
+        self, _layers: object, chunks: Sequence[SequenceChunk], _leases: object
     ) -> StepOutput:
         self.num_calls += 1
         value = torch.nan if self.num_calls > 1 else 0.0
