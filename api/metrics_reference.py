@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from ..adapters.fetcher_client import FetcherStats
 from ..engine.fleet.replica_view import ReplicaView
 from ..engine.messages import EngineStats, ReplicaState
-from .telemetry.engine_metrics import EngineCollector, UtilizationCollector
+from .telemetry.engine_metrics import EngineCollector, RankCollector, UtilizationCollector
 from .telemetry.fleet_metrics import FleetCollector
 from .telemetry.loop_histogram import LoopHistogram
 from .telemetry.metrics import Metrics
@@ -91,6 +91,10 @@ rate(loraplex_engine_moved_bytes_total[1m]) / rate(loraplex_engine_step_seconds_
   / loraplex_device_peak_bytes_per_second
 ```
 """
+_OF_RANKS = """
+Only a server with `--tensor-parallel-size` above 1 has these metrics. A follower reports its memory
+once a second. The group ends if a rank is silent for 8 s.
+"""
 _OF_REPLICAS = """
 Only a server in a [fleet](fleet.md) has these metrics. They show its own connections. A replica
 that it cannot reach has only `loraplex_replica_up`. `replica` is the agent's address.
@@ -149,6 +153,7 @@ def _sections() -> Iterator[_Section]:
             _COLD_STARTS,
         ),
         ("Utilization", "", UtilizationCollector(_idle_engine), _PEAKS),
+        ("Ranks", _OF_RANKS, RankCollector(_idle_engine), ""),
         ("Replicas", _OF_REPLICAS, FleetCollector(lambda: [_idle_replica()]), _LOST_REPLICAS),
     )
     yield _Section("Requests", "", metrics.own, "")

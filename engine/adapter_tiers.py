@@ -23,9 +23,10 @@ from .ranks.leader_host_cache import LeaderHostCache
 
 @dataclass(frozen=True, slots=True)
 class AdapterTiers:
-    """The arena, the adapter manager and its loader threads."""
+    """The arena, the host cache, the adapter manager and its loader threads."""
 
     arena: Arena
+    host: HostCache
     manager: AdapterManager[Any]
     pace: Pace
     """Limits the loader threads' share of a core while steps run."""
@@ -53,14 +54,15 @@ def open_adapter_tiers(
     arena = _open_arena(base, plan, pace, followers)
     base.attach_arena(arena)
     loaders = LoaderThreads(config.num_loader_threads)
+    host = _open_host(config, base, pace, followers)
     manager = AdapterManager(
         arena=arena,
-        host=_open_host(config, base, pace, followers),
+        host=host,
         loaders=loaders,
         clock=clock,
         num_soon=config.max_num_seqs,
     )
-    return AdapterTiers(arena, manager, pace, loaders)
+    return AdapterTiers(arena, host, manager, pace, loaders)
 
 
 def _open_arena(

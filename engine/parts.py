@@ -86,10 +86,12 @@ def open_parts(
     torch.set_num_threads(threads_per_rank(config))
     group = open_group(config)
     try:
-        return _open_parts(config, group, clock, base_id)
+        parts = _open_parts(config, group, clock, base_id)
     except BaseException:
         group.followers.close()
         raise
+    group.watch.start()
+    return parts
 
 
 def _open_parts(

@@ -18,6 +18,10 @@ app = typer.Typer(add_completion=False)
 
 MIB = 1 << 20
 LIVE_COLUMNS = ("tenant", "model", "state", "waits_for", "generated_tokens", "age_ms")
+RANK_COLUMNS = (
+    *("rank", "resident_bytes", "weight_bytes", "kv_bytes", "arena_used_bytes", "arena_bytes"),
+    *("host_used_bytes", "age_seconds"),
+)
 RESIDENT_COLUMNS = ("tenant", "versions", "tier", "device_bytes", "num_leases")
 
 
@@ -57,6 +61,8 @@ def _draw(seen: dict[str, Any], limit: int) -> Group:
         tables.append(
             _table(_totals(residency), ("tier", "num_bytes", "capacity_bytes"), residency["tiers"])
         )
+        if residency["ranks"]:
+            tables.append(_table("Ranks", RANK_COLUMNS, residency["ranks"]))
     return Group(*tables)
 
 

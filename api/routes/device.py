@@ -17,6 +17,7 @@ from ..control_plane.tenant_names import tenant_names
 from ..http.auth import require_operator
 from ..http.json_response import json_response
 from ..schemas.device import ResidencyView, ResidentView, TierView
+from ..schemas.ranks import RankView
 from ..server.runtime import CurrentRuntime, Runtime
 
 router = APIRouter(prefix="/admin")
@@ -43,6 +44,7 @@ async def get_residency(runtime: CurrentRuntime, operator: Operator) -> Response
             kv_usage=stats.kv_usage,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
+            ranks=list(map(RankView.of, stats.ranks)),
         )
     )
 

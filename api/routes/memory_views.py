@@ -19,6 +19,7 @@ from ..schemas.memory import (
     KvUseView,
     ServerMemoryView,
 )
+from ..schemas.ranks import RankView
 from ..telemetry.memories import SeenMap, ServerMap
 
 
@@ -39,6 +40,7 @@ class PlatformMemoryViews:
             server_id=seen.server_id,
             seen_at=seen.seen_at,
             plan=content.plan,
+            ranks=list(map(RankView.of, content.engine.ranks)),
             device=self._device(content),
             kv=self._kv(content),
             host=CacheMemoryView(
@@ -155,6 +157,7 @@ class OwnMemoryViews(PlatformMemoryViews):
             server_id=seen.server_id,
             seen_at=seen.seen_at,
             plan=[],
+            ranks=[],
             device=self._device(content),
             kv=self._kv(content),
             host=CacheMemoryView(None, sum(entry.bytes for entry in host), host),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..contract.answer_model import AnswerModel
+from .ranks import RankView
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +47,5 @@ class ResidencyView(AnswerModel):
     num_running: int
     """Sequences in the batch."""
     num_waiting: int
+    ranks: list[RankView]
+    """The processes of a tensor-parallel group; empty without one."""

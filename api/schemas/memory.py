@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..contract.answer_model import AnswerModel
+from .ranks import RankView
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class ServerMemoryView(AnswerModel):
     """Time of the report."""
     plan: Sequence[str]
     """How memory was divided at start, and which layers run fused; empty for a tenant."""
+    ranks: Sequence[RankView]
+    """The processes of a tensor-parallel group; empty without one, and for a tenant."""
     device: DeviceMemoryView
     kv: KvMemoryView
     host: CacheMemoryView

@@ -69,6 +69,18 @@ _UTILIZATION_COUNTERS = {
 }
 
 
+_RANK_GAUGES = {
+    "resident_bytes": ("rank_resident_bytes", "Resident memory of the process of a rank."),
+    "weight_bytes": ("rank_weight_bytes", "Weights of the base that a rank holds."),
+    "kv_bytes": ("rank_kv_cache_bytes", "Size of the KV cache of a rank."),
+    "arena_bytes": ("rank_arena_bytes", "Size of the arena of a rank."),
+    "arena_used_bytes": ("rank_arena_used_bytes", "Adapters in the arena of a rank."),
+    "host_bytes": ("rank_host_cache_bytes", "Size of the adapters' host memory of a rank."),
+    "host_used_bytes": ("rank_host_cache_used_bytes", "Adapters in host memory of a rank."),
+    "age_seconds": ("rank_report_age_seconds", "Time since a rank has reported its memory."),
+}
+
+
 class EngineCollector(Collector):
     """Collected at each scrape; empty while the engine is down."""
 
@@ -107,6 +119,21 @@ class EngineCollector(Collector):
             ),
             [(tier.value, tiers[tier]) for tier in Tier],
         )
+
+
+class RankCollector(Collector):
+    """The memory of each rank of a tensor-parallel group, from the same snapshot."""
+
+    def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        ranks = [] if stats is None else stats.ranks
+        for attribute, (name, text) in _RANK_GAUGES.items():
+            family = GaugeMetricFamily(f"loraplex_{name}", text, labels=("rank",))
+            values = ((str(rank.rank), getattr(rank, attribute)) for rank in ranks)
+            yield _labelled(family, values)
 
 
 class UtilizationCollector(Collector):

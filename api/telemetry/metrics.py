@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ...adapters.fetcher_client import FetcherStats
 from ...engine.fleet.replica_view import ReplicaView
 from ...engine.messages import EngineStats
-from .engine_metrics import EngineCollector, UtilizationCollector
+from .engine_metrics import EngineCollector, RankCollector, UtilizationCollector
 from .fleet_metrics import FleetCollector
 from .metric_registry import MetricRegistry, OwnMetric
 from .request_metrics import HttpMetrics, SequenceMetrics, StartMetrics, UsageMetrics
@@ -30,6 +30,7 @@ class Metrics:
         registry.collect(TierCollector(stats, fetcher_stats))
         registry.collect(SpeculationCollector(stats))
         registry.collect(UtilizationCollector(stats))
+        registry.collect(RankCollector(stats))
         self.http = HttpMetrics(registry)
         self.sequences = SequenceMetrics(registry)
         self.starts = StartMetrics(registry)

@@ -74,6 +74,11 @@ class ModelRunner:
         self._built: tuple[_AdapterRows, StepAdapters] | None = None
 
     @property
+    def kv_bytes(self) -> int:
+        """The size of the KV cache."""
+        return self._cache.num_bytes
+
+    @property
     def max_graph_rows(self) -> int | None:
         """The most rows that a captured graph computes; None where there are no graphs."""
         return self._graphs.max_rows if self._graphs else None

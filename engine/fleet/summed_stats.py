@@ -22,7 +22,7 @@ def sum_stats(stats: Sequence[EngineStats]) -> EngineStats:
     """Counters and gauges are added; shares are averaged; `kv_usage` is that of the fullest engine.
 
     An adapter is in the fastest tier that has it anywhere, with the leases of all engines.
-    `stats` has at least one element.
+    `stats` has at least one element. The sum has no ranks: those of one engine are not another's.
     """
     return replace(
         _added(stats),
@@ -34,6 +34,7 @@ def sum_stats(stats: Sequence[EngineStats]) -> EngineStats:
         adapter_tiers=_sum_tiers([each.adapter_tiers for each in stats]),
         speculation=_sum_speculation(stats),
         speculation_totals=_sum_totals(stats),
+        ranks=[],
     )
 
 

@@ -57,6 +57,7 @@ from .requests import GenerationRequest, Pooling, SpeculationParams
 from .statistics import (
     EngineStats,
     ProposerTotals,
+    RankStats,
     SpeculationStats,
     UtilizationStats,
 )
@@ -151,6 +152,7 @@ __all__ = [
     "Prefetch",
     "PromptOutput",
     "ProposerTotals",
+    "RankStats",
     "ReplicaChanged",
     "ReplicaState",
     "RequestFinished",

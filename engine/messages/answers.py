@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...adapters.identity import AdapterKey
 from ...adapters.status import AdapterLoad, ExtentUse, HostUse
-from .statistics import SpeculationStats
+from .statistics import RankStats, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +89,5 @@ class MemoryMap:
     """Free bytes of the arena."""
     largest_free_bytes: int
     host_used_bytes: int
+    ranks: list[RankStats] = field(default_factory=list)
+    """See `EngineStats.ranks`."""

@@ -59,6 +59,26 @@ class ProposerTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class RankStats:
+    """The memory of one process of a tensor-parallel group."""
+
+    rank: int
+    resident_bytes: int
+    """Of the process, as the system counts them: weights that are mapped from files included."""
+    weight_bytes: int
+    kv_bytes: int
+    """Of the whole KV cache, used or not."""
+    arena_bytes: int
+    """The arena's size."""
+    arena_used_bytes: int
+    host_bytes: int
+    """The size of the adapters' host memory."""
+    host_used_bytes: int
+    age_seconds: float = 0.0
+    """Since the rank said so. The group ends if a rank is silent for too long."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of counters and gauges, sent at most twice a second."""
 
@@ -99,3 +119,5 @@ class EngineStats:
     """A limited number of adapters, most recently used first."""
     speculation_totals: list[ProposerTotals] = field(default_factory=list)
     """One for each proposer."""
+    ranks: list[RankStats] = field(default_factory=list)
+    """The processes of a tensor-parallel group, in the order of the ranks; empty without one."""

@@ -17,6 +17,7 @@ from ...adapters.extents import Extent, Placement
 from ...adapters.identity import AdapterKey
 from ..kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from ..kv.sequence_blocks import BlockTable
+from ..messages import RankStats
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -252,7 +253,13 @@ class JobDone(Message, frozen=True):
     """After `ReadAdapter`: the follower's own, for each magnitude that is to be completed."""
 
 
-Answer: TypeAlias = Joined | JobDone
+class RankReport(Message, frozen=True):
+    """The follower's memory, now and then."""
+
+    stats: RankStats
+
+
+Answer: TypeAlias = Joined | JobDone | RankReport
 
 
 def kv_command(operation: KvOperation) -> ZeroKv | CopyKv | SwapKvOut | SwapKvIn:

@@ -6,6 +6,7 @@ that receives commands, adapters' bytes are read, copied and zeroed by another o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import assert_never
@@ -44,6 +45,7 @@ from .commands import (
     PlaceAdapter,
     PlaceAgain,
     PublishAdapter,
+    RankReport,
     ReadAdapter,
     RetireAdapter,
     RunChunks,
@@ -55,10 +57,15 @@ from .commands import (
 from .follower_arena import FollowerArena
 from .follower_host import FollowerHost
 from .follower_steps import FollowerSteps
+from .rank_memory import RankMemory
 from .rank_pipe import FollowerPipe
 
 IDLE_SECONDS = 0.02
 """After so long without a command no step is due, and adapters may be loaded at full speed."""
+BEAT_SECONDS = 0.5
+"""How often an idle follower shows that it does not hang."""
+REPORT_SECONDS = 1.0
+"""How often it reports its memory, unless a step takes longer."""
 
 
 def follow(config: EngineConfig, ranks: RankSums, pipe: FollowerPipe) -> None:
@@ -72,7 +79,9 @@ def follow(config: EngineConfig, ranks: RankSums, pipe: FollowerPipe) -> None:
     try:
         pools = pipe.receive()
         assert isinstance(pools, OpenPools), "it is the first command"
-        Follower(config, base.bound_to(pools.base_id), pools, pipe).run()
+        follower = Follower(config, base.bound_to(pools.base_id), pools, pipe, ranks.place.rank)
+        with ranks.living():
+            follower.run(ranks.beat)
     except (EOFError, OSError):
         return
 
@@ -81,7 +90,12 @@ class Follower:
     """The pools of one follower."""
 
     def __init__(
-        self, config: EngineConfig, base: BaseModel, pools: OpenPools, pipe: FollowerPipe
+        self,
+        config: EngineConfig,
+        base: BaseModel,
+        pools: OpenPools,
+        pipe: FollowerPipe,
+        rank: int,
     ) -> None:
         self.base = base
         self.pipe = pipe
@@ -108,14 +122,32 @@ class Follower:
         argument = exit_argument(config)
         first_layers = None if argument is None else open_first_layers(argument, base)
         self.steps = FollowerSteps(base, self._cache, self.arena, first_layers)
+        self._memory = RankMemory(rank, base, self.arena, kv_bytes=self._cache.num_bytes)
+        self._report_time = 0.0
+        """When the next report is due."""
 
-    def run(self) -> None:
-        """Until rank 0 is gone: raises EOFError or OSError then."""
+    def run(self, beat: Callable[[], None]) -> None:
+        """Until rank 0 is gone: raises EOFError or OSError then. Calls `beat` at each command and
+        while there is none."""
         while True:
             if not self.pipe.has_message(IDLE_SECONDS):
                 self._pace.is_busy = False
-                self.pipe.has_message(None)
+                while not self.pipe.has_message(BEAT_SECONDS):
+                    beat()
+                    self._report_if_due()
+            beat()
+            self._report_if_due()
             self._do(self.pipe.receive())
+
+    def _report_if_due(self) -> None:
+        now = time.monotonic()
+        if now < self._report_time:
+            return
+        self._report_time = now + REPORT_SECONDS
+        stats = self._memory.measure(
+            host_bytes=self.host.pool.nbytes, host_used_bytes=self.host.used_bytes
+        )
+        self.pipe.send(RankReport(stats))
 
     def _do(self, command: Command) -> None:
         match command:

@@ -28,6 +28,11 @@ class FollowerHost:
     def __getitem__(self, key: AdapterKey) -> HostBlock:
         return self._blocks[key]
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks that are held."""
+        return sum(block.tensor.nbytes for block in self.blocks())
+
     def blocks(self) -> list[HostBlock]:
         """All blocks that are held."""
         return list(self._blocks.values())

@@ -7,14 +7,17 @@ process ends; its supervisor then starts the whole group anew.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
 from threading import Lock, Thread
 
 from ...adapters.errors import AdapterUnavailable
 from ..errors import RankLost
-from .commands import Command, JobCommand, JobDone, Joined
+from ..messages import RankStats
+from .commands import Command, JobCommand, JobDone, Joined, RankReport
 from .rank_pipe import LeaderPipe
 
 _log = logging.getLogger(__name__)
@@ -47,6 +50,8 @@ class Followers:
         """Held while a command goes to all: every follower gets the same order."""
         self._running: dict[tuple[int, int], Future[JobDone]] = {}
         """By follower and job."""
+        self._reports: dict[int, tuple[RankStats, float]] = {}
+        """By follower its last report, and when it came."""
         self._lost: str | None = None
         self._is_closed = False
 
@@ -82,6 +87,18 @@ class Followers:
         if self._lost is not None:
             raise RankLost(self._lost)
 
+    def reports(self) -> list[RankStats]:
+        """The memory of the followers that have reported it, in the order of the ranks."""
+        now = time.monotonic()
+        return [
+            replace(stats, age_seconds=now - received_at)
+            for _, (stats, received_at) in sorted(self._reports.items())
+        ]
+
+    def lose(self, rank: int, reason: str) -> None:
+        """A follower is of no use any more. All calls raise RankLost from now on."""
+        self._lose(rank - 1, reason)
+
     def close(self) -> None:
         """End the followers."""
         self._is_closed = True
@@ -95,7 +112,7 @@ class Followers:
             try:
                 pipe.send(command)
             except OSError as exc:
-                self._lose(index)
+                self._lose(index, _ended(index))
                 raise RankLost(self._lost) from exc
 
     def _hear(self, index: int) -> None:
@@ -103,12 +120,15 @@ class Followers:
         try:
             while True:
                 message = self._pipes[index].receive()
-                if isinstance(message, JobDone):
-                    self._end_job(index, message)
+                match message:
+                    case JobDone():
+                        self._end_job(index, message)
+                    case RankReport(stats):
+                        self._reports[index] = stats, time.monotonic()
         except (EOFError, OSError):
             pass
         finally:
-            self._lose(index)
+            self._lose(index, _ended(index))
 
     def _end_job(self, index: int, done: JobDone) -> None:
         future = self._running.pop((index, done.job), None)
@@ -121,11 +141,15 @@ class Followers:
         else:
             future.set_exception(AdapterUnavailable(done.error))
 
-    def _lose(self, index: int) -> None:
+    def _lose(self, index: int, reason: str) -> None:
         if self._is_closed or self._lost is not None:
             return
-        self._lost = f"Rank {index + 1} of the tensor-parallel group has ended."
-        _log.error("rank_lost", extra={"rank": index + 1})
+        self._lost = reason
+        _log.error("rank_lost", extra={"rank": index + 1, "error": reason})
         for key in list(self._running):
             if (future := self._running.pop(key, None)) is not None:
                 future.set_exception(RankLost(self._lost))
+
+
+def _ended(index: int) -> str:
+    return f"Rank {index + 1} of the tensor-parallel group has ended."

@@ -79,6 +79,7 @@ class LeaderRunner(ModelRunner):
         try:
             return super().run_chunks(chunks, leases, observations=observations)
         except Exception as exc:
+            self._followers.check()  # it names the rank, if one is known to be lost
             raise RankLost("A step failed on one rank of the tensor-parallel group.") from exc
 
     def _forget_ended(self) -> None:

@@ -1,8 +1,8 @@
-"""A follower's process: `python -m loraplex.engine.ranks.main SOCKET RANK STORE CONFIG`.
+"""A follower's process: `python -m loraplex.engine.ranks.main SOCKET RANK STORE PULSES CONFIG`.
 
 SOCKET is the descriptor of its end of the pair to rank 0, STORE that of the file through which the
-ranks find each other, CONFIG an EngineConfig as JSON. Its standard input ends when rank 0 ends, and
-then it ends too.
+ranks find each other, PULSES that of their signs of life, CONFIG an EngineConfig as JSON. Its
+standard input ends when rank 0 ends, and then it ends too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..config import EngineConfig
 from ..errors import EngineError
 from ..lifeline import end_with_parent
 from ..shards.rank_place import RankPlace
+from ..shards.rank_pulses import RankPulses
 from ..shards.rank_sums import connect_ranks, open_store
 from .commands import Joined
 from .follower import follow
@@ -37,8 +38,8 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     log_to_stderr()
     end_with_parent()
-    descriptor, rank, store, config_json = sys.argv[1:]
-    for inherited in (descriptor, store):
+    descriptor, rank, store, beats, config_json = sys.argv[1:]
+    for inherited in (descriptor, store, beats):
         os.set_inheritable(int(inherited), False)
     config = msgspec.json.decode(config_json, type=EngineConfig)
     torch.set_num_threads(threads_per_rank(config))
@@ -46,7 +47,8 @@ def main() -> int:
     pipe = follower_pipe(Connection(int(descriptor)))
     try:
         pipe.send(Joined())
-        ranks = connect_ranks(open_store(int(store), size), RankPlace(int(rank), size))
+        place, pulses = RankPlace(int(rank), size), RankPulses(size, int(beats))
+        ranks = connect_ranks(open_store(int(store), size), place, pulses)
         follow(config, ranks, pipe)
     except EngineError as exc:  # rank 0 meets the same and reports it
         _log.error("rank_ended", extra={"rank": int(rank), "error": str(exc)})

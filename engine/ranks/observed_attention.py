@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
 import numpy as np
 
 from ..execution.evictions import Compaction, Mass, Observation
@@ -83,8 +82,8 @@ def _observation(observed: Observed, before: Mass) -> Observation:
 def _compaction(compacted: Compacted | None) -> Compaction | None:
     if compacted is None:
         return None
-    target, budget, num_recent, pool_width = msgspec.structs.astuple(compacted)
-    return Compaction(_table(target), budget, num_recent, pool_width)
+    target = _table(compacted.target)
+    return Compaction(target, compacted.budget, compacted.num_recent, compacted.pool_width)
 
 
 def _table(packed: bytes) -> BlockTable:

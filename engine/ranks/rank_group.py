@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe
@@ -17,12 +19,15 @@ import torch.distributed as dist
 from ..config import EngineConfig
 from ..errors import UnsupportedModel
 from ..shards.rank_place import RankPlace
+from ..shards.rank_pulses import RankPulses
 from ..shards.rank_sums import RankSums, connect_ranks, open_store
 from .followers import Followers
 from .rank_pipe import LeaderPipe, leader_pipe
+from .rank_watch import RankWatch
 
 _COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.ranks.main")
 _END_SECONDS = 5.0
+_DUMP_SECONDS = 0.5
 
 
 class RankGroup(NamedTuple):
@@ -30,6 +35,8 @@ class RankGroup(NamedTuple):
 
     ranks: RankSums
     followers: Followers
+    watch: RankWatch
+    """Not started."""
 
 
 def open_group(config: EngineConfig) -> RankGroup:
@@ -41,36 +48,63 @@ def open_group(config: EngineConfig) -> RankGroup:
         raise UnsupportedModel("tensor parallelism needs a PyTorch with torch.distributed")
     size = config.tensor_parallel_size
     processes: list[subprocess.Popen[bytes]] = []
+
+    def close() -> None:
+        watch.stop()
+        _end(processes)
+
+    def end(rank: int, reason: str) -> None:
+        followers.lose(rank, reason)
+        _dump_and_kill(processes[rank - 1])
+
     # A file without a name: it ends with the processes, however they end.
-    with tempfile.TemporaryFile() as store, ExitStack() as on_failure:
+    with (
+        tempfile.TemporaryFile() as store,
+        tempfile.TemporaryFile() as beats,
+        ExitStack() as on_failure,
+    ):
         on_failure.callback(_end, processes)
-        pipes = [_start(config, rank, store.fileno(), processes) for rank in range(1, size)]
-        followers = Followers(pipes, lambda: _end(processes))
+        beats.truncate(RankPulses.num_bytes(size))
+        pulses = RankPulses(size, beats.fileno())
+        watch = RankWatch(pulses, end)
+        files = (store.fileno(), beats.fileno())
+        pipes = [_start(config, rank, files, processes) for rank in range(1, size)]
+        followers = Followers(pipes, close)
         followers.await_joined()
-        ranks = connect_ranks(open_store(store.fileno(), size), RankPlace(0, size))
+        ranks = connect_ranks(open_store(store.fileno(), size), RankPlace(0, size), pulses)
         on_failure.pop_all()
-    return RankGroup(ranks, followers)
+    return RankGroup(ranks, followers, watch)
 
 
 def _start(
-    config: EngineConfig, rank: int, store: int, processes: list[subprocess.Popen[bytes]]
+    config: EngineConfig,
+    rank: int,
+    files: tuple[int, int],
+    processes: list[subprocess.Popen[bytes]],
 ) -> LeaderPipe:
     """Start one follower; its standard input ends with this process."""
     ours: Connection[bytes, bytes]
     theirs: Connection[bytes, bytes]
     ours, theirs = Pipe()
-    arguments = (str(theirs.fileno()), str(rank), str(store))
+    arguments = map(str, (theirs.fileno(), rank, *files))
     processes.append(
         subprocess.Popen(
             [*_COMMAND, *arguments, msgspec.json.encode(config).decode()],
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno(),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            pass_fds=[theirs.fileno(), store],
+            pass_fds=[theirs.fileno(), *files],
         )
     )
     theirs.close()
     return leader_pipe(ours)
+
+
+def _dump_and_kill(process: subprocess.Popen[bytes]) -> None:
+    """Let it print its stacks, if it still can, and end it: the others wait for it no longer."""
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(_DUMP_SECONDS)
+    process.kill()
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...adapters.identity import AdapterKey
 from ..messages import AdapterExplanation, ListRequests, MemoryMap, RequestList
 from ..parts import EngineParts
 from .memory import map_memory
+from .rank_stats import RankReports
 from .requests import list_requests
 
 
@@ -14,6 +17,7 @@ class Answers:
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
+        self._ranks = RankReports(parts)
 
     def explain(self, key: AdapterKey) -> AdapterExplanation:
         parts = self._parts
@@ -25,10 +29,11 @@ class Answers:
 
     def map_memory(self, number: int) -> MemoryMap:
         parts = self._parts
-        return map_memory(
+        mapped = map_memory(
             number,
             parts.tiers.manager,
             parts.scheduler,
             parts.kv,
             kv_block_bytes=parts.plan.kv_block_bytes,
         )
+        return replace(mapped, ranks=self._ranks.read())

@@ -9,6 +9,7 @@ from ..messages import EngineStats, RequestStarted
 from ..parts import EngineParts
 from ..request import Request
 from ..scheduling.tenant_labels import TenantLabels
+from .rank_stats import RankReports
 
 INTERVAL_SECONDS = 0.5
 
@@ -18,6 +19,7 @@ class Statistics:
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
+        self._ranks = RankReports(parts)
         self._num_steps = 0
         self._num_step_sequences = 0
         self._num_prompt_tokens = 0
@@ -87,6 +89,7 @@ class Statistics:
             adapter_tiers=manager.reports.tier_stats(),
             speculation=parts.speculation.snapshot(),
             speculation_totals=parts.speculation.totals(),
+            ranks=self._ranks.read(),
         )
 
     @property

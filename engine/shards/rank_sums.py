@@ -7,6 +7,7 @@ every rank adds them in the order of the ranks. Two numbers have one sum.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .rank_place import RankPlace
+from .rank_pulses import RankPulses
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -46,15 +48,26 @@ class RankSums:
     dtype. Each method raises RuntimeError if another rank has died.
     """
 
-    def __init__(self, group: _Group, place: RankPlace) -> None:
+    def __init__(self, group: _Group, place: RankPlace, pulses: RankPulses | None = None) -> None:
+        """`pulses`: the signs of life that the group shares; None: nobody watches."""
         self._group = group
         self.place = place
+        self._pulses = pulses or RankPulses(place.size)
+
+    def beat(self) -> None:
+        """Show that this rank, which is in no exchange, does not hang."""
+        self._pulses.beat(self.place.rank)
+
+    def living(self) -> AbstractContextManager[None]:
+        """See `RankPulses.living`."""
+        return self._pulses.living(self.place.rank)
 
     def add(self, part: Tensor) -> Tensor:
         """The sum of all ranks' parts. It may be the memory of `part`."""
         if self.place.size == 2:
             whole = part.contiguous()
-            self._group.allreduce([whole]).wait()
+            with self._pulses.exchanging(self.place.rank):
+                self._group.allreduce([whole]).wait()
             return whole
         parts = self.gather(part)
         whole = parts[0]
@@ -66,7 +79,8 @@ class RankSums:
         """The parts of all ranks, in their order."""
         own = part.contiguous()
         parts = [torch.empty_like(own) for _ in range(self.place.size)]
-        self._group.allgather([parts], [own]).wait()
+        with self._pulses.exchanging(self.place.rank):
+            self._group.allgather([parts], [own]).wait()
         return parts
 
 
@@ -77,12 +91,15 @@ def open_store(descriptor: int, size: int) -> Store:
     return FileStore(f"/dev/fd/{descriptor}", size)
 
 
-def connect_ranks(store: Store, place: RankPlace) -> RankSums:
-    """Connect this rank to the others, over the loopback interface. Waits for all of them."""
+def connect_ranks(store: Store, place: RankPlace, pulses: RankPulses | None = None) -> RankSums:
+    """Connect this rank to the others, over the loopback interface. Waits for all of them.
+
+    `pulses`: see `RankSums`.
+    """
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=_LOOPBACK)]
     options._timeout = LONGEST_WAIT
-    ranks = RankSums(gloo(store, place.rank, place.size, options), place)
+    ranks = RankSums(gloo(store, place.rank, place.size, options), place, pulses)
     ranks.gather(torch.zeros(1))  # no rank reads the store after this
     return ranks

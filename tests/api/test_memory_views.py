@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from loraplex.adapters.disk_cache import CachedFile, file_name
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.status import ExtentUse, HostUse
-from loraplex.api.routes.memory_views import OwnMemoryViews
+from loraplex.api.routes.memory_views import OwnMemoryViews, PlatformMemoryViews
 from loraplex.api.schemas.memory import ServerMemoryView
 from loraplex.api.telemetry.memories import SeenMap, ServerMap
-from loraplex.engine.messages.answers import AdapterKvUse, KvUse, MemoryMap
+from loraplex.engine.messages import AdapterKvUse, KvUse, MemoryMap, RankStats
 from loraplex.platform.adapters.repository import LiveContent
 from loraplex.platform.base import utc_now
 from loraplex.platform.tenants.models import Tenant
@@ -45,6 +45,7 @@ def make_map() -> SeenMap:
         free_bytes=70,
         largest_free_bytes=70,
         host_used_bytes=60,
+        ranks=[RankStats(rank, 1000, 500, 64, 100, 30, 100, 60) for rank in (0, 1)],
     )
     content = ServerMap(
         device="cpu",
@@ -81,6 +82,11 @@ def test_a_tenant_sees_its_own_entries_and_their_sums() -> None:
     assert seen.kv.used_blocks == 7
 
 
+def test_the_platform_sees_the_ranks_of_a_group() -> None:
+    seen = PlatformMemoryViews([], {}).server(make_map())
+    assert [(rank.rank, rank.resident_bytes) for rank in seen.ranks] == [(0, 1000), (1, 1000)]
+
+
 def test_a_restricted_key_sees_its_adapters_alone_and_not_the_bases_requests() -> None:
     seen = view(["cat"], adapters=["cat"])
     assert [extent.adapter for extent in seen.device.extents] == ["cat"]
@@ -98,5 +104,6 @@ def test_a_tenant_does_not_learn_how_much_there_is_and_what_is_free() -> None:
         *(seen.host.capacity_bytes, seen.disk.capacity_bytes),
     )
     assert set(hidden) == {None}
+    assert seen.ranks == []
     (extent,) = device.extents
     assert (extent.offset, extent.eviction_order) == (None, None)

@@ -22,6 +22,7 @@ from loraplex.engine.messages import (
     EngineStats,
     ErrorInfo,
     ProposerTotals,
+    RankStats,
     ReplicaState,
     RequestStarted,
     SpeculationStats,
@@ -44,6 +45,10 @@ STATS = EngineStats(
     adapters=[
         AdapterStatus(AdapterKey("acme", "sha256:0"), tier, 0, 0)
         for tier in (Tier.DEVICE, Tier.DEVICE, Tier.HOST)
+    ],
+    ranks=[
+        RankStats(rank, 100 + rank, 32, 33, 40, 34 + rank, 60, 50 + rank, age_seconds=rank / 2)
+        for rank in (0, 1)
     ],
     kv_usage=0.75,
     num_swaps=2,
@@ -187,6 +192,19 @@ def test_the_engines_figures_are_passed_on(recorded: Recorded) -> None:
     assert recorded.value("memory_bandwidth_utilization_ratio") == 0.5
     assert recorded.value("compute_utilization_ratio") == 0.25
     assert recorded.value('tenant_service_tokens_total{tenant_id="acme"}') == 20
+
+
+def test_the_memory_of_a_rank_is_shown_by_its_number(recorded: Recorded) -> None:
+    names = ("resident_bytes", "weight_bytes", "kv_cache_bytes", "arena_bytes")
+    shown = [recorded.value(f'rank_{name}{{rank="1"}}') for name in names]
+    assert shown == [101, 32, 33, 40]
+    assert recorded.value('rank_arena_used_bytes{rank="1"}') == 35
+    assert recorded.value('rank_host_cache_used_bytes{rank="0"}') == 50
+    assert recorded.value('rank_report_age_seconds{rank="1"}') == 0.5
+
+
+def test_an_engine_of_one_process_shows_no_rank() -> None:
+    assert 'rank="' not in Recorded(stats=replace(STATS, ranks=[])).text()
 
 
 def test_a_replica_is_shown_by_its_address(recorded: Recorded) -> None:

@@ -49,12 +49,14 @@ async def generate(client: EngineClient, request_id: str) -> list[int]:
 
 
 @asynccontextmanager
-async def serving(model: Path, size: int = 2) -> AsyncIterator[EngineClient]:
-    """A started client. It gives the engine up after STALL_SECONDS without progress."""
+async def serving(
+    model: Path, size: int = 2, stall_seconds: float = STALL_SECONDS
+) -> AsyncIterator[EngineClient]:
+    """A started client. It gives the engine up after `stall_seconds` without progress."""
     client = EngineClient(
         make_config(model, size),
         on_adapter_wanted=no_adapter,
-        restarts=RestartPolicy(stall_seconds=STALL_SECONDS, max_deaths=1000),
+        restarts=RestartPolicy(stall_seconds=stall_seconds, max_deaths=1000),
     )
     try:
         await client.start()

@@ -24,7 +24,9 @@ from loraplex.engine.ranks.follower import Follower
 from loraplex.engine.ranks.followers import Followers
 from loraplex.engine.ranks.rank_group import RankGroup
 from loraplex.engine.ranks.rank_pipe import FollowerPipe, follower_pipe, leader_pipe
+from loraplex.engine.ranks.rank_watch import RankWatch
 from loraplex.engine.shards.rank_place import RankPlace
+from loraplex.engine.shards.rank_pulses import RankPulses
 from loraplex.engine.shards.rank_sums import RankSums, connect_ranks
 
 T = TypeVar("T")
@@ -83,21 +85,25 @@ def followers_as_threads() -> Iterator[list[Follower]]:
 
     def open_thread_group(config: EngineConfig) -> RankGroup:
         store, size = HashStore(), config.tensor_parallel_size
-        pipes, threads = [], []
+        pipes, threads, pulses = [], [], RankPulses(size)
         for rank in range(1, size):
             ours, theirs = Pipe()
             pipe, place = follower_pipe(theirs), RankPlace(rank, size)
-            threads.append(Thread(target=_follow, args=(config, store, place, pipe)))
+            threads.append(Thread(target=_follow, args=(config, store, place, pulses, pipe)))
             pipes.append(leader_pipe(ours))
             threads[-1].start()
 
+        watch = RankWatch(pulses, lambda rank, reason: followers.lose(rank, reason))
+
         def join() -> None:
+            watch.stop()
             for thread in threads:
                 thread.join()
 
         followers = Followers(pipes, join)
         followers.await_joined()
-        return RankGroup(connect_ranks(store, RankPlace(0, size)), followers)
+        ranks = connect_ranks(store, RankPlace(0, size), pulses)
+        return RankGroup(ranks, followers, watch)
 
     with (
         loading_in_threads(),
@@ -107,10 +113,16 @@ def followers_as_threads() -> Iterator[list[Follower]]:
         yield states
 
 
-def _follow(config: EngineConfig, store: HashStore, place: RankPlace, pipe: FollowerPipe) -> None:
+def _follow(
+    config: EngineConfig,
+    store: HashStore,
+    place: RankPlace,
+    pulses: RankPulses,
+    pipe: FollowerPipe,
+) -> None:
     pipe.send(Joined())
     try:
-        follower.follow(config, connect_ranks(store, place), pipe)
+        follower.follow(config, connect_ranks(store, place, pulses), pipe)
     except EngineError:  # rank 0 meets the same
         pass
     finally:

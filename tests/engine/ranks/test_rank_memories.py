@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,27 @@ def test_no_rank_holds_a_byte_of_a_deleted_adapter(model: Path, tmp_path: Path) 
         assert not follower.host.pool.any()
         assert not follower.arena.published
         engine.close()
+
+
+def test_every_rank_reports_its_memory(model: Path, tmp_path: Path) -> None:
+    with followers_as_threads() as followers:
+        engine = open_engine(model, tmp_path)
+        (key,) = add_adapters(engine, model, tmp_path, 1)
+        engine.generate(PROMPT, key)
+        (follower,) = followers
+        while not (reported := engine.core.stats().ranks[1:]) or not reported[0].arena_used_bytes:
+            time.sleep(0.05)
+        own, other = engine.core.stats().ranks
+        engine.close()
+    assert (own.rank, other.rank) == (0, 1)
+    assert own.arena_bytes == other.arena_bytes == follower.arena.flat.nbytes
+    used = engine.core.parts.tiers.arena.used_bytes
+    assert own.arena_used_bytes == other.arena_used_bytes == used > 0
+    assert own.host_used_bytes == engine.core.parts.tiers.host.used_bytes > 0
+    assert other.host_used_bytes == follower.host.used_bytes > 0
+    assert own.kv_bytes == other.kv_bytes == engine.core.parts.runner.kv_bytes > 0
+    assert other.weight_bytes == follower.base.weight_bytes
+    assert own.resident_bytes > own.weight_bytes
 
 
 def test_a_follower_refuses_a_row_that_holds_another_adapter(model: Path, tmp_path: Path) -> None:

@@ -64,6 +64,24 @@ def test_the_group_is_back_after_a_follower_ends_in_a_step(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_idle", [False, True], ids=["in a step", "while all are idle"])
+def test_a_follower_that_hangs_is_named(model: Path, is_idle: bool) -> None:
+    async def scenario() -> None:
+        async with serving(model, stall_seconds=60.0) as client:
+            expected = await generate(client, "before")
+            first, victim = client.pid, follower_pids(client)[0]
+            if not is_idle:
+                await anext(client.submit(make_request("long", max_tokens=200)))
+            os.kill(victim, signal.SIGSTOP)
+            await until(lambda: client.failure is not None)
+            assert client.failure is not None
+            assert "rank 1 " in client.failure.message
+            await until(lambda: client.is_ready and client.pid != first)
+            assert await generate(client, "after") == expected
+
+    asyncio.run(scenario())
+
+
 def test_the_group_is_back_after_an_idle_follower_ends(model: Path) -> None:
     async def scenario() -> None:
         async with serving(model) as client:

@@ -15,6 +15,7 @@ export type Overview = Schemas["OverviewView"];
 export type PlatformOverview = Schemas["PlatformOverviewView"];
 export type TenantLoad = Schemas["TenantLoadView"];
 export type ServerMemory = Schemas["ServerMemoryView"];
+export type RankMemory = Schemas["RankView"];
 export type Extent = Schemas["ExtentView"];
 export type CachedAdapter = Schemas["CachedAdapterView"];
 export type RequestRow = Schemas["RequestView"];

@@ -2,7 +2,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState, type ReactNode } from "react";
 import { Link } from "react-router";
 import { api } from "../api/client.ts";
-import type { CachedAdapter, Extent, ServerMemory } from "../api/types.ts";
+import type { CachedAdapter, Extent, RankMemory, ServerMemory } from "../api/types.ts";
 import { seriesColor } from "../components/chart.tsx";
 import { Figures, Page, Panel } from "../components/layout.tsx";
 import { extentKey, extentName, MapLegend, MemoryMap, turnOf } from "../components/memory-map.tsx";
@@ -43,7 +43,7 @@ export default function Memory(): ReactNode {
 }
 
 function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): ReactNode {
-  const { device, kv, host, disk } = server;
+  const { device, kv, host, disk, ranks } = server;
   const colors = useMemo(
     () => colorsByTenant([...device.extents, ...host.entries, ...disk.entries]),
     [device, host, disk],
@@ -51,6 +51,7 @@ function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): 
   return (
     <>
       {!isOnly && <div className="row"><h2>{server.server_id}</h2><span className="soft">seen <Time at={server.seen_at} /></span></div>}
+      {ranks.length > 0 && <Ranks ranks={ranks} />}
       <Device device={device} colors={colors} />
       <Kv kv={kv} />
       <div className="columns">
@@ -58,6 +59,39 @@ function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): 
         <Cache title="Disk cache" cache={disk} colors={colors} empty="Nothing is on this machine's disk yet." />
       </div>
     </>
+  );
+}
+
+/** The processes of a tensor-parallel group. */
+function Ranks({ ranks }: { ranks: RankMemory[] }): ReactNode {
+  return (
+    <Panel title="Ranks" note="tensor parallelism">
+      <div className="table-wrap" tabIndex={0} role="region" aria-label="Ranks">
+        <table className="table">
+          <thead>
+            <tr>
+              <th scope="col">Rank</th><th scope="col" className="end">Resident</th>
+              <th scope="col" className="end">Weights</th><th scope="col" className="end">KV cache</th>
+              <th scope="col" className="end">Arena</th><th scope="col" className="end">Host memory</th>
+              <th scope="col" className="end">Reported</th>
+            </tr>
+          </thead>
+          <tbody>
+            {ranks.map((one) => (
+              <tr key={one.rank}>
+                <td>{one.rank}</td>
+                <td className="end">{bytes(one.resident_bytes)}</td>
+                <td className="end">{bytes(one.weight_bytes)}</td>
+                <td className="end">{bytes(one.kv_bytes)}</td>
+                <td className="end">{bytes(one.arena_used_bytes)} of {bytes(one.arena_bytes)}</td>
+                <td className="end">{bytes(one.host_used_bytes)} of {bytes(one.host_bytes)}</td>
+                <td className="end">{duration(one.age_seconds * 1000)} ago</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
   );
 }
 

@@ -1,0 +1,39 @@
+"""What one rank holds in memory."""
+
+from __future__ import annotations
+
+import os
+
+from ...adapters.arena import Arena
+from ..messages import RankStats
+from ..model.base_model import BaseModel
+
+
+class RankMemory:
+    """Measures one rank."""
+
+    def __init__(self, rank: int, base: BaseModel, arena: Arena, *, kv_bytes: int) -> None:
+        """`kv_bytes`: see `RankStats`."""
+        self._rank = rank
+        self._arena = arena
+        self._weight_bytes = base.weight_bytes
+        self._kv_bytes = kv_bytes
+
+    def measure(self, *, host_bytes: int, host_used_bytes: int) -> RankStats:
+        """The memory now. The arguments: size and use of the adapters' host memory."""
+        return RankStats(
+            self._rank,
+            resident_bytes=_resident_bytes(),
+            weight_bytes=self._weight_bytes,
+            kv_bytes=self._kv_bytes,
+            arena_bytes=self._arena.capacity_bytes,
+            arena_used_bytes=sum(self._arena.row_bytes.values()),
+            host_bytes=host_bytes,
+            host_used_bytes=host_used_bytes,
+        )
+
+
+def _resident_bytes() -> int:
+    """Of this process; tensor parallelism is served under Linux."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,95 @@
+"""The rank for which the others wait is found from their signs of life, and no other is blamed."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+
+import pytest
+
+from loraplex.engine.heartbeat import SILENT_LOOKS
+from loraplex.engine.ranks.rank_watch import HangWatch
+from loraplex.engine.shards.rank_pulses import Pulse, RankPulses
+
+SIZE = 4
+Looks = Callable[[int], list[Pulse]]
+"""From the number of a look to what it sees."""
+
+
+def find(looks: Looks, most: int = SILENT_LOOKS + 1) -> list[int]:
+    """What a watch finds in so many looks at most."""
+    watch = HangWatch(SIZE)
+    for number in range(most):
+        if found := watch.look(looks(number)):
+            return found
+    return []
+
+
+def stopped(rank: int, num_marks: int, others: int, *, runs: bool = True) -> Looks:
+    """A rank stops at some mark of its exchanges, the others go on to another and wait."""
+
+    def look(number: int) -> list[Pulse]:
+        pulses = [Pulse(3, others, number)] * SIZE
+        pulses[rank] = Pulse(3, num_marks, number if runs else 0)
+        return pulses
+
+    return look
+
+
+@pytest.mark.parametrize("rank", range(1, SIZE))
+def test_a_follower_that_stops_in_its_own_work_is_found(rank: int) -> None:
+    assert find(stopped(rank, 10, others=11)) == [rank]
+
+
+@pytest.mark.parametrize("rank", range(1, SIZE))
+def test_a_follower_that_stops_behind_its_part_of_an_exchange_is_found(rank: int) -> None:
+    """The others have ended that exchange and wait in the next one."""
+    assert find(stopped(rank, 11, others=13)) == [rank]
+
+
+@pytest.mark.parametrize("rank", range(1, SIZE))
+def test_a_process_that_does_not_run_is_found_in_an_exchange_of_all(rank: int) -> None:
+    assert find(stopped(rank, 11, others=11, runs=False)) == [rank]
+
+
+def test_all_followers_are_suspects_if_none_leaves_an_exchange_of_all() -> None:
+    assert find(stopped(1, 11, others=11)) == [1, 2, 3]
+
+
+def test_a_follower_that_stops_while_all_are_idle_is_found() -> None:
+    def looks(number: int) -> list[Pulse]:
+        pulses = [Pulse(number, 10, number)] * SIZE
+        pulses[0], pulses[2] = Pulse(0, 10, 0), Pulse(7, 10, number)
+        return pulses
+
+    assert find(looks) == [2]
+
+
+def test_followers_that_wait_for_rank_0_are_not_blamed() -> None:
+    """The supervisor watches rank 0."""
+    assert find(stopped(0, 10, others=11), most=5 * SILENT_LOOKS) == []
+
+
+def test_a_slow_group_is_not_blamed() -> None:
+    """Each rank shows a sign of life just before it would be missed."""
+    rng, pulses = random.Random(0), [Pulse(0, 0, 0)] * SIZE
+    watch = HangWatch(SIZE)
+    for number in range(1000):
+        if number % (SILENT_LOOKS - 1) == 0:
+            pulses = [
+                Pulse(beats + rng.randrange(2), marks + 1, lives + 1)
+                for beats, marks, lives in pulses
+            ]
+        assert watch.look(pulses) == []
+
+
+def test_every_rank_reads_what_the_others_count_in_the_shared_file() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(RankPulses.num_bytes(3))
+        ours, theirs = RankPulses(3, file.fileno()), RankPulses(3, file.fileno())
+        theirs.beat(2)
+        with theirs.exchanging(1):
+            assert ours.read() == [Pulse(0, 0, 0), Pulse(0, 1, 0), Pulse(1, 0, 0)]
+            assert [pulse.is_exchanging for pulse in ours.read()] == [False, True, False]
+        assert ours.read() == [Pulse(0, 0, 0), Pulse(0, 2, 0), Pulse(1, 0, 0)]
