@@ -5,11 +5,12 @@
 `families`: for each model type and number of ranks the largest error of a logit of a mixed batch
 against one rank and against PEFT, in fp32, or the reason for which it is refused. `formats`: the
 largest error of int8 keys and values against one rank, and the options that are refused.
-`traffic`: requests whose tokens differ from those of one rank through preemption, swap, drafts,
-eviction and deletion; `near_ties` are those of them whose two best tokens are closer than a
-thousandth where they differ. `kills`: ranks that were killed while requests ran; a hang is a
-group that is not down after 10 s, or a request that is silent for 10 s though the group is back,
-`uncoded` a request that ended neither whole nor with a code.
+`traffic`: requests whose tokens differ from those of one rank through preemption, swap, drafts of
+every proposer, trees, grammars, several choices, KV policies, prefix hits, eviction and deletion;
+`near_ties` are those of them whose two best tokens are closer than a thousandth where they differ,
+`events` how often the traffic met what it is for. `kills`: ranks that were killed while requests
+ran; a hang is a group that is not down after 10 s, or a request that is silent for 10 s though the
+group is back, `uncoded` a request that ended neither whole nor with a code.
 `bytes`: what each rank of a larger base planned for its weights, and its peak while it loaded.
 `canaries`: answers with another adapter's marker. Exits with 1 if a figure exceeds its bound.
 
@@ -27,6 +28,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from multiprocessing import get_context
@@ -50,9 +52,8 @@ from support.canaries import run_canaries
 from support.divided import divided_errors
 from support.engine import Answer
 from support.families import SERVED, STATES, save_family
-from support.models import make_adapter
 from support.rank_processes import follower_pids, generate, make_request, serving, until
-from support.rank_traffic import RANKS, serve_waves
+from support.rank_traffic import Traffic, events, is_same
 from support.ranks import followers_as_threads, run_sharded
 
 BOUND = 1e-4
@@ -132,24 +133,25 @@ def _try_int8_kv(folder: Path, size: int) -> dict[str, Any]:
     return {**row, "result": result}
 
 
-def try_traffic(folder: Path, num_seeds: int) -> dict[str, int]:
-    model = save_family(folder / "base", *SERVED["llama"])
-    folders = [make_adapter(model, folder / str(r), seed=r, scale=0.1, r=r) for r in RANKS]
+def try_traffic(folder: Path, num_seeds: int, num_waves: int) -> dict[str, Any]:
+    traffic, met = Traffic(folder), Counter[str]()
     counts = {"requests": 0, "different": 0, "near_ties": 0}
     for seed in range(num_seeds):
-        alone = serve_waves(model, folders, folder, num_ranks=1, seed=10 * seed)
+        asked: dict[str, Any] = {"seed": 100 * seed, "num_waves": num_waves}
+        alone = traffic.serve(num_ranks=1, **asked)
         alone.close()
         for size in SIZES:
             with followers_as_threads():
-                together = serve_waves(model, folders, folder, num_ranks=size, seed=10 * seed)
+                together = traffic.serve(num_ranks=size, **asked)
                 together.close()
+            met += Counter(events(together))
             for request_id, answer in alone.answers.items():
                 ours = together.answers[request_id]
                 counts["requests"] += 1
-                if ours.token_ids != answer.token_ids:
+                if not is_same(answer, ours):
                     counts["different"] += 1
                     counts["near_ties"] += _is_near_tie(answer, ours)
-    return counts
+    return {**counts, "events": dict(met)}
 
 
 def _is_near_tie(answer: Answer, other: Answer) -> bool:
@@ -306,7 +308,9 @@ def main() -> int:
     sections: dict[str, Callable[[Path, bool], Any]] = {
         "families": try_families,
         "formats": lambda folder, _is_sample: try_formats(folder),
-        "traffic": lambda folder, is_sample: try_traffic(folder, 1 if is_sample else 10),
+        "traffic": lambda folder, is_sample: try_traffic(
+            folder, *((1, 2) if is_sample else (8, 4))
+        ),
         "kills": lambda folder, is_sample: try_kills(folder, 1 if is_sample else 10),
         "bytes": lambda folder, _is_sample: measure_bytes(folder),
         "canaries": lambda folder, is_sample: try_canaries(folder, 200 if is_sample else 20_000),

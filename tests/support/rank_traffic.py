@@ -1,67 +1,152 @@
-"""Traffic that preempts, swaps, drafts, evicts and deletes, for engines of any number of ranks."""
+"""Mixed traffic for engines of any number of ranks: everything that moves blocks and adapters."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.messages import DeleteAdapter
-from support.engine import LocalEngine
-from support.families import VOCAB_SIZE
+from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
+from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
+from loraplex.engine.messages import DeleteAdapter, Pooling, SpeculationParams
+from support.engine import Answer, LocalEngine
+from support.medusa import save_untrained_heads
+from support.models import make_adapter, make_tiny_llama
 
 KIB = 1 << 10
 RANKS = (4, 7, 2, 16, 8, 5)
-NUM_REQUESTS = 20
-"""Of each of two waves."""
-SETTINGS: dict[str, object] = {
+"""Of the adapters."""
+NUM_REQUESTS = 12
+"""Of each wave, some of them with several choices. There is one of each kind."""
+PROPOSERS = ("ngram", "draft", "early_exit", "medusa_tree")
+BYTES = range(97, 123)
+"""Tokens of the tokenizer that are letters."""
+SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "num_threads": 1,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
+    "max_model_len": 128,
     "kv_block_size": 4,
-    "swap_bytes": 64 * KIB,
-    "host_cache_bytes": 200 * KIB,
-    "speculation": ("ngram",),
+    "swap_bytes": 128 * KIB,
+    "host_cache_bytes": 240 * KIB,
 }
 
 
-def serve_waves(
-    model: Path, folders: Sequence[Path], blocks: Path, *, num_ranks: int, seed: int = 3
-) -> LocalEngine:
-    """An engine after two waves; an adapter of the first is deleted during the second. Each rank
-    has so little memory that sequences are swapped and adapters evicted."""
-    engine = LocalEngine(
-        model,
-        blocks,
-        **SETTINGS,
-        kv_cache_bytes=80 * KIB // num_ranks,
-        arena_bytes=(200 if num_ranks == 1 else 140) * KIB,
-        tensor_parallel_size=num_ranks,
-    )
-    keys = [engine.add_adapter(folder) for folder in folders]
-    _submit_wave(engine, keys, seed)
-    engine.run()
-    _submit_wave(engine, keys[1:], seed + 1)
-    for _ in range(5):
-        engine.step()
-    engine.core.handle(DeleteAdapter(keys[0], drain_seconds=60.0))
-    engine.run()
-    return engine
+class Traffic:
+    """Waves of requests, the same for every engine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._base = make_tiny_llama(folder / "base", tie_word_embeddings=False)
+        save_untrained_heads(self._base, folder / "heads")
+        self._adapters = [
+            make_adapter(self._base, folder / str(r), seed=r, scale=0.1, r=r) for r in RANKS
+        ]
+
+    def serve(self, *, num_ranks: int, seed: int = 3, num_waves: int = 2) -> LocalEngine:
+        """An engine after some waves; an adapter of the first is deleted during the second. Each
+        rank has so little memory that sequences are preempted and adapters evicted."""
+        engine = LocalEngine(
+            self._base,
+            self.folder,
+            **SETTINGS,
+            speculation=(
+                "ngram",
+                f"draft:{self._base}",
+                "early_exit:1",
+                f"medusa_tree:{self.folder / 'heads'}",
+            ),
+            kv_cache_bytes=(96 if num_ranks == 1 else 36) * KIB,
+            arena_bytes=(240 if num_ranks == 1 else 160) * KIB,
+            tensor_parallel_size=num_ranks,
+        )
+        keys = [engine.add_adapter(folder) for folder in self._adapters]
+        _submit_wave(engine, keys, seed)
+        engine.run()
+        _submit_wave(engine, keys[1:], seed + 1)
+        for _ in range(5):
+            engine.step()
+        engine.core.handle(DeleteAdapter(keys[0], drain_seconds=60.0))
+        engine.run()
+        for wave in range(2, num_waves):
+            _submit_wave(engine, keys[1:], seed + wave)
+            engine.run()
+        return engine
 
 
-def _submit_wave(engine: LocalEngine, keys: list[AdapterKey], seed: int) -> None:
-    """Requests of base and adapters, half of them at temperature 1, with repeating prompts."""
+def events(engine: LocalEngine) -> dict[str, int]:
+    """How often the traffic met what it is for."""
+    stats = engine.core.stats()
+    ends = [answer.end for answer in engine.answers.values()]
+    return {
+        "preemptions": stats.num_preemptions,
+        "swaps": stats.num_swaps,
+        "adapter_evictions": stats.num_adapter_evictions,
+        "deletions": len(engine.evicted),
+        "cached_tokens": stats.num_cached_tokens,
+        "accepted_drafts": sum(end.num_accepted_tokens for end in ends),
+        **{
+            f"drafts_of_{totals.proposer}": totals.num_drafts for totals in stats.speculation_totals
+        },
+    }
+
+
+def is_same(answer: Answer, other: Answer) -> bool:
+    """Whether two answers have the same tokens, and what was read of their prompts is close."""
+    if answer.token_ids != other.token_ids:
+        return False
+    own, others = _read(answer), _read(other)
+    return len(own) == len(others) and np.allclose(own, others, atol=1e-4)
+
+
+def _read(answer: Answer) -> list[float]:
+    """The prompt's log-probabilities, which come in parts, and its embedding."""
+    found = []
+    for part in answer.prompts:
+        found += np.frombuffer(part.embedding or b"", dtype=np.float32).tolist()
+        found += [entry.chosen.logprob for entry in part.logprobs or ()]
+    return found
+
+
+def _submit_wave(engine: LocalEngine, keys: Sequence[AdapterKey], seed: int) -> None:
+    """Requests of base and adapters, half of them at temperature 1."""
     rng = random.Random(seed)
+    prefix = [rng.randrange(200) for _ in range(16)]
     for index in range(NUM_REQUESTS):
         key = rng.choice(keys) if rng.random() < 0.85 else None
-        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(3, 20))] * 2
-        engine.submit(
-            prompt,
-            key,
-            max_tokens=rng.randrange(4, 24),
-            temperature=float(index % 2),
-            seed=index,
-            num_logprobs=2,
-        )
+        body = [rng.choice(BYTES) for _ in range(rng.randrange(3, 14))] * 2
+        settings: dict[str, Any] = {
+            "max_tokens": rng.randrange(4, 24),
+            "temperature": float(index % 2),
+            "num_logprobs": 2,
+            "ignore_eos": True,
+            "speculation": SpeculationParams(PROPOSERS[index % len(PROPOSERS)], 4),
+        }
+        settings |= _kind(index, rng)
+        prompt = prefix + body if index % 3 == 0 or "kv_policy" in settings else body
+        for choice in range(3 if "group_id" in settings else 1):
+            engine.submit(prompt, key, seed=10 * index + choice, **settings)
+
+
+def _kind(index: int, rng: random.Random) -> dict[str, Any]:
+    """What is special about every second request."""
+    match index % 12:
+        case 1:
+            return {"group_id": f"g{index}-{rng.random()}"}
+        case 3:
+            grammar = GrammarSpec(GrammarKind.REGEX, "[a-f]{2,9}(xy|yx)*z")
+            return {"grammar": grammar, "ignore_eos": False}
+        case 5:
+            return {"kv_policy": KvPolicy(EvictionMethod.H2O, 20)}
+        case 7:
+            return {"kv_policy": KvPolicy(EvictionMethod.SNAPKV, 33)}
+        case 9:
+            return {"num_prompt_logprobs": 1}
+        case 11:
+            return {"pooling": Pooling.MEAN, "max_tokens": 0, "speculation": None}
+    return {}

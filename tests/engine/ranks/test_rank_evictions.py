@@ -12,9 +12,10 @@ from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
 from loraplex.engine.messages import SpeculationParams
 from support.engine import MIB, LocalEngine
 from support.kv_eviction import EvictingLlama
-from support.marks import marked_slow
 from support.models import make_tiny_llama
 from support.ranks import followers_as_threads
+
+pytestmark = pytest.mark.slow
 
 POLICIES = (
     None,
@@ -29,7 +30,7 @@ SIZES = (2, 4)
 """With 4 ranks, two hold each of the two KV heads."""
 
 
-@pytest.mark.parametrize("size", marked_slow(SIZES, slow={2}))
+@pytest.mark.parametrize("size", SIZES)
 def test_sequences_of_all_policies_share_a_batch(tmp_path: Path, size: int) -> None:
     """Some are swapped out, some verify drafts of the first layer."""
     base = make_tiny_llama(tmp_path / "base", tie_word_embeddings=False)
