@@ -44,8 +44,8 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED) ## the main job: serve a base and three adapters, push, ask, check the answers
 	$(BIN)/loraplex demo $(if $(ONCE),--once) $(if $(JSON),--json $(JSON))
 
-fleet-demo: $(RAY_VENV)/.installed ## serve the demo's adapters with two replicas on Ray, kill one, drain one, kill the controller, add and remove one: JSON=FILE
-	PYTHONPATH=.src:tests $(RAY_VENV)/bin/python -m benchmarks.fleet_demo $(if $(JSON),--json $(JSON))
+fleet-demo: $(RAY_VENV)/.installed ## serve the demo's adapters with two replicas on Ray, kill one, drain one, kill the controller, add and remove one: JSON=FILE TP=2
+	PYTHONPATH=.src:tests $(RAY_VENV)/bin/python -m benchmarks.fleet_demo $(if $(JSON),--json $(JSON)) $(if $(TP),--tensor-parallel-size $(TP))
 
 demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (about 15 minutes)
 	$(BIN)/python -m loraplex.api.demo.recipe api/demo/weights

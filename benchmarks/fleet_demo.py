@@ -1,12 +1,12 @@
 """A fleet on Ray on this machine: two replicas, two API servers, the demo's adapters and tenants.
 
-    make fleet-demo          or: make fleet-demo JSON=FILE
+    make fleet-demo          or: make fleet-demo JSON=FILE TP=2
 
 The unmodified `openai` client asks both servers at once. Meanwhile the agent of one replica is
 killed, the other replica is drained for a while, the controller is killed, and a third replica is
 added and removed. After each of these it waits until every adapter and pin is on the first replica
-of its order. A client asks again only after a 503 with a code. Prints where each model's requests
-ran; exits with 1 unless
+of its order. A client asks again only after a 503 with a code. Each replica is one process, or
+with TP a group of as many. Prints where each model's requests ran; exits with 1 unless
 
 - the ledger has exactly the tokens that the clients counted,
 - no answer was truncated, and none was another model's,
@@ -225,10 +225,10 @@ def _settled_ledger_tokens(fleet: RayFleet, expected: int) -> int:
         time.sleep(0.2)
 
 
-def run() -> tuple[Counts, list[Told]]:
-    """Start the fleet, ask, make trouble, and count."""
+def run(num_ranks: int) -> tuple[Counts, list[Told]]:
+    """Start the fleet, ask, make trouble, and count. `num_ranks`: processes of each replica."""
     with ExitStack() as stack:
-        fleet = stack.enter_context(running_ray())
+        fleet = stack.enter_context(running_ray(num_ranks=num_ranks))
         # The commands of `Installation` work on the servers' data.
         os.environ.update(fleet.environment)
         _say(f"Ray runs at {fleet.address}; starting {NUM_REPLICAS} replicas")
@@ -271,8 +271,12 @@ def _say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="write the counts to this file too")
-    target = parser.parse_args().json
-    counts, told = run()
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, help="processes of each replica"
+    )
+    options = parser.parse_args()
+    target: Path | None = options.json
+    counts, told = run(options.tensor_parallel_size)
     _show(counts, told)
     if target is not None:
         target.write_text(json.dumps(counts.as_json(), indent=2) + "\n")

@@ -33,7 +33,7 @@ HOST = "127.0.0.1"
 BASE = WEIGHTS / "base"
 MEMORY_OPTIONS = ("--arena-gib", "0.05", "--kv-cache-gib", "0.25")
 AGENT_OPTIONS = (
-    *("--model", str(BASE), "--quantize", "int8", "--num-threads", "1", "--host-cache-gib", "0.05"),
+    *("--model", str(BASE), "--num-threads", "1", "--host-cache-gib", "0.05"),
     *MEMORY_OPTIONS,
 )
 COMMAND_SECONDS = 160
@@ -56,6 +56,8 @@ class RayFleet:
     folder: Path
     address: str
     environment: Mapping[str, str]
+    num_ranks: int
+    """Processes of each replica."""
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`loraplex fleet` with these arguments, to its end."""
@@ -71,9 +73,8 @@ class RayFleet:
     def up(self, number: int, *options: str) -> subprocess.CompletedProcess[str]:
         """`loraplex fleet up` for this number of replicas, to its end."""
         certificates = ("--certificates", str(self.certificates))
-        return self.command(
-            "up", "--replicas", str(number), *options, *certificates, *AGENT_OPTIONS
-        )
+        served = (*AGENT_OPTIONS, *self._base_options)
+        return self.command("up", "--replicas", str(number), *options, *certificates, *served)
 
     def serving(self, name: str, *options: str) -> AbstractContextManager[ServerUnderTest]:
         """An API server of the fleet; all have the same secret."""
@@ -84,10 +85,17 @@ class RayFleet:
         return serving(
             BASE,
             data_dir,
-            *("--quantize", "int8", "--served-model-name", BASE_NAME, *certificates, *options),
+            *(*self._base_options, "--served-model-name", BASE_NAME, *certificates, *options),
             program=LORAPLEX,
             **self.environment,
         )
+
+    @property
+    def _base_options(self) -> tuple[str, ...]:
+        """How the base is served; ranks have no `--quantize`."""
+        if self.num_ranks == 1:
+            return ("--quantize", "int8")
+        return ("--tensor-parallel-size", str(self.num_ranks))
 
     @property
     def certificates(self) -> Path:
@@ -170,8 +178,9 @@ class RayFleet:
 
 
 @contextmanager
-def running_ray(*, num_cpus: int = 3) -> Iterator[RayFleet]:
-    """Ray on this machine with an empty database, until the block is left."""
+def running_ray(*, num_cpus: int = 3, num_ranks: int = 1) -> Iterator[RayFleet]:
+    """Ray on this machine with an empty database, until the block is left. `num_ranks`: processes
+    of each replica."""
     folder = Path(tempfile.mkdtemp(prefix="lp-"))  # Ray's sockets need a short path
     try:
         _write_certificates(folder)
@@ -190,7 +199,7 @@ def running_ray(*, num_cpus: int = 3) -> Iterator[RayFleet]:
                 timeout=COMMAND_SECONDS,
                 check=True,
             )
-            yield RayFleet(folder, f"{HOST}:{port}", environment)
+            yield RayFleet(folder, f"{HOST}:{port}", environment, num_ranks)
         finally:
             _end_processes(folder, port)
     finally:
