@@ -73,8 +73,7 @@ class BlockReader:
             raise ObjectCorrupt("the block's extras belong to no slice of this base model")
         if _whole_plan(header, self._part).num_elements != header.num_elements:
             raise ObjectCorrupt("the block's size does not follow from its ranks")
-        extras = tuple(map(self._part.extra_part, header.auxiliary))
-        return BlockPlan(self._part.layout, header.ranks, extras)
+        return self._part.plan(header.ranks, header.auxiliary)
 
     def fill(self, target: Tensor, path: Path, header: BlockHeader, plan: BlockPlan) -> None:
         """Read a file into `target [plan.num_elements]`, which holds zeros.
@@ -177,10 +176,11 @@ def _arrays(header: BlockHeader, part: LayoutPart, plan: BlockPlan) -> list[_Arr
     whole = _whole_plan(header, part)
     arrays = [
         array
-        for index in header.ranks
+        for index in plan.ranks
         for array in _matrices(header, part, index, whole.table[index], plan.table[index])
     ]
-    for stored, placed in zip(whole.placed_auxiliary, plan.placed_auxiliary, strict=True):
+    held = [each for each in whole.placed_auxiliary if part.holds(each.extra.slice_index)]
+    for stored, placed in zip(held, plan.placed_auxiliary, strict=True):
         arrays.append(_extra_array(stored, placed, part))
     return sorted(arrays, key=lambda array: array.source)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block import ALIGNMENT_ELEMENTS, PlacedExtra, read_block_header
+from .block import ALIGNMENT_ELEMENTS, BlockHeader, BlockPlan, PlacedExtra, read_block_header
 from .block_reader import PIECE_ELEMENTS, BlockReader, Prepare
 from .byte_shares import Holding, find_surplus
 from .errors import ArenaTooSmall
@@ -146,14 +146,15 @@ class HostCache:
         """
         header = read_block_header(path)
         plan = self._reader.plan(header, key)
-        if plan.num_elements > self._extents.capacity:
+        num_elements = self._size(header, plan)
+        if num_elements > self._extents.capacity:
             raise ArenaTooSmall(
-                f"It needs {plan.num_elements * self._dtype.itemsize} bytes of host memory."
+                f"It needs {num_elements * self._dtype.itemsize} bytes of host memory."
             )
-        extent = self._reserve(key, plan.num_elements)
+        extent = self._reserve(key, num_elements)
         if extent is None:
             return None
-        tensor = self._pool[extent.offset : extent.offset + plan.num_elements]
+        tensor = self._pool[extent.offset : extent.offset + num_elements]
         try:
             self._reader.fill(tensor, path, header, plan)
         except BaseException:
@@ -188,6 +189,10 @@ class HostCache:
         with self._lock:
             changed, self._changed = self._changed, []
         return changed
+
+    def _size(self, header: BlockHeader, plan: BlockPlan) -> int:
+        """The elements to reserve for a block of this plan."""
+        return plan.num_elements
 
     def _reserve(self, key: AdapterKey, num_elements: int) -> Extent | None:
         """Room for a block, made by dropping blocks out of use."""

@@ -1,18 +1,18 @@
-"""The part of a base's layout that one rank of a tensor-parallel group holds. Torch-free.
+"""The part of a base's layout that one rank of a group holds. Torch-free.
 
 A block's file holds whole matrices. A rank's block holds the same matrices with this rank's inputs
 and outputs only, or of this rank's experts only, in the same order, so slice indices mean the same
-on every rank.
+on every rank. To a rank of a pipeline's stage, an adapter changes the layers of this stage only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from .block import Extra, ExtraKind
+from .block import BlockPlan, Extra, ExtraKind
 from .errors import ObjectCorrupt
 from .layout import BaseLayout, Projection, Slice
 
@@ -34,6 +34,8 @@ class LayoutPart:
     experts: Mapping[str, range] = field(default_factory=dict)
     """By the name of a slice of experts: those that are held, each whole. A slice that is not named
     is held whole."""
+    held: frozenset[str] | None = None
+    """The names of the slices of which anything is held; None: all."""
 
     @cached_property
     def layout(self) -> BaseLayout:
@@ -45,6 +47,17 @@ class LayoutPart:
             for projection in self.whole.projections
         )
         return replace(self.whole, projections=projections)
+
+    def holds(self, slice_index: int) -> bool:
+        """Whether the rank holds anything of this slice."""
+        return self.held is None or self.whole.slices[slice_index].name in self.held
+
+    def plan(self, ranks: Mapping[int, int], extras: Iterable[Extra]) -> BlockPlan:
+        """The rank's block of an adapter, given the rank of each slice that it changes and its
+        auxiliary tensors. Raises ObjectCorrupt as `extra_part`."""
+        held = {index: rank for index, rank in ranks.items() if self.holds(index)}
+        own = (self.extra_part(extra) for extra in extras if self.holds(extra.slice_index))
+        return BlockPlan(self.layout, held, tuple(own))
 
     def part_of(self, whole: Slice) -> Slice:
         """The rank's part of a slice of the whole layout."""

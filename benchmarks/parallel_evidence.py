@@ -46,8 +46,8 @@ from loraplex.engine.messages import RequestFinished, TokensGenerated
 from loraplex.engine.model.sharded_base import load_sharded_base
 from loraplex.engine.process.client import EngineClient
 from loraplex.engine.process.request_stream import RequestEvent
-from loraplex.engine.shards.rank_place import RankPlace
-from loraplex.engine.shards.rank_sums import connect_ranks
+from loraplex.engine.shards.group_links import connect_group
+from loraplex.engine.shards.rank_place import GroupShape
 from support.canaries import run_canaries
 from support.divided import divided_errors
 from support.engine import Answer
@@ -64,6 +64,8 @@ NEAR_TIE = 1e-3
 HANG_SECONDS = 10.0
 MAX_BYTES_RATIO = 1.15
 SIZES = (2, 4)
+SHAPES = (GroupShape(2, 1), GroupShape(4, 1), GroupShape(1, 2), GroupShape(2, 2))
+FAMILY_SHAPES = SHAPES[:3]
 SAMPLE = ("llama", "qwen3", "phi3-fused", "mixtral", "jetmoe")
 NUM_OPEN = 6
 """Requests that run when a rank is killed."""
@@ -87,20 +89,26 @@ def try_families(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
         if is_sample and case not in SAMPLE:
             continue
         model = save_family(folder / case / "base", kind, settings)
-        for size in SIZES:
-            work = folder / case / str(size)
+        for shape in FAMILY_SHAPES:
+            work = folder / case / f"{shape.ranks_per_stage}x{shape.num_stages}"
             work.mkdir()
-            rows.append({"type": kind, "case": case, "tp": size, **_try_family(model, size, work)})
+            row = {"type": kind, "case": case, **_sizes(shape)}
+            rows.append(row | _try_family(model, shape, work))
     return rows
 
 
-def _try_family(model: Path, size: int, work: Path) -> dict[str, Any]:
+def _sizes(shape: GroupShape) -> dict[str, int]:
+    return {"tp": shape.ranks_per_stage, "pp": shape.num_stages}
+
+
+def _try_family(model: Path, shape: GroupShape, work: Path) -> dict[str, Any]:
     config = EngineConfig(str(model), device="cpu", dtype="float32")
+    size, num_stages = shape
     try:
-        run_sharded(config, size, lambda _base, _rank: None)
+        run_sharded(config, size, lambda _base, _rank: None, num_stages=num_stages)
     except UnsupportedModel as exc:
         return {"max_error": None, "peft_error": None, "result": f"refused: {exc}"}
-    errors = divided_errors(model, size, work)
+    errors = divided_errors(model, size, work, num_stages=num_stages)
     result = "ok" if max(errors) < BOUND else "wrong"
     return {"max_error": errors.of_one_rank, "peft_error": errors.of_peft, "result": result}
 
@@ -138,11 +146,12 @@ def try_traffic(folder: Path, num_seeds: int, num_waves: int) -> dict[str, Any]:
     counts = {"requests": 0, "different": 0, "near_ties": 0}
     for seed in range(num_seeds):
         asked: dict[str, Any] = {"seed": 100 * seed, "num_waves": num_waves}
-        alone = traffic.serve(num_ranks=1, **asked)
+        asked["has_drafts"] = seed % 2 == 0
+        alone = traffic.serve(GroupShape(1, 1), **asked)
         alone.close()
-        for size in SIZES:
+        for shape in SHAPES:
             with followers_as_threads():
-                together = traffic.serve(num_ranks=size, **asked)
+                together = traffic.serve(shape, **asked)
                 together.close()
             met += Counter(events(together))
             for request_id, answer in alone.answers.items():
@@ -163,15 +172,19 @@ def _is_near_tie(answer: Answer, other: Answer) -> bool:
     return first.logprob - second.logprob < NEAR_TIE
 
 
-def try_kills(folder: Path, num_kills: int) -> dict[str, int]:
+def try_kills(folder: Path, is_sample: bool) -> dict[str, int]:
     model = save_family(folder / "base", *SERVED["llama"])
-    return asyncio.run(_kill_ranks(model, num_kills))
+    return asyncio.run(_kill_ranks(model, _shapes(is_sample), 1 if is_sample else 10))
 
 
-async def _kill_ranks(model: Path, num_kills: int) -> dict[str, int]:
+def _shapes(is_sample: bool) -> Sequence[GroupShape]:
+    return SHAPES[::3] if is_sample else SHAPES
+
+
+async def _kill_ranks(model: Path, shapes: Sequence[GroupShape], num_kills: int) -> dict[str, int]:
     rng, counts = random.Random(0), {"tried": 0, "hangs": 0, "uncoded": 0}
-    for size in SIZES:
-        async with serving(model, size) as client:
+    for shape in shapes:
+        async with serving(model, shape) as client:
             expected = await generate(client, "before")
             for _ in range(num_kills):
                 number = counts["tried"]
@@ -239,35 +252,39 @@ async def _num_hanging(watched: Sequence[_Watched]) -> int:
     return len(open_requests)
 
 
-def measure_bytes(folder: Path) -> list[dict[str, int]]:
+def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, int]]:
     small = save_family(folder / "small", *SERVED["llama"])
     large = save_family(folder / "large", "llama", LARGE)
     rows = []
-    for size in SIZES:
-        store = str(folder / f"store{size}")
+    for shape in _shapes(is_sample):
+        store = str(folder / f"store{shape.ranks_per_stage}x{shape.num_stages}")
         context = get_context("spawn")
-        with context.Pool(size) as pool:
+        with context.Pool(shape.size) as pool:
             jobs = [
-                pool.apply_async(_measure_rank, (str(small), str(large), store, rank, size))
-                for rank in range(size)
+                pool.apply_async(_measure_rank, (str(small), str(large), store, rank, shape))
+                for rank in range(shape.size)
             ]
             for rank, job in enumerate(jobs):
                 planned, actual = job.get(600)
-                rows.append({"tp": size, "rank": rank, "planned": planned, "actual": actual})
+                rows.append({**_sizes(shape), "rank": rank, "planned": planned, "actual": actual})
     return rows
 
 
-def _measure_rank(small: str, large: str, store: str, rank: int, size: int) -> tuple[int, int]:
+def _measure_rank(
+    small: str, large: str, store: str, rank: int, shape: GroupShape
+) -> tuple[int, int]:
     torch.set_num_threads(1)
-    ranks = connect_ranks(FileStore(store, size), RankPlace(rank, size))
+    links = connect_group(FileStore(store, shape.size), shape, rank)
 
     def load(model: str) -> int:
         config = EngineConfig(model, device="cpu", dtype="float32")
-        return load_sharded_base(config, ranks).weight_bytes
+        return load_sharded_base(config, links).weight_bytes
 
     load(small)  # what the process keeps of any load is not the base's
     weights: list[int] = []
     peak = peak_bytes(torch.device("cpu"), lambda: weights.append(load(large)))
+    if links.stages:
+        links.stages.tell_all(b"")  # no process ends before all have received
     return weights[0], peak
 
 
@@ -311,8 +328,8 @@ def main() -> int:
         "traffic": lambda folder, is_sample: try_traffic(
             folder, *((1, 2) if is_sample else (8, 4))
         ),
-        "kills": lambda folder, is_sample: try_kills(folder, 1 if is_sample else 10),
-        "bytes": lambda folder, _is_sample: measure_bytes(folder),
+        "kills": try_kills,
+        "bytes": measure_bytes,
         "canaries": lambda folder, is_sample: try_canaries(folder, 200 if is_sample else 20_000),
     }
     parser.add_argument("--only", nargs="+", choices=sections, default=list(sections))

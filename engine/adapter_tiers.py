@@ -91,7 +91,7 @@ def _open_host(
         )
     return LeaderHostCache(
         followers,
-        base.part,
+        base.stages.parts,
         num_bytes,
         base.dtype,
         prepare=prepare,

@@ -9,6 +9,7 @@ from typing import Annotated
 from .errors import InvalidParameter
 from .kv_policy import KvPolicy, parse_kv_policy
 from .option import Option, Unset, options_of
+from .shards.rank_place import GroupShape
 
 GIB = 1 << 30
 
@@ -118,6 +119,9 @@ class EngineConfig:
     enable_expert_parallel: Annotated[bool, Option()] = False
     """Give each process of --tensor-parallel-size whole experts. A base with experts is always
     divided so; with this option a base without experts is refused."""
+    pipeline_parallel_size: Annotated[int, Option(minimum=1, maximum=MAX_RANKS)] = 1
+    """Stages among which the layers and their adapters are divided, on one machine, each of
+    --tensor-parallel-size processes. On the CPU only."""
     max_model_len: Annotated[int | None, Option(minimum=1), Unset("the model's length")] = None
     """Maximum tokens of a sequence."""
     max_num_seqs: Annotated[int, Option(minimum=1)] = 64
@@ -202,6 +206,21 @@ class EngineConfig:
         return [entry.partition(":")[0] for entry in self.speculation]
 
     @property
+    def group_shape(self) -> GroupShape:
+        """The ranks that serve the base together."""
+        return GroupShape(self.tensor_parallel_size, self.pipeline_parallel_size)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.group_shape.size
+
+    @property
+    def ranks_obstacle(self) -> str:
+        """Why something is refused that is not divided among ranks."""
+        kind = "pipeline" if self.pipeline_parallel_size > 1 else "tensor"
+        return f"is not supported with --{kind}-parallel-size above 1"
+
+    @property
     def default_kv_policy(self) -> KvPolicy | None:
         return None if self.kv_policy is None else parse_kv_policy(self.kv_policy)
 
@@ -217,9 +236,9 @@ class EngineConfig:
         for name, option in options_of(EngineConfig).items():
             option.check(name, getattr(self, name))
         self._check_quantization()
-        if self.tensor_parallel_size > 1:
-            self._check_tensor_parallel()
-        elif self.enable_expert_parallel:
+        if self.num_ranks > 1:
+            self._check_ranks()
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             raise InvalidParameter(
                 "enable_expert_parallel", "requires --tensor-parallel-size above 1"
             )
@@ -254,14 +273,17 @@ class EngineConfig:
                 f"must be a multiple of {GROUP_SIZE_STEP}, or 0 for a scale per output",
             )
 
-    def _check_tensor_parallel(self) -> None:
+    def _check_ranks(self) -> None:
         """Refuse what is not divided among ranks yet. Raises InvalidParameter."""
         refused = {
             "quantization": self.quantization != Quantization.NONE,
             "embedding_quantization": self.embedding_quantization != Quantization.NONE,
             "kv_dtype": self.kv_dtype not in (KvDtype.AUTO, KvDtype.INT8),
             "async_scheduling": bool(self.async_scheduling),
+            # Its first layers are on another rank than its head.
+            "speculation": self.pipeline_parallel_size > 1 and "early_exit" in self.proposers,
         }
         for name, is_refused in refused.items():
             if is_refused:
-                raise InvalidParameter(name, "is not supported with --tensor-parallel-size above 1")
+                what = "early_exit " if name == "speculation" else ""
+                raise InvalidParameter(name, f"{what}{self.ranks_obstacle}")

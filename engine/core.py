@@ -79,6 +79,8 @@ class EngineCore:
         self._executor.report_progress_to(heartbeat)
         for model in self.parts.models:
             model.call_between_layers(heartbeat.beat)
+        if self.parts.group:
+            self.parts.group.watch.report_progress_to(heartbeat)
 
     def handle(self, message: ToEngine) -> None:
         """Take one message; never raises for what a message says."""
@@ -111,10 +113,10 @@ class EngineCore:
     def step(self) -> list[FromEngine]:
         """One iteration: take up what is ready, schedule, run, process.
 
-        Raises RankLost if another rank of a tensor-parallel group is gone.
+        Raises RankLost if another rank of a group is gone.
         """
-        if self.parts.followers:
-            self.parts.followers.check()
+        if self.parts.group:
+            self.parts.group.followers.check()
         self._manager.poll()
         self._messages += self._requests.poll()
         self._executor.read_if_needed()
@@ -128,7 +130,7 @@ class EngineCore:
             self._executor.run(batch)
             self._pace.is_busy = self._scheduler.num_running > 0
         else:
-            self._executor.finish()
+            self._executor.finish_first()
         return [*self._take_messages(), *self._statistics.poll()]
 
     @property
@@ -154,5 +156,5 @@ class EngineCore:
         """Stop the threads beside the loop."""
         self.parts.tiers.close()
         self.parts.grammars.close()
-        if self.parts.followers:
-            self.parts.followers.close()
+        if self.parts.group:
+            self.parts.group.followers.close()

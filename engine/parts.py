@@ -65,8 +65,8 @@ class EngineParts:
     cpu_threads: CpuThreads
     is_async: bool
     """Whether a step may be in flight while the next one is scheduled."""
-    followers: Followers | None
-    """The other ranks of a tensor-parallel group; None: there are none."""
+    group: RankGroup | None
+    """The ranks that serve the base together; None: this process alone does."""
 
 
 def open_parts(
@@ -79,7 +79,7 @@ def open_parts(
 
     base_id: to which the base's adapters are bound, if not to its files.
     """
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         return _open_parts(config, None, clock, base_id)
@@ -155,7 +155,7 @@ def _open_parts(
         utilization=utilization,
         cpu_threads=open_cpu_threads(base.device, clock()),
         is_async=_is_async(config, base, speculation),
-        followers=followers,
+        group=group,
     )
 
 
@@ -173,7 +173,7 @@ class _Loaded(NamedTuple):
 
 def _load(config: EngineConfig, base_id: str | None, group: RankGroup | None) -> _Loaded:
     if group is not None:
-        base = load_sharded_base(config, group.ranks, base_id=base_id)
+        base = load_sharded_base(config, group.links, base_id=base_id)
     else:
         base = load_base_model(config, base_id=base_id)
     return _Loaded(base, load_draft_model(config, base), open_medusas(config, base))
@@ -207,6 +207,7 @@ def _open_runner(
             kv_format=base.kv_format,
             device=base.device,
             num_swap_slots=plan.num_swap_slots,
+            has_stages=config.pipeline_parallel_size > 1,
         )
         return LeaderRunner(followers, base, leader, tiers.arena)
     cache = KvCache(
@@ -269,6 +270,7 @@ def _limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
         max_queued=config.max_queued,
         max_queued_per_tenant=config.max_queued_per_tenant,
         tenant_cap=config.tenant_cap,
+        max_concurrent_batches=config.pipeline_parallel_size,
         kv_block_bytes=plan.kv_block_bytes,
     )
 

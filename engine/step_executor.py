@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .execution.execution import Execution
-from .execution.pipeline import Pipeline, may_stay_in_flight
+from .execution.pipeline import Pipeline, StepsInFlight
 from .execution.prompt_reading import read_prompt
 from .execution.runner import StepOutput
+from .execution.stage_pipeline import StagePipeline
 from .heartbeat import Heartbeat
 from .memory.utilization import StepWork
 from .next_tokens import NextTokens
@@ -43,18 +44,30 @@ class StepExecutor:
             draw=NextTokens(parts.speculation.acceptor, parts.grammars).draw,
             requests=requests,
         )
-        self._pipeline: Pipeline[StepOutput] | None = None
+        self._pipeline = self._open_pipeline(parts)
         """None: each step is read before the next one is scheduled."""
-        if parts.is_async:
-            self._pipeline = Pipeline(
-                self._execution,
-                parts.scheduler,
-                on_launch=self._begin_step,
-                on_read=self._note_read,
-            )
         self._launched: deque[_Launched] = deque()
         """The steps that the pipeline has not read, the first first."""
         self._last_read_time = 0.0
+
+    def _open_pipeline(self, parts: EngineParts) -> StepsInFlight[StepOutput] | None:
+        num_stages = parts.config.pipeline_parallel_size
+        if num_stages > 1:
+            return StagePipeline(
+                self._execution,
+                parts.scheduler,
+                num_stages=num_stages,
+                on_launch=self._begin_step,
+                on_read=self._note_read,
+            )
+        if not parts.is_async:
+            return None
+        return Pipeline(
+            self._execution,
+            parts.scheduler,
+            on_launch=self._begin_step,
+            on_read=self._note_read,
+        )
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
         """Name each step's requests before it runs."""
@@ -65,14 +78,14 @@ class StepExecutor:
         return self._pipeline is not None and not self._pipeline.is_empty
 
     def read_if_needed(self) -> None:
-        """See `Pipeline.read_if_needed`."""
+        """See `StepsInFlight.read_if_needed`."""
         if self._pipeline:
             self._pipeline.read_if_needed()
 
-    def finish(self) -> None:
-        """Read and process the step in flight, if there is one."""
+    def finish_first(self) -> None:
+        """Read and process the first step in flight, if there is one."""
         if self._pipeline:
-            self._pipeline.finish()
+            self._pipeline.finish_first()
 
     def run(self, batch: ScheduledBatch) -> None:
         """Run one step and process its output; if it stays in flight, that of the one before."""
@@ -84,7 +97,7 @@ class StepExecutor:
         prepared = self._clock()
         sequences = self._execution.current(batch.sequences)
         if self._pipeline:
-            if sequences and may_stay_in_flight(sequences):
+            if sequences and self._pipeline.takes(sequences):
                 self._launched.append(
                     _Launched(batch, self._work(sequences), len(sequences), start, prepared - start)
                 )

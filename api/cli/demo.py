@@ -57,7 +57,10 @@ def demo(
         int | None, typer.Option(min=1, max=65535, help="Port.", show_default="a free one")
     ] = None,
     tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, max=4, help="Processes that serve the base together.")
+        int, typer.Option(min=1, max=4, help="Processes that compute each layer together.")
+    ] = 1,
+    pipeline_parallel_size: Annotated[
+        int, typer.Option(min=1, max=4, help="Stages that have a part of the layers each.")
     ] = 1,
 ) -> None:
     """Serve a small base and three adapters of two tenants, and query them in one batch. On a
@@ -66,11 +69,13 @@ def demo(
     leave_on_sigterm()
     out, progress = Console(), Console(stderr=True)
     keep_serving = not once and sys.stdout.isatty()
-    quantization = QUANTIZATION if tensor_parallel_size == 1 else "none"
+    is_divided = tensor_parallel_size * pipeline_parallel_size > 1
+    quantization = "none" if is_divided else QUANTIZATION
     options = [
         *SERVE_OPTIONS,
         *("--quantize", quantization),
         *("--tensor-parallel-size", str(tensor_parallel_size)),
+        *("--pipeline-parallel-size", str(pipeline_parallel_size)),
     ]
     with TemporaryDirectory(prefix="loraplex-demo-") as folder:
         try:

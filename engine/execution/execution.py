@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..draft import NO_DRAFT
@@ -49,9 +50,9 @@ class Runner(Protocol[OutputT_co]):
 
     def is_current(self, sequence: ScheduledSequence) -> bool: ...
 
-    def run(
+    def begin(
         self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None
-    ) -> OutputT_co: ...
+    ) -> Callable[[], OutputT_co]: ...
 
     def keep(self, request: Request, path: Sequence[int]) -> None: ...
 
@@ -130,14 +131,20 @@ class _Drawing(NamedTuple):
     """The logits rows of the sequence in the step: its last token's, then those of its draft."""
 
 
-@dataclass(slots=True)
+@dataclass
 class LaunchedStep(Generic[OutputT]):
     """A step that was launched and whose output was not read."""
 
     sequences: tuple[ScheduledSequence, ...]
-    output: OutputT
+    compute: Callable[[], OutputT]
+    """Computes what the launch left to this process."""
     sampled: Sampled | None = None
     """None: no tokens are being drawn yet."""
+
+    @cached_property
+    def output(self) -> OutputT:
+        """Of which the host may have to wait for the device."""
+        return self.compute()
 
 
 class Execution(Generic[OutputT]):
@@ -196,9 +203,9 @@ class Execution(Generic[OutputT]):
     ) -> LaunchedStep[OutputT]:
         """Launch a step; `before`: the one in flight, if it was not read. Raises what the runner
         raises."""
-        output = self._runner.run(sequences, before.sampled if before else None)
+        compute = self._runner.begin(sequences, before.sampled if before else None)
         self._scheduler.note_launch(sequences)
-        return LaunchedStep(sequences, output)
+        return LaunchedStep(sequences, compute)
 
     def draw(self, step: LaunchedStep[OutputT]) -> bool:
         """Begin to draw the next tokens of a step without drafts in which no prompt is read.

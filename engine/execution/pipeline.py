@@ -21,9 +21,13 @@ one before was read, and are read before the next is scheduled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Generic
 
+from ..errors import RankLost
 from ..scheduling.batch import ScheduledSequence
 from ..scheduling.scheduler import Scheduler
 from .execution import Execution, LaunchedStep, OutputT
@@ -31,8 +35,8 @@ from .execution import Execution, LaunchedStep, OutputT
 logger = logging.getLogger(__name__)
 
 
-class Pipeline(Generic[OutputT]):
-    """Keeps the last launched step in flight, where it may."""
+class StepsInFlight(ABC, Generic[OutputT]):
+    """Steps that were launched and not read."""
 
     def __init__(
         self,
@@ -49,45 +53,57 @@ class Pipeline(Generic[OutputT]):
         self._scheduler = scheduler
         self._on_launch = on_launch
         self._on_read = on_read
-        self._step: LaunchedStep[OutputT] | None = None
+        self._steps: deque[LaunchedStep[OutputT]] = deque()
+        """In the order of their launches."""
 
     @property
     def is_empty(self) -> bool:
         """No step is in flight."""
-        return self._step is None
+        return not self._steps
+
+    def takes(self, sequences: Sequence[ScheduledSequence]) -> bool:
+        """Whether a step of these may be in flight while the next one is scheduled."""
+        return not any(
+            sequence.num_draft_tokens
+            or sequence.request.unread
+            or sequence.request.num_lone_steps
+            or sequence.compacts
+            for sequence in sequences
+        )
 
     def read_if_needed(self) -> None:
-        """Read the step in flight if the next one cannot be scheduled before that."""
-        if self._step is not None and not self._scheduler.can_plan_ahead:
+        """Read the steps in flight if the next one cannot be scheduled before that."""
+        if self._steps and not self._scheduler.can_plan_ahead:
             self.finish()
 
     def finish(self) -> None:
-        """Read and process the step in flight, if there is one."""
-        if self._step is not None:
-            step, self._step = self._step, None
-            self._finish(step)
+        """Read and process all steps in flight."""
+        while self._steps:
+            self.finish_first()
 
+    def finish_first(self) -> None:
+        """Read and process the first step in flight, if there is one."""
+        if self._steps:
+            self._finish(self._steps.popleft())
+
+    @abstractmethod
     def run(self, sequences: tuple[ScheduledSequence, ...]) -> None:
-        """Launch these sequences, which `may_stay_in_flight`, and read the step before them.
+        """Launch these sequences, which it `takes`, and read what must be read then.
 
         If the launch fails, the step runs and is read once more, apart if need be.
         """
-        before, self._step = self._step, None
-        self._on_launch([*_ids(before.sequences if before else ()), *_ids(sequences)])
+
+    def _begin(self, sequences: tuple[ScheduledSequence, ...]) -> LaunchedStep[OutputT] | None:
+        """Launch a step behind those in flight; None if that failed."""
+        in_flight = (step.sequences for step in self._steps)
+        self._on_launch(_ids(chain(*in_flight, sequences)))
         try:
-            step = self._execution.launch(sequences, before)
-        except Exception:  # it is tried again below, which attributes the error
+            return self._execution.launch(sequences, self._steps[-1] if self._steps else None)
+        except RankLost:
+            raise
+        except Exception:  # it is tried again, which attributes the error
             logger.exception("launching a step of %d sequences failed", len(sequences))
-            step = None
-        if before is not None:
-            self._finish(before)
-        if step is None:
-            self._run_now(sequences)
-            return
-        if self._execution.draw(step):
-            self._step = step
-        else:
-            self._finish(step)
+            return None
 
     def _finish(self, step: LaunchedStep[OutputT]) -> None:
         self._on_read(self._execution.finish(step))
@@ -98,16 +114,20 @@ class Pipeline(Generic[OutputT]):
         self._on_read(False)
 
 
-def may_stay_in_flight(sequences: Sequence[ScheduledSequence]) -> bool:
-    """Whether a step of these may be in flight while the next one is scheduled."""
-    return not any(
-        sequence.num_draft_tokens
-        or sequence.request.unread
-        or sequence.request.num_lone_steps
-        or sequence.compacts
-        for sequence in sequences
-    )
+class Pipeline(StepsInFlight[OutputT]):
+    """Keeps the last launched step in flight, where it may."""
+
+    def run(self, sequences: tuple[ScheduledSequence, ...]) -> None:
+        """See `StepsInFlight.run`."""
+        step = self._begin(sequences)
+        self.finish()
+        if step is None:
+            self._run_now(sequences)
+        elif self._execution.draw(step):
+            self._steps.append(step)
+        else:
+            self._finish(step)
 
 
-def _ids(sequences: Sequence[ScheduledSequence]) -> list[str]:
+def _ids(sequences: Iterable[ScheduledSequence]) -> list[str]:
     return [sequence.request.request_id for sequence in sequences]

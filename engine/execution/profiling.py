@@ -68,9 +68,8 @@ def plan_engine(
     )
     memory = _rank_memory(config, measure_memory(base.device))
     plan = plan_memory(config, memory, demand, proposers)
-    if config.tensor_parallel_size > 1:
-        num_ranks = config.tensor_parallel_size
-        plan.lines.insert(0, f"tensor parallelism over {num_ranks} ranks; all sizes are of each")
+    if config.num_ranks > 1:
+        plan.lines.insert(0, f"{_describe_group(config)}; all sizes are of each")
     if base.kv_format.code_dtype is not None:
         line = (
             f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
@@ -91,7 +90,7 @@ def plan_engine(
 def kv_groups(config: EngineConfig, base: BaseModel) -> tuple[KvGroup, ...]:
     """The KV groups of a base's layers, each with the smallest possible pool."""
     return group_layers(
-        base.kv_shapes,
+        base.stages.all_kv_shapes,
         max_model_len=base.max_model_len,
         attention_window=config.attention_window,
         attention_sinks=config.attention_sinks,
@@ -102,7 +101,15 @@ def _rank_memory(config: EngineConfig, memory: DeviceMemory) -> DeviceMemory:
     """One rank's share of the memory: all ranks have loaded their weights, and share the host."""
     if not memory.is_host:
         return memory
-    return memory._replace(free_bytes=memory.free_bytes // config.tensor_parallel_size)
+    return memory._replace(free_bytes=memory.free_bytes // config.num_ranks)
+
+
+def _describe_group(config: EngineConfig) -> str:
+    num_stages = config.pipeline_parallel_size
+    if num_stages == 1:
+        return f"tensor parallelism over {config.num_ranks} ranks"
+    in_each = f" of {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
+    return f"pipeline parallelism over {num_stages} stages{in_each}"
 
 
 def _state_bytes(base: BaseModel) -> int:
@@ -143,8 +150,12 @@ def _num_open_slots(config: EngineConfig, base: BaseModel) -> int | None:
 
 
 def _kv_block_bytes(config: EngineConfig, model: BaseModel, group: KvGroup) -> int:
-    return kv_bytes_per_block(
-        group, model.kv_shapes, block_size=config.kv_block_size, kv_format=model.kv_format
+    """Of the stage that has most: the blocks of a sequence are the same in every stage."""
+    return max(
+        kv_bytes_per_block(
+            group, shapes, block_size=config.kv_block_size, kv_format=model.kv_format
+        )
+        for shapes in model.stages.kv_shapes
     )
 
 

@@ -140,6 +140,14 @@ class ModelRunner:
         kv = request.kv
         self._cache.clear(kv.tables, start - kv.num_evicted, end - kv.num_evicted)
 
+    def begin(
+        self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None = None
+    ) -> Callable[[], StepOutput]:
+        """Launch a step as `run` does; the result computes what is left of it, in the order of the
+        launches."""
+        output = self.run(sequences, sampled)
+        return lambda: output
+
     def run(
         self,
         sequences: tuple[ScheduledSequence, ...],
@@ -151,7 +159,7 @@ class ModelRunner:
         checked: a sequence with a non-finite row has written entries that must not be reused.
         `sampled`: the tokens of the step in flight, from which some sequences go on.
         """
-        chunks = [_chunk(sequence) for sequence in sequences]
+        chunks = list(map(chunk_of, sequences))
         leases = [sequence.lease for sequence in sequences]
         pending = None if sampled is None else _pending(sequences, sampled)
         pools = any(sequence.request.submitted.pooling for sequence in sequences)
@@ -312,7 +320,8 @@ def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> Pendin
     return PendingTokens(sampled.draws.tokens, sources)
 
 
-def _chunk(sequence: ScheduledSequence) -> SequenceChunk:
+def chunk_of(sequence: ScheduledSequence) -> SequenceChunk:
+    """What a step computes of a sequence."""
     request, num_tokens, num_draft_tokens, start, _, _ = sequence
     tables, num_evicted = request.kv.tables, request.kv.num_evicted
     rotary_start = request.namespace.rotary_start

@@ -89,9 +89,10 @@ class KvCache:
         has_spare_blocks: bool = False,
         num_open_slots: int | None = None,
     ) -> None:
-        """`num_swap_slots`: blocks of host memory per group; empty: none. `has_spare_blocks`: each
-        group has one additional block, to which padding writes. `num_open_slots`: per group, if
-        complete blocks are quantized; None: every block is open forever."""
+        """`shapes`: nothing for the layers of other stages. `num_swap_slots`: blocks of host memory
+        per group; empty: none. `has_spare_blocks`: each group has one additional block, to which
+        padding writes. `num_open_slots`: per group, if complete blocks are quantized; None: every
+        block is open forever."""
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of = {
@@ -296,6 +297,8 @@ def _parts_by_size(
     parts: defaultdict[tuple[int, int], list[_Part]] = defaultdict(list)
     for layer in group.layers:
         shape = shapes[layer]
+        if not shape.attends:
+            continue
         for is_key, dim in zip((True, False), shape.stored_dims, strict=False):
             parts[shape.num_heads, dim].append(_Part(layer, is_key))
     return parts

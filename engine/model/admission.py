@@ -9,7 +9,7 @@ forward pass. Effects beyond the self-test's few tokens are tested on a small co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -85,10 +85,11 @@ def check_config(config: Any, *, max_model_len: int | None) -> int:
 
 
 def probe_kv_shapes(
-    model: PreTrainedModel, config: Any, *, max_model_len: int
+    model: PreTrainedModel, config: Any, *, max_model_len: int, layers: range | None = None
 ) -> list[LayerKvShape]:
     """Replace the model's attention and its layers with states, and run a few tokens to find what
-    each layer caches and its attention window.
+    each layer caches and its attention window. `layers`: those that the model has; None: all. The
+    others cache nothing.
 
     Raises UnsupportedModel unless each layer has known states or calls the attention function
     exactly once, with a causal mask or a window: any other model would silently be served
@@ -104,13 +105,14 @@ def probe_kv_shapes(
         run_probe(model, probe)
         model.set_attn_implementation(ATTENTION_NAME)
     num_layers = config.num_hidden_layers
-    with_tokens_before = {*probe.calls, *probe.states.shapes, *_mlp_layers(config)}
-    if len(probe.calls) > len(set(probe.calls)) or with_tokens_before != set(range(num_layers)):
+    expected = set(layers or range(num_layers))
+    with_tokens_before = {*probe.calls, *probe.states.shapes, *_mlp_layers(config, expected)}
+    if len(probe.calls) > len(set(probe.calls)) or with_tokens_before != expected:
         num_with_states = len(probe.states.shapes)
         others = f", and {num_with_states} have states" if num_with_states else ""
         raise UnsupportedModel(
             f"{config.model_type} calls the attention interface {len(probe.calls)} times "
-            f"in {num_layers} layers{others}"
+            f"in {len(expected)} layers{others}"
         )
     return probe.shapes(num_layers)
 
@@ -123,10 +125,14 @@ def _number_attentions(model: nn.Module) -> None:
             module.layer_idx = next(int(part) for part in path.split(".") if part.isdecimal())
 
 
-def _mlp_layers(config: Any) -> list[int]:
-    """The layers in which tokens do not meet."""
+def _mlp_layers(config: Any, layers: Set[int]) -> list[int]:
+    """Those of these layers in which tokens do not meet."""
     layer_types = getattr(config, "layer_types", None) or ()
-    return [layer for layer, kind in enumerate(layer_types) if kind in _MLP_LAYER_TYPES]
+    return [
+        layer
+        for layer, kind in enumerate(layer_types)
+        if kind in _MLP_LAYER_TYPES and layer in layers
+    ]
 
 
 def check_replaced(model: nn.Module, config: Any) -> None:

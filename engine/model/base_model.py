@@ -54,6 +54,7 @@ from .admission import (
     probe_kv_shapes,
     quantized_blocks_cases,
 )
+from .base_stages import BaseStages
 from .embedding_and_head import ModelEnds, adapt_ends
 from .experts import MoeLayer, experts_parameters, pack_moe_layers, replace_experts
 from .fused_layers import FusedLayers, fuse_layers, fuses_layers
@@ -90,6 +91,9 @@ class BaseModel:
     fused: FusedLayers | None
     """None: all layers keep their own code."""
     kv_shapes: list[LayerKvShape]
+    """By layer; nothing for those of other stages."""
+    stages: BaseStages
+    """What the stages of a pipeline have; one if the base is not divided so."""
     kv_format: KvFormat
     eos_token_ids: frozenset[int]
     max_model_len: int
@@ -173,15 +177,16 @@ class BaseModel:
 
     def bound_to(self, base_id: str) -> BaseModel:
         """The same base, to whose id adapters are bound."""
-        layout = replace(self.layout, base_id=base_id)
-        return replace(self, part=replace(self.part, whole=layout))
+        stages = self.stages.bound_to(base_id)
+        return replace(self, part=stages.parts[stages.place.stage], stages=stages)
 
     def attach_arena(self, arena: Arena) -> None:
         """Connect every part of the model to this arena's adapters."""
         arena.on_remove = self._forget_adapter
         adapted = {module.projection: module for module in self._adapted}
         for projection, slice_range in self.part.layout.projection_ranges():
-            adapted[projection].attach(arena, slice_range)
+            if self.part.holds(slice_range[0]):
+                adapted[projection].attach(arena, slice_range)
 
     @property
     def extended(self) -> Iterator[ExtendedModule]:
@@ -281,10 +286,11 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         digests=digests,
         is_text_part=is_composite(read_config_file(model_dir)),
     )
+    part = LayoutPart(layout)
     return BaseModel(
         model=model,
         config=config,
-        part=LayoutPart(layout),
+        part=part,
         projections=tuple(projections),
         ends=ends,
         packed_ends=packed_ends,
@@ -292,6 +298,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         absorbed=tuple(absorbed),
         fused=fused,
         kv_shapes=kv_shapes,
+        stages=BaseStages.one(part, kv_shapes),
         kv_format=kv_format,
         eos_token_ids=eos_token_ids(model_dir, config),
         max_model_len=max_model_len,
@@ -626,7 +633,7 @@ def describe_layout(
     return BaseLayout(
         base_id=base_id,
         projections=tuple(part for part in (first, *decoder, last) if part),
-        refused={**dict(_refused_modules(model, moe_layers)), **ends.refused},
+        refused={**dict(_refused_modules(model, linears, moe_layers)), **ends.refused},
         ties_embeddings=ends.are_tied,
         digests=digests,
         is_text_part=is_text_part,
@@ -661,13 +668,15 @@ def _ends_around(
 
 
 def _refused_modules(
-    model: PreTrainedModel, moe_layers: Sequence[MoeLayer]
+    model: PreTrainedModel, linears: Sequence[Projection], moe_layers: Sequence[MoeLayer]
 ) -> Iterator[tuple[str, str]]:
     """The modules with a matrix of their own that adapters cannot change."""
+    names = {part.name for projection in linears for part in projection.slices}
     ends = {model.get_input_embeddings(), model.get_output_embeddings()}
     served = ends.union(*(layer.modules for layer in moe_layers))
     for name, module in model.named_modules():
-        if module in served or all(p.ndim < 2 for p in module.parameters(recurse=False)):
+        is_served = name in names or module in served
+        if is_served or all(p.ndim < 2 for p in module.parameters(recurse=False)):
             continue
         if isinstance(module, nn.Embedding):
             yield name, "LoRA on embeddings other than that of the tokens is not served"

@@ -1,4 +1,4 @@
-"""Loads one rank's part of a base that is divided among the ranks of a tensor-parallel group.
+"""Loads one rank's part of a base that is divided among the ranks of a group.
 
 All ranks load at the same time, each from the base's files. The linear layers and the experts stay
 in the files until they are cut, so a rank never holds more than its part and one layer. Rank 0
@@ -26,14 +26,17 @@ from ..checkpoint.files import locate_base
 from ..checkpoint.packed_format import find_packed_format
 from ..checkpoint.text_part import is_composite
 from ..checkpoint.weight_digests import end_digests
-from ..checkpoint.weights import load_config, load_weights
+from ..checkpoint.weights import load_config, load_weights, transformers_quiet
 from ..config import EngineConfig
 from ..errors import UnsupportedModel
 from ..kv.cache import KvFormat, choose_kv_format
 from ..kv.groups import LayerKvShape
+from ..shards.group_links import GroupLinks
+from ..shards.rank_place import StagePlace
 from ..shards.rank_sums import RankSums
 from ..shards.shard_plan import LinearSize, ShardPlan, plan_shards
 from ..shards.shared_heads import find_shared_heads
+from ..shards.stage_plan import StagePlan
 from .admission import (
     SELF_TEST_LENGTHS,
     DenseCase,
@@ -58,6 +61,7 @@ from .base_model import (
     sibling_groups,
     whole_projection,
 )
+from .base_stages import BaseStages, tell_shapes
 from .embedding_and_head import adapt_ends
 from .expert_choices import choosing, of_first_rank
 from .expert_shards import ExpertShards
@@ -70,6 +74,7 @@ from .experts import (
     replace_experts,
     served_experts,
 )
+from .forward import ATTENTION_NAME
 from .fused_layers import fuse_layers, fuses_layers
 from .latent_attention import replace_latents
 from .linear_shards import LinearShards
@@ -77,11 +82,12 @@ from .load_quantization import LoadQuantization
 from .packed_ends import pack_ends
 from .rope import rotary_contexts
 from .rotary_tables import table_rotary
+from .stage_layers import cut_stage, ends_of_stage, parts_of_stages, plan_stages, without_layers
 from .threshold_test import check_thresholds
 
 
 def load_sharded_base(
-    engine: EngineConfig, ranks: RankSums, *, base_id: str | None = None
+    engine: EngineConfig, links: GroupLinks, *, base_id: str | None = None
 ) -> BaseModel:
     """Load this rank's part, together with all other ranks.
 
@@ -97,6 +103,7 @@ def load_sharded_base(
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
     _check_format(model_dir)
+    ranks, stages = links.sums, links.stages
     model = load_weights(
         model_dir,
         config,
@@ -111,7 +118,8 @@ def load_sharded_base(
             f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
         )
     shards = LinearShards(plan.linears, ranks)
-    is_first = ranks.place.rank == 0
+    is_first = ranks.place.rank == 0 and (stages is None or stages.place.is_last)
+    stage_plan = plan_stages(model, config, 1 if stages is None else stages.place.num_stages)
     cases = dense_reference(model, config.vocab_size) if is_first else []
     order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
     linears = decoder_linears(model)
@@ -121,15 +129,41 @@ def load_sharded_base(
     ]
     moe_layers = replace_experts(model, ExpertShards(plan.experts, ranks))
     absorbed = replace_latents(model)
+    with transformers_quiet():  # it remarks on families that compute attention themselves
+        model.set_attn_implementation(ATTENTION_NAME)
+    with without_layers(model, stage_plan) as stand_ins:
+        ends = adapt_ends(model)
+    layout = describe_layout(
+        model,
+        order,
+        ends=ends,
+        linears=wholes,
+        moe_layers=moe_layers,
+        base_id=base_id or (compute_base_id(model_dir) if is_first else ""),
+        digests=end_digests(model, model_dir) if is_first else {},
+        is_text_part=is_composite(read_config_file(model_dir)),
+    )
+    whole = LayoutPart(layout, shards.ranges, _held_experts(moe_layers))
+    parts = parts_of_stages(whole, stage_plan)
+    if stages:
+        cut_stage(model, stage_plan, stages, stand_ins)
+        ends = ends_of_stage(ends, stages)
+        own = stage_plan.layers(stages.place.stage)
+        moe_layers = [layer for layer in moe_layers if stage_plan.layer_of(layer.path) in own]
+        _check_stages(config, moe_layers, dtype)
+    del linears
     unquantized = LoadQuantization()
     projections = replace_linears(
         model, quantization=unquantized, kept_dense=absorbed, shards=shards
     )
     pack_moe_layers(moe_layers, unquantized)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
-    kv_shapes = _divided_kv_shapes(model, config, ranks, max_model_len=max_model_len)
-    ends = adapt_ends(model)
-    digests = end_digests(model, model_dir) if is_first else {}
+    kv_shapes = _divided_kv_shapes(model, config, links, stage_plan, max_model_len=max_model_len)
+    own_stages = BaseStages(
+        stages.place if stages else StagePlace(0, 1),
+        parts,
+        tell_shapes(kv_shapes, stages) if stages else (kv_shapes,),
+    )
     packed_ends = pack_ends(model, ends, None)
     return_freed_memory()
     check_replaced(model, config)
@@ -139,21 +173,11 @@ def load_sharded_base(
     if kv_format.code_dtype is not None:
         kv_error = _kv_error_together(model, config, kv_shapes, cases, kv_format)
     if is_first:
-        check_thresholds(config, kv_shapes, max_model_len=max_model_len)
-    layout = describe_layout(
-        model,
-        order,
-        ends=ends,
-        linears=wholes,
-        moe_layers=moe_layers,
-        base_id=base_id or (compute_base_id(model_dir) if is_first else ""),
-        digests=digests,
-        is_text_part=is_composite(read_config_file(model_dir)),
-    )
-    return BaseModel(
+        check_thresholds(config, own_stages.all_kv_shapes, max_model_len=max_model_len)
+    base = BaseModel(
         model=model,
         config=config,
-        part=LayoutPart(layout, shards.ranges, _held_experts(moe_layers)),
+        part=parts[own_stages.place.stage],
         projections=tuple(projections),
         ends=ends,
         packed_ends=packed_ends,
@@ -161,6 +185,7 @@ def load_sharded_base(
         absorbed=tuple(absorbed),
         fused=fused,
         kv_shapes=kv_shapes,
+        stages=own_stages,
         kv_format=kv_format,
         eos_token_ids=eos_token_ids(model_dir, config),
         max_model_len=max_model_len,
@@ -174,6 +199,9 @@ def load_sharded_base(
         kv_error=kv_error,
         shared_heads=find_shared_heads(config, shards.ranges, ranks),
     )
+    if stages:
+        base.call_between_layers(links.pulse.pass_layer)
+    return base
 
 
 def _check_device(device: torch.device) -> torch.device:
@@ -189,7 +217,19 @@ def _check_format(model_dir: Path) -> None:
         )
 
 
+def _check_stages(config: Any, moe_layers: Sequence[MoeLayer], dtype: torch.dtype) -> None:
+    """Refuse what the self-test cannot compare: a stage does not know which experts the dense
+    forward pass chose in its layers."""
+    if moe_layers and dtype is not torch.float32:
+        raise UnsupportedModel(
+            f"pipeline parallelism is not supported for the experts of {config.model_type} in "
+            f"{dtype}: give --dtype float32"
+        )
+
+
 def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
+    if ranks.place.size == 1:
+        return ShardPlan({}, {})
     sizes = {}
     for path, module in decoder_linears(model).items():
         (part,) = whole_projection([(path, module)]).slices
@@ -208,14 +248,20 @@ def _held_experts(moe_layers: Sequence[MoeLayer]) -> dict[str, range]:
 
 
 def _divided_kv_shapes(
-    model: PreTrainedModel, config: Any, ranks: RankSums, *, max_model_len: int
+    model: PreTrainedModel,
+    config: Any,
+    links: GroupLinks,
+    stage_plan: StagePlan,
+    *,
+    max_model_len: int,
 ) -> list[LayerKvShape]:
-    """What each layer of this rank caches. Every rank meets the same error."""
+    """What each layer of this rank caches. Every rank of a stage meets the same error."""
+    layers = stage_plan.layers(links.stages.place.stage) if links.stages else None
     try:
-        return probe_kv_shapes(model, config, max_model_len=max_model_len)
+        return probe_kv_shapes(model, config, max_model_len=max_model_len, layers=layers)
     except RuntimeError as exc:
         raise UnsupportedModel(
-            f"{config.model_type} cannot be divided among {ranks.place.size} ranks: {exc}"
+            f"{config.model_type} cannot be divided among {links.sums.place.size} ranks: {exc}"
         ) from exc
 
 

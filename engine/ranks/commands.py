@@ -57,8 +57,8 @@ class CompleteAdapter(Job, frozen=True):
     """Complete the magnitudes of a block that was read, see `RowMagnitudes`."""
 
     key: AdapterKey
-    squares: tuple[bytes, ...]
-    """The sums over all ranks: fp64, in the machine's order."""
+    squares: tuple[tuple[bytes, ...], ...]
+    """By stage, the sums over its ranks: fp64, in the machine's order."""
 
 
 class DropAdapters(Job, frozen=True):

@@ -26,7 +26,7 @@ from ..model.block_preparation import BlockPreparation
 from ..model.first_layers import exit_argument, open_first_layers
 from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
-from ..shards.rank_sums import RankSums
+from ..shards.group_links import GroupLinks
 from .commands import (
     ClearKv,
     Command,
@@ -68,20 +68,23 @@ REPORT_SECONDS = 1.0
 """How often it reports its memory, unless a step takes longer."""
 
 
-def follow(config: EngineConfig, ranks: RankSums, pipe: FollowerPipe) -> None:
+def follow(config: EngineConfig, links: GroupLinks, pipe: FollowerPipe, rank: int) -> None:
     """Load this rank's part and do what rank 0 says, until it is gone.
 
     Raises UnsupportedModel if the base cannot be divided, RuntimeError if another rank has died.
     """
-    base = load_sharded_base(config, ranks)
+    base = load_sharded_base(config, links)
     # Rank 0 measures this step, which needs all ranks.
     profile_step(config, base, kv_groups(config, base))
     try:
         pools = pipe.receive()
         assert isinstance(pools, OpenPools), "it is the first command"
-        follower = Follower(config, base.bound_to(pools.base_id), pools, pipe, ranks.place.rank)
-        with ranks.living():
-            follower.run(ranks.beat)
+        bound = base.bound_to(pools.base_id)
+        follower = Follower(
+            config, bound, pools, pipe, rank, adds_vectors=links.sums.place.rank == 0
+        )
+        with links.pulse.living():
+            follower.run(links.pulse.beat)
     except (EOFError, OSError):
         return
 
@@ -96,14 +99,19 @@ class Follower:
         pools: OpenPools,
         pipe: FollowerPipe,
         rank: int,
+        *,
+        adds_vectors: bool,
     ) -> None:
+        """`adds_vectors`: whether this rank adds an adapter's biases behind a sum of its stage."""
         self.base = base
         self.pipe = pipe
         duty = choose_duty(base.device) if config.loader_duty is None else config.loader_duty
         self._pace = Pace(duty)
         self._loader = LoaderThreads(1)
         layout = base.part.layout
-        prepare = BlockPreparation(layout, base.extended, partial=base.partial, adds_vectors=False)
+        prepare = BlockPreparation(
+            layout, base.extended, partial=base.partial, adds_vectors=adds_vectors
+        )
         self._magnitudes = RowMagnitudes(layout, base.partial)
         reader = BlockReader(base.part, prepare=prepare, pace=self._pace)
         self.host = FollowerHost(reader, config.host_cache_bytes, base.dtype)
@@ -175,7 +183,8 @@ class Follower:
             case ReadAdapter(_, key, path, extent):
                 self._begin(command, lambda: self._read(key, Path(path), extent))
             case CompleteAdapter(_, key, squares):
-                self._begin(command, lambda: self._complete(key, squares))
+                own = squares[self.base.stages.place.stage]
+                self._begin(command, lambda: self._complete(key, own))
             case DropAdapters(_, keys):
                 self._begin(command, lambda: self.host.drop(keys))
             case CopyAdapter(_, key, placement):

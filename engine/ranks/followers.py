@@ -152,4 +152,4 @@ class Followers:
 
 
 def _ended(index: int) -> str:
-    return f"Rank {index + 1} of the tensor-parallel group has ended."
+    return f"Rank {index + 1} of the group has ended."

@@ -9,13 +9,14 @@ from threading import Lock
 import numpy as np
 import torch
 
+from ...adapters.block import BlockHeader, BlockPlan
 from ...adapters.block_reader import Prepare
 from ...adapters.extents import Extent
 from ...adapters.host_cache import HostBlock, HostCache
 from ...adapters.identity import AdapterKey
 from ...adapters.layout_part import LayoutPart
 from ...adapters.loaders import Pace
-from ..model.row_magnitudes import RowMagnitudes
+from ..model.row_magnitudes import RowMagnitudes, Squares
 from .commands import CompleteAdapter, DropAdapters, JobDone, ReadAdapter
 from .followers import Followers, Jobs
 
@@ -30,7 +31,7 @@ class LeaderHostCache(HostCache):
     def __init__(
         self,
         followers: Followers,
-        part: LayoutPart,
+        parts: Sequence[LayoutPart],
         capacity_bytes: int,
         dtype: torch.dtype,
         *,
@@ -38,9 +39,12 @@ class LeaderHostCache(HostCache):
         magnitudes: RowMagnitudes,
         pace: Pace,
     ) -> None:
-        """See `HostCache`. `magnitudes`: what `prepare` leaves to all ranks together."""
-        super().__init__(part.whole, capacity_bytes, dtype, prepare=prepare, pace=pace, part=part)
+        """See `HostCache`. `parts`: what a rank of each stage holds, this one's last. `magnitudes`:
+        what `prepare` leaves to all ranks of a stage together."""
+        own = parts[-1]
+        super().__init__(own.whole, capacity_bytes, dtype, prepare=prepare, pace=pace, part=own)
         self._followers = followers
+        self._parts = parts
         self._magnitudes = magnitudes
         self._mirrored: dict[AdapterKey, Extent] = {}
         """The blocks that the followers hold."""
@@ -71,17 +75,27 @@ class LeaderHostCache(HostCache):
             dropped = self._begin_drop({key, *self._take_gone()})
         dropped.wait()
 
+    def _size(self, header: BlockHeader, plan: BlockPlan) -> int:
+        """Extents are the same on every rank, so each has room for the largest part."""
+        plans = [part.plan(header.ranks, header.auxiliary) for part in self._parts]
+        return max(each.num_elements for each in plans)
+
     def _complete(self, block: HostBlock, answers: Sequence[JobDone]) -> None:
-        """Complete the magnitudes of a block on every rank; the sums are in rank order."""
-        squares = self._magnitudes.squares(block)
-        if not squares:
+        """Complete the magnitudes of a block on every rank; the sums are in rank order.
+
+        `answers`: of all followers. Each stage has magnitudes of its own layers.
+        """
+        own = tuple(each.tobytes() for each in self._magnitudes.squares(block))
+        of_ranks = [own, *(answer.squares for answer in answers)]
+        if not any(of_ranks):
             return
-        for answer in answers:
-            for whole, own in zip(squares, answer.squares, strict=True):
-                whole += np.frombuffer(own, dtype=np.float64)
-        packed = tuple(whole.tobytes() for whole in squares)
+        size = len(of_ranks) // len(self._parts)
+        of_stages = [
+            _sums(of_ranks[first : first + size]) for first in range(0, len(of_ranks), size)
+        ]
+        packed = tuple(tuple(each.tobytes() for each in sums) for sums in reversed(of_stages))
         completed = self._followers.begin(lambda job: CompleteAdapter(job, block.key, packed))
-        self._magnitudes.complete(block, squares)
+        self._magnitudes.complete(block, of_stages[0])
         completed.wait()
 
     def _take_gone(self) -> set[AdapterKey]:
@@ -94,3 +108,9 @@ class LeaderHostCache(HostCache):
 
     def _begin_drop(self, keys: set[AdapterKey]) -> Jobs:
         return self._followers.begin(lambda job: DropAdapters(job, tuple(keys)))
+
+
+def _sums(of_ranks: Sequence[tuple[bytes, ...]]) -> list[Squares]:
+    """The sums of the squares of a stage's ranks."""
+    unpacked = [[np.frombuffer(each, dtype=np.float64) for each in own] for own in of_ranks]
+    return [np.sum(of_magnitude, axis=0) for of_magnitude in zip(*unpacked, strict=True)]

@@ -27,8 +27,10 @@ class LeaderKvCache(KvCache):
         kv_format: KvFormat,
         device: torch.device,
         num_swap_slots: Sequence[int],
+        has_stages: bool,
     ) -> None:
-        """See `KvCache`."""
+        """See `KvCache`. `has_stages`: steps before an operation may not have run here yet, so the
+        operations wait for their step."""
         super().__init__(
             groups,
             shapes,
@@ -38,10 +40,23 @@ class LeaderKvCache(KvCache):
             num_swap_slots=num_swap_slots,
         )
         self._followers = followers
+        self._waiting: list[KvOperation] | None = [] if has_stages else None
 
     def execute(self, operations: Sequence[KvOperation]) -> None:
         for operation in operations:
             self._followers.tell(kv_command(operation))
+        if self._waiting is None:
+            super().execute(operations)
+        else:
+            self._waiting += operations
+
+    def take_operations(self) -> list[KvOperation]:
+        """Those that wait for the step that begins now."""
+        operations, self._waiting = self._waiting or [], []
+        return operations
+
+    def execute_here(self, operations: Sequence[KvOperation]) -> None:
+        """Execute operations that have waited."""
         super().execute(operations)
 
     def move(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...adapters.arena import Arena
 from ...adapters.manager import Lease
 from ..errors import RankLost
-from ..execution.evictions import Observation
+from ..execution.evictions import Observation, observe
 from ..execution.execution import Sampled
-from ..execution.runner import ModelRunner, StepOutput
+from ..execution.pooling import last_hidden_states
+from ..execution.runner import ModelRunner, StepOutput, chunk_of
 from ..model.base_model import BaseModel
 from ..model.first_layers import FirstLayers
 from ..model.inputs import PendingTokens, SequenceChunk
 from ..request import Request
 from ..scheduling.batch import ScheduledSequence
-from .commands import Chunk, ForgetRequests, LeasedRow, RunChunks, pack_tables
+from .commands import Chunk, ForgetRequests, LeasedRow, RunChunks, pack_tables, unpack_tables
 from .followers import Followers
 from .leader_kv_cache import LeaderKvCache
 from .observed_attention import observed_command
@@ -29,17 +30,54 @@ class LeaderRunner(ModelRunner):
     ) -> None:
         super().__init__(base, cache, arena)
         self._followers = followers
+        self._leader_cache = cache
+        self._has_stages = base.stages.place.num_stages > 1
         self._observed: set[Request] = set()
         """Those of whose attention the followers keep something."""
+
+    def begin(
+        self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None = None
+    ) -> Callable[[], StepOutput]:
+        """See `ModelRunner.begin`. Over stages, the others begin with the step; this one, which is
+        the last, is what is left to compute: another step may begin before. Raises RankLost."""
+        if not self._has_stages:
+            return super().begin(sequences, sampled)
+        assert sampled is None, "a request is in one step at a time"
+        self._forget_ended()
+        pools = any(sequence.request.submitted.pooling for sequence in sequences)
+        chunks = list(map(chunk_of, sequences))
+        leases = [sequence.lease for sequence in sequences]
+        observations = observe(sequences)
+        observed = tuple(observations.values())
+        command = _command(chunks, leases, observed)
+        self._followers.tell(command)
+        operations = self._leader_cache.take_operations()
+        # A request that ends meanwhile gives its blocks back.
+        held = [
+            chunk._replace(tables=unpack_tables(told.tables))
+            for chunk, told in zip(chunks, command.chunks, strict=True)
+        ]
+
+        def compute() -> StepOutput:
+            self._leader_cache.execute_here(operations)
+            with last_hidden_states(self._base.model) as seen:
+                output = self._compute(held, leases, observed)
+            for request, observation in observations.items():
+                request.attention_mass = observation.after
+            self._note_observed(sequences)
+            return output._replace(token_states=seen[0]) if pools else output
+
+        return compute
 
     def run(
         self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None = None
     ) -> StepOutput:
         """See `ModelRunner.run`. Raises RankLost."""
+        if self._has_stages:
+            return self.begin(sequences, sampled)()
         self._forget_ended()
         output = super().run(sequences, sampled)
-        requests = (sequence.request for sequence in sequences)
-        self._observed.update(request for request in requests if request.attention_mass)
+        self._note_observed(sequences)
         return output
 
     def run_first_layers(
@@ -50,9 +88,8 @@ class LeaderRunner(ModelRunner):
     ) -> StepOutput:
         """See `ModelRunner.run_first_layers`. Raises RankLost."""
         with layers.only():
-            return self._run(
-                RunChunks(_commands(chunks, leases), is_early_exit=True), chunks, leases
-            )
+            self._followers.tell(_command(chunks, leases, is_early_exit=True))
+            return self._compute(chunks, leases)
 
     def run_chunks(
         self,
@@ -64,23 +101,24 @@ class LeaderRunner(ModelRunner):
         """See `ModelRunner.run_chunks`. Raises RankLost for any error: other ranks may wait in an
         exchange of this step, so no part of it can be run again."""
         assert pending is None, "a step is read before the next one begins"
-        observed = tuple(map(observed_command, observations))
-        command = RunChunks(_commands(chunks, leases), observed)
-        return self._run(command, chunks, leases, observations)
+        self._followers.tell(_command(chunks, leases, observations))
+        return self._compute(chunks, leases, observations)
 
-    def _run(
+    def _compute(
         self,
-        command: RunChunks,
         chunks: Sequence[SequenceChunk],
         leases: Sequence[Lease | None],
         observations: Sequence[Observation] = (),
     ) -> StepOutput:
-        self._followers.tell(command)
         try:
             return super().run_chunks(chunks, leases, observations=observations)
         except Exception as exc:
             self._followers.check()  # it names the rank, if one is known to be lost
-            raise RankLost("A step failed on one rank of the tensor-parallel group.") from exc
+            raise RankLost("A step failed on one rank of the group.") from exc
+
+    def _note_observed(self, sequences: Sequence[ScheduledSequence]) -> None:
+        requests = (sequence.request for sequence in sequences)
+        self._observed.update(request for request in requests if request.attention_mass)
 
     def _forget_ended(self) -> None:
         """Let the followers drop what they keep of requests that have ended."""
@@ -90,11 +128,21 @@ class LeaderRunner(ModelRunner):
             self._followers.tell(ForgetRequests(tuple(each.request_id for each in ended)))
 
 
-def _commands(chunks: Sequence[SequenceChunk], leases: Sequence[Lease | None]) -> tuple[Chunk, ...]:
-    return tuple(map(_command, chunks, leases))
+def _command(
+    chunks: Sequence[SequenceChunk],
+    leases: Sequence[Lease | None],
+    observations: Sequence[Observation] = (),
+    *,
+    is_early_exit: bool = False,
+) -> RunChunks:
+    return RunChunks(
+        tuple(map(_chunk_command, chunks, leases)),
+        tuple(map(observed_command, observations)),
+        is_early_exit=is_early_exit,
+    )
 
 
-def _command(chunk: SequenceChunk, lease: Lease | None) -> Chunk:
+def _chunk_command(chunk: SequenceChunk, lease: Lease | None) -> Chunk:
     leased = None
     if lease is not None:
         leased = LeasedRow(lease.row, lease.generation, lease.key)

@@ -21,9 +21,9 @@ from ...adapters.logs import log_to_stderr
 from ..config import EngineConfig
 from ..errors import EngineError
 from ..lifeline import end_with_parent
-from ..shards.rank_place import RankPlace
+from ..shards.group_links import connect_group
 from ..shards.rank_pulses import RankPulses
-from ..shards.rank_sums import connect_ranks, open_store
+from ..shards.rank_sums import open_store
 from .commands import Joined
 from .follower import follow
 from .rank_pipe import follower_pipe
@@ -43,13 +43,13 @@ def main() -> int:
         os.set_inheritable(int(inherited), False)
     config = msgspec.json.decode(config_json, type=EngineConfig)
     torch.set_num_threads(threads_per_rank(config))
-    size = config.tensor_parallel_size
+    shape = config.group_shape
     pipe = follower_pipe(Connection(int(descriptor)))
     try:
         pipe.send(Joined())
-        place, pulses = RankPlace(int(rank), size), RankPulses(size, int(beats))
-        ranks = connect_ranks(open_store(int(store), size), place, pulses)
-        follow(config, ranks, pipe)
+        pulses = RankPulses(shape.size, int(beats))
+        links = connect_group(open_store(int(store), shape.size), shape, int(rank), pulses)
+        follow(config, links, pipe, int(rank))
     except EngineError as exc:  # rank 0 meets the same and reports it
         _log.error("rank_ended", extra={"rank": int(rank), "error": str(exc)})
         return 1

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from ..config import EngineConfig
 from ..errors import UnsupportedModel
-from ..shards.rank_place import RankPlace
+from ..shards.group_links import GroupLinks, connect_group
 from ..shards.rank_pulses import RankPulses
-from ..shards.rank_sums import RankSums, connect_ranks, open_store
+from ..shards.rank_sums import open_store
 from .followers import Followers
 from .rank_pipe import LeaderPipe, leader_pipe
 from .rank_watch import RankWatch
@@ -33,7 +33,7 @@ _DUMP_SECONDS = 0.5
 class RankGroup(NamedTuple):
     """A group of ranks, as rank 0 has it."""
 
-    ranks: RankSums
+    links: GroupLinks
     followers: Followers
     watch: RankWatch
     """Not started."""
@@ -45,8 +45,8 @@ def open_group(config: EngineConfig) -> RankGroup:
     Raises RankLost if one ends meanwhile, UnsupportedModel if this PyTorch cannot connect them.
     """
     if not dist.is_available():
-        raise UnsupportedModel("tensor parallelism needs a PyTorch with torch.distributed")
-    size = config.tensor_parallel_size
+        raise UnsupportedModel("a group of ranks needs a PyTorch with torch.distributed")
+    shape = config.group_shape
     processes: list[subprocess.Popen[bytes]] = []
 
     def close() -> None:
@@ -64,16 +64,16 @@ def open_group(config: EngineConfig) -> RankGroup:
         ExitStack() as on_failure,
     ):
         on_failure.callback(_end, processes)
-        beats.truncate(RankPulses.num_bytes(size))
-        pulses = RankPulses(size, beats.fileno())
-        watch = RankWatch(pulses, end)
+        beats.truncate(RankPulses.num_bytes(shape.size))
+        pulses = RankPulses(shape.size, beats.fileno())
+        watch = RankWatch(pulses, shape, end)
         files = (store.fileno(), beats.fileno())
-        pipes = [_start(config, rank, files, processes) for rank in range(1, size)]
+        pipes = [_start(config, rank, files, processes) for rank in range(1, shape.size)]
         followers = Followers(pipes, close)
         followers.await_joined()
-        ranks = connect_ranks(open_store(store.fileno(), size), RankPlace(0, size), pulses)
+        links = connect_group(open_store(store.fileno(), shape.size), shape, 0, pulses)
         on_failure.pop_all()
-    return RankGroup(ranks, followers, watch)
+    return RankGroup(links, followers, watch)
 
 
 def _start(

@@ -9,7 +9,7 @@ from ..config import EngineConfig
 
 def threads_per_rank(config: EngineConfig) -> int:
     """The operator's number, else an equal share of the cores."""
-    return config.num_threads or max(1, num_cores() // config.tensor_parallel_size)
+    return config.num_threads or max(1, num_cores() // config.num_ranks)
 
 
 def num_cores() -> int:

@@ -57,6 +57,8 @@ class SchedulerLimits:
     max_queued_per_tenant: int = 1024
     tenant_cap: float = 1.0
     """The part of anything that one tenant may hold while others wait."""
+    max_concurrent_batches: int = 1
+    """Steps that are in flight together, each with other requests: one per stage of a pipeline."""
     kv_block_bytes: tuple[int, ...] = ()
     """Per KV group, what swapping a block moves; empty: nothing is known, and swapping is free."""
 
@@ -399,8 +401,10 @@ class Scheduler:
         """Continue every decoding request; return those that still have a prompt to compute."""
         prefills: list[Request] = []
         grow, preempted, decodes = self._kv.grow, step.preempted, step.decodes
-        budget = self.limits.max_num_batched_tokens
+        budget, has_stages = self._decode_budget(), self.limits.max_concurrent_batches > 1
         for request in tuple(self._running.requests):
+            if has_stages and request.num_pending_tokens:
+                continue  # the host must know the token before the first stage begins
             num_computed = request.num_computed_tokens
             remaining = len(request.token_ids) + request.num_pending_tokens - num_computed
             if remaining > 1:
@@ -418,6 +422,13 @@ class Scheduler:
                 if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)
         return prefills
+
+    def _decode_budget(self) -> int:
+        """The most requests that may decode in a step: steps in flight together share them."""
+        budget, num_steps = self.limits.max_num_batched_tokens, self.limits.max_concurrent_batches
+        if num_steps == 1 or not self._drafts.rests:
+            return budget
+        return min(budget, -(-self.num_running // num_steps))
 
     def _plan_drafts(self, step: Step, *, has_prompts: bool) -> None:
         """Let decoding requests verify draft tokens; prompts keep a block's worth of the step."""

@@ -22,7 +22,7 @@ class Pulse(NamedTuple):
     num_beats: int
     """Commands, and looks for one."""
     num_marks: int
-    """The beginnings and ends of its exchanges with the other ranks."""
+    """The beginnings and ends of its exchanges with the other ranks, and two for each layer."""
     num_lives: int
     """Signs of its process, whatever its main thread does."""
 
@@ -53,31 +53,9 @@ class RankPulses:
         """The size of the shared file for so many ranks."""
         return size * _PULSE_BYTES
 
-    def beat(self, rank: int) -> None:
-        """Count a command of a rank, or a look for one."""
-        self._count(rank, 0)
-
-    @contextmanager
-    def exchanging(self, rank: int) -> Iterator[None]:
-        """Around an exchange. One that fails does not end."""
-        self._count(rank, 1)
-        yield
-        self._count(rank, 1)
-
-    @contextmanager
-    def living(self, rank: int) -> Iterator[None]:
-        """Inside, a thread shows that the process of a rank runs."""
-        is_over = Event()
-
-        def live() -> None:
-            while not is_over.wait(LIFE_SECONDS):
-                self._count(rank, 2)
-
-        Thread(target=live, name="rank-life", daemon=True).start()
-        try:
-            yield
-        finally:
-            is_over.set()
+    def of(self, rank: int) -> RankPulse:
+        """The pulse of one rank, for this rank."""
+        return RankPulse(self, rank)
 
     def read(self) -> list[Pulse]:
         """The pulses of all ranks, in their order."""
@@ -86,12 +64,52 @@ class RankPulses:
             for rank in range(self._size)
         ]
 
-    def _count(self, rank: int, index: int) -> None:
+    def count(self, rank: int, index: int) -> None:
+        """Count one more of the field `index` of a rank's pulse."""
         number = self._number(rank, index) + 1
         self._map[_place(rank, index)] = number.to_bytes(_NUMBER_BYTES, "little")
 
     def _number(self, rank: int, index: int) -> int:
         return int.from_bytes(self._map[_place(rank, index)], "little")
+
+
+class RankPulse:
+    """The pulse of one rank, which this rank counts."""
+
+    def __init__(self, pulses: RankPulses, rank: int) -> None:
+        self._pulses = pulses
+        self._rank = rank
+
+    def beat(self) -> None:
+        """Count a command, or a look for one."""
+        self._pulses.count(self._rank, 0)
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around an exchange. One that fails does not end."""
+        self._pulses.count(self._rank, 1)
+        yield
+        self._pulses.count(self._rank, 1)
+
+    def pass_layer(self) -> None:
+        """Count a layer, so that a long step between two exchanges shows its progress."""
+        with self.exchanging():
+            pass
+
+    @contextmanager
+    def living(self) -> Iterator[None]:
+        """Inside, a thread shows that the process runs."""
+        is_over = Event()
+
+        def live() -> None:
+            while not is_over.wait(LIFE_SECONDS):
+                self._pulses.count(self._rank, 2)
+
+        Thread(target=live, name="rank-life", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
 
 
 def _place(rank: int, index: int) -> slice:

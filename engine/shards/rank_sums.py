@@ -7,7 +7,6 @@ every rank adds them in the order of the ranks. Two numbers have one sum.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .rank_place import RankPlace
-from .rank_pulses import RankPulses
+from .rank_pulses import RankPulse, RankPulses
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -27,7 +26,7 @@ hangs by the heartbeat."""
 _LOOPBACK = "127.0.0.1"
 
 
-class _Work(Protocol):
+class Work(Protocol):
     """A collective that has begun."""
 
     def wait(self) -> bool: ...
@@ -36,9 +35,9 @@ class _Work(Protocol):
 class _Group(Protocol):
     """What is used of torch's ProcessGroupGloo, whose type stub names none of it."""
 
-    def allreduce(self, tensors: list[Tensor]) -> _Work: ...
+    def allreduce(self, tensors: list[Tensor]) -> Work: ...
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> _Work: ...
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> Work: ...
 
 
 class RankSums:
@@ -48,25 +47,17 @@ class RankSums:
     dtype. Each method raises RuntimeError if another rank has died.
     """
 
-    def __init__(self, group: _Group, place: RankPlace, pulses: RankPulses | None = None) -> None:
-        """`pulses`: the signs of life that the group shares; None: nobody watches."""
+    def __init__(self, group: _Group, place: RankPlace, pulse: RankPulse | None = None) -> None:
+        """`pulse`: the rank's signs of life; None: nobody watches."""
         self._group = group
         self.place = place
-        self._pulses = pulses or RankPulses(place.size)
-
-    def beat(self) -> None:
-        """Show that this rank, which is in no exchange, does not hang."""
-        self._pulses.beat(self.place.rank)
-
-    def living(self) -> AbstractContextManager[None]:
-        """See `RankPulses.living`."""
-        return self._pulses.living(self.place.rank)
+        self._pulse = pulse or RankPulses(place.size).of(place.rank)
 
     def add(self, part: Tensor) -> Tensor:
         """The sum of all ranks' parts. It may be the memory of `part`."""
         if self.place.size == 2:
             whole = part.contiguous()
-            with self._pulses.exchanging(self.place.rank):
+            with self._pulse.exchanging():
                 self._group.allreduce([whole]).wait()
             return whole
         parts = self.gather(part)
@@ -79,7 +70,7 @@ class RankSums:
         """The parts of all ranks, in their order."""
         own = part.contiguous()
         parts = [torch.empty_like(own) for _ in range(self.place.size)]
-        with self._pulses.exchanging(self.place.rank):
+        with self._pulse.exchanging():
             self._group.allgather([parts], [own]).wait()
         return parts
 
@@ -91,15 +82,21 @@ def open_store(descriptor: int, size: int) -> Store:
     return FileStore(f"/dev/fd/{descriptor}", size)
 
 
-def connect_ranks(store: Store, place: RankPlace, pulses: RankPulses | None = None) -> RankSums:
-    """Connect this rank to the others, over the loopback interface. Waits for all of them.
+def connect_ranks(store: Store, place: RankPlace, pulse: RankPulse | None = None) -> RankSums:
+    """Connect this rank to the others of its stage, over the loopback interface. Waits for all of
+    them.
 
-    `pulses`: see `RankSums`.
+    `pulse`: see `RankSums`.
     """
+    ranks = RankSums(open_gloo(store, place.rank, place.size), place, pulse)
+    ranks.gather(torch.zeros(1))  # no rank reads the store after this
+    return ranks
+
+
+def open_gloo(store: Store, rank: int, size: int) -> Any:
+    """A process group whose ranks talk over the loopback interface."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=_LOOPBACK)]
     options._timeout = LONGEST_WAIT
-    ranks = RankSums(gloo(store, place.rank, place.size, options), place, pulses)
-    ranks.gather(torch.zeros(1))  # no rank reads the store after this
-    return ranks
+    return gloo(store, rank, size, options)

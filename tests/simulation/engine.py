@@ -12,7 +12,8 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import AdapterManager
 from loraplex.engine.errors import AdapterDeleted, EngineError
 from loraplex.engine.execution.execution import Execution
-from loraplex.engine.execution.pipeline import Pipeline, may_stay_in_flight
+from loraplex.engine.execution.pipeline import Pipeline, StepsInFlight
+from loraplex.engine.execution.stage_pipeline import StagePipeline
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.messages import (
@@ -32,7 +33,7 @@ from support.manager import FakeArena, FakeBlock, FakeHost, ManualLoaders
 from .contents import STOP_TOKEN, Contents
 from .device import FakeDevice
 from .draft_tokens import DrawnTokens
-from .forward import FakeDraws, FakeForward, Faults
+from .forward import FakeDraws, FakeForward, Faults, Rows
 from .readings import Readings
 from .scenario import Scenario
 
@@ -90,9 +91,7 @@ class SimulatedEngine:
             draw=FakeDraws,
             requests=self,
         )
-        self.pipeline = Pipeline(
-            self.execution, self.scheduler, on_launch=self._name, on_read=self._note_read
-        )
+        self.pipeline = self._open_pipeline(scenario.num_stages)
         self.has_read = False
         """Whether the last iteration read a step that was in flight."""
         self.suspects: frozenset[str] = frozenset()
@@ -122,6 +121,19 @@ class SimulatedEngine:
         self._on_batch = on_batch
         self._clock = clock
         self._on_end = on_end
+
+    def _open_pipeline(self, num_stages: int) -> StepsInFlight[Rows]:
+        if num_stages == 1:
+            return Pipeline(
+                self.execution, self.scheduler, on_launch=self._name, on_read=self._note_read
+            )
+        return StagePipeline(
+            self.execution,
+            self.scheduler,
+            num_stages=num_stages,
+            on_launch=self._name,
+            on_read=self._note_read,
+        )
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -197,7 +209,7 @@ class SimulatedEngine:
             self._on_batch(batch)
             self._run(batch, faults)
         else:
-            self.pipeline.finish()
+            self.pipeline.finish_first()
         self.counts["late_leases"] += len(self.scheduler._leases.late)
         self._tell_fetcher()
         self.delivered += self._announced
@@ -214,7 +226,7 @@ class SimulatedEngine:
         self.device.launch_operations(batch.operations)
         self.forward.faults = faults
         sequences = self.execution.current(batch.sequences)
-        if sequences and self._scenario.is_async and may_stay_in_flight(sequences):
+        if sequences and self._scenario.is_async and self.pipeline.takes(sequences):
             self.counts["steps_in_flight"] += 1
             self.pipeline.run(sequences)
             return

@@ -89,6 +89,8 @@ class FakeForward:
         self._contents = contents
         self._live = live
         self._spoiled: set[Request] = set()
+        self._num_begun = 0
+        self._num_read = 0
 
     def is_current(self, sequence: ScheduledSequence) -> bool:
         return self.has_its_adapter(sequence.request, sequence.lease)
@@ -100,7 +102,32 @@ class FakeForward:
             return adapter is None
         return self._arena.published.get(lease.row) == (adapter, lease.generation)
 
+    def begin(
+        self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None
+    ) -> Callable[[], Rows]:
+        rows = self.run(sequences, sampled)
+        self._num_begun += 1
+        number = self._num_begun
+
+        def compute() -> Rows:
+            require(
+                number == self._num_read + 1,
+                Invariant.AS_PLAIN,
+                f"step {number} is read after step {self._num_read}",
+            )
+            self._num_read = number
+            return rows
+
+        return compute
+
     def run(self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None) -> Rows:
+        for sequence in sequences:
+            num_known = len(sequence.request.token_ids)
+            require(
+                sampled is not None or sequence.known_end <= num_known,
+                Invariant.AS_PLAIN,
+                f"{sequence.request.request_id} goes on from a token that nobody knows",
+            )
         faults = self.faults
         ids = {sequence.request.request_id for sequence in sequences}
         num_draft_tokens = sum(sequence.num_draft_tokens for sequence in sequences)

@@ -24,7 +24,7 @@ from loraplex.adapters.moves import Moves
 from loraplex.adapters.record import Record, State
 from loraplex.adapters.retirements import Retirements
 from loraplex.engine.execution.execution import Execution
-from loraplex.engine.execution.pipeline import Pipeline
+from loraplex.engine.execution.pipeline import Pipeline, StepsInFlight
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.group_blocks import GroupBlocks
@@ -339,6 +339,22 @@ def suspects_nobody_of_the_step_before(run: Any, self: Pipeline[Any], sequences:
 
     with mock.patch.object(self, "_on_launch", name_the_last):
         run(self, sequences)
+
+
+@_plant(Scheduler, "_schedule_decodes")
+def runs_a_request_in_two_stages(decodes: Any, self: Scheduler, step: Any) -> Any:
+    """The next token is on the device when the next step begins."""
+    limits = replace(self.limits, max_concurrent_batches=1)
+    with mock.patch.object(self, "limits", limits):
+        return decodes(self, step)
+
+
+@_plant(StepsInFlight, "finish_first")
+def reads_the_last_step_first(finish: Any, self: StepsInFlight[Any]) -> None:
+    """All of them have been launched."""
+    self._steps.reverse()
+    finish(self)
+    self._steps.reverse()
 
 
 @_plant(Scheduler, "note_launch")

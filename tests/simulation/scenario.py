@@ -60,6 +60,8 @@ class Scenario:
     """Part of the draft tokens that are drawn at random."""
     is_async: bool
     """Whether steps are scheduled while others are in flight."""
+    num_stages: int
+    """Steps that are in flight together, each with other requests; 1: as without a pipeline."""
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:
@@ -82,7 +84,11 @@ class Scenario:
         if has_states := seed % 5 == 2:
             states = _draw_states(seed, limits)
             groups = (states,) if seed % 4 == 2 else (*groups, states)
-        limits = replace(limits, kv_block_bytes=(1000,) * len(groups))
+        is_async = seed % 4 > 0
+        num_stages = {3: 2, 9: 3}.get(seed % 10, 1) if is_async else 1
+        limits = replace(
+            limits, kv_block_bytes=(1000,) * len(groups), max_concurrent_batches=num_stages
+        )
         arena_cells = ARENA_CELLS * rng.choice((1, 2, 2))
         tenants, sizes = _draw_tenants(rng, arena_cells)
         return cls(
@@ -110,7 +116,8 @@ class Scenario:
             deadline_seconds=rng.choice((0.02, 0.1, 0.5)),
             max_draft_tokens=rng.choice((4, 2 * block_size + 1, 0, 1)) * (not has_states),
             draft_error=rng.choice((0.2, 0.0, 0.9)),
-            is_async=seed % 4 > 0,
+            is_async=is_async,
+            num_stages=num_stages,
         )
 
 

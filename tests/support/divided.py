@@ -24,12 +24,17 @@ class DividedErrors(NamedTuple):
 
 
 def divided_errors(
-    model: Path, size: int, folder: Path, kv_dtype: KvDtype = KvDtype.AUTO
+    model: Path,
+    size: int,
+    folder: Path,
+    kv_dtype: KvDtype = KvDtype.AUTO,
+    *,
+    num_stages: int = 1,
 ) -> DividedErrors:
     """Of a mixed batch: base rows, an adapter of all linear layers, one of two kinds of them, and
     one of the experts and their routers.
 
-    Raises UnsupportedModel if the base cannot be divided.
+    `size`: the ranks of each stage. Raises UnsupportedModel if the base cannot be divided.
     """
     engine = EngineConfig(str(model), device="cpu", dtype="float32", kv_dtype=kv_dtype)
     alone = load_base_model(engine)
@@ -37,19 +42,19 @@ def divided_errors(
         make_adapter(model, folder / str(seed), seed=seed, scale=0.1, **lora)
         for seed, lora in enumerate(adapters_of(alone))
     ]
-    blocks = [folder / f"blocks{rank}" for rank in range(size + 1)]
+    blocks = [folder / f"blocks{rank}" for rank in range(size * num_stages + 1)]
     for path in blocks:
         path.mkdir()
-    expected = mixed_logits(alone, folders, blocks[size])
+    expected = mixed_logits(alone, folders, blocks[-1])
 
     def logits(base: BaseModel, rank: int) -> list[Tensor]:
         return mixed_logits(base, folders, blocks[rank])
 
-    of_ranks = run_sharded(engine, size, logits)
+    of_last_stage = run_sharded(engine, size, logits, num_stages=num_stages)[:size]
     tuned = peft_logits(model, folders)
     return DividedErrors(
-        max(_error(ours, expected) for ours in of_ranks),
-        max(_error(ours, tuned) for ours in of_ranks),
+        max(_error(ours, expected) for ours in of_last_stage),
+        max(_error(ours, tuned) for ours in of_last_stage),
     )
 
 

@@ -14,18 +14,20 @@ from loraplex.engine.process.adapter_fetches import FetchedBlock
 from loraplex.engine.process.client import EngineClient
 from loraplex.engine.process.supervisor import RestartPolicy
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.shards.rank_place import GroupShape
 from support.engine import MIB
 
 PROMPT = [72, 101, 108, 108, 111]
 STALL_SECONDS = 3.0
 
 
-def make_config(model: Path, size: int = 2) -> EngineConfig:
+def make_config(model: Path, shape: GroupShape = GroupShape(2, 1)) -> EngineConfig:
     return EngineConfig(
         str(model),
         device="cpu",
         num_threads=1,
-        tensor_parallel_size=size,
+        tensor_parallel_size=shape.ranks_per_stage,
+        pipeline_parallel_size=shape.num_stages,
         kv_cache_bytes=4 * MIB,
         arena_bytes=4 * MIB,
         host_cache_bytes=8 * MIB,
@@ -50,11 +52,11 @@ async def generate(client: EngineClient, request_id: str) -> list[int]:
 
 @asynccontextmanager
 async def serving(
-    model: Path, size: int = 2, stall_seconds: float = STALL_SECONDS
+    model: Path, shape: GroupShape = GroupShape(2, 1), stall_seconds: float = STALL_SECONDS
 ) -> AsyncIterator[EngineClient]:
     """A started client. It gives the engine up after `stall_seconds` without progress."""
     client = EngineClient(
-        make_config(model, size),
+        make_config(model, shape),
         on_adapter_wanted=no_adapter,
         restarts=RestartPolicy(stall_seconds=stall_seconds, max_deaths=1000),
     )

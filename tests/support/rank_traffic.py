@@ -13,6 +13,7 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
 from loraplex.engine.messages import DeleteAdapter, Pooling, SpeculationParams
+from loraplex.engine.shards.rank_place import GroupShape
 from support.engine import Answer, LocalEngine
 from support.medusa import save_untrained_heads
 from support.models import make_adapter, make_tiny_llama
@@ -48,22 +49,21 @@ class Traffic:
             make_adapter(self._base, folder / str(r), seed=r, scale=0.1, r=r) for r in RANKS
         ]
 
-    def serve(self, *, num_ranks: int, seed: int = 3, num_waves: int = 2) -> LocalEngine:
+    def serve(
+        self, shape: GroupShape, *, has_drafts: bool = True, seed: int = 3, num_waves: int = 2
+    ) -> LocalEngine:
         """An engine after some waves; an adapter of the first is deleted during the second. Each
         rank has so little memory that sequences are preempted and adapters evicted."""
+        size, num_stages = shape
         engine = LocalEngine(
             self._base,
             self.folder,
             **SETTINGS,
-            speculation=(
-                "ngram",
-                f"draft:{self._base}",
-                "early_exit:1",
-                f"medusa_tree:{self.folder / 'heads'}",
-            ),
-            kv_cache_bytes=(96 if num_ranks == 1 else 36) * KIB,
-            arena_bytes=(240 if num_ranks == 1 else 160) * KIB,
-            tensor_parallel_size=num_ranks,
+            speculation=self._proposers(num_stages) if has_drafts else (),
+            kv_cache_bytes=(96 if size == 1 else 36) * KIB // num_stages,
+            arena_bytes=(240 if size == 1 else 160) * KIB // num_stages,
+            tensor_parallel_size=size,
+            pipeline_parallel_size=num_stages,
         )
         keys = [engine.add_adapter(folder) for folder in self._adapters]
         _submit_wave(engine, keys, seed)
@@ -77,6 +77,12 @@ class Traffic:
             _submit_wave(engine, keys[1:], seed + wave)
             engine.run()
         return engine
+
+    def _proposers(self, num_stages: int) -> tuple[str, ...]:
+        """Early exit is refused with stages."""
+        early_exit = () if num_stages > 1 else ("early_exit:1",)
+        heads = self.folder / "heads"
+        return ("ngram", f"draft:{self._base}", *early_exit, f"medusa_tree:{heads}")
 
 
 def events(engine: LocalEngine) -> dict[str, int]:
@@ -125,12 +131,19 @@ def _submit_wave(engine: LocalEngine, keys: Sequence[AdapterKey], seed: int) -> 
             "temperature": float(index % 2),
             "num_logprobs": 2,
             "ignore_eos": True,
-            "speculation": SpeculationParams(PROPOSERS[index % len(PROPOSERS)], 4),
+            "speculation": _speculation(engine, PROPOSERS[index % len(PROPOSERS)]),
         }
         settings |= _kind(index, rng)
         prompt = prefix + body if index % 3 == 0 or "kv_policy" in settings else body
         for choice in range(3 if "group_id" in settings else 1):
             engine.submit(prompt, key, seed=10 * index + choice, **settings)
+
+
+def _speculation(engine: LocalEngine, proposer: str) -> SpeculationParams | None:
+    """None: it has no drafts, or those that the engine chooses."""
+    if proposer not in engine.core.info.proposers:
+        return None
+    return SpeculationParams(proposer, 4)
 
 
 def _kind(index: int, rng: random.Random) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from loraplex.engine.ranks.followers import Followers
 from loraplex.engine.ranks.rank_group import RankGroup
 from loraplex.engine.ranks.rank_pipe import FollowerPipe, follower_pipe, leader_pipe
 from loraplex.engine.ranks.rank_watch import RankWatch
-from loraplex.engine.shards.rank_place import RankPlace
+from loraplex.engine.shards.group_links import GroupLinks, connect_group
+from loraplex.engine.shards.rank_place import GroupShape, RankPlace
 from loraplex.engine.shards.rank_pulses import RankPulses
 from loraplex.engine.shards.rank_sums import RankSums, connect_ranks
 
@@ -43,14 +44,45 @@ def run_ranks(size: int, run: Callable[[RankSums], T]) -> list[T]:
         return list(threads.map(run_rank, range(size)))
 
 
-def run_sharded(engine: EngineConfig, size: int, run: Callable[[BaseModel, int], T]) -> list[T]:
-    """What `run` returns for each rank's part of a base, and the rank."""
+def run_group(shape: GroupShape, run: Callable[[GroupLinks, int], T]) -> list[T]:
+    """What `run` returns for each rank's connections, and the rank."""
+    store = HashStore()
 
-    def run_rank(ranks: RankSums) -> T:
-        return run(sharded_base.load_sharded_base(engine, ranks), ranks.place.rank)
+    def run_rank(rank: int) -> T:
+        links = connect_group(store, shape, rank)
+        try:
+            result = run(links, rank)
+            if links.stages:
+                links.stages.tell_all(b"")  # nobody leaves before all have received
+            return result
+        except BaseException:
+            _disconnect(links)
+            raise
+
+    with ThreadPoolExecutor(shape.size) as threads:
+        return list(threads.map(run_rank, range(shape.size)))
+
+
+def run_sharded(
+    engine: EngineConfig, size: int, run: Callable[[BaseModel, int], T], *, num_stages: int = 1
+) -> list[T]:
+    """What `run` returns for each rank's part of a base, and the rank. `size`: the ranks of each
+    stage."""
+
+    def run_rank(links: GroupLinks, rank: int) -> T:
+        return run(sharded_base.load_sharded_base(engine, links), rank)
 
     with loading_in_threads():
-        return run_ranks(size, run_rank)
+        return run_group(GroupShape(size, num_stages), run_rank)
+
+
+def _disconnect(links: GroupLinks) -> None:
+    """What the end of a process does: whoever waits for this rank meets an error."""
+    groups: list[Any] = [links.sums._group]
+    if links.stages:
+        groups.append(links.stages._group)
+    for group in groups:
+        group.abort()
 
 
 @contextmanager
@@ -79,21 +111,21 @@ def followers_as_threads() -> Iterator[list[Follower]]:
     states: list[Follower] = []
 
     class Recorded(Follower):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
             states.append(self)
 
     def open_thread_group(config: EngineConfig) -> RankGroup:
-        store, size = HashStore(), config.tensor_parallel_size
-        pipes, threads, pulses = [], [], RankPulses(size)
-        for rank in range(1, size):
+        store, shape = HashStore(), config.group_shape
+        pipes, threads, pulses = [], [], RankPulses(shape.size)
+        for rank in range(1, shape.size):
             ours, theirs = Pipe()
-            pipe, place = follower_pipe(theirs), RankPlace(rank, size)
-            threads.append(Thread(target=_follow, args=(config, store, place, pulses, pipe)))
+            pipe = follower_pipe(theirs)
+            threads.append(Thread(target=_follow, args=(config, store, rank, pulses, pipe)))
             pipes.append(leader_pipe(ours))
             threads[-1].start()
 
-        watch = RankWatch(pulses, lambda rank, reason: followers.lose(rank, reason))
+        watch = RankWatch(pulses, shape, lambda rank, reason: followers.lose(rank, reason))
 
         def join() -> None:
             watch.stop()
@@ -102,8 +134,7 @@ def followers_as_threads() -> Iterator[list[Follower]]:
 
         followers = Followers(pipes, join)
         followers.await_joined()
-        ranks = connect_ranks(store, RankPlace(0, size), pulses)
-        return RankGroup(ranks, followers, watch)
+        return RankGroup(connect_group(store, shape, 0, pulses), followers, watch)
 
     with (
         loading_in_threads(),
@@ -114,16 +145,13 @@ def followers_as_threads() -> Iterator[list[Follower]]:
 
 
 def _follow(
-    config: EngineConfig,
-    store: HashStore,
-    place: RankPlace,
-    pulses: RankPulses,
-    pipe: FollowerPipe,
+    config: EngineConfig, store: HashStore, rank: int, pulses: RankPulses, pipe: FollowerPipe
 ) -> None:
     pipe.send(Joined())
+    links = connect_group(store, config.group_shape, rank, pulses)
     try:
-        follower.follow(config, connect_ranks(store, place, pulses), pipe)
-    except EngineError:  # rank 0 meets the same
-        pass
+        follower.follow(config, links, pipe, rank)
+    except (EngineError, RuntimeError):  # rank 0 meets the same, or has ended
+        _disconnect(links)
     finally:
         pipe.close()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from loraplex.adapters.identity import AdapterKey
+from loraplex.engine.shards.rank_place import GroupShape
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
 from support.features import (
@@ -84,13 +85,21 @@ BASES: dict[str, tuple[str, dict[str, Any], dict[str, Feature]]] = {
     ),
 }
 """Name to model type, what differs from the common tiny configuration, and adapters."""
-CASES = [(name, size) for name in BASES for size in (2, 4)]
-QUICK = {("llama", 2), ("biased llama", 4), ("experts", 2), ("latent attention", 2)}
+SHAPES = (GroupShape(2, 1), GroupShape(4, 1), GroupShape(1, 2), GroupShape(2, 2))
+CASES = [(name, shape) for name in BASES for shape in SHAPES]
+QUICK = {
+    ("llama", SHAPES[0]),
+    ("biased llama", SHAPES[3]),
+    ("experts", SHAPES[0]),
+    ("latent attention", SHAPES[0]),
+}
 
 
 @pytest.mark.parametrize("case", marked_slow(CASES, slow=set(CASES) - QUICK), ids=str)
-def test_features_equal_peft_in_one_mixed_batch(case: tuple[str, int], tmp_path: Path) -> None:
-    name, size = case
+def test_features_equal_peft_in_one_mixed_batch(
+    case: tuple[str, GroupShape], tmp_path: Path
+) -> None:
+    name, shape = case
     kind, settings, features = BASES[name]
     model = save_family(tmp_path / "base", kind, settings)
     change_weights(model, draw_bias)
@@ -105,7 +114,12 @@ def test_features_equal_peft_in_one_mixed_batch(case: tuple[str, int], tmp_path:
     }
     with followers_as_threads():
         engine = LocalEngine(
-            model, tmp_path, dtype="float32", num_threads=1, tensor_parallel_size=size
+            model,
+            tmp_path,
+            dtype="float32",
+            num_threads=1,
+            tensor_parallel_size=shape.ranks_per_stage,
+            pipeline_parallel_size=shape.num_stages,
         )
         keys: dict[str, AdapterKey | None] = {"base": None}
         keys |= {feature: engine.add_adapter(tmp_path / feature) for feature in features}

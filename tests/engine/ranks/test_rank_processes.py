@@ -12,6 +12,7 @@ import pytest
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import RequestFinished
 from loraplex.engine.process.client import EngineClient
+from loraplex.engine.shards.rank_place import GroupShape
 from support.engine import LocalEngine
 from support.families import SERVED, STATES, save_family
 from support.rank_processes import (
@@ -96,7 +97,7 @@ def test_the_group_is_back_after_an_idle_follower_ends(model: Path) -> None:
 
 def test_the_followers_end_with_rank_0(model: Path) -> None:
     async def scenario() -> None:
-        async with serving(model, size=4) as client:
+        async with serving(model, GroupShape(4, 1)) as client:
             followers = follower_pids(client)
             assert len(followers) == 3
             assert client.pid is not None

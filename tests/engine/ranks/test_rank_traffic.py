@@ -13,6 +13,7 @@ import torch
 from loraplex.engine.config import KvDtype
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import Pooling
+from loraplex.engine.shards.rank_place import GroupShape
 from support.engine import Answer, LocalEngine
 from support.families import SERVED, STATES, save_family
 from support.grammars import needs_llguidance
@@ -53,18 +54,28 @@ def test_experts_have_the_tokens_of_one_rank(tmp_path: Path) -> None:
         assert answer(2) == expected
 
 
+SHAPES = (GroupShape(2, 1), GroupShape(4, 1), GroupShape(1, 2), GroupShape(2, 2))
+CASES = [(shape, has_drafts) for shape in SHAPES for has_drafts in (True, False)]
+QUICK = {(SHAPES[0], True), (SHAPES[2], False)}
+
+
 @needs_llguidance
-@pytest.mark.parametrize("size", marked_slow((2, 4), slow={4}))
-def test_mixed_traffic_has_the_answers_of_one_rank(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("case", marked_slow(CASES, slow=set(CASES) - QUICK), ids=str)
+def test_mixed_traffic_has_the_answers_of_one_rank(
+    case: tuple[GroupShape, bool], tmp_path: Path
+) -> None:
+    """Steps of drafts are not in flight together, other steps of several stages are."""
+    shape, has_drafts = case
     traffic = Traffic(tmp_path)
-    alone = traffic.serve(num_ranks=1)
+    alone = traffic.serve(GroupShape(1, 1), has_drafts=has_drafts)
     alone.close()
     with followers_as_threads() as followers:
-        together = traffic.serve(num_ranks=size)
+        together = traffic.serve(shape, has_drafts=has_drafts)
         together.close()
     met = events(together)
-    assert all(count for name, count in met.items() if name != "swaps"), met
-    assert len(followers) == size - 1
+    of_drafts = {"accepted_drafts"} if not has_drafts else set()
+    assert all(count for name, count in met.items() if name not in {"swaps", *of_drafts}), met
+    assert len(followers) == shape.size - 1
     for follower in followers:
         held = torch.zeros_like(follower.host.pool, dtype=torch.bool)
         for block in follower.host.blocks():

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from loraplex.engine.heartbeat import SILENT_LOOKS
-from loraplex.engine.ranks.rank_watch import HangWatch
+from loraplex.engine.ranks.rank_watch import HangWatch, _rank_0_waits
+from loraplex.engine.shards.rank_place import GroupShape
 from loraplex.engine.shards.rank_pulses import Pulse, RankPulses
 
 SIZE = 4
@@ -19,7 +20,7 @@ Looks = Callable[[int], list[Pulse]]
 
 def find(looks: Looks, most: int = SILENT_LOOKS + 1) -> list[int]:
     """What a watch finds in so many looks at most."""
-    watch = HangWatch(SIZE)
+    watch = HangWatch(GroupShape(SIZE, 1))
     for number in range(most):
         if found := watch.look(looks(number)):
             return found
@@ -74,7 +75,7 @@ def test_followers_that_wait_for_rank_0_are_not_blamed() -> None:
 def test_a_slow_group_is_not_blamed() -> None:
     """Each rank shows a sign of life just before it would be missed."""
     rng, pulses = random.Random(0), [Pulse(0, 0, 0)] * SIZE
-    watch = HangWatch(SIZE)
+    watch = HangWatch(GroupShape(SIZE, 1))
     for number in range(1000):
         if number % (SILENT_LOOKS - 1) == 0:
             pulses = [
@@ -84,12 +85,31 @@ def test_a_slow_group_is_not_blamed() -> None:
         assert watch.look(pulses) == []
 
 
+def test_of_stages_a_rank_is_compared_with_those_of_its_own_stage() -> None:
+    """The ranks of another stage have more layers, or fewer."""
+    watch = HangWatch(GroupShape(2, 2))
+    waiting = [Pulse(9, 7, 0), Pulse(9, 7, 0), Pulse(9, 3, 0), Pulse(9, 1, 0)]
+    looks = [
+        watch.look([pulse._replace(num_lives=time) for pulse in waiting])
+        for time in range(SILENT_LOOKS + 1)
+    ]
+    assert looks == [[]] * SILENT_LOOKS + [[3]]
+
+
+def test_rank_0_beats_while_a_stage_before_it_computes() -> None:
+    waits, before = Pulse(5, 7, 1), Pulse(5, 8, 1)
+    assert _rank_0_waits([waits, before], [waits, before._replace(num_marks=10)])
+    assert not _rank_0_waits([waits, before], [waits, before._replace(num_beats=6)]), "it is idle"
+    computes = waits._replace(num_marks=8)
+    assert not _rank_0_waits([computes, before], [computes, before._replace(num_marks=10)])
+
+
 def test_every_rank_reads_what_the_others_count_in_the_shared_file() -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(RankPulses.num_bytes(3))
         ours, theirs = RankPulses(3, file.fileno()), RankPulses(3, file.fileno())
-        theirs.beat(2)
-        with theirs.exchanging(1):
+        theirs.of(2).beat()
+        with theirs.of(1).exchanging():
             assert ours.read() == [Pulse(0, 0, 0), Pulse(0, 1, 0), Pulse(1, 0, 0)]
             assert [pulse.is_exchanging for pulse in ours.read()] == [False, True, False]
         assert ours.read() == [Pulse(0, 0, 0), Pulse(0, 2, 0), Pulse(1, 0, 0)]
