@@ -228,8 +228,6 @@ def _check_stages(config: Any, moe_layers: Sequence[MoeLayer], dtype: torch.dtyp
 
 
 def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
-    if ranks.place.size == 1:
-        return ShardPlan({}, {})
     sizes = {}
     for path, module in decoder_linears(model).items():
         (part,) = whole_projection([(path, module)]).slices
@@ -238,6 +236,8 @@ def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
         path: matrices_shape(module, parameter_names(module)[0])[0]
         for path, module in served_experts(model).items()
     }
+    if ranks.place.size == 1:
+        return ShardPlan({}, {path: range(count) for path, count in num_experts.items()})
     return plan_shards(config, model.base_model_prefix, sizes, ranks.place, num_experts=num_experts)
 
 

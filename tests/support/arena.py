@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loraplex.adapters.arena import Arena
-from loraplex.adapters.block import read_block_header
+from loraplex.adapters.block import BlockHeader, BlockPlan, read_block_header
 from loraplex.adapters.examination import examine
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
@@ -16,13 +16,20 @@ from loraplex.kernels.lora_batch import LoraBatchBuilder
 MIB = 1 << 20
 
 
+class _StageHost(HostCache):
+    """Also for adapters that change nothing of a stage, whose extents other stages need."""
+
+    def _size(self, header: BlockHeader, plan: BlockPlan) -> int:
+        return max(1, super()._size(header, plan))
+
+
 def load_adapters(
     base: BaseModel, folders: Sequence[Path], blocks: Path
 ) -> tuple[LoraBatchBuilder, list[tuple[int, int]]]:
     """Each adapter's (row, generation), and the builder of batches that knows them."""
     arena = Arena(base.part.layout, 16 * MIB, base.dtype, base.device)
     base.attach_arena(arena)
-    host = HostCache(base.layout, 16 * MIB, base.dtype, part=base.part)
+    host = _StageHost(base.layout, 16 * MIB, base.dtype, part=base.part)
     rows = []
     for index, folder in enumerate(folders):
         path = blocks / f"{index}.block"
