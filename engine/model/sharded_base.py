@@ -76,6 +76,7 @@ from .experts import (
 )
 from .forward import ATTENTION_NAME
 from .fused_layers import fuse_layers, fuses_layers
+from .head_parameters import cut_head_parameters
 from .latent_attention import replace_latents
 from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
@@ -157,6 +158,7 @@ def load_sharded_base(
         model, quantization=unquantized, kept_dense=absorbed, shards=shards
     )
     pack_moe_layers(moe_layers, unquantized)
+    cut_head_parameters(model, plan.linears, ranks.place)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = _divided_kv_shapes(model, config, links, stage_plan, max_model_len=max_model_len)
     own_stages = BaseStages(

@@ -19,10 +19,12 @@ def _mlp(first: str, second: str) -> dict[str, str]:
 def _gated_mlp(
     path: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> dict[str, str]:
+    """The plan of a gated MLP with these linear layers in the module at `path`."""
     return {f"{path}.{gate}": "colwise", **_mlp(f"{path}.{up}", f"{path}.{down}")}
 
 
 def _attention(path: str, out: str = "o_proj") -> dict[str, str]:
+    """The plan of an attention that is divided by heads. `out`: its last linear layer."""
     columns = {f"{path}.{leaf}": "colwise" for leaf in ("q_proj", "k_proj", "v_proj")}
     return {**columns, f"{path}.{out}": "rowwise"}
 
@@ -45,6 +47,7 @@ OWN_PLANS: Mapping[str, Mapping[str, str]] = {
     "gpt2": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
     "gpt_bigcode": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
     "gpt_neo": _mlp("h.*.mlp.c_fc", "h.*.mlp.c_proj"),
+    "gpt_oss": _attention("layers.*.self_attn"),
     "granitemoe": _attention("layers.*.self_attn"),
     "granitemoehybrid": _attention("layers.*.self_attn"),
     "jamba": _attention("layers.*.self_attn") | _gated_mlp("layers.*.feed_forward"),

@@ -67,8 +67,8 @@ def test_a_base_whose_experts_cannot_be_divided_is_refused(tmp_path: Path) -> No
         run_sharded(engine, 2, lambda _base, _rank: None)
 
 
-def test_a_rank_holds_its_experts_and_no_others(tmp_path: Path) -> None:
-    """With their biases."""
+def test_a_rank_holds_its_experts_and_sinks_and_no_others(tmp_path: Path) -> None:
+    """Two of four experts with their biases, and the sinks of two of four heads."""
     model = save_family(tmp_path / "base", *SERVED["gpt_oss-sinks-window"])
     engine = EngineConfig(
         str(model),
@@ -79,13 +79,16 @@ def test_a_rank_holds_its_experts_and_no_others(tmp_path: Path) -> None:
     )
     whole = AutoModelForCausalLM.from_pretrained(model).state_dict()
 
+    def is_divided(name: str) -> bool:
+        return ".experts." in name or name.endswith(".sinks")
+
     def check(base: BaseModel, rank: int) -> int:
-        held = {n: p for n, p in base.model.named_parameters() if ".experts." in n}
+        held = {n: p for n, p in base.model.named_parameters() if is_divided(n)}
         for name, parameter in held.items():
             assert torch.equal(parameter, whole[name][2 * rank : 2 * rank + 2])
         return len(held)
 
-    assert run_sharded(engine, 2, check) == [sum(".experts." in name for name in whole)] * 2
+    assert run_sharded(engine, 2, check) == [sum(map(is_divided, whole))] * 2
 
 
 def test_a_rank_holds_its_part_of_every_divided_weight(tmp_path: Path) -> None:
