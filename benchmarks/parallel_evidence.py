@@ -9,8 +9,9 @@ largest error of int8 keys and values against one rank, and the options that are
 every proposer, trees, grammars, several choices, KV policies, prefix hits, eviction and deletion;
 `near_ties` are those of them whose two best tokens are closer than a thousandth where they differ,
 `events` how often the traffic met what it is for. `kills`: ranks that were killed while requests
-ran; a hang is a group that is not down after 10 s, or a request that is silent for 10 s though the
-group is back, `uncoded` a request that ended neither whole nor with a code.
+ran, at drawn times and at each kind of command (`commands`: how often; 0 if the traffic has none);
+a hang is a group that is not down after 10 s, or a request that is silent for 10 s though the group
+is back, `uncoded` a request that ended neither whole nor with a code.
 `bytes`: what each rank of a larger base planned for its weights, and its peak while it loaded.
 `canaries`: answers with another adapter's marker. Exits with 1 if a figure exceeds its bound.
 
@@ -42,13 +43,12 @@ from torch._C._distributed_c10d import FileStore
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.memory.device_memory import peak_bytes
-from loraplex.engine.messages import RequestFinished, TokensGenerated
 from loraplex.engine.model.sharded_base import load_sharded_base
 from loraplex.engine.process.client import EngineClient
-from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.shards.group_links import connect_group
 from loraplex.engine.shards.rank_place import GroupShape
 from support.canaries import run_canaries
+from support.command_kills import HANG_SECONDS, Watched, kill_at, num_hanging, plans
 from support.divided import divided_errors
 from support.engine import Answer
 from support.families import SERVED, STATES, save_family
@@ -61,12 +61,12 @@ BOUND = 1e-4
 INT8_KV_BOUND = 0.005
 """The same with int8 keys and values, whose own error is larger."""
 NEAR_TIE = 1e-3
-HANG_SECONDS = 10.0
 MAX_BYTES_RATIO = 1.15
 SIZES = (2, 4)
 SHAPES = (GroupShape(2, 1), GroupShape(4, 1), GroupShape(1, 2), GroupShape(2, 2))
 FAMILY_SHAPES = SHAPES[:3]
 SAMPLE = ("llama", "qwen3", "phi3-fused", "mixtral", "jetmoe")
+SAMPLE_COMMANDS = ("CopyAdapter", "RunChunks")
 NUM_OPEN = 6
 """Requests that run when a rank is killed."""
 NUM_TOKENS = 200
@@ -172,9 +172,21 @@ def _is_near_tie(answer: Answer, other: Answer) -> bool:
     return first.logprob - second.logprob < NEAR_TIE
 
 
-def try_kills(folder: Path, is_sample: bool) -> dict[str, int]:
+def try_kills(folder: Path, is_sample: bool) -> dict[str, Any]:
+    """At drawn times, then at each kind of command."""
     model = save_family(folder / "base", *SERVED["llama"])
-    return asyncio.run(_kill_ranks(model, _shapes(is_sample), 1 if is_sample else 10))
+    counts = asyncio.run(_kill_ranks(model, _shapes(is_sample), 1 if is_sample else 10))
+    traffic, met = Traffic(folder / "traffic"), Counter[str]()
+    for shape in _shapes(is_sample)[-1:] if is_sample else SHAPES:
+        for plan in plans(folder, shape.size, seed=shape.size):
+            if is_sample and plan.kind not in SAMPLE_COMMANDS:
+                continue
+            outcome = asyncio.run(kill_at(plan, traffic, shape))
+            met[plan.kind] += outcome.happened
+            counts["tried"] += outcome.happened
+            counts["hangs"] += outcome.num_hanging
+            counts["uncoded"] += outcome.num_uncoded
+    return {**counts, "commands": dict(met)}
 
 
 def _shapes(is_sample: bool) -> Sequence[GroupShape]:
@@ -189,7 +201,7 @@ async def _kill_ranks(model: Path, shapes: Sequence[GroupShape], num_kills: int)
             for _ in range(num_kills):
                 number = counts["tried"]
                 pids = [client.pid, *follower_pids(client)]
-                watched = [_Watched(client, f"{number}-{index}") for index in range(NUM_OPEN)]
+                watched = [_watch(client, f"{number}-{index}") for index in range(NUM_OPEN)]
                 await asyncio.sleep(rng.uniform(0, 0.3))
                 victim = rng.choice(pids)
                 assert victim is not None
@@ -197,7 +209,7 @@ async def _kill_ranks(model: Path, shapes: Sequence[GroupShape], num_kills: int)
                 counts["hangs"] += not await _is_down_in_time(client, pids[0])
                 await until(lambda: client.is_ready)
                 # What had not started was sent to the new group.
-                counts["hangs"] += await _num_hanging(watched)
+                counts["hangs"] += await num_hanging(client, watched)
                 counts["uncoded"] += sum(request.is_uncoded for request in watched)
                 assert await generate(client, f"after-{number}") == expected
                 counts["tried"] += 1
@@ -211,45 +223,10 @@ async def _is_down_in_time(client: EngineClient, pid: int | None) -> bool:
     return time.monotonic() - killed_at <= HANG_SECONDS
 
 
-class _Watched:
-    """A request, its events, and when the last of them came."""
-
-    def __init__(self, client: EngineClient, request_id: str) -> None:
-        self.heard_at = time.monotonic()
-        self._finished: RequestFinished | None = None
-        self._num_tokens = 0
-        client.submit(make_request(request_id, NUM_TOKENS), self._take)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._finished is not None
-
-    @property
-    def is_uncoded(self) -> bool:
-        """Whether it ended neither whole nor with a code."""
-        if self._finished is None:
-            return False
-        error = self._finished.error
-        return not error.code if error else self._num_tokens != NUM_TOKENS
-
-    def _take(self, event: RequestEvent) -> None:
-        self.heard_at = time.monotonic()
-        if isinstance(event, TokensGenerated):
-            self._num_tokens += len(event.token_ids)
-        if isinstance(event, RequestFinished):
-            self._finished = event
-
-
-async def _num_hanging(watched: Sequence[_Watched]) -> int:
-    """Wait until all have ended, or one says nothing for too long; how many have not ended."""
-    ready_at = time.monotonic()
-    while open_requests := [request for request in watched if not request.has_ended]:
-        if time.monotonic() - max(ready_at, *(each.heard_at for each in open_requests)) > (
-            HANG_SECONDS
-        ):
-            break
-        await asyncio.sleep(0.05)
-    return len(open_requests)
+def _watch(client: EngineClient, request_id: str) -> Watched:
+    watched = Watched(NUM_TOKENS)
+    client.submit(make_request(request_id, NUM_TOKENS), watched.take)
+    return watched
 
 
 def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, int]]:

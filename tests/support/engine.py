@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from loraplex.adapters.examination import IntakeReport, examine
 from loraplex.adapters.identity import AdapterKey
@@ -65,6 +65,45 @@ class Answer:
         return [entry for event in self.tokens for entry in event.logprobs or ()]
 
 
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    adapter: AdapterKey | None = None,
+    *,
+    tenant_id: str = "acme",
+    vocab_size: int | None = None,
+    return_logits: bool = False,
+    cache_namespace: str = "",
+    group_id: str | None = None,
+    speculation: SpeculationParams | None = None,
+    kv_policy: KvPolicy | None = None,
+    pooling: Pooling | None = None,
+    num_prompt_logprobs: int | None = None,
+    num_lone_steps: int = 0,
+    own_end_token_ids: tuple[int, ...] = (),
+    **sampling: object,
+) -> GenerationRequest:
+    """A request, greedy unless told otherwise."""
+    params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
+    return GenerationRequest(
+        request_id,
+        adapter.tenant_id if adapter else tenant_id,
+        list(prompt),
+        params,
+        adapter,
+        vocab_size=vocab_size,
+        own_end_token_ids=own_end_token_ids,
+        cache_namespace=cache_namespace,
+        return_logits=return_logits,
+        num_lone_steps=num_lone_steps,
+        group_id=group_id,
+        speculation=speculation,
+        kv_policy=kv_policy,
+        pooling=pooling,
+        num_prompt_logprobs=num_prompt_logprobs,
+    )
+
+
 class LocalEngine:
     """An EngineCore with its fetcher: submit, run until idle, read the answers."""
 
@@ -119,40 +158,13 @@ class LocalEngine:
         adapter: AdapterKey | None = None,
         *,
         request_id: str | None = None,
-        tenant_id: str = "acme",
-        return_logits: bool = False,
-        cache_namespace: str = "",
-        group_id: str | None = None,
-        speculation: SpeculationParams | None = None,
-        kv_policy: KvPolicy | None = None,
-        pooling: Pooling | None = None,
-        num_prompt_logprobs: int | None = None,
-        num_lone_steps: int = 0,
-        own_end_token_ids: tuple[int, ...] = (),
-        **sampling: object,
+        **settings: Any,
     ) -> str:
-        """Queue a request, greedy unless told otherwise; return its id."""
+        """Queue a request as `make_request` makes it; return its id."""
         request_id = request_id or f"r{len(self.answers)}"
         self.answers[request_id] = Answer()
-        params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        tenant_id = adapter.tenant_id if adapter else tenant_id
-        request = GenerationRequest(
-            request_id,
-            tenant_id,
-            list(prompt),
-            params,
-            adapter,
-            vocab_size=self.vocab_sizes.get(adapter),
-            own_end_token_ids=own_end_token_ids,
-            cache_namespace=cache_namespace,
-            return_logits=return_logits,
-            num_lone_steps=num_lone_steps,
-            group_id=group_id,
-            speculation=speculation,
-            kv_policy=kv_policy,
-            pooling=pooling,
-            num_prompt_logprobs=num_prompt_logprobs,
-        )
+        vocab_size = self.vocab_sizes.get(adapter)
+        request = make_request(request_id, prompt, adapter, vocab_size=vocab_size, **settings)
         self.core.handle(Submit(request))
         return request_id
 

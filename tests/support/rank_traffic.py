@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from support.models import make_adapter, make_tiny_llama
 
 KIB = 1 << 10
 RANKS = (4, 7, 2, 16, 8, 5)
-"""Of the adapters."""
+"""Of the adapters, of which one is a DoRA."""
 NUM_REQUESTS = 12
 """Of each wave, some of them with several choices. There is one of each kind."""
 PROPOSERS = ("ngram", "draft", "early_exit", "medusa_tree")
@@ -43,10 +43,11 @@ class Traffic:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._base = make_tiny_llama(folder / "base", tie_word_embeddings=False)
-        save_untrained_heads(self._base, folder / "heads")
+        self.base = make_tiny_llama(folder / "base", tie_word_embeddings=False)
+        save_untrained_heads(self.base, folder / "heads")
         self._adapters = [
-            make_adapter(self._base, folder / str(r), seed=r, scale=0.1, r=r) for r in RANKS
+            make_adapter(self.base, folder / str(r), seed=r, scale=0.1, r=r, use_dora=r == 7)
+            for r in RANKS
         ]
 
     def serve(
@@ -54,17 +55,7 @@ class Traffic:
     ) -> LocalEngine:
         """An engine after some waves; an adapter of the first is deleted during the second. Each
         rank has so little memory that sequences are preempted and adapters evicted."""
-        size, num_stages = shape
-        engine = LocalEngine(
-            self._base,
-            self.folder,
-            **SETTINGS,
-            speculation=self._proposers(num_stages) if has_drafts else (),
-            kv_cache_bytes=(96 if size == 1 else 36) * KIB // num_stages,
-            arena_bytes=(240 if size == 1 else 160) * KIB // num_stages,
-            tensor_parallel_size=size,
-            pipeline_parallel_size=num_stages,
-        )
+        engine = LocalEngine(self.base, self.folder, **self.settings(shape, has_drafts=has_drafts))
         keys = [engine.add_adapter(folder) for folder in self._adapters]
         _submit_wave(engine, keys, seed)
         engine.run()
@@ -73,16 +64,73 @@ class Traffic:
             engine.step()
         engine.core.handle(DeleteAdapter(keys[0], drain_seconds=60.0))
         engine.run()
-        for wave in range(2, num_waves):
-            _submit_wave(engine, keys[1:], seed + wave)
+        for number in range(2, num_waves):
+            _submit_wave(engine, keys[1:], seed + number)
             engine.run()
         return engine
+
+    def blocks(self) -> dict[AdapterKey, Path]:
+        """The files of the adapters."""
+        engine = LocalEngine(self.base, self.folder, dtype="float32")
+        for folder in self._adapters:
+            engine.add_adapter(folder)
+        engine.close()
+        return engine.paths
+
+    def settings(self, shape: GroupShape, *, has_drafts: bool = True) -> dict[str, Any]:
+        """Of an engine's configuration."""
+        size, num_stages = shape
+        return {
+            **SETTINGS,
+            "speculation": self._proposers(num_stages) if has_drafts else (),
+            "kv_cache_bytes": (96 if size == 1 else 36) * KIB // num_stages,
+            "arena_bytes": (240 if size == 1 else 160) * KIB // num_stages,
+            "tensor_parallel_size": size,
+            "pipeline_parallel_size": num_stages,
+        }
 
     def _proposers(self, num_stages: int) -> tuple[str, ...]:
         """Early exit is refused with stages."""
         early_exit = () if num_stages > 1 else ("early_exit:1",)
         heads = self.folder / "heads"
-        return ("ngram", f"draft:{self._base}", *early_exit, f"medusa_tree:{heads}")
+        return ("ngram", f"draft:{self.base}", *early_exit, f"medusa_tree:{heads}")
+
+
+class Asked(NamedTuple):
+    """One request of a wave."""
+
+    prompt: list[int]
+    adapter: AdapterKey | None
+    settings: dict[str, Any]
+    """The other arguments of `make_request`."""
+
+
+def wave(keys: Sequence[AdapterKey], seed: int) -> Iterator[Asked]:
+    """Requests of base and adapters, half of them at temperature 1."""
+    rng = random.Random(seed)
+    prefix = [rng.randrange(200) for _ in range(16)]
+    for index in range(NUM_REQUESTS):
+        key = rng.choice(keys) if rng.random() < 0.85 else None
+        body = [rng.choice(BYTES) for _ in range(rng.randrange(3, 14))] * 2
+        settings: dict[str, Any] = {
+            "max_tokens": rng.randrange(4, 24),
+            "temperature": float(index % 2),
+            "num_logprobs": 2,
+            "ignore_eos": True,
+            "speculation": SpeculationParams(PROPOSERS[index % len(PROPOSERS)], 4),
+        }
+        settings |= _kind(index, rng)
+        prompt = prefix + body if index % 3 == 0 or "kv_policy" in settings else body
+        for choice in range(3 if "group_id" in settings else 1):
+            yield Asked(prompt, key, {**settings, "seed": 10 * index + choice})
+
+
+def _submit_wave(engine: LocalEngine, keys: Sequence[AdapterKey], seed: int) -> None:
+    for prompt, key, settings in wave(keys, seed):
+        asked = settings["speculation"]
+        if asked is not None and asked.proposer not in engine.core.info.proposers:
+            settings["speculation"] = None
+        engine.submit(prompt, key, **settings)
 
 
 def events(engine: LocalEngine) -> dict[str, int]:
@@ -117,33 +165,6 @@ def _read(answer: Answer) -> list[float]:
         found += np.frombuffer(part.embedding or b"", dtype=np.float32).tolist()
         found += [entry.chosen.logprob for entry in part.logprobs or ()]
     return found
-
-
-def _submit_wave(engine: LocalEngine, keys: Sequence[AdapterKey], seed: int) -> None:
-    """Requests of base and adapters, half of them at temperature 1."""
-    rng = random.Random(seed)
-    prefix = [rng.randrange(200) for _ in range(16)]
-    for index in range(NUM_REQUESTS):
-        key = rng.choice(keys) if rng.random() < 0.85 else None
-        body = [rng.choice(BYTES) for _ in range(rng.randrange(3, 14))] * 2
-        settings: dict[str, Any] = {
-            "max_tokens": rng.randrange(4, 24),
-            "temperature": float(index % 2),
-            "num_logprobs": 2,
-            "ignore_eos": True,
-            "speculation": _speculation(engine, PROPOSERS[index % len(PROPOSERS)]),
-        }
-        settings |= _kind(index, rng)
-        prompt = prefix + body if index % 3 == 0 or "kv_policy" in settings else body
-        for choice in range(3 if "group_id" in settings else 1):
-            engine.submit(prompt, key, seed=10 * index + choice, **settings)
-
-
-def _speculation(engine: LocalEngine, proposer: str) -> SpeculationParams | None:
-    """None: it has no drafts, or those that the engine chooses."""
-    if proposer not in engine.core.info.proposers:
-        return None
-    return SpeculationParams(proposer, 4)
 
 
 def _kind(index: int, rng: random.Random) -> dict[str, Any]:

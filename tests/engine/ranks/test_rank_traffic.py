@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from loraplex.adapters.extents import Extent
 from loraplex.engine.config import KvDtype
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import Pooling
@@ -26,6 +28,15 @@ from support.ranks import followers_as_threads
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(tmp_path_factory.mktemp("base"), *SERVED["llama"])
+
+
+def assert_zero_outside(memory: torch.Tensor, extents: Iterable[Extent]) -> None:
+    """Memory that holds adapters in these extents, and nothing of any other."""
+    outside = torch.ones_like(memory, dtype=torch.bool)
+    for extent in extents:
+        outside[extent.offset : extent.end] = False
+    assert memory.any()
+    assert not memory[outside].any()
 
 
 def test_experts_have_the_tokens_of_one_rank(tmp_path: Path) -> None:
@@ -76,11 +87,13 @@ def test_mixed_traffic_has_the_answers_of_one_rank(
     of_drafts = {"accepted_drafts"} if not has_drafts else set()
     assert all(count for name, count in met.items() if name not in {"swaps", *of_drafts}), met
     assert len(followers) == shape.size - 1
+    (deleted,) = together.evicted
     for follower in followers:
-        held = torch.zeros_like(follower.host.pool, dtype=torch.bool)
-        for block in follower.host.blocks():
-            held[block.extent.offset : block.extent.end] = True
-        assert 0 < follower.host.pool[held].count_nonzero() == follower.host.pool.count_nonzero()
+        blocks, occupants = follower.host.blocks(), follower.arena._occupants.values()
+        assert deleted not in {block.key for block in blocks}
+        assert deleted not in {occupant.key for occupant in occupants}
+        assert_zero_outside(follower.host.pool, [block.extent for block in blocks])
+        assert_zero_outside(follower.arena.flat, [occupant.extent for occupant in occupants])
     assert not [answer.end.error for answer in together.answers.values() if answer.end.error]
     assert together.answers.keys() == alone.answers.keys()
     different = [

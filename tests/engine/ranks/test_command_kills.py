@@ -1,0 +1,40 @@
+"""A rank that dies at a command ends no request without a code, and the group serves again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from loraplex.engine.shards.rank_place import GroupShape
+from support.command_kills import KINDS, Outcome, kill_at
+from support.planned_kill import Moment, PlannedKill
+from support.rank_traffic import Traffic
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory: pytest.TempPathFactory) -> Traffic:
+    return Traffic(tmp_path_factory.mktemp("traffic"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "moment", "rank"),
+    [
+        ("RunChunks", 5, Moment.BEFORE, 0),
+        ("RunChunks", 5, Moment.EXCHANGE, 1),
+        ("ReadAdapter", 2, Moment.DONE, 1),
+        ("CopyAdapter", 1, Moment.SENT, 0),
+        ("PublishAdapter", 1, Moment.BEFORE, 1),
+        ("MoveKv", 1, Moment.RECEIVED, 1),
+    ],
+)
+def test_the_group_is_back_after_a_rank_is_killed_at_a_command(
+    traffic: Traffic, tmp_path: Path, kind: str, number: int, moment: Moment, rank: int
+) -> None:
+    assert kind in KINDS
+    plan = PlannedKill(kind, number, moment, rank, str(tmp_path / "killed"))
+    outcome = asyncio.run(kill_at(plan, traffic, GroupShape(2, 1)))
+    assert outcome == Outcome(happened=True, num_hanging=0, num_uncoded=0)
