@@ -6,8 +6,10 @@ that receives commands, adapters' bytes are read, copied and zeroed by another o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import assert_never
 
@@ -21,6 +23,7 @@ from ..config import EngineConfig
 from ..execution.profiling import kv_groups, profile_step
 from ..kv.cache import KvCache
 from ..memory.loader_duty import choose_duty
+from ..messages import RankStats
 from ..model.base_model import BaseModel
 from ..model.block_preparation import BlockPreparation
 from ..model.first_layers import exit_argument, open_first_layers
@@ -60,6 +63,8 @@ from .follower_steps import FollowerSteps
 from .rank_memory import RankMemory
 from .rank_pipe import FollowerPipe
 
+_log = logging.getLogger(__name__)
+
 IDLE_SECONDS = 0.02
 """After so long without a command no step is due, and adapters may be loaded at full speed."""
 BEAT_SECONDS = 0.5
@@ -83,6 +88,7 @@ def follow(config: EngineConfig, links: GroupLinks, pipe: FollowerPipe, rank: in
         follower = Follower(
             config, bound, pools, pipe, rank, adds_vectors=links.sums.place.rank == 0
         )
+        _log.info("rank_ready", extra=asdict(follower.measure()))
         with links.pulse.living():
             follower.run(links.pulse.beat)
     except (EOFError, OSError):
@@ -147,15 +153,18 @@ class Follower:
             self._report_if_due()
             self._do(self.pipe.receive())
 
+    def measure(self) -> RankStats:
+        """Its memory now."""
+        return self._memory.measure(
+            host_bytes=self.host.pool.nbytes, host_used_bytes=self.host.used_bytes
+        )
+
     def _report_if_due(self) -> None:
         now = time.monotonic()
         if now < self._report_time:
             return
         self._report_time = now + REPORT_SECONDS
-        stats = self._memory.measure(
-            host_bytes=self.host.pool.nbytes, host_used_bytes=self.host.used_bytes
-        )
-        self.pipe.send(RankReport(stats))
+        self.pipe.send(RankReport(self.measure()))
 
     def _do(self, command: Command) -> None:
         match command:
