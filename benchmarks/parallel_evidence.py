@@ -66,7 +66,7 @@ SIZES = (2, 4)
 SHAPES = (GroupShape(2, 1), GroupShape(4, 1), GroupShape(1, 2), GroupShape(2, 2))
 FAMILY_SHAPES = SHAPES[:3]
 SAMPLE = ("llama", "qwen3", "phi3-fused", "mixtral", "jetmoe")
-SAMPLE_COMMANDS = ("CopyAdapter", "RunChunks")
+SAMPLE_COMMANDS = ("RunChunks",)
 NUM_OPEN = 6
 """Requests that run when a rank is killed."""
 NUM_TOKENS = 200

@@ -199,7 +199,7 @@ def load_sharded_base(
         quantization="none",
         self_test_error=error,
         kv_error=kv_error,
-        shared_heads=find_shared_heads(config, shards.ranges, ranks),
+        shared_heads=find_shared_heads(config, plan.linears, ranks),
     )
     if stages:
         base.call_between_layers(links.pulse.pass_layer)

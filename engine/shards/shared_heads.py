@@ -6,12 +6,13 @@ it. What concerns the head as a whole is a sum over these ranks.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from .rank_sums import RankSums
+from .shard_plan import Shard, ShardStyle
 
 
 class SharedHeads:
@@ -32,12 +33,15 @@ class SharedHeads:
         return first
 
 
-def find_shared_heads(config: Any, divided: Collection[str], ranks: RankSums) -> SharedHeads | None:
-    """`divided`: the paths of the layers that are divided. None: no KV head is on several ranks
-    that read it with different query heads."""
+def find_shared_heads(
+    config: Any, shards: Mapping[str, Shard], ranks: RankSums
+) -> SharedHeads | None:
+    """`shards`: this rank's part of each divided layer, by path. None: no KV head is on several
+    ranks that read it with different query heads."""
     num_heads = getattr(config, "num_key_value_heads", None)
     if num_heads is None or num_heads >= ranks.place.size:
         return None
-    if not any(path.endswith("k_proj") for path in divided):
+    styles = {shard.style for path, shard in shards.items() if path.endswith("k_proj")}
+    if ShardStyle.COLUMN not in styles:
         return None  # every rank has the whole attention
     return SharedHeads(ranks, ranks.place.size // num_heads)
