@@ -10,7 +10,6 @@ import pytest
 from loraplex.engine.errors import InvalidParameter
 from loraplex.engine.messages import SpeculationParams
 from support.engine import LocalEngine
-from support.marks import marked_slow
 from support.medusa import save_untrained_heads
 from support.models import make_adapter, make_tiny_llama
 from support.ranks import followers_as_threads
@@ -56,10 +55,9 @@ def answer(
     return engine.tokens(ids), sum(end.num_accepted_tokens for end in ends)
 
 
-@pytest.mark.parametrize("size", marked_slow((2, 4), slow={4}))
-@pytest.mark.parametrize(
-    "proposer", marked_slow(PROPOSERS, slow=PROPOSERS.keys() - {"medusa_tree"})
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("proposer", PROPOSERS)
 def test_drafts_give_the_tokens_of_one_rank_without_drafts(
     base: Path, tmp_path: Path, proposer: str, size: int
 ) -> None:
