@@ -148,6 +148,30 @@ def test_limits_that_somebody_else_has_changed_are_not_overwritten(
         seeded.change("PUT", LIMITS, theirs)
 
 
+def test_the_memory_of_each_rank_of_a_group_is_shown(visitor: Visitor) -> None:
+    sizes = ("resident", "weight", "kv", "arena", "arena_used", "host", "host_used")
+    texts = ["31.0 GiB", "32.0 GiB", "33.0 GiB", "35.0 GiB of 34.0 GiB", "37.0 GiB of 36.0 GiB"]
+
+    def answer(route: Route) -> None:
+        body: dict[str, Any] = route.fetch().json()
+        memory = {f"{size}_bytes": (31 + i) << 30 for i, size in enumerate(sizes)}
+        body["servers"][0]["ranks"] = [
+            {"rank": rank, "age_seconds": rank / 2, **memory} for rank in (0, 1)
+        ]
+        route.fulfill(json=body)
+
+    page = visitor.page
+    visitor.pick(None)
+    visitor.open("/memory")
+    expect(page.get_by_role("heading", name="Device arena")).to_be_visible()
+    expect(page.get_by_role("heading", name="Ranks")).to_have_count(0)
+    page.route("**/admin/memory", answer)
+    rows = page.get_by_role("region", name="Ranks").get_by_role("row")
+    expect(rows).to_have_count(3)
+    shown = rows.nth(2).inner_text()
+    assert [text for text in ["1", *texts, "500 ms ago"] if text not in shown] == []
+
+
 def test_who_goes_first_is_said_only_to_those_who_are_told(visitor: Visitor) -> None:
     page = visitor.page
     goes = page.get_by_role("columnheader", name="Evict order")
