@@ -60,6 +60,8 @@ class QuantizedWeight:
 
     GPTQ's act-order sorts inputs by importance, so that a group has inputs of the same importance.
     """
+    num_filling: int = 0
+    """Columns that stand for zero, each of an input that has another one; see `quantized_part`."""
 
     def __post_init__(self) -> None:
         groups = -(-self.codes.shape[1] // self.group)
@@ -71,6 +73,11 @@ class QuantizedWeight:
     def shape(self) -> torch.Size:
         """`[out, in]`."""
         return self.codes.shape
+
+    @property
+    def num_inputs(self) -> int:
+        """The inputs that it multiplies."""
+        return self.shape[1] - self.num_filling
 
     def rows(self, start: int, end: int) -> QuantizedWeight:
         """The rows from `start` to before `end`, as views."""
@@ -102,11 +109,15 @@ class QuantizedWeight:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """`[out, in]`, inputs in their own order; computed in fp32 and rounded once to dtype."""
-        weight = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
-        columns = slice(None) if self.order is None else self.order
+        shape = (self.shape[0], self.num_inputs)
+        weight = torch.zeros(shape, dtype=dtype, device=self.codes.device)
         for start in range(0, len(weight), _PIECE_ROWS):
-            piece = self.rows(start, start + _PIECE_ROWS)
-            weight[start : start + _PIECE_ROWS, columns] = piece._numbers().to(dtype)
+            rows = weight[start : start + _PIECE_ROWS]
+            numbers = self.rows(start, start + _PIECE_ROWS)._numbers().to(dtype)
+            if self.order is None:
+                rows.copy_(numbers)
+            else:
+                rows.index_add_(1, self.order, numbers)
         return weight
 
     def row_norms(self) -> Tensor:
