@@ -47,8 +47,9 @@ class Int8Linear(Linear):
             weight.codes.numel() + self.weight_scale.nbytes + self.zero_points.nbytes
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        result = self._multiply(*quantize_rows(x.reshape(-1, self.in_features)))
+    def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
+        """`largest`: as of `quantize_rows`, where x is a part of longer rows."""
+        result = self._multiply(*quantize_rows(x.reshape(-1, self.in_features), largest))
         if self.bias is not None:
             result += self.bias
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
@@ -121,15 +122,21 @@ def seconds_of_exact_ways() -> dict[Int8Arithmetic, float]:
     return seconds
 
 
-def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(rows: Tensor, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """int8 codes `[..., k]` and fp32 scales `[..., 1]` of `rows [..., k]`, symmetric, a scale each.
 
-    codes × scale is nearest to the row; a row of zeros has codes of zero.
+    codes × scale is nearest to the row; a row of zeros has codes of zero. `largest`: `[..., 1]`,
+    the largest absolute value that the codes of a row stand for; None: its own.
     """
     rows = rows.float()
-    scale = rows.abs().amax(dim=-1, keepdim=True).div_(INT8_MAX)
+    scale = (largest_of_rows(rows) if largest is None else largest) / INT8_MAX
     scale.clamp_min_(torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale
+
+
+def largest_of_rows(rows: Tensor) -> Tensor:
+    """The largest absolute value of each row: fp32 `[..., 1]` of `rows [..., k]`."""
+    return rows.float().abs().amax(dim=-1, keepdim=True)
 
 
 def int8_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -12,8 +12,8 @@ from .int8_linear import Int8Linear, has_fast_int8, serves_int8
 from .linear import DenseLinear, Linear, PackedLinear, QuantizedLinear
 from .linear_cpu import PanelLinear, serves_linear
 from .quantized_linear import DequantizedLinear
-from .quantized_linear_cpu import QuantizedPanelLinear, serves_quantized
-from .quantized_weight import QuantizedWeight
+from .quantized_linear_cpu import QuantizedPanelLinear, serves_codes, serves_quantized
+from .quantized_weight import CodeType, QuantizedWeight
 from .wna16_weight import has_served_groups
 
 
@@ -34,29 +34,44 @@ def pack_linear(
     bias: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
+    multiplies_bytes: bool | None = None,
 ) -> Linear:
     """The fastest form that keeps the weight's values.
 
     weight: `[out, in]`; bias: `[out]`. `dtype`: in which it is multiplied, if not in the weight's,
-    or of a quantized one in fp32.
+    or of a quantized one in fp32. `multiplies_bytes`: as of `choose_linear`.
     """
     if isinstance(weight, Tensor):
         return _pack_exactly(weight, bias, dtype or weight.dtype)
-    return _pack_quantized(weight, bias, dtype or torch.float32)
+    return _pack_quantized(weight, bias, dtype or torch.float32, multiplies_bytes)
 
 
 def choose_linear(
-    weight: Tensor | QuantizedWeight, *, dtype: torch.dtype, device_type: str
+    weight: Tensor | QuantizedWeight,
+    *,
+    dtype: torch.dtype,
+    device_type: str,
+    multiplies_bytes: bool | None = None,
 ) -> LinearKind:
     """The form that `pack_linear` gives a weight that is on a device of this type, multiplied in
-    dtype. The weight itself may be on the meta device."""
+    dtype. The weight itself may be on the meta device.
+
+    `multiplies_bytes`: whether int8 weights with a scale per output are multiplied as bytes; None:
+    if `prefers_bytes`.
+    """
     if isinstance(weight, Tensor):
         return _choose_exact(weight.dtype, dtype, device_type)
     chosen = choose_readable(weight, device_type=device_type)
     if device_type == "cpu" and serves_int8(weight):
-        is_faster = chosen is LinearKind.DEQUANTIZED or has_fast_int8()
-        return LinearKind.INT8 if is_faster else chosen
+        are_bytes = prefers_bytes() if multiplies_bytes is None else multiplies_bytes
+        return LinearKind.INT8 if are_bytes else chosen
     return chosen
+
+
+def prefers_bytes() -> bool:
+    """Whether bytes are the fastest way to multiply int8 weights with a scale per output on the
+    CPU. The speed is measured, so processes may differ."""
+    return has_fast_int8() or not serves_codes(CodeType.INT8)
 
 
 def choose_readable(weight: QuantizedWeight, *, device_type: str) -> LinearKind:
@@ -108,8 +123,13 @@ def _pack_exactly(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Li
     return PackedLinear(weight, bias) if kind is LinearKind.PACKED else DenseLinear(weight, bias)
 
 
-def _pack_quantized(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
-    match choose_linear(weight, dtype=dtype, device_type=weight.codes.device.type):
+def _pack_quantized(
+    weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, multiplies_bytes: bool | None
+) -> Linear:
+    device_type = weight.codes.device.type
+    match choose_linear(
+        weight, dtype=dtype, device_type=device_type, multiplies_bytes=multiplies_bytes
+    ):
         case LinearKind.INT8:
             return Int8Linear(weight, bias)
         case LinearKind.QUANTIZED_PANEL | LinearKind.DEQUANTIZED:

@@ -138,8 +138,13 @@ def serves_quantized(weight: QuantizedWeight) -> bool:
     return (
         weight.scale.dtype in _KINDS
         and (weight.group % 4 == 0 or weight.group >= weight.shape[1])
-        and cpu_library.function("quantized_linear", weight.code_type) is not None
+        and serves_codes(weight.code_type)
     )
+
+
+def serves_codes(code_type: CodeType) -> bool:
+    """Whether the library multiplies such codes on this machine."""
+    return cpu_library.function("quantized_linear", code_type) is not None
 
 
 def _address(tensor: Tensor | None) -> int | None:

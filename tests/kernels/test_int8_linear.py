@@ -15,10 +15,12 @@ from loraplex.kernels.int8_linear import (
     Int8Arithmetic,
     Int8Linear,
     int8_linear_reference,
+    largest_of_rows,
     quantize_rows,
     seconds_of_exact_ways,
 )
 from loraplex.kernels.quantize import WeightFormat, quantize
+from loraplex.kernels.quantized_part import part_of
 
 SIZES = pytest.mark.parametrize(
     ("in_features", "out_features"), [(1, 1), (63, 133), (133, 63), (64, 128)], ids=str
@@ -88,6 +90,7 @@ _SLOWDOWN_OF_INT8 = """
 import torch
 from loraplex.kernels.int8_linear import Int8Linear, _least_seconds, int8_linear_reference
 from loraplex.kernels.quantize import WeightFormat, quantize
+from loraplex.kernels.quantized_part import part_of
 
 torch.set_num_threads(1)
 weight, x = torch.randn(512, 512), torch.randn(8, 512)
@@ -151,3 +154,16 @@ def test_quantized_rows_are_within_half_a_step_of_the_values() -> None:
 
 def packed_int8(weight: Tensor, bias: Tensor | None = None) -> Int8Linear:
     return Int8Linear(quantize(weight, WeightFormat.INT8), bias)
+
+
+def test_parts_of_a_row_with_its_scale_sum_to_the_whole(arithmetic: Int8Arithmetic) -> None:
+    weight, x = torch.randn(24, 96), torch.randn(5, 96)
+    x[:, 70] = 50.0  # an outlier in one of the parts
+    whole = quantize(weight, WeightFormat.INT8)
+    largest = largest_of_rows(x)
+    total = torch.zeros(5, 24)
+    for inputs in (range(32), range(32, 96)):
+        part = part_of(whole, range(24), inputs)
+        assert part is not None
+        total += Int8Linear(part)(x[:, inputs.start : inputs.stop], largest)
+    torch.testing.assert_close(total, int8_linear_reference(x, weight), rtol=1e-5, atol=1e-5)
