@@ -1,4 +1,4 @@
-"""Sums and gathers over the ranks of a tensor-parallel group.
+"""Sums, largest values and gathers over the ranks of a tensor-parallel group.
 
 A row's result must not depend on the rows beside it. An all-reduce over three or more ranks adds an
 element in an order that depends on its place in the message. So the parts are gathered there, and
@@ -65,6 +65,10 @@ class RankSums:
         for other in parts[1:]:
             whole += other
         return whole
+
+    def largest(self, part: Tensor) -> Tensor:
+        """The largest of all ranks' values at each place; NaN where one is NaN."""
+        return torch.stack(self.gather(part)).amax(dim=0)
 
     def gather(self, part: Tensor) -> list[Tensor]:
         """The parts of all ranks, in their order."""

@@ -54,3 +54,18 @@ def test_a_sum_of_parts_that_are_not_contiguous_is_right() -> None:
 
     for whole in run_ranks(2, add):
         assert torch.equal(whole, 2 * torch.arange(6.0).view(2, 3).T + 1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_largest_values_are_those_of_all_ranks(size: int) -> None:
+    def largest(ranks: RankSums) -> Tensor:
+        part = torch.zeros(3, 1)
+        part[0] = ranks.place.rank
+        part[1] = -ranks.place.rank
+        if ranks.place.rank == 1:
+            part[2] = torch.nan
+        return ranks.largest(part)
+
+    for found in run_ranks(size, largest):
+        assert found[:2].tolist() == [[size - 1], [0]]
+        assert found[2].isnan(), "a broken row is broken on every rank"
