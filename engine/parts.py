@@ -113,7 +113,13 @@ def _open_parts(
     )
     if followers:
         followers.tell(
-            OpenPools(base.layout.base_id, plan.kv_groups, plan.num_swap_slots, plan.arena_bytes)
+            OpenPools(
+                base.layout.base_id,
+                plan.kv_groups,
+                plan.num_swap_slots,
+                plan.num_open_slots,
+                plan.arena_bytes,
+            )
         )
     grammars = open_grammars(
         locate_base(config.model), vocab_size=base.vocab_size, eos_token_ids=base.eos_token_ids
@@ -208,6 +214,7 @@ def _open_runner(
             device=base.device,
             num_swap_slots=plan.num_swap_slots,
             has_stages=config.pipeline_parallel_size > 1,
+            num_open_slots=plan.num_open_slots,
         )
         return LeaderRunner(followers, base, leader, tiers.arena)
     cache = KvCache(

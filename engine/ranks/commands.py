@@ -33,6 +33,7 @@ class OpenPools(Message, frozen=True):
     base_id: str
     kv_groups: tuple[KvGroup, ...]
     num_swap_slots: tuple[int, ...]
+    num_open_slots: int | None
     arena_bytes: int
 
 

@@ -132,6 +132,7 @@ class Follower:
             kv_format=base.kv_format,
             device=base.device,
             num_swap_slots=pools.num_swap_slots,
+            num_open_slots=pools.num_open_slots,
         )
         argument = exit_argument(config)
         first_layers = None if argument is None else open_first_layers(argument, base)

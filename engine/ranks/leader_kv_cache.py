@@ -28,6 +28,7 @@ class LeaderKvCache(KvCache):
         device: torch.device,
         num_swap_slots: Sequence[int],
         has_stages: bool,
+        num_open_slots: int | None,
     ) -> None:
         """See `KvCache`. `has_stages`: steps before an operation may not have run here yet, so the
         operations wait for their step."""
@@ -38,6 +39,7 @@ class LeaderKvCache(KvCache):
             kv_format=kv_format,
             device=device,
             num_swap_slots=num_swap_slots,
+            num_open_slots=num_open_slots,
         )
         self._followers = followers
         self._waiting: list[KvOperation] | None = [] if has_stages else None
