@@ -276,9 +276,6 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         """Refuse what is not divided among ranks yet. Raises InvalidParameter."""
         refused = {
-            "quantization": self.quantization != Quantization.NONE,
-            "embedding_quantization": self.embedding_quantization != Quantization.NONE,
-            "kv_dtype": self.kv_dtype not in (KvDtype.AUTO, KvDtype.INT8),
             "async_scheduling": bool(self.async_scheduling),
             # Its first layers are on another rank than its head.
             "speculation": self.pipeline_parallel_size > 1 and "early_exit" in self.proposers,

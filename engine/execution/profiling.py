@@ -70,6 +70,10 @@ def plan_engine(
     plan = plan_memory(config, memory, demand, proposers)
     if config.num_ranks > 1:
         plan.lines.insert(0, f"{_describe_group(config)}; all sizes are of each")
+        plan.lines.append(
+            f"self-test: the ranks change logits by {base.self_test_error:.0e} of the largest, at "
+            f"most {base.self_test_bound:.0e} is allowed"
+        )
     if base.kv_format.code_dtype is not None:
         line = (
             f"KV cache in {config.kv_dtype}: changes logits by {base.kv_error:.1%} of the largest"
@@ -145,8 +149,13 @@ def _num_open_slots(config: EngineConfig, base: BaseModel) -> int | None:
         config.max_num_seqs,
         config.max_num_batched_tokens,
         config.kv_block_size,
-        num_steps=2 if config.async_scheduling else 1,  # a step is scheduled before one is read
+        num_steps=_num_steps(config),
     )
+
+
+def _num_steps(config: EngineConfig) -> int:
+    """Those in flight: with asynchronous scheduling one is scheduled before one is read."""
+    return max(2 if config.async_scheduling else 1, config.pipeline_parallel_size)
 
 
 def _kv_block_bytes(config: EngineConfig, model: BaseModel, group: KvGroup) -> int:

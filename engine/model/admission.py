@@ -9,7 +9,7 @@ forward pass. Effects beyond the self-test's few tokens are tested on a small co
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from .expert_choices import MAX_REPLACED, LayerChoices, ReplacedChoices, choosin
 from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from .own_attention import replace_own_attention
+from .parity_bound import parity_bound
 from .rope import full_context
 from .rotary_tables import contexts_of
 from .state_layers import replace_states
@@ -42,10 +43,6 @@ _TOLD_IN_EACH_CALL = -1
 PROBE_LENGTH = 4
 """For one token only, some families build no mask."""
 SELF_TEST_LENGTHS = (23, 9)
-SELF_TEST_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""Largest error relative to the largest logit; the half types round at every layer."""
-ROUNDED_INPUTS_TOLERANCE = SELF_TEST_TOLERANCE[torch.float16]
-"""Of layers that round their inputs to 16 bits (decision 55), which fp16 does to 11 bits."""
 
 
 class DenseCase(NamedTuple):
@@ -185,14 +182,20 @@ def dense_reference(
     return cases
 
 
-def quantized_blocks_cases(
-    model: nn.Module, vocab_size: int, block_size: int, *, max_model_len: int
-) -> tuple[list[DenseCase], Cuts]:
-    """As `dense_reference`, for a cache that quantizes complete blocks: sequences of some blocks of
-    the served size, because the error grows with the size."""
-    lengths = [min(num_halves * block_size // 2, max_model_len) for num_halves in (5, 3)]
-    cuts = Cuts(block_size, (block_size + 1, 1, block_size // 2))
-    return dense_reference(model, vocab_size, lengths), cuts
+class SelfTest(NamedTuple):
+    """The sequences of a self-test, and how it cuts them."""
+
+    lengths: tuple[int, ...] = SELF_TEST_LENGTHS
+    cuts: Cuts = SELF_TEST_CUTS
+
+
+def kv_self_test(kv_format: KvFormat, block_size: int, *, max_model_len: int) -> SelfTest:
+    """That of a quantized KV cache. If complete blocks are quantized, the sequences are some blocks
+    of the served size long, because the error grows with the size."""
+    if kv_format.bits is None:
+        return SelfTest()
+    lengths = tuple(min(num_halves * block_size // 2, max_model_len) for num_halves in (5, 3))
+    return SelfTest(lengths, Cuts(block_size, (block_size + 1, 1, block_size // 2)))
 
 
 def check_parity(
@@ -200,14 +203,14 @@ def check_parity(
     shapes: list[LayerKvShape],
     cases: list[DenseCase],
     *,
-    rounds_inputs: bool = False,
+    parts: Iterable[object] = (),
 ) -> float:
     """The error of the paged, chunked, mixed forward pass, with the KV cache in the model's own
     dtype.
 
-    In the half types a token goes to the experts that the dense forward pass chose. rounds_inputs:
-    whether linear layers do. Raises UnsupportedModel if the error exceeds that of rounding, or if
-    more choices of experts differ than rounding explains.
+    In the half types a token goes to the experts that the dense forward pass chose. parts: the
+    packed layers. Raises UnsupportedModel if the error exceeds `parity_bound`, or if more choices
+    of experts differ than rounding explains.
     """
     dtype = next(model.parameters()).dtype
     is_half = dtype is not torch.float32
@@ -217,12 +220,11 @@ def check_parity(
         raise UnsupportedModel(
             f"its paged forward chooses other experts for {choices.share:.0%} of the tokens"
         )
-    tolerance = SELF_TEST_TOLERANCE[dtype]
-    if rounds_inputs:
-        tolerance = max(tolerance, ROUNDED_INPUTS_TOLERANCE)
-    if not error <= tolerance:
+    bound = parity_bound(dtype, parts)
+    if not error <= bound:
         raise UnsupportedModel(
-            f"its paged forward differs from its own dense forward by {error:.1e} of the logits"
+            f"its paged forward differs from its own dense forward by {error:.1e} of the logits, "
+            f"and {bound:.0e} is the bound"
         )
     return error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,7 @@ from ...kernels.joined_linear import JoinedLinear
 from ...kernels.linear import DenseLinear, Linear
 from ...kernels.linear_packing import pack_linear
 from ...kernels.packed_experts import PackedExperts
-from ...kernels.packed_experts_cpu import PanelExperts
 from ...kernels.quantize import WeightFormat
-from ...kernels.quantized_linear_cpu import QuantizedPanelLinear
 from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.base_config import read_config_file
 from ..checkpoint.base_identity import compute_base_id
@@ -44,15 +42,15 @@ from ..kv.groups import LayerKvShape
 from ..shards.shared_heads import SharedHeads
 from .adapted_module import AdaptedModule, ExtendedModule, replace_module
 from .admission import (
-    SELF_TEST_CUTS,
     DenseCase,
+    SelfTest,
     check_config,
     check_parity,
     check_replaced,
     dense_reference,
+    kv_self_test,
     paged_error,
     probe_kv_shapes,
-    quantized_blocks_cases,
 )
 from .base_stages import BaseStages
 from .embedding_and_head import ModelEnds, adapt_ends
@@ -64,11 +62,13 @@ from .linear import FusedProjection, ProjectionSlice
 from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
 from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
+from .parity_bound import parity_bound
 from .rope import RotaryContexts, rotary_contexts
 from .rotary_tables import table_rotary
 from .state_layers import reads_weight
 from .threshold_test import check_thresholds
 
+_PIECE_ROWS = 256
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that read the same input if they are in one module."""
 
@@ -107,6 +107,8 @@ class BaseModel:
     """The format of its files, or of `--quantize` with what is asked for beside it; none: neither.
     The ends have their own."""
     self_test_error: float
+    self_test_bound: float
+    """The largest `self_test_error` with which it is served."""
     kv_error: float
     """The error of a quantized KV cache, relative to the largest logit; 0.0 for an unquantized
     one."""
@@ -244,11 +246,10 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     cases = dense_reference(model, config.vocab_size)
-    kv_cases, kv_cuts = cases, SELF_TEST_CUTS
-    if kv_format.bits is not None:
-        kv_cases, kv_cuts = quantized_blocks_cases(
-            model, config.vocab_size, engine.kv_block_size, max_model_len=max_model_len
-        )
+    kv_test = kv_self_test(kv_format, engine.kv_block_size, max_model_len=max_model_len)
+    kv_cases = cases
+    if kv_test != SelfTest():
+        kv_cases = dense_reference(model, config.vocab_size, kv_test.lengths)
     order = module_order(model)
     moe_layers = replace_experts(model)
     absorbed = replace_latents(model)
@@ -260,7 +261,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     check_thresholds(config, kv_shapes, max_model_len=max_model_len)
     kv_error = 0.0
     if kv_format.code_dtype is not None:
-        kv_error = paged_error(model, kv_shapes, kv_cases, kv_format, kv_cuts)
+        kv_error = paged_error(model, kv_shapes, kv_cases, kv_format, kv_test.cuts)
     ends = adapt_ends(model)
     digests = end_digests(model, model_dir)
     # The decoder's layers may still be in their files: there is room for two copies of the ends.
@@ -270,11 +271,11 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     pack_moe_layers(moe_layers, quantization)
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
+    parts: list[object] = [part for fused in projections for part in fused.linear.modules()]
+    parts += packed_ends.linears
+    parts += [part.weight for layer in moe_layers for part in layer.experts]
     error = 0.0
     if {engine.quantization, engine.embedding_quantization} == {Quantization.NONE}:
-        parts: list[object] = [part for fused in projections for part in fused.linear.modules()]
-        parts += packed_ends.linears
-        parts += [part.weight for layer in moe_layers for part in layer.experts]
         error = _packed_error(model, kv_shapes, cases, parts)
     layout = describe_layout(
         model,
@@ -309,6 +310,7 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
         num_parameters=num_parameters,
         quantization=stored_format or quantization.name,
         self_test_error=error,
+        self_test_bound=parity_bound(dtype, parts),
         kv_error=kv_error,
     )
 
@@ -333,11 +335,7 @@ def _packed_error(
     which changes values."""
     if any(isinstance(part, Int8Linear) for part in parts):
         return 0.0
-    rounds_inputs = any(
-        isinstance(part, QuantizedPanelLinear | PanelExperts) and part.rounds_inputs
-        for part in parts
-    )
-    return check_parity(model, shapes, cases, rounds_inputs=rounds_inputs)
+    return check_parity(model, shapes, cases, parts=parts)
 
 
 def check_quantized_once(engine: EngineConfig, stored_format: str | None) -> None:
@@ -513,7 +511,9 @@ def whole_projection(group: Sequence[tuple[str, nn.Module]]) -> Projection:
 
 def _dense_linear(path: str, module: nn.Module, shards: LinearShards | None) -> DenseLinear:
     """The layer with its weight dequantized, in the serving dtype; this rank's part of it."""
-    values = _part_of(path, module, shards)
+    values = _rows_of(module)
+    if shards:
+        values = shards.weight(path, values)
     device = values.codes.device if isinstance(values, QuantizedWeight) else values.device
     weight = dense(values, dtype=_weight(module).dtype, device=device)
     return DenseLinear(weight, _bias([(path, module)], shards))
@@ -526,15 +526,30 @@ def _pack_group(
 ) -> Linear:
     """One linear layer of these, which read the same input; of this rank's parts of them."""
     weights = group_weights(group, quantization, shards)
-    dtype = _weight(group[0][1]).dtype
+    pack = partial(_pack, dtype=_weight(group[0][1]).dtype, shards=shards)
     if len(weights) == 1:
-        return pack_linear(weights[0], _bias(group, shards), dtype=dtype)
+        return pack(weights[0], group)
     return JoinedLinear(
-        [
-            pack_linear(weight, _bias([layer], shards), dtype=dtype)
-            for weight, layer in zip(weights, group, strict=True)
-        ]
+        [pack(weight, [layer]) for weight, layer in zip(weights, group, strict=True)]
     )
+
+
+def _pack(
+    weight: Values,
+    group: Sequence[tuple[str, nn.Module]],
+    *,
+    dtype: torch.dtype,
+    shards: LinearShards | None,
+) -> Linear:
+    """One linear layer of the weight of these."""
+    multiplies_bytes = None
+    if shards:
+        # A rank's part may have one scale for each output where the whole layer has groups.
+        has_groups = isinstance(weight, QuantizedWeight) and (
+            weight.group < _in_features(group[0][1])
+        )
+        multiplies_bytes = shards.multiplies_bytes and not has_groups
+    return pack_linear(weight, _bias(group, shards), dtype=dtype, multiplies_bytes=multiplies_bytes)
 
 
 def group_weights(
@@ -547,18 +562,34 @@ def group_weights(
 
     group: the layers by their paths. shards: cuts this rank's part of each. Raises QuantizedBase.
     """
-    weights = [quantization.apply(path, _part_of(path, module, shards)) for path, module in group]
+    weights = [_whole_or_part(path, module, quantization, shards) for path, module in group]
     stacked = stack_values(weights)
     return weights if stacked is None else [stacked]
 
 
-def _part_of(path: str, module: nn.Module, shards: LinearShards | None) -> Values:
-    """This rank's part of the module's weight. Raises QuantizedBase."""
-    values = _rows_of(module)
+def _whole_or_part(
+    path: str, module: nn.Module, quantization: LoadQuantization, shards: LinearShards | None
+) -> Values:
+    """The layer's weight as it is packed, or this rank's part of it. Raises QuantizedBase, and
+    UnsupportedModel if it cannot be divided."""
     if shards is None:
-        return values
-    assert isinstance(values, Tensor), "a quantized base is not divided"
-    return shards.weight(path, values)
+        return whole_weight(path, module, quantization)
+    values = _rows_of(module)
+    if isinstance(values, QuantizedWeight) or quantization.format_of(path) is None:
+        return shards.weight(path, values)
+    # Scales may belong to all inputs of a row. So whole rows are quantized, a few at a time.
+    pieces = [
+        shards.inputs(path, quantization.apply(path, rows))
+        for rows in shards.outputs(path, values).split(_PIECE_ROWS)
+    ]
+    stacked = stack_values(pieces)
+    assert stacked is not None, "the pieces of one weight are of one form"
+    return stacked
+
+
+def whole_weight(path: str, module: nn.Module, quantization: LoadQuantization) -> Values:
+    """The layer's weight as it is packed. Raises QuantizedBase."""
+    return quantization.apply(path, _rows_of(module))
 
 
 def _rows_of(module: nn.Module) -> Values:

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from ...adapters.layout import Projection
 from ...adapters.layout_part import SliceRange
+from ...kernels.int8_linear import largest_of_rows
+from ...kernels.quantized_part import part_of
+from ...kernels.quantized_weight import QuantizedWeight
+from ..checkpoint.stored_weights import Values
 from ..errors import UnsupportedModel
 from ..shards.rank_sums import RankSums
 from ..shards.shard_plan import Shard, ShardStyle
@@ -41,6 +45,12 @@ class RankExchange:
         held = self._shard.held.inputs
         return x[:, held.start : held.stop].contiguous()
 
+    def largest_inputs(self, x: Tensor) -> Tensor:
+        """The largest absolute value of each row's inputs on all ranks: fp32 `[n, 1]`, for x as of
+        `inputs`. Codes of 8 bits have one scale for a whole row."""
+        own = largest_of_rows(x)
+        return own if self._shard.style is ShardStyle.SPLIT_ROW else self._ranks.largest(own)
+
     def whole(self, y: Tensor) -> Tensor:
         """The whole result `[n, sum(slice_outs)]` for this rank's y `[n, sum(outs)]`, the adapters'
         changes included."""
@@ -55,8 +65,12 @@ class RankExchange:
 class LinearShards:
     """Cuts a base's linear layers for one rank."""
 
-    def __init__(self, shards: Mapping[str, Shard], ranks: RankSums) -> None:
-        """`shards`: the divided layers by path; the others are held whole."""
+    def __init__(
+        self, shards: Mapping[str, Shard], ranks: RankSums, *, multiplies_bytes: bool
+    ) -> None:
+        """`shards`: the divided layers by path; the others are held whole. `multiplies_bytes`: as
+        of `choose_linear`; all ranks must choose the same."""
+        self.multiplies_bytes = multiplies_bytes
         self._shards = shards
         self._ranks = ranks
 
@@ -81,14 +95,32 @@ class LinearShards:
             )
         )
 
-    def weight(self, path: str, weight: Tensor) -> Tensor:
-        """This rank's part of a whole weight `[out, in]`: a view, of which only the part is read
-        if it is mapped from a file."""
+    def outputs(self, path: str, weight: Tensor) -> Tensor:
+        """This rank's outputs of a whole weight `[out, in]`: a view."""
+        held = self._held(path)
+        return weight if held is None else weight[held.outputs.start : held.outputs.stop]
+
+    def inputs(self, path: str, weight: Values) -> Values:
+        """This rank's inputs of its outputs of a weight. Raises UnsupportedModel as `weight`."""
         held = self._held(path)
         if held is None:
             return weight
-        inputs, outputs = held
-        return weight[outputs.start : outputs.stop, inputs.start : inputs.stop]
+        if isinstance(weight, Tensor):
+            return weight[:, held.inputs.start : held.inputs.stop]
+        return self._quantized(path, weight, SliceRange(held.inputs, range(weight.shape[0])))
+
+    def weight(self, path: str, weight: Values) -> Values:
+        """This rank's part of a whole weight `[out, in]`. Of a tensor it is a view, of which only
+        the part is read if it is mapped from a file.
+
+        Raises UnsupportedModel if the groups of a quantized weight cannot be divided.
+        """
+        held = self._held(path)
+        if held is None:
+            return weight
+        if isinstance(weight, Tensor):
+            return self.inputs(path, self.outputs(path, weight))
+        return self._quantized(path, weight, held)
 
     def bias(self, path: str, bias: Tensor) -> Tensor | None:
         """This rank's part of a whole bias `[out]`; None: another rank adds it to the sum."""
@@ -106,6 +138,15 @@ class LinearShards:
         if shard is None or shard.style is ShardStyle.COLUMN:
             return None
         return RankExchange(shard, [each.out_features for each in part.slices], self._ranks)
+
+    def _quantized(self, path: str, weight: QuantizedWeight, held: SliceRange) -> QuantizedWeight:
+        part = part_of(weight, held.outputs, held.inputs)
+        if part is None:
+            raise UnsupportedModel(
+                f"{path} has groups of {weight.group} inputs, which cannot be divided among "
+                f"{self._ranks.place.size} ranks of {len(held.inputs)} inputs"
+            )
+        return part
 
     def _held(self, path: str) -> SliceRange | None:
         shard = self._shards.get(path)

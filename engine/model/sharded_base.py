@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 
 from ...adapters.layout_part import LayoutPart
 from ...adapters.malloc import return_freed_memory
+from ...kernels.linear_packing import prefers_bytes
 from ..checkpoint.base_config import read_config_file
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
@@ -38,12 +38,13 @@ from ..shards.shard_plan import LinearSize, ShardPlan, plan_shards
 from ..shards.shared_heads import find_shared_heads
 from ..shards.stage_plan import StagePlan
 from .admission import (
-    SELF_TEST_LENGTHS,
     DenseCase,
+    SelfTest,
     check_config,
     check_parity,
     check_replaced,
     dense_reference,
+    kv_self_test,
     paged_error,
     probe_kv_shapes,
     run_paged,
@@ -51,14 +52,18 @@ from .admission import (
 )
 from .base_model import (
     BaseModel,
+    check_quantized_once,
     choose_device,
     choose_dtype,
+    choose_quantization,
     decoder_linears,
     describe_layout,
     eos_token_ids,
     module_order,
+    packs_experts,
     replace_linears,
     sibling_groups,
+    weight_format,
     whole_projection,
 )
 from .base_stages import BaseStages, tell_shapes
@@ -79,12 +84,13 @@ from .fused_layers import fuse_layers, fuses_layers
 from .head_parameters import cut_head_parameters
 from .latent_attention import replace_latents
 from .linear_shards import LinearShards
-from .load_quantization import LoadQuantization
-from .packed_ends import pack_ends
+from .packed_ends import model_ends, pack_ends
+from .parity_bound import parity_bound
 from .rope import rotary_contexts
 from .rotary_tables import table_rotary
 from .stage_layers import cut_stage, ends_of_stage, parts_of_stages, plan_stages, without_layers
 from .threshold_test import check_thresholds
+from .whole_layers import whole_layers
 
 
 def load_sharded_base(
@@ -103,7 +109,11 @@ def load_sharded_base(
     device = _check_device(choose_device(engine.device))
     dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
     kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
-    _check_format(model_dir)
+    kv_test = kv_self_test(kv_format, engine.kv_block_size, max_model_len=max_model_len)
+    stored_format = find_packed_format(model_dir)
+    check_quantized_once(engine, stored_format)
+    quantization = choose_quantization(engine, config)
+    ends_format = weight_format(engine.embedding_quantization)
     ranks, stages = links.sums, links.stages
     model = load_weights(
         model_dir,
@@ -112,24 +122,40 @@ def load_sharded_base(
         device,
         left_stored=decoder_linears,
         left_experts=experts_parameters,
+        packed_later=model_ends if stored_format else None,
     )
     plan = _plan(model, config, ranks)
     if engine.enable_expert_parallel and not plan.experts:
         raise UnsupportedModel(
             f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
         )
-    shards = LinearShards(plan.linears, ranks)
+    if plan.experts and packs_experts(engine, stored_format):
+        raise UnsupportedModel(
+            f"quantized experts are not supported with several ranks ({config.model_type})"
+        )
+    multiplies_bytes = _all_multiply_bytes(ranks)
+    shards = LinearShards(plan.linears, ranks, multiplies_bytes=multiplies_bytes)
     is_first = ranks.place.rank == 0 and (stages is None or stages.place.is_last)
     stage_plan = plan_stages(model, config, 1 if stages is None else stages.place.num_stages)
-    cases = dense_reference(model, config.vocab_size) if is_first else []
-    order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
     linears = decoder_linears(model)
+    references = _References([], [])
+    if is_first:
+        with whole_layers(
+            model, linears, quantization, ends_format, multiplies_bytes=multiplies_bytes
+        ):
+            references = _References.of(model, config.vocab_size, kv_test)
+    order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
     wholes = [
         whole_projection([(path, linears[path]) for path in group])
         for group in sibling_groups(linears)
     ]
     moe_layers = replace_experts(model, ExpertShards(plan.experts, ranks))
     absorbed = replace_latents(model)
+    if absorbed and packs_experts(engine, stored_format):
+        raise UnsupportedModel(
+            "quantized multi-head latent attention is not supported with several ranks "
+            f"({config.model_type})"
+        )
     with transformers_quiet():  # it remarks on families that compute attention themselves
         model.set_attn_implementation(ATTENTION_NAME)
     with without_layers(model, stage_plan) as stand_ins:
@@ -153,11 +179,10 @@ def load_sharded_base(
         moe_layers = [layer for layer in moe_layers if stage_plan.layer_of(layer.path) in own]
         _check_stages(config, moe_layers, dtype)
     del linears
-    unquantized = LoadQuantization()
     projections = replace_linears(
-        model, quantization=unquantized, kept_dense=absorbed, shards=shards
+        model, quantization=quantization, kept_dense=absorbed, shards=shards
     )
-    pack_moe_layers(moe_layers, unquantized)
+    pack_moe_layers(moe_layers, quantization)
     cut_head_parameters(model, plan.linears, ranks.place)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = _divided_kv_shapes(model, config, links, stage_plan, max_model_len=max_model_len)
@@ -166,14 +191,18 @@ def load_sharded_base(
         parts,
         tell_shapes(kv_shapes, stages) if stages else (kv_shapes,),
     )
-    packed_ends = pack_ends(model, ends, None)
+    packed_ends = pack_ends(model, ends, ends_format)
     return_freed_memory()
     check_replaced(model, config)
     fused = fuse_layers(model) if fuses_layers(device) else None
-    error = _check_together(model, config, kv_shapes, cases, ranks)
+    packed: list[object] = [part for each in projections for part in each.linear.modules()]
+    packed += packed_ends.linears
+    error = _check_together(model, config, kv_shapes, references.plain, packed, ranks)
     kv_error = 0.0
     if kv_format.code_dtype is not None:
-        kv_error = _kv_error_together(model, config, kv_shapes, cases, kv_format)
+        kv_error = _kv_error_together(
+            model, config, kv_shapes, references.of_kv, kv_format, kv_test
+        )
     if is_first:
         check_thresholds(config, own_stages.all_kv_shapes, max_model_len=max_model_len)
     base = BaseModel(
@@ -196,14 +225,30 @@ def load_sharded_base(
         dtype=dtype,
         device=device,
         num_parameters=num_parameters,
-        quantization="none",
+        quantization=stored_format or quantization.name,
         self_test_error=error,
         kv_error=kv_error,
+        self_test_bound=parity_bound(dtype, packed),
         shared_heads=find_shared_heads(config, plan.linears, ranks),
     )
     if stages:
         base.call_between_layers(links.pulse.pass_layer)
     return base
+
+
+class _References(NamedTuple):
+    """What the whole base computes of the self-tests' sequences; none of them on the followers."""
+
+    plain: list[DenseCase]
+    of_kv: list[DenseCase]
+    """Of the self-test of a quantized KV cache."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, vocab_size: int, kv_test: SelfTest) -> _References:
+        plain = dense_reference(model, vocab_size)
+        if kv_test == SelfTest():
+            return cls(plain, plain)
+        return cls(plain, dense_reference(model, vocab_size, kv_test.lengths))
 
 
 def _check_device(device: torch.device) -> torch.device:
@@ -212,11 +257,10 @@ def _check_device(device: torch.device) -> torch.device:
     return device
 
 
-def _check_format(model_dir: Path) -> None:
-    if stored_format := find_packed_format(model_dir):
-        raise UnsupportedModel(
-            f"tensor parallelism is not supported for a quantized base ({stored_format})"
-        )
+def _all_multiply_bytes(ranks: RankSums) -> bool:
+    """Whether every rank prefers products of bytes, for which they exchange other numbers."""
+    measured = torch.tensor([prefers_bytes()], dtype=torch.int32)
+    return bool(torch.cat(ranks.gather(measured)).all())
 
 
 def _check_stages(config: Any, moe_layers: Sequence[MoeLayer], dtype: torch.dtype) -> None:
@@ -272,17 +316,18 @@ def _check_together(
     config: Any,
     shapes: list[LayerKvShape],
     cases: list[DenseCase],
+    packed: Sequence[object],
     ranks: RankSums,
 ) -> float:
     """Run the self-test with all ranks; rank 0, which has the cases, compares. Returns its error.
 
-    Raises UnsupportedModel as `check_parity`.
+    `packed`: this rank's packed layers. Raises UnsupportedModel as `check_parity`.
     """
     dtype = next(model.parameters()).dtype
     with _same_experts(model, dtype, ranks):
         if cases:
-            return check_parity(model, shapes, cases)
-        _run_along(model, config, shapes, KvFormat(dtype))
+            return check_parity(model, shapes, cases, parts=packed)
+        _run_along(model, config, shapes, KvFormat(dtype), SelfTest())
     return 0.0
 
 
@@ -302,16 +347,23 @@ def _kv_error_together(
     shapes: list[LayerKvShape],
     cases: list[DenseCase],
     kv_format: KvFormat,
+    test: SelfTest,
 ) -> float:
     """The error of a quantized KV cache, on rank 0."""
     if cases:
-        return paged_error(model, shapes, cases, kv_format)
-    _run_along(model, config, shapes, kv_format)
+        return paged_error(model, shapes, cases, kv_format, test.cuts)
+    _run_along(model, config, shapes, kv_format, test)
     return 0.0
 
 
 def _run_along(
-    model: nn.Module, config: Any, shapes: list[LayerKvShape], kv_format: KvFormat
+    model: nn.Module,
+    config: Any,
+    shapes: list[LayerKvShape],
+    kv_format: KvFormat,
+    test: SelfTest,
 ) -> None:
     """This rank's part of a self-test that rank 0 compares."""
-    run_paged(model, shapes, self_test_tokens(config.vocab_size, SELF_TEST_LENGTHS), kv_format)
+    run_paged(
+        model, shapes, self_test_tokens(config.vocab_size, test.lengths), kv_format, test.cuts
+    )

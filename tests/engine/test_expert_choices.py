@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model import admission, sharded_base
+from loraplex.engine.model import sharded_base
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.expert_choices import (
     ExpertChoices,
@@ -22,11 +22,12 @@ from loraplex.engine.model.expert_choices import (
 )
 from loraplex.engine.model.expert_router import RouterProjection
 from loraplex.engine.model.experts import ServedExperts
+from loraplex.engine.model.parity_bound import SELF_TEST_TOLERANCE
 from support.families import SERVED, save_family
 from support.ranks import run_sharded
 
 ONE_OF_FOUR = {**SERVED["mixtral"][1], "num_experts_per_tok": 1, "initializer_range": 0.1}
-TOLERANCE = admission.SELF_TEST_TOLERANCE[torch.bfloat16]
+TOLERANCE = SELF_TEST_TOLERANCE[torch.bfloat16]
 
 
 def load_dense(path: Path) -> Any:

@@ -51,11 +51,19 @@ class Traffic:
         ]
 
     def serve(
-        self, shape: GroupShape, *, has_drafts: bool = True, seed: int = 3, num_waves: int = 2
+        self,
+        shape: GroupShape,
+        *,
+        has_drafts: bool = True,
+        seed: int = 3,
+        num_waves: int = 2,
+        **more: object,
     ) -> LocalEngine:
         """An engine after some waves; an adapter of the first is deleted during the second. Each
-        rank has so little memory that sequences are preempted and adapters evicted."""
-        engine = LocalEngine(self.base, self.folder, **self.settings(shape, has_drafts=has_drafts))
+        rank has so little memory that sequences are preempted and adapters evicted. `more`: further
+        settings."""
+        settings = {**self.settings(shape, has_drafts=has_drafts), **more}
+        engine = LocalEngine(self.base, self.folder, **settings)
         keys = [engine.add_adapter(folder) for folder in self._adapters]
         _submit_wave(engine, keys, seed)
         engine.run()
@@ -130,6 +138,8 @@ def _submit_wave(engine: LocalEngine, keys: Sequence[AdapterKey], seed: int) -> 
         asked = settings["speculation"]
         if asked is not None and asked.proposer not in engine.core.info.proposers:
             settings["speculation"] = None
+        if engine.core.info.kv_policy_obstacle:
+            settings.pop("kv_policy", None)
         engine.submit(prompt, key, **settings)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.engine.config import EngineConfig, KvDtype, Quantization
+from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.ranks.rank_threads import num_cores, threads_per_rank
 from support.engine import LocalEngine
@@ -18,9 +18,6 @@ from support.ranks import followers_as_threads, run_sharded
 @pytest.mark.parametrize(
     ("param", "settings"),
     [
-        ("quantization", {"quantization": Quantization.INT8}),
-        ("embedding_quantization", {"embedding_quantization": Quantization.INT8}),
-        ("kv_dtype", {"kv_dtype": KvDtype.INT4}),
         ("async_scheduling", {"async_scheduling": True}),
     ],
 )
@@ -73,3 +70,25 @@ def test_an_engine_of_ranks_reports_its_plan_and_what_it_does_not_serve(tmp_path
     assert info.base_id == expected.base_id
     assert info.runtime_id != expected.runtime_id, "a sum of parts rounds in another way"
     assert info.kv_policy_obstacle is None
+    assert any(
+        line.startswith("self-test: the ranks change logits by") for line in info.memory_plan
+    )
+
+
+def test_a_quantized_base_of_ranks_is_reported_as_that_of_one_rank(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", *SERVED["llama"])
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "num_threads": 1,
+        "quantization": Quantization.INT4,
+        "embedding_quantization": Quantization.INT8,
+    }
+    alone = LocalEngine(model, tmp_path, **settings)
+    with followers_as_threads():
+        engine = LocalEngine(model, tmp_path, **settings, tensor_parallel_size=2)
+        engine.close()
+    alone.close()
+    info, expected = engine.core.info, alone.core.info
+    assert info.quantization == expected.quantization == "int4"
+    assert (info.head_format, info.head_bytes) == (expected.head_format, expected.head_bytes)
+    assert info.layout == expected.layout

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loraplex.adapters.extents import Extent
-from loraplex.engine.config import KvDtype
+from loraplex.engine.config import KvDtype, Quantization
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.messages import Pooling
 from loraplex.engine.shards.rank_place import GroupShape
@@ -23,6 +23,13 @@ from support.marks import marked_slow
 from support.models import make_adapter
 from support.rank_traffic import Traffic, events, is_same
 from support.ranks import followers_as_threads
+
+FORMATS: tuple[dict[str, Any], ...] = (
+    {"kv_dtype": KvDtype.INT4},
+    {"kv_dtype": KvDtype.INT2},
+    {"quantization": Quantization.FP8},
+    {"quantization": Quantization.NF4, "embedding_quantization": Quantization.FP8},
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +109,24 @@ def test_mixed_traffic_has_the_answers_of_one_rank(
         if not is_same(answer, together.answers[request_id])
     ]
     assert different == []
+
+
+@needs_llguidance
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES[::2], ids=str)
+@pytest.mark.parametrize("settings", FORMATS, ids=str)
+def test_mixed_traffic_over_a_quantized_base_has_the_tokens_of_one_rank(
+    settings: dict[str, Any], shape: GroupShape, tmp_path: Path
+) -> None:
+    traffic = Traffic(tmp_path)
+    alone = traffic.serve(GroupShape(1, 1), has_drafts=False, **settings)
+    alone.close()
+    with followers_as_threads():
+        together = traffic.serve(shape, has_drafts=False, **settings)
+        together.close()
+    assert together.core.stats().num_preemptions > 0
+    assert not [answer.end.error for answer in together.answers.values() if answer.end.error]
+    assert together.tokens(together.answers) == alone.tokens(together.answers)
 
 
 def test_an_int8_kv_cache_of_ranks_has_the_codes_of_one_rank(model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The layers of a base before they are packed, each with the values of its codes if quantized.
+
+Rank 0 computes the reference of a divided base with them: one layer's whole weight is read and
+quantized at a time, and multiplied by PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...kernels.int8_linear import quantize_rows
+from ...kernels.linear_packing import LinearKind, choose_linear
+from ...kernels.quantize import WeightFormat, quantize
+from ...kernels.quantized_linear import multiply_dequantized
+from ...kernels.quantized_weight import QuantizedWeight
+from ..checkpoint.stored_weights import weight_values
+from .adapted_module import replace_module
+from .base_model import whole_weight
+from .load_quantization import LoadQuantization
+
+
+@contextmanager
+def whole_layers(
+    model: PreTrainedModel,
+    linears: Mapping[str, nn.Module],
+    quantization: LoadQuantization,
+    ends_format: WeightFormat | None,
+    *,
+    multiplies_bytes: bool,
+) -> Iterator[None]:
+    """Within the context, the model computes with these linear layers as they are quantized, and
+    with both ends in `ends_format`, unless that is None. `multiplies_bytes`: as of `choose_linear`.
+    """
+    ends = {model.get_input_embeddings(), model.get_output_embeddings()}
+    own_weights = {end: end.weight for end in ends}
+    for path, module in linears.items():
+        replace_module(model, path, _WholeLayer(path, module, quantization, multiplies_bytes))
+    try:
+        if ends_format is not None:
+            _round_ends(own_weights, ends_format)
+        yield
+    finally:
+        for path, module in linears.items():
+            replace_module(model, path, module)
+        for end, weight in own_weights.items():
+            end.weight = weight
+
+
+class _WholeLayer(nn.Module):
+    """A linear layer with the values of its codes.
+
+    Where the served layer multiplies bytes, the inputs are rounded as there.
+    """
+
+    def __init__(
+        self, path: str, module: nn.Module, quantization: LoadQuantization, multiplies_bytes: bool
+    ) -> None:
+        super().__init__()
+        self._path = path
+        self._own = module
+        self._quantization = quantization
+        self._multiplies_bytes = multiplies_bytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x [..., in]` to `[..., out]`, in x's dtype."""
+        weight = whole_weight(self._path, self._own, self._quantization)
+        bias = self._own.bias
+        assert bias is None or isinstance(bias, Tensor)
+        if isinstance(weight, Tensor):
+            return F.linear(x, weight.to(x.dtype), bias)
+        y = multiply_dequantized(self._rounded(x, weight), weight)
+        if bias is not None:
+            y += bias
+        return y.to(x.dtype)
+
+    def _rounded(self, x: Tensor, weight: QuantizedWeight) -> Tensor:
+        kind = choose_linear(
+            weight,
+            dtype=x.dtype,
+            device_type=x.device.type,
+            multiplies_bytes=self._multiplies_bytes,
+        )
+        if kind is not LinearKind.INT8:
+            return x
+        codes, scale = quantize_rows(x)
+        return codes * scale
+
+
+def _round_ends(own_weights: Mapping[nn.Module, nn.Parameter], ends_format: WeightFormat) -> None:
+    """Give each end that is not quantized in its file the values of its codes."""
+    rounded: dict[nn.Parameter, nn.Parameter] = {}
+    for end, weight in own_weights.items():
+        if isinstance(weight_values(end), QuantizedWeight):
+            continue
+        if weight not in rounded:  # tied ends share one
+            values = quantize(weight, ends_format).dequantize(weight.dtype)
+            rounded[weight] = nn.Parameter(values, requires_grad=False)
+        end.weight = rounded[weight]
