@@ -34,9 +34,10 @@ app = typer.Typer(add_completion=False)
 REQUIRED = {"torch": "engine", "transformers": "engine", "openai": "demo"}
 """Packages that the demo needs beyond the core, and the extra that has each."""
 QUANTIZATION = "int8"
-"""Of the base, unless several ranks serve it: they have no quantized formats yet."""
+"""Of the base."""
 SERVE_OPTIONS = (
     *("--model", str(WEIGHTS / "base"), "--served-model-name", BASE_NAME),
+    *("--quantize", QUANTIZATION),
     # The model is small: leave the machine's memory to others.
     *("--arena-gib", "0.05", "--kv-cache-gib", "0.25", "--host-cache-gib", "0.05"),
     # So small a model gains nothing from more threads, and on a busy machine they wait for each
@@ -69,11 +70,8 @@ def demo(
     leave_on_sigterm()
     out, progress = Console(), Console(stderr=True)
     keep_serving = not once and sys.stdout.isatty()
-    is_divided = tensor_parallel_size * pipeline_parallel_size > 1
-    quantization = "none" if is_divided else QUANTIZATION
     options = [
         *SERVE_OPTIONS,
-        *("--quantize", quantization),
         *("--tensor-parallel-size", str(tensor_parallel_size)),
         *("--pipeline-parallel-size", str(pipeline_parallel_size)),
     ]
@@ -85,7 +83,6 @@ def demo(
                 progress,
                 json_file,
                 options=options,
-                quantization=quantization,
                 port=port,
                 keep_serving=keep_serving,
             )
@@ -104,14 +101,13 @@ def _run(
     json_file: Path | None,
     *,
     options: Sequence[str],
-    quantization: str,
     port: int | None,
     keep_serving: bool,
 ) -> bool:
     """Serve with these options, push, ask and report; returns whether the answers are good
     enough."""
     data_dir = folder / "data"
-    with progress.status(f"Loading {BASE_NAME}, quantization {quantization} ...") as status:
+    with progress.status(f"Loading {BASE_NAME}, quantization {QUANTIZATION} ...") as status:
         starting = running_server(
             [*options, "--data-dir", str(data_dir)], port=port, log=folder / "serve.log"
         )
@@ -120,7 +116,7 @@ def _run(
             status.update("Pushing adapters ...")
             pushed = push_all(installation.with_operator())
             status.stop()
-            outcome = _ask(pushed, server, quantization, progress)
+            outcome = _ask(pushed, server, progress)
             print_outcome(out, outcome)
             if json_file is not None:
                 write_results(outcome.results, json_file)
@@ -134,13 +130,13 @@ def _run(
     return outcome.is_good
 
 
-def _ask(pushed: Pushed, server: LocalServer, quantization: str, console: Console) -> Outcome:
+def _ask(pushed: Pushed, server: LocalServer, console: Console) -> Outcome:
     with Progress(console=console, transient=True) as bar:
         asking = bar.add_task("Querying concurrently", total=num_questions(pushed))
         return ask_mixed(
             pushed,
             url=server.url,
-            quantization=quantization,
+            quantization=QUANTIZATION,
             on_answer=lambda: bar.advance(asking),
         )
 
