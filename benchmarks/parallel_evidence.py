@@ -3,8 +3,12 @@
     make parallel-evidence [ARGS='--only families kills --sample']
 
 `families`: for each model type and number of ranks the largest error of a logit of a mixed batch
-against one rank and against PEFT, in fp32, or the reason for which it is refused. `formats`: the
-largest error of int8 keys and values against one rank, and the options that are refused.
+against one rank and against PEFT, in fp32, or the reason for which it is refused. `formats`: for
+each quantized format and number of ranks the largest error of a logit against one rank, and its
+bound, which `tests/support/divided_formats.py` derives; how many tokens are other ones, and how
+many of those are near ties, whose two best logits are closer than the bound. `(bytes)`: on a CPU
+that multiplies bytes faster than floats; `beyond` counts the sequences whose error is above 0.005,
+in which an input has another code of 8 bits.
 `traffic`: requests whose tokens differ from those of one rank through preemption, swap, drafts of
 every proposer, trees, grammars, several choices, KV policies, prefix hits, eviction and deletion;
 `near_ties` are those of them whose two best tokens are closer than a thousandth where they differ,
@@ -40,8 +44,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from loraplex.engine.config import EngineConfig, KvDtype, Quantization
-from loraplex.engine.errors import InvalidParameter, UnsupportedModel
+from loraplex.engine.config import EngineConfig, KvDtype
+from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.memory.device_memory import peak_bytes
 from loraplex.engine.model.sharded_base import load_sharded_base
 from loraplex.engine.process.client import EngineClient
@@ -50,6 +54,7 @@ from loraplex.engine.shards.rank_place import GroupShape
 from support.canaries import run_canaries
 from support.command_kills import HANG_SECONDS, Watched, kill_at, num_hanging, plans
 from support.divided import divided_errors
+from support.divided_formats import Case, cases, compare
 from support.engine import Answer
 from support.families import SERVED, STATES, save_family
 from support.rank_processes import follower_pids, generate, make_request, serving, until
@@ -58,8 +63,8 @@ from support.ranks import followers_as_threads, run_sharded
 
 BOUND = 1e-4
 """Of an error of a logit."""
-INT8_KV_BOUND = 0.005
-"""The same with int8 keys and values, whose own error is larger."""
+BYTES_BOUND = 0.005
+"""The same for products of bytes, while all inputs have the codes of one rank."""
 NEAR_TIE = 1e-3
 MAX_BYTES_RATIO = 1.15
 SIZES = (2, 4)
@@ -67,6 +72,7 @@ SHAPES = (GroupShape(2, 1), GroupShape(4, 1), GroupShape(1, 2), GroupShape(2, 2)
 FAMILY_SHAPES = SHAPES[:3]
 SAMPLE = ("llama", "qwen3", "phi3-fused", "mixtral", "jetmoe")
 SAMPLE_COMMANDS = ("RunChunks",)
+SAMPLE_FORMATS = ("awq", "--quantize int8 (bytes)", "--kv-dtype int4")
 NUM_OPEN = 6
 """Requests that run when a rank is killed."""
 NUM_TOKENS = 200
@@ -113,31 +119,47 @@ def _try_family(model: Path, shape: GroupShape, work: Path) -> dict[str, Any]:
     return {"max_error": errors.of_one_rank, "peft_error": errors.of_peft, "result": result}
 
 
-def try_formats(folder: Path) -> list[dict[str, Any]]:
-    options: dict[str, dict[str, Any]] = {
-        f"--quantize {name}": {"quantization": name} for name in Quantization if name != "none"
+def try_formats(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
+    rows = []
+    for name, case in cases().items():
+        for size in SIZES[:1] if is_sample else SIZES:
+            if is_sample and name not in SAMPLE_FORMATS:
+                continue
+            work = folder / name / str(size)
+            work.mkdir(parents=True)
+            rows.append({"name": name, "tp": size, **_try_format(case, size, work)})
+    return [*rows, _try_fp8_kv(folder)]
+
+
+def _try_format(case: Case, size: int, work: Path) -> dict[str, Any]:
+    seeds = range(0, 50, 10) if case.multiplies_bytes else (0,)
+    found = compare(case, size, work, seeds=seeds)
+    row: dict[str, Any] = {
+        "max_error": found.max_error,
+        "bound": found.bound,
+        "tokens": found.tokens,
+        "different": found.different,
+        "near_ties": found.near_ties,
     }
-    refused = set(KvDtype) - {KvDtype.AUTO, KvDtype.INT8}
-    options |= {f"--kv-dtype {name}": {"kv_dtype": name} for name in sorted(refused)}
-    rows = [_try_int8_kv(folder, size) for size in SIZES]
-    for name, settings in options.items():
-        try:
-            EngineConfig("base", tensor_parallel_size=2, **settings)
-        except InvalidParameter as exc:
-            result = f"refused: {exc}"
-        else:
-            result = "wrong"
-        rows.append({"name": name, "tp": 2, "max_error": None, "bound": None, "result": result})
-    return rows
+    if case.multiplies_bytes:
+        row["sequences"] = len(found.errors)
+        row["beyond"] = sum(error > BYTES_BOUND for error in found.errors)
+    return {**row, "result": "ok" if found.is_within else "wrong"}
 
 
-def _try_int8_kv(folder: Path, size: int) -> dict[str, Any]:
-    """A sum of parts rounds in another way, so a few codes differ by one."""
-    work = folder / str(size)
-    model = save_family(work / "base", *SERVED["llama"])
-    error = divided_errors(model, size, work, KvDtype.INT8).of_one_rank
-    result = "ok" if error < INT8_KV_BOUND else "wrong"
-    row = {"name": "--kv-dtype int8", "tp": size, "max_error": error, "bound": INT8_KV_BOUND}
+def _try_fp8_kv(folder: Path) -> dict[str, Any]:
+    model = save_family(folder / "fp8", *SERVED["llama"])
+    try:
+        run_sharded(
+            EngineConfig(str(model), device="cpu", kv_dtype=KvDtype.FP8),
+            2,
+            lambda _base, _rank: None,
+        )
+    except UnsupportedModel as exc:
+        result = f"refused: {exc}"
+    else:
+        result = "wrong"
+    row = {"name": "--kv-dtype fp8", "tp": 2, "max_error": None, "bound": None}
     return {**row, "result": result}
 
 
@@ -301,7 +323,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     sections: dict[str, Callable[[Path, bool], Any]] = {
         "families": try_families,
-        "formats": lambda folder, _is_sample: try_formats(folder),
+        "formats": try_formats,
         "traffic": lambda folder, is_sample: try_traffic(
             folder, *((1, 2) if is_sample else (8, 4))
         ),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from loraplex.adapters.layout import SliceKind
-from loraplex.engine.config import EngineConfig, KvDtype
+from loraplex.engine.config import EngineConfig
 from loraplex.engine.model.base_model import BaseModel, load_base_model
 from support.models import make_adapter
 from support.peft_parity import mixed_logits, peft_logits
@@ -23,20 +23,13 @@ class DividedErrors(NamedTuple):
     of_peft: float
 
 
-def divided_errors(
-    model: Path,
-    size: int,
-    folder: Path,
-    kv_dtype: KvDtype = KvDtype.AUTO,
-    *,
-    num_stages: int = 1,
-) -> DividedErrors:
+def divided_errors(model: Path, size: int, folder: Path, *, num_stages: int = 1) -> DividedErrors:
     """Of a mixed batch: base rows, an adapter of all linear layers, one of two kinds of them, and
     one of the experts and their routers.
 
     `size`: the ranks of each stage. Raises UnsupportedModel if the base cannot be divided.
     """
-    engine = EngineConfig(str(model), device="cpu", dtype="float32", kv_dtype=kv_dtype)
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
     alone = load_base_model(engine)
     folders = [
         make_adapter(model, folder / str(seed), seed=seed, scale=0.1, **lora)
