@@ -58,6 +58,20 @@ def test_ranks_that_measure_different_speeds_choose_one_form(
     assert Int8Linear not in first
 
 
+def test_products_of_bytes_are_served_in_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The errors of bf16 and of 8-bit inputs add up."""
+    monkeypatch.setattr(sharded_base, "prefers_bytes", lambda: True)
+    model = save_family(tmp_path / "base", *SERVED["llama"])
+    engine = EngineConfig(
+        str(model), device="cpu", dtype="bfloat16", quantization=Quantization.INT8
+    )
+    first, _ = run_sharded(engine, 2, lambda base, _: (base.self_test_error, base.self_test_bound))
+    error, bound = first
+    assert 0 < error < bound == pytest.approx(0.1)
+
+
 def test_a_part_of_one_group_is_multiplied_as_the_whole_layer_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
