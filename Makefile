@@ -146,6 +146,7 @@ bench-peers: $(if $(and $(filter vllm,$(ARGS)),$(filter vllm_base,$(ARGS))),,$(P
 bench-batching: ## continuous against static batching
 bench-prefix: ## time to first token with and without the prefix cache
 bench-paging: ## sequences that run at once: paged against reserved KV
+bench-pipeline: ## two stages: a step in flight for each against one
 bench-target-itl: ## the curve of throughput over latency
 bench-fairness: ## a tenant beside a flood and a squeeze
 bench-scheduler: ## what the scheduler itself costs a step

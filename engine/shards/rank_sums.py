@@ -7,6 +7,7 @@ every rank adds them in the order of the ranks. Two numbers have one sum.
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -83,7 +84,9 @@ def open_store(descriptor: int, size: int) -> Store:
     """The store in an open file, through which `size` ranks find each other."""
     from torch._C._distributed_c10d import FileStore  # not every PyTorch has it
 
-    return FileStore(f"/dev/fd/{descriptor}", size)
+    # The store opens its path again when it is destroyed: the descriptor stays open until the
+    # process ends, or another file would have its number then.
+    return FileStore(f"/dev/fd/{os.dup(descriptor)}", size)
 
 
 def connect_ranks(store: Store, place: RankPlace, pulse: RankPulse | None = None) -> RankSums:
