@@ -88,7 +88,14 @@ from .packed_ends import model_ends, pack_ends
 from .parity_bound import parity_bound
 from .rope import rotary_contexts
 from .rotary_tables import table_rotary
-from .stage_layers import cut_stage, ends_of_stage, parts_of_stages, plan_stages, without_layers
+from .stage_layers import (
+    cut_stage,
+    ends_of_stage,
+    held_linears,
+    parts_of_stages,
+    plan_stages,
+    without_layers,
+)
 from .threshold_test import check_thresholds
 from .whole_layers import whole_layers
 
@@ -183,7 +190,7 @@ def load_sharded_base(
         model, quantization=quantization, kept_dense=absorbed, shards=shards
     )
     pack_moe_layers(moe_layers, quantization)
-    cut_head_parameters(model, plan.linears, ranks.place)
+    cut_head_parameters(model, held_linears(plan.linears, stage_plan, stages), ranks.place)
     rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
     kv_shapes = _divided_kv_shapes(model, config, links, stage_plan, max_model_len=max_model_len)
     own_stages = BaseStages(

@@ -7,7 +7,7 @@ them. So whatever the model computes around its layers, each stage computes for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from ...adapters.layout_part import LayoutPart
 from ..errors import UnsupportedModel
+from ..shards.shard_plan import Shard
 from ..shards.stage_links import StageLinks
 from ..shards.stage_plan import StagePlan
 from .admission import run_probe
@@ -55,6 +56,16 @@ def parts_of_stages(part: LayoutPart, plan: StagePlan) -> tuple[LayoutPart, ...]
         stage = ends[index] if layer is None else plan.stage_of_layer(layer)
         held[stage].add(name)
     return tuple(replace(part, held=frozenset(names)) for names in held)
+
+
+def held_linears(
+    shards: Mapping[str, Shard], plan: StagePlan, links: StageLinks | None
+) -> dict[str, Shard]:
+    """Those of the divided layers that this rank's stage has."""
+    if links is None:
+        return dict(shards)
+    own = plan.layers(links.place.stage)
+    return {path: shard for path, shard in shards.items() if plan.layer_of(path) in own}
 
 
 @contextmanager

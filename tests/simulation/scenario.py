@@ -85,7 +85,7 @@ class Scenario:
             states = _draw_states(seed, limits)
             groups = (states,) if seed % 4 == 2 else (*groups, states)
         is_async = seed % 4 > 0
-        num_stages = {3: 2, 9: 3}.get(seed % 10, 1) if is_async else 1
+        num_stages = {5: 2, 9: 3}.get(seed % 10, 1) if is_async else 1
         limits = replace(
             limits, kv_block_bytes=(1000,) * len(groups), max_concurrent_batches=num_stages
         )
