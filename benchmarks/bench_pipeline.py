@@ -35,10 +35,10 @@ from loraplex.engine.execution.stage_pipeline import StagePipeline
 @dataclass(frozen=True)
 class Plan:
     shape: BaseShape = MEASURED_SHAPE
-    num_requests: int = 16
-    num_prompt_tokens: int = 128
-    num_output_tokens: int = 96
-    num_repeats: int = 5
+    num_requests: int = 64
+    num_prompt_tokens: int = 16
+    num_output_tokens: int = 64
+    num_repeats: int = 3
 
 
 SMOKE = Plan(SMOKE_SHAPE, num_requests=4, num_prompt_tokens=20, num_output_tokens=6, num_repeats=1)
@@ -93,6 +93,8 @@ def serve(model: Path, folder: Path, plan: Plan, arm: Arm) -> tuple[float, list[
         num_threads=1,
         speculation=(),
         prefix_caching=False,
+        max_num_seqs=plan.num_requests,
+        kv_cache_bytes=256 << 20,
         pipeline_parallel_size=arm.num_stages,
     )
     bound_steps_in_flight(engine, arm.num_in_flight)
