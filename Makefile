@@ -15,7 +15,7 @@ BUNDLE := api/static/console
 
 
 .DEFAULT_GOAL := help
-BENCHMARKS := batching prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
+BENCHMARKS := batching pipeline prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness

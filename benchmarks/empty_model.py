@@ -63,6 +63,7 @@ def _base() -> BaseModel:
             part=LayoutPart(BaseLayout("sha256:0", ())),
             head_name=None,
             absorbed=(),
+            shared_heads=None,
             vocab_size=1,
             forget_step=lambda: None,
         ),

@@ -15,6 +15,7 @@ from .heartbeat import Heartbeat
 from .memory.utilization import StepWork
 from .next_tokens import NextTokens
 from .parts import EngineParts
+from .ranks.leader_runner import LeaderRunner
 from .reports.statistics import Statistics
 from .request_lifecycle import RequestLifecycle
 from .scheduling.batch import Part, ScheduledBatch, parts_of
@@ -51,12 +52,12 @@ class StepExecutor:
         self._last_read_time = 0.0
 
     def _open_pipeline(self, parts: EngineParts) -> StepsInFlight[StepOutput] | None:
-        num_stages = parts.config.pipeline_parallel_size
-        if num_stages > 1:
+        if isinstance(parts.runner, LeaderRunner) and parts.config.pipeline_parallel_size > 1:
             return StagePipeline(
                 self._execution,
                 parts.scheduler,
-                num_stages=num_stages,
+                num_stages=parts.config.pipeline_parallel_size,
+                begin=parts.runner.begin,
                 on_launch=self._begin_step,
                 on_read=self._note_read,
             )

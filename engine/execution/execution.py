@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..draft import NO_DRAFT
@@ -50,9 +49,9 @@ class Runner(Protocol[OutputT_co]):
 
     def is_current(self, sequence: ScheduledSequence) -> bool: ...
 
-    def begin(
+    def run(
         self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None
-    ) -> Callable[[], OutputT_co]: ...
+    ) -> OutputT_co: ...
 
     def keep(self, request: Request, path: Sequence[int]) -> None: ...
 
@@ -131,20 +130,17 @@ class _Drawing(NamedTuple):
     """The logits rows of the sequence in the step: its last token's, then those of its draft."""
 
 
-@dataclass
+@dataclass(slots=True)
 class LaunchedStep(Generic[OutputT]):
     """A step that was launched and whose output was not read."""
 
     sequences: tuple[ScheduledSequence, ...]
-    compute: Callable[[], OutputT]
-    """Computes what the launch left to this process."""
+    output: OutputT | None
+    """None: a part of the step is left to compute when it is read."""
     sampled: Sampled | None = None
     """None: no tokens are being drawn yet."""
-
-    @cached_property
-    def output(self) -> OutputT:
-        """Of which the host may have to wait for the device."""
-        return self.compute()
+    compute: Callable[[], OutputT] | None = None
+    """Computes what is left."""
 
 
 class Execution(Generic[OutputT]):
@@ -203,9 +199,9 @@ class Execution(Generic[OutputT]):
     ) -> LaunchedStep[OutputT]:
         """Launch a step; `before`: the one in flight, if it was not read. Raises what the runner
         raises."""
-        compute = self._runner.begin(sequences, before.sampled if before else None)
+        output = self._runner.run(sequences, before.sampled if before else None)
         self._scheduler.note_launch(sequences)
-        return LaunchedStep(sequences, compute)
+        return LaunchedStep(sequences, output)
 
     def draw(self, step: LaunchedStep[OutputT]) -> bool:
         """Begin to draw the next tokens of a step without drafts in which no prompt is read.
@@ -220,6 +216,7 @@ class Execution(Generic[OutputT]):
         if not drawing:
             return True
         try:
+            assert step.output is not None, "only whole steps are drawn ahead"
             step.sampled = self._begin_to_draw(drawing, step.output)
         except Exception:  # one request's error must not fail the others of its step
             logger.exception("sampling for %d requests failed", len(drawing))
@@ -228,7 +225,9 @@ class Execution(Generic[OutputT]):
 
     def finish(self, step: LaunchedStep[OutputT]) -> bool:
         """Read a step's output and process it; False if parts of it were run again."""
-        output, finite = step.output, step.output.finite
+        output = step.output if step.compute is None else step.compute()
+        assert output is not None
+        finite = output.finite
         drawing: list[_Drawing] = []
         failed: list[ScheduledSequence] = []
         for sequence, rows in _with_rows(step.sequences):

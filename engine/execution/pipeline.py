@@ -98,12 +98,15 @@ class StepsInFlight(ABC, Generic[OutputT]):
         in_flight = (step.sequences for step in self._steps)
         self._on_launch(_ids(chain(*in_flight, sequences)))
         try:
-            return self._execution.launch(sequences, self._steps[-1] if self._steps else None)
+            return self._launch(sequences)
         except RankLost:
             raise
         except Exception:  # it is tried again, which attributes the error
             logger.exception("launching a step of %d sequences failed", len(sequences))
             return None
+
+    def _launch(self, sequences: tuple[ScheduledSequence, ...]) -> LaunchedStep[OutputT]:
+        return self._execution.launch(sequences, self._steps[-1] if self._steps else None)
 
     def _finish(self, step: LaunchedStep[OutputT]) -> None:
         self._on_read(self._execution.finish(step))

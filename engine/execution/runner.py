@@ -140,14 +140,6 @@ class ModelRunner:
         kv = request.kv
         self._cache.clear(kv.tables, start - kv.num_evicted, end - kv.num_evicted)
 
-    def begin(
-        self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None = None
-    ) -> Callable[[], StepOutput]:
-        """Launch a step as `run` does; the result computes what is left of it, in the order of the
-        launches."""
-        output = self.run(sequences, sampled)
-        return lambda: output
-
     def run(
         self,
         sequences: tuple[ScheduledSequence, ...],

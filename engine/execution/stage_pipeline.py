@@ -21,8 +21,12 @@ from collections.abc import Callable, Sequence
 
 from ..scheduling.batch import ScheduledSequence
 from ..scheduling.scheduler import Scheduler
-from .execution import Execution, OutputT
+from .execution import Execution, LaunchedStep, OutputT
 from .pipeline import StepsInFlight
+
+Begin = Callable[[tuple[ScheduledSequence, ...]], Callable[[], OutputT]]
+"""Lets other stages begin with a step; the result computes what is left of it here, in the order of
+the launches."""
 
 
 class StagePipeline(StepsInFlight[OutputT]):
@@ -34,12 +38,14 @@ class StagePipeline(StepsInFlight[OutputT]):
         scheduler: Scheduler,
         *,
         num_stages: int,
+        begin: Begin[OutputT],
         on_launch: Callable[[Sequence[str]], None],
         on_read: Callable[[bool], None],
     ) -> None:
-        """See `StepsInFlight`."""
+        """`begin`: lets the stages before this one begin with a step. See `StepsInFlight`."""
         super().__init__(execution, scheduler, on_launch=on_launch, on_read=on_read)
         self._num_stages = num_stages
+        self._begin_stages = begin
 
     def takes(self, sequences: Sequence[ScheduledSequence]) -> bool:
         """See `StepsInFlight.takes`. What was observed of a request's attention must be known
@@ -57,3 +63,8 @@ class StagePipeline(StepsInFlight[OutputT]):
         self._steps.append(step)
         if len(self._steps) == self._num_stages:
             self.finish_first()
+
+    def _launch(self, sequences: tuple[ScheduledSequence, ...]) -> LaunchedStep[OutputT]:
+        compute = self._begin_stages(sequences)
+        self._scheduler.note_launch(sequences)
+        return LaunchedStep(sequences, None, compute=compute)

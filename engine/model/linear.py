@@ -188,28 +188,22 @@ class FusedProjection:
         rows = x.reshape(-1, x.shape[-1])
         if rows.stride(-1) != 1:  # as after a convolution, along whose rows tokens are adjacent
             rows = rows.contiguous()
-        whole_rows = rows
+        largest: tuple[Tensor, ...] = ()
         if self._exchange:
+            if self.is_partial and isinstance(self.linear, Int8Linear):
+                largest = (self._exchange.largest_inputs(rows),)
             rows = self._exchange.inputs(rows)
         step = current_forward.get()
         lora = step.lora if step else None
         if lora is None or self._adapters is None:
-            y = self._multiply(rows, whole_rows)
+            y: Tensor = self.linear(rows, *largest)
         else:
             lora_hidden = self._adapters.begin(rows, lora) if lora.side_stream else None
-            y = self._multiply(rows, whole_rows)
+            y = self.linear(rows, *largest)
             self._adapters.add(rows, y, lora, lora_hidden)
         if self._exchange:
             y = self._exchange.whole(y)
         return y.view(*x.shape[:-1], y.shape[-1])
-
-    def _multiply(self, rows: Tensor, whole_rows: Tensor) -> Tensor:
-        """The base's result for this rank's inputs, `whole_rows` before they were cut."""
-        largest: tuple[Tensor, ...] = ()
-        if self._exchange and self.is_partial and isinstance(self.linear, Int8Linear):
-            largest = (self._exchange.largest_inputs(whole_rows),)
-        y: Tensor = self.linear(rows, *largest)
-        return y
 
 
 class ProjectionSlice(nn.Module):

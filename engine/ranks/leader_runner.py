@@ -35,14 +35,9 @@ class LeaderRunner(ModelRunner):
         self._observed: set[Request] = set()
         """Those of whose attention the followers keep something."""
 
-    def begin(
-        self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None = None
-    ) -> Callable[[], StepOutput]:
-        """See `ModelRunner.begin`. Over stages, the others begin with the step; this one, which is
-        the last, is what is left to compute: another step may begin before. Raises RankLost."""
-        if not self._has_stages:
-            return super().begin(sequences, sampled)
-        assert sampled is None, "a request is in one step at a time"
+    def begin(self, sequences: tuple[ScheduledSequence, ...]) -> Callable[[], StepOutput]:
+        """Let the other stages begin with a step; this one, which is the last, is what is left to
+        compute: another step may begin before. Raises RankLost."""
         self._forget_ended()
         pools = any(sequence.request.submitted.pooling for sequence in sequences)
         chunks = list(map(chunk_of, sequences))
@@ -74,7 +69,8 @@ class LeaderRunner(ModelRunner):
     ) -> StepOutput:
         """See `ModelRunner.run`. Raises RankLost."""
         if self._has_stages:
-            return self.begin(sequences, sampled)()
+            assert sampled is None, "a request is in one step at a time"
+            return self.begin(sequences)()
         self._forget_ended()
         output = super().run(sequences, sampled)
         self._note_observed(sequences)

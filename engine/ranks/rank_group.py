@@ -26,6 +26,7 @@ from .rank_pipe import LeaderPipe, leader_pipe
 from .rank_watch import RankWatch
 
 _COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.ranks.main")
+_STDERR = 2
 _END_SECONDS = 5.0
 _DUMP_SECONDS = 0.5
 
@@ -91,7 +92,7 @@ def _start(
         subprocess.Popen(
             [*_COMMAND, *arguments, msgspec.json.encode(config).decode()],
             stdin=subprocess.PIPE,
-            stdout=sys.stderr.fileno(),
+            stdout=_STDERR,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=[theirs.fileno(), *files],
         )

@@ -401,7 +401,9 @@ class Scheduler:
         """Continue every decoding request; return those that still have a prompt to compute."""
         prefills: list[Request] = []
         grow, preempted, decodes = self._kv.grow, step.preempted, step.decodes
-        budget, has_stages = self._decode_budget(), self.limits.max_concurrent_batches > 1
+        budget, has_stages = self.limits.max_num_batched_tokens, False
+        if self.limits.max_concurrent_batches > 1:
+            budget, has_stages = self._decode_budget(), True
         for request in tuple(self._running.requests):
             if has_stages and request.num_pending_tokens:
                 continue  # the host must know the token before the first stage begins
@@ -425,10 +427,10 @@ class Scheduler:
 
     def _decode_budget(self) -> int:
         """The most requests that may decode in a step: steps in flight together share them."""
-        budget, num_steps = self.limits.max_num_batched_tokens, self.limits.max_concurrent_batches
-        if num_steps == 1 or not self._drafts.rests:
+        budget = self.limits.max_num_batched_tokens
+        if not self._drafts.rests:
             return budget
-        return min(budget, -(-self.num_running // num_steps))
+        return min(budget, -(-self.num_running // self.limits.max_concurrent_batches))
 
     def _plan_drafts(self, step: Step, *, has_prompts: bool) -> None:
         """Let decoding requests verify draft tokens; prompts keep a block's worth of the step."""

@@ -131,6 +131,7 @@ class SimulatedEngine:
             self.execution,
             self.scheduler,
             num_stages=num_stages,
+            begin=self.forward.begin,
             on_launch=self._name,
             on_read=self._note_read,
         )

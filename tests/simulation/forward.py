@@ -102,10 +102,8 @@ class FakeForward:
             return adapter is None
         return self._arena.published.get(lease.row) == (adapter, lease.generation)
 
-    def begin(
-        self, sequences: tuple[ScheduledSequence, ...], sampled: Sampled | None
-    ) -> Callable[[], Rows]:
-        rows = self.run(sequences, sampled)
+    def begin(self, sequences: tuple[ScheduledSequence, ...]) -> Callable[[], Rows]:
+        rows = self.run(sequences, None)
         self._num_begun += 1
         number = self._num_begun
 
