@@ -114,7 +114,10 @@ def _try_family(model: Path, shape: GroupShape, work: Path) -> dict[str, Any]:
         run_sharded(config, size, lambda _base, _rank: None, num_stages=num_stages)
     except UnsupportedModel as exc:
         return {"max_error": None, "peft_error": None, "result": f"refused: {exc}"}
-    errors = divided_errors(model, size, work, num_stages=num_stages)
+    try:
+        errors = divided_errors(model, size, work, num_stages=num_stages)
+    except ValueError as exc:  # PEFT tunes no linear layer of Zamba2 by the names that all have
+        return {"max_error": None, "peft_error": None, "result": f"not compared: {exc}"[:100]}
     result = "ok" if max(errors) < BOUND else "wrong"
     return {"max_error": errors.of_one_rank, "peft_error": errors.of_peft, "result": result}
 

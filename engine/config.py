@@ -277,6 +277,9 @@ class EngineConfig:
         """Refuse what is not divided among ranks yet. Raises InvalidParameter."""
         refused = {
             "async_scheduling": bool(self.async_scheduling),
+            "kv_dtype": (
+                self.pipeline_parallel_size > 1 and KvDtype(self.kv_dtype).quantizes_blocks
+            ),
             # Its first layers are on another rank than its head.
             "speculation": self.pipeline_parallel_size > 1 and "early_exit" in self.proposers,
         }

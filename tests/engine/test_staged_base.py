@@ -12,10 +12,11 @@ from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.shards.rank_place import GroupShape
 from support.divided import divided_errors
 from support.families import SERVED, STATES, save_family
-from support.marks import marked_slow
+from support.marks import PEFT_PATTERNS, marked_slow
 from support.peft_parity import TOLERANCE
 from support.ranks import run_sharded
 
+pytestmark = PEFT_PATTERNS
 CASES = {**SERVED, **STATES}
 FAMILIES = ["llama", "falcon", "mixtral", *list(CASES)[::8]]
 STAGED = [(family, GroupShape(1, 2)) for family in dict.fromkeys(FAMILIES)]

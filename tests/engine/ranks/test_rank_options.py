@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.engine.config import EngineConfig, Quantization
+from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import InvalidParameter, UnsupportedModel
 from loraplex.engine.ranks.rank_threads import num_cores, threads_per_rank
 from support.engine import LocalEngine
@@ -45,6 +45,22 @@ def test_expert_parallelism_is_refused_for_a_base_without_experts(tmp_path: Path
     )
     with pytest.raises(UnsupportedModel, match="not supported for llama: it has no experts"):
         run_sharded(config, 2, lambda _base, _rank: None)
+
+
+@pytest.mark.parametrize(
+    ("param", "settings"),
+    [
+        ("speculation", {"speculation": ("ngram", "early_exit:1")}),
+        ("kv_dtype", {"kv_dtype": KvDtype.INT4}),
+    ],
+)
+def test_an_option_that_is_not_served_with_stages_is_refused(
+    param: str, settings: dict[str, Any]
+) -> None:
+    EngineConfig("base", tensor_parallel_size=2, **settings)
+    with pytest.raises(InvalidParameter, match="--pipeline-parallel-size above 1") as refusal:
+        EngineConfig("base", pipeline_parallel_size=2, **settings)
+    assert refusal.value.param == param
 
 
 def test_the_ranks_share_the_cores_unless_the_operator_sets_a_number() -> None:

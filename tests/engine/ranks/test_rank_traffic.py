@@ -25,8 +25,8 @@ from support.rank_traffic import Traffic, events, is_same
 from support.ranks import followers_as_threads
 
 FORMATS: tuple[dict[str, Any], ...] = (
-    {"kv_dtype": KvDtype.INT4},
-    {"kv_dtype": KvDtype.INT2},
+    {"kv_dtype": KvDtype.INT4, "kv_cache_bytes": 512 << 10},
+    {"kv_dtype": KvDtype.INT2, "kv_cache_bytes": 512 << 10},
     {"quantization": Quantization.FP8},
     {"quantization": Quantization.NF4, "embedding_quantization": Quantization.FP8},
 )
@@ -113,8 +113,11 @@ def test_mixed_traffic_has_the_answers_of_one_rank(
 
 @needs_llguidance
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES[::2], ids=str)
-@pytest.mark.parametrize("settings", FORMATS, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "shape"),
+    [*((each, SHAPES[0]) for each in FORMATS), *((each, SHAPES[2]) for each in FORMATS[2:])],
+    ids=str,
+)
 def test_mixed_traffic_over_a_quantized_base_has_the_tokens_of_one_rank(
     settings: dict[str, Any], shape: GroupShape, tmp_path: Path
 ) -> None:
@@ -124,7 +127,7 @@ def test_mixed_traffic_over_a_quantized_base_has_the_tokens_of_one_rank(
     with followers_as_threads():
         together = traffic.serve(shape, has_drafts=False, **settings)
         together.close()
-    assert together.core.stats().num_preemptions > 0
+    assert together.core.stats().num_adapter_evictions > 0
     assert not [answer.end.error for answer in together.answers.values() if answer.end.error]
     assert together.tokens(together.answers) == alone.tokens(together.answers)
 
