@@ -24,7 +24,7 @@ CASES = {**SERVED, **STATES}
 REFUSED = ("jetmoe", "falcon_mamba", "mamba", "mamba2", "zamba2")
 FAMILIES = [case for case in CASES if case not in REFUSED]
 QUICK = {("llama", 2), ("llama", 4), ("phi3-fused", 2), ("gemma2-softcap-window", 2)}
-DIVIDED = sorted(QUICK.union(zip(FAMILIES[::4], cycle((2, 4)))))
+DIVIDED = sorted(QUICK.union(zip(FAMILIES[::8], cycle((2, 4)))))
 """Four ranks share two KV heads, if a family has so few, and have an expert of a layer each.
 `make parallel-evidence` tries all families with 2 and 4 ranks."""
 

@@ -18,7 +18,7 @@ from support.ranks import run_sharded
 
 pytestmark = PEFT_PATTERNS
 CASES = {**SERVED, **STATES}
-FAMILIES = ["llama", "falcon", "mixtral", *list(CASES)[::8]]
+FAMILIES = ["llama", "falcon", "mixtral", *list(CASES)[::16]]
 STAGED = [(family, GroupShape(1, 2)) for family in dict.fromkeys(FAMILIES)]
 STAGED += [
     (family, GroupShape(2, 2))

@@ -34,6 +34,7 @@ class Nemesis:
         self._events: tuple[tuple[float, Callable[[], None]], ...] = (
             (0.02, self._abort),
             (0.15, self._abort_preempted),
+            (0.02, self._abort_drafting),
             (0.006, self._abort_unknown),
             (0.008, self._disconnect),
             (0.014, self._delete_adapter),
@@ -99,9 +100,6 @@ class Nemesis:
         if order := self._any_order():
             self._count("aborts")
             self._count(f"aborts_{_state(order)}")
-            self._count(
-                "aborts_drafting", order.request in self._world.engine.draft_tokens.drafting
-            )
             self._world.abort(order.submitted.request_id)
 
     def _abort_preempted(self) -> None:
@@ -112,6 +110,13 @@ class Nemesis:
             order = self._rng.choice(paused)
             self._count(f"aborts_{_state(order)}")
             self._world.abort(order.submitted.request_id)
+
+    def _abort_drafting(self) -> None:
+        """Those who draft are few, so they are looked for."""
+        drafting = self._world.engine.draft_tokens.drafting
+        if orders := [order for order in self._live() if order.request in drafting]:
+            self._count("aborts_drafting")
+            self._world.abort(self._rng.choice(orders).submitted.request_id)
 
     def _abort_unknown(self) -> None:
         """An id that never was or has ended, as of an abort that comes too late."""

@@ -112,7 +112,7 @@ class Scenario:
                 per_context_token=rng.uniform(1e-8, 1e-5),
                 per_draft_token=rng.uniform(1e-6, 1e-4),
             ),
-            swap_block_seconds=rng.choice((1e-6, 2e-5, 5e-3)),
+            swap_block_seconds=rng.choice((1e-6, 1e-6, 2e-5, 5e-3)),
             deadline_seconds=rng.choice((0.02, 0.1, 0.5)),
             max_draft_tokens=rng.choice((4, 2 * block_size + 1, 0, 1)) * (not has_states),
             draft_error=rng.choice((0.2, 0.0, 0.9)),
@@ -152,7 +152,7 @@ def _draw_states(seed: int, limits: SchedulerLimits) -> KvGroup:
 
 
 def _draw_swap_slots(rng: Random, groups: tuple[KvGroup, ...]) -> tuple[int, ...]:
-    part = rng.choice((0.0, 0.4, 1.5))
+    part = rng.choice((0.0, 0.4, 1.5, 1.5))
     return tuple(int(group.num_blocks * part) for group in groups)
 
 
