@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from typing import Any
@@ -58,7 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sample", action="store_true", help="a fourth of the families, for CI")
     options = parser.parse_args(arguments)
     model_types = MODEL_TYPES[::4] if options.sample else MODEL_TYPES
-    sections = {**SECTIONS, "families": partial(families, model_types)}
+    sections: dict[str, Callable[[], Rows]] = {
+        **SECTIONS,
+        "families": partial(families, model_types),
+    }
     with redirect_stdout(sys.stderr):  # libraries print too
         evidence = {name: run() for name, run in sections.items() if name in options.only}
     print(json.dumps(evidence))
