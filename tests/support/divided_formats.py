@@ -35,9 +35,10 @@ from support.ranks import run_sharded
 EXACT_BOUND = 1e-4
 """Of a logit's error where products are summed in fp32, as for a base that is not quantized."""
 ROUNDED_BOUND = 1e-3
-"""Where int8 and int4 codes are multiplied as integers: relative to the largest logit, and at most
-`MAX_ROUNDED_ERROR`. Inputs have 16 bits then, and ranks cut the 128 inputs that are rounded together
-otherwise. In small models the rounding changes logits by up to 6e-4 of the largest (decision 55)."""
+"""Where int8 and int4 codes are multiplied as integers: relative to the largest logit, and at
+most `MAX_ROUNDED_ERROR`. Inputs have 16 bits then, and ranks cut the 128 inputs that are rounded
+together otherwise. In small models the rounding changes logits by up to 6e-4 of the largest
+(decision 55)."""
 MAX_ROUNDED_ERROR = 0.005
 KV_BOUNDS = {KvDtype.INT8: 0.005, KvDtype.INT4: 0.085, KvDtype.INT2: 0.43}
 """Ranks give a few numbers on the edge between two codes the other one, which is one step away. A
