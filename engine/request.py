@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,7 @@ class Request:
     unread: range = field(init=False)
     """The prompt positions that are still to be read."""
     has_penalties: bool = field(init=False)
+    limits_tokens: bool = field(init=False)
     """Whether sampling needs the counts of its tokens."""
     reads_logits: bool = field(init=False)
     """Whether reading the prompt needs logits."""
@@ -112,6 +114,7 @@ class Request:
             eos = frozenset()
         self.end_token_ids = eos.union(submitted.sampling.stop_token_ids)
         self.has_penalties = submitted.sampling.has_penalties
+        self.limits_tokens = submitted.sampling.limits_tokens
         self.reads_logits = submitted.num_prompt_logprobs is not None
         self.unread = _positions_to_read(submitted)
 
@@ -130,6 +133,22 @@ class Request:
             self.token_counts = TokenCounts(self.submitted.prompt_token_ids)
         self.token_counts.follow(self.token_ids)
         return self.token_counts
+
+    def forbidden_tokens(self, draft_tokens: Sequence[int]) -> list[int]:
+        """The tokens that may not follow `token_ids` and these: those that end it too early or
+        complete a bad word."""
+        sampling = self.submitted.sampling
+        num_known = max(map(len, sampling.bad_words), default=0)
+        start = max(self.num_prompt_tokens, len(self.token_ids) - num_known)
+        tail = [*self.token_ids[start:], *draft_tokens]
+        forbidden = [
+            last
+            for *before, last in sampling.bad_words
+            if not before or tail[-len(before) :] == before
+        ]
+        if self.num_generated_tokens + len(draft_tokens) < sampling.min_tokens:
+            forbidden += sorted(self.end_token_ids)
+        return forbidden
 
     @property
     def num_generated_tokens(self) -> int:

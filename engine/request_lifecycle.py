@@ -222,6 +222,8 @@ def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
         raise InvalidParameter("prompt", f"has token ids outside [0, {vocab_size})")
     if not all(0 <= token < vocab_size for token in request.sampling.logit_bias):
         raise InvalidParameter("logit_bias", f"has token ids outside [0, {vocab_size})")
+    if not all(0 <= token < vocab_size for token in request.sampling.allowed_token_ids):
+        raise InvalidParameter("allowed_token_ids", f"has token ids outside [0, {vocab_size})")
 
 
 def _check_reading(request: GenerationRequest) -> None:

@@ -13,6 +13,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS = 300
+MAX_BAD_WORDS = 64
+MAX_ALLOWED_TOKEN_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class SamplingParams:
 
     max_tokens: int = 16
     """0: only the prompt is computed."""
+    min_tokens: int = 0
+    """No end token is sampled among this many first tokens, unless nothing else is allowed."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
@@ -36,6 +40,11 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output does not have: the last token of one is not sampled after the
+    others, unless nothing else is allowed."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If there are any, no other token is sampled, unless a grammar allows none of them."""
     num_logprobs: int | None = None
     """None: no logprobs. 0: the chosen token's only. n: also the n most likely tokens'."""
     stop_token_ids: tuple[int, ...] = ()
@@ -53,8 +62,14 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
         )
 
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether some tokens are not to be sampled."""
+        return bool(self.min_tokens or self.bad_words or self.allowed_token_ids)
+
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 0, 1 << 20)
+        _check("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check("temperature", self.temperature, 0.0, 2.0)
         _check("top_k", self.top_k, 0, 1 << 31)
         _check("top_p", self.top_p, 0.0, 1.0)
@@ -70,6 +85,9 @@ class SamplingParams:
             raise InvalidParameter("logit_bias", f"has more than {MAX_LOGIT_BIAS} entries")
         for bias in self.logit_bias.values():
             _check("logit_bias", bias, -100.0, 100.0)
+        if len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
+            message = f"has more than {MAX_ALLOWED_TOKEN_IDS} entries"
+            raise InvalidParameter("allowed_token_ids", message)
 
 
 def _check(param: str, value: float, low: float, high: float) -> None:

@@ -33,7 +33,7 @@ async def order_chat(
     )
     tools = use.tools if use else ()
     prompt = await inference.prompts.encode_chat(
-        principal, body.conversation(), tools, tokenizer=model.own_tokenizer
+        principal, body.conversation(), tools, tokenizer=model.own_tokenizer, form=body.chat_form
     )
     order = Order(
         request_id=request.state.request_id,
@@ -52,9 +52,8 @@ async def order_chat(
             num_logprobs=body.num_logprobs,
             grammar=plan.grammar,
         ),
-        stop=tuple(body.stop or ()),
-        continues_prompt=False,
-        visible_token_ids=plan.visible_token_ids,
+        text=body.text_form(continues_prompt=False, visible_token_ids=plan.visible_token_ids),
+        bad_words=tuple(body.bad_words or ()),
         grammar_param="tools" if plan.may_call else body.form_param,
     )
     return ChatOrder(order, plan)

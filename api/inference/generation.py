@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from ...adapters.manager import Tier
 from ...engine.messages import GenerationRequest, PromptOutput, RequestStarted, TokensGenerated
 from ...engine.process.engine import Engine
 from ...engine.process.request_stream import RequestEvent, RequestStream
+from ...engine.text.text_form import TextForm
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.token_journal import SlotCounter
 from ...platform.overview.figures import FigureSums
@@ -44,11 +45,7 @@ class SequenceSpec:
     """Counts its tokens, so that a crash leaves none uncharged."""
     is_first_choice: bool
     """Whether it accounts for its prompt; further choices of the same prompt do not."""
-    stop: tuple[str, ...]
-    continues_prompt: bool
-    """Whether it is a plain completion, whose text continues the prompt."""
-    visible_token_ids: Collection[int] = ()
-    """Special tokens that are part of the text."""
+    text: TextForm
 
 
 @dataclass(slots=True)
@@ -217,9 +214,7 @@ class Generation:
                 spec.index,
                 spec.request,
                 tokenizer=self._tokenizer,
-                stop=spec.stop,
-                continues_prompt=spec.continues_prompt,
-                visible_token_ids=spec.visible_token_ids,
+                form=spec.text,
             ),
             SequenceTimes(self._metrics, arrived_at=self._arrived_at, figures=self._figures),
         )

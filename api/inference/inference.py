@@ -154,6 +154,8 @@ class Inference:
                 raise _outside_vocabulary(param, vocab_size)
         if max(order.sampling.logit_bias, default=0) >= vocab_size:
             raise _outside_vocabulary("logit_bias", vocab_size)
+        if max(order.sampling.allowed_token_ids, default=0) >= vocab_size:
+            raise _outside_vocabulary("allowed_token_ids", vocab_size)
 
     def _check_proposer(self, order: Order) -> None:
         asked, served = order.speculation, self._engine.info.proposers

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...engine.kv_policy import KvPolicy
 from ...engine.messages import Pooling, SpeculationParams
 from ...engine.sampling_params import SamplingParams
+from ...engine.text.text_form import TextForm
 from ...platform.keys.principal import Principal
 from ..telemetry.request_measures import RequestMeasures
 from .served_models import ServedModel
@@ -33,11 +34,9 @@ class Order:
     """None: the engine's default."""
     sampling: SamplingParams
     """Of the first choice; the others differ in their seed."""
-    stop: tuple[str, ...]
-    continues_prompt: bool
-    """Plain completions: the text continues the prompt's."""
-    visible_token_ids: Collection[int] = ()
-    """Special tokens that are part of the text: the markers of calls."""
+    text: TextForm
+    bad_words: tuple[str, ...] = ()
+    """Texts whose tokens do not follow each other in the output."""
     num_prompt_logprobs: int | None = None
     """Asked of each prompt once, whatever the number of choices."""
     pooling: Pooling | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.process.engine import Engine
+from ...engine.text.chat_form import ChatForm
 from ...engine.text.tokenizer import Tokenizer
 from ...platform.keys.principal import Principal
 from ..contract.errors import ApiError
@@ -66,7 +67,7 @@ class Prompts:
         tools: Sequence[Tool] = (),
         *,
         tokenizer: Tokenizer | None = None,
-        add_generation_prompt: bool = True,
+        form: ChatForm = ChatForm(),
         is_bounded: bool = True,
     ) -> list[int]:
         """The prompt of a conversation. Raises an EngineError that says what does not fit.
@@ -80,7 +81,7 @@ class Prompts:
             messages,
             tools,
             tokenizer=tokenizer,
-            add_generation_prompt=add_generation_prompt,
+            form=form,
             max_tokens=self._capacity if is_bounded else None,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -16,6 +16,7 @@ from ...engine.messages import (
     TokensGenerated,
 )
 from ...engine.text.detokenizer import Detokenizer
+from ...engine.text.text_form import TextForm
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import from_error_info
 
@@ -40,7 +41,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
 
 class SequenceText:
-    """Detokenizes one sequence; the token that ends it is no part of the text."""
+    """Detokenizes one sequence; the token that ends it is no part of the text, unless the form
+    includes it."""
 
     def __init__(
         self,
@@ -48,20 +50,22 @@ class SequenceText:
         request: GenerationRequest,
         *,
         tokenizer: Tokenizer,
-        stop: tuple[str, ...],
-        continues_prompt: bool,
-        visible_token_ids: Collection[int] = (),
+        form: TextForm,
     ) -> None:
         self._index = index
-        prompt = request.prompt_token_ids if continues_prompt else ()
+        prompt = request.prompt_token_ids if form.continues_prompt else ()
+        special = tokenizer.special_token_ids if form.shows_special_tokens else ()
         self._detokenizer = Detokenizer(
             tokenizer,
             prompt_token_ids=prompt,
-            stop=stop,
-            visible_token_ids=visible_token_ids,
+            stop=form.stop,
+            include_stop=form.includes_stop,
+            num_unstopped_tokens=form.num_unstopped_tokens,
+            visible_token_ids=special or form.visible_token_ids,
         )
         self._is_plain = not self._detokenizer.has_stops
-        self._end_ids = frozenset(request.sampling.stop_token_ids)
+        end_ids = () if form.includes_stop else request.sampling.stop_token_ids
+        self._hidden_end_ids = frozenset(end_ids)
 
     def read(self, event: PromptOutput) -> Delta:
         """Process the results for the prompt."""
@@ -73,10 +77,10 @@ class SequenceText:
         The delta finishes the sequence if it completed a stop string.
         """
         token_ids = event.token_ids
-        if len(token_ids) == 1 and self._is_plain and token_ids[0] not in self._end_ids:
+        if len(token_ids) == 1 and self._is_plain and token_ids[0] not in self._hidden_end_ids:
             text = self._detokenizer.push_one(token_ids[0])
             return Delta(self._index, text, event.logprobs or ()), 1
-        ends_here = bool(token_ids) and token_ids[-1] in self._end_ids
+        ends_here = bool(token_ids) and token_ids[-1] in self._hidden_end_ids
         piece = self._detokenizer.push(token_ids[:-1] if ends_here else token_ids)
         logprobs = (event.logprobs or [])[: piece.num_tokens]
         if piece.stop is not None:

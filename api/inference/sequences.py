@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...engine.messages import GenerationRequest
@@ -18,21 +18,28 @@ def sequences_of(
     order: Order, *, counters: Sequence[SlotCounter], tokenizer: Tokenizer
 ) -> list[SequenceSpec]:
     """`counters`: one for each. `tokenizer`: that of the order's model."""
+    eos = () if order.sampling.ignore_eos else sorted(tokenizer.eos_token_ids)
+    sampling = replace(
+        order.sampling,
+        # Some ends only the tokenizer's files name.
+        stop_token_ids=(*order.sampling.stop_token_ids, *eos),
+        bad_words=_bad_words(order.bad_words, tokenizer),
+    )
     return [
         SequenceSpec(
             index=index,
-            request=_request(order, index, tokenizer),
+            request=_request(order, index, sampling, tokenizer),
             counter=counter,
             is_first_choice=order.is_first_choice(index),
-            stop=order.stop,
-            continues_prompt=order.continues_prompt,
-            visible_token_ids=order.visible_token_ids,
+            text=order.text,
         )
         for index, counter in enumerate(counters)
     ]
 
 
-def _request(order: Order, index: int, tokenizer: Tokenizer) -> GenerationRequest:
+def _request(
+    order: Order, index: int, sampling: SamplingParams, tokenizer: Tokenizer
+) -> GenerationRequest:
     position, choice = divmod(index, order.num_choices)
     adapter = order.model.adapter
     is_one_of_many = order.num_choices > 1
@@ -40,7 +47,7 @@ def _request(order: Order, index: int, tokenizer: Tokenizer) -> GenerationReques
         request_id=order.sequence_id(index),
         tenant_id=order.principal.tenant_id,
         prompt_token_ids=order.prompts[position],
-        sampling=_choice_sampling(order.sampling, choice, tokenizer.eos_token_ids),
+        sampling=replace(sampling, seed=_choice_seed(sampling.seed, choice)),
         adapter=adapter.key if adapter else None,
         vocab_size=adapter.vocab_size if adapter else None,
         own_end_token_ids=tuple(sorted(tokenizer.own_eos_token_ids)),
@@ -54,16 +61,11 @@ def _request(order: Order, index: int, tokenizer: Tokenizer) -> GenerationReques
     )
 
 
-def _choice_sampling(
-    sampling: SamplingParams, choice: int, eos_token_ids: Collection[int]
-) -> SamplingParams:
-    """A choice's own seed, and every token that ends it: some only the tokenizer's files name."""
-    eos = () if sampling.ignore_eos else sorted(eos_token_ids)
-    return replace(
-        sampling,
-        seed=_choice_seed(sampling.seed, choice),
-        stop_token_ids=(*sampling.stop_token_ids, *eos),
-    )
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each as the beginning of a text and within one: tokens of words often begin with a space."""
+    texts = [text for word in words for text in (word.lstrip() or word, f" {word.lstrip()}")]
+    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    return tuple(dict.fromkeys(tuple(token_ids) for token_ids in encoded if token_ids))
 
 
 def _choice_seed(seed: int | None, choice: int) -> int | None:

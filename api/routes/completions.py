@@ -66,8 +66,8 @@ async def create_completion(
         sampling=body.sampling(
             max_tokens=body.output_limit, num_logprobs=body.logprobs, grammar=body.form_grammar
         ),
-        stop=tuple(body.stop or ()),
-        continues_prompt=True,
+        text=body.text_form(continues_prompt=True),
+        bad_words=tuple(body.bad_words or ()),
         num_prompt_logprobs=body.num_prompt_logprobs,
         grammar_param=body.form_param,
     )

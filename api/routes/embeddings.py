@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from ...engine.messages import Pooling
 from ...engine.sampling_params import SamplingParams
+from ...engine.text.text_form import TextForm
 from ...platform.keys.principal import Principal, Scope
 from ..contract.errors import ApiError
 from ..contract.promises import answers
@@ -71,8 +72,7 @@ async def create_embeddings(
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         sampling=_NO_OUTPUT,
-        stop=(),
-        continues_prompt=True,
+        text=TextForm(continues_prompt=True),
         pooling=Pooling(body.pooling or Pooling.LAST),
     )
     running = await unless_disconnected(request.receive, inference.start(order))

@@ -44,7 +44,7 @@ async def tokenize(
             as_conversation(body.messages),
             [tool.as_tool() for tool in body.tools or ()],
             tokenizer=own_tokenizer,
-            add_generation_prompt=body.add_generation_prompt is not False,
+            form=body.chat_form,
             is_bounded=False,
         )
     else:

@@ -10,12 +10,13 @@ from pydantic import Field, model_validator
 from ..contract.request_model import invalid
 from ..tools.conversation import ChatMessage
 from ..tools.tool import ToolUse
+from .chat_form import ChatFormBody
 from .generation import GenerationBody, NumLogprobs, OutputTokens
 from .messages import MAX_MESSAGES, Message, as_conversation
 from .tools import MAX_TOOLS, ChatTool, OptionalToolChoice, tool_use
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ChatFormBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: OutputTokens | None = None
     logprobs: bool | None = None
@@ -49,9 +50,7 @@ class ChatBody(GenerationBody):
     tolerated: ClassVar[frozenset[str]] = GenerationBody.tolerated | {"prediction"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerationBody.neutral,
-        "add_generation_prompt": (True,),
         "add_special_tokens": (False,),
-        "continue_final_message": (False,),
         "echo": (False,),
         "functions": ([],),
         "function_call": ("none",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
@@ -12,12 +12,15 @@ from ...engine.grammars.spec import GrammarSpec
 from ...engine.kv_policy import MAX_BUDGET, EvictionMethod, KvPolicy
 from ...engine.messages import SpeculationParams
 from ...engine.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     SamplingParams,
 )
+from ...engine.text.text_form import TextForm
 from ..contract.request_model import RequestModel, invalid
 from .output_format import ResponseFormat, StructuredOutputs
 
@@ -60,6 +63,9 @@ StopStrings = Annotated[
         ),
     ),
 ]
+
+
+BadWord = Annotated[str, AfterValidator(_is_short), Field(min_length=1)]
 
 
 class StreamOptions(RequestModel):
@@ -126,6 +132,17 @@ class SamplingBody(RequestModel):
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: StopStrings | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    """No end before: neither end-of-sequence nor a stop token or string."""
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    """Texts whose tokens do not follow each other in the output."""
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    """The text ends with the stop string or token that ended it."""
+    skip_special_tokens: bool | None = None
+    """`false`: special tokens are part of the text."""
     ignore_eos: bool | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
 
@@ -149,12 +166,8 @@ class SamplingBody(RequestModel):
         }
     )
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "bad_words": ([],),
-        "include_stop_str_in_output": (False,),
         "length_penalty": (1.0, 1),
-        "min_tokens": (0,),
         "return_token_ids": (False,),
-        "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),
         "use_beam_search": (False,),
     }
@@ -173,12 +186,26 @@ class SamplingBody(RequestModel):
         asked = self.kv_policy
         return None if asked is None else KvPolicy(asked.method, asked.budget)
 
+    def text_form(
+        self, *, continues_prompt: bool, visible_token_ids: Collection[int] = ()
+    ) -> TextForm:
+        """How tokens are converted to the answer's text."""
+        return TextForm(
+            stop=tuple(self.stop or ()),
+            includes_stop=bool(self.include_stop_str_in_output),
+            num_unstopped_tokens=self.min_tokens or 0,
+            continues_prompt=continues_prompt,
+            shows_special_tokens=self.skip_special_tokens is False,
+            visible_token_ids=visible_token_ids,
+        )
+
     def sampling(
         self, *, max_tokens: int, num_logprobs: int | None, grammar: GrammarSpec | None
     ) -> SamplingParams:
         """The engine's parameters of the first choice."""
         return SamplingParams(
             max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
             temperature=_or(self.temperature, DEFAULT_TEMPERATURE),
             top_k=max(0, self.top_k or 0),
             top_p=_or(self.top_p, 1.0),
@@ -188,6 +215,7 @@ class SamplingBody(RequestModel):
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             seed=self.seed,
             logit_bias=self.logit_bias or {},
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
             num_logprobs=num_logprobs,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ...engine.grammars.spec import GrammarSpec
+from ...engine.text.chat_form import ChatForm
 from ..contract.request_model import RequestModel, invalid, unsupported
 from ..tools.conversation import ChatMessage, PastCall
 from ..tools.tool import ToolUse
@@ -152,6 +153,8 @@ class TextOptions(RequestModel):
 
 
 class ResponsesBody(SamplingBody):
+    chat_form: ClassVar[ChatForm] = ChatForm()
+
     input: Annotated[Items, BeforeValidator(_as_items, json_schema_input_type=str | Items)]
     instructions: str | None = None
     """A system message before the input."""

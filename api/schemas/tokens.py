@@ -10,12 +10,13 @@ from pydantic import Field, model_validator
 
 from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel, invalid
+from .chat_form import ChatFormBody
 from .generation import ModelName, TokenId
 from .messages import MAX_MESSAGES, Message
 from .tools import MAX_TOOLS, ChatTool
 
 
-class TokenizeBody(RequestModel):
+class TokenizeBody(ChatFormBody):
     """Either a `prompt` or the `messages` of a chat."""
 
     model: ModelName | None = None
@@ -25,8 +26,6 @@ class TokenizeBody(RequestModel):
     """The tools of the chat."""
     add_special_tokens: bool | None = None
     """For a prompt: add the tokenizer's special tokens at the beginning (default)."""
-    add_generation_prompt: bool | None = None
-    """For messages: end where the answer begins (default)."""
     return_token_strs: bool | None = None
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
@@ -34,16 +33,13 @@ class TokenizeBody(RequestModel):
         {"model": "support-bot", "messages": [{"role": "user", "content": "Hi"}]},
     )
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "continue_final_message": (False,),
-    }
-
     @model_validator(mode="after")
     def check_one_kind(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "give either `prompt` or `messages`")
-        if self.messages is None and self.add_generation_prompt is not None:
-            raise invalid("add_generation_prompt", "requires `messages`")
+        for name in ChatFormBody.model_fields:
+            if self.messages is None and getattr(self, name) is not None:
+                raise invalid(name, "requires `messages`")
         if self.messages is None and self.tools:
             raise invalid("tools", "require `messages`")
         if self.messages is not None and self.add_special_tokens:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...engine.errors import EngineError
+from ...engine.errors import EngineError, InvalidParameter
+from ...engine.text.chat_form import ChatForm
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError
 from .conversation import ChatMessage, PastCall
@@ -58,18 +59,21 @@ class ChatPrompts:
         tools: Sequence[Tool],
         *,
         tokenizer: Tokenizer | None = None,
-        add_generation_prompt: bool = True,
+        form: ChatForm = ChatForm(),
         max_tokens: int | None = None,
     ) -> list[int]:
         """The prompt's token ids. Raises ApiError or an EngineError if it does not fit, and
         PromptTooLong before tokenizing if `max_tokens` makes this certain. `tokenizer`: that of an
         adapter with tokens of its own; the chat template is the base's."""
+        if form.continues_final_message and messages[-1].role != "assistant":
+            message = "requires a last message of the assistant"
+            raise InvalidParameter("continue_final_message", message)
         if not self._knows_tools:
             messages = self._described(messages, tools)
         return (tokenizer or self._tokenizer).encode_chat(
             [message.for_template() for message in messages],
             tools=[tool.for_template() for tool in tools] if self._knows_tools else [],
-            add_generation_prompt=add_generation_prompt,
+            form=form,
             max_tokens=max_tokens,
         )
 

@@ -32,6 +32,9 @@ MAX_DRAWN_CELLS = 1 << 24
 and a step that verifies draft tokens has many rows."""
 MAX_DRAWN_CELLS_ON_CPU = 1 << 19
 """Its caches hold that many: 64 rows take a sixth of the time that they take at once."""
+FORBIDDEN = -1e30
+"""Added to a logit. At any temperature a difference of that many is finite and has no probability.
+"""
 MAX_SORTED = 1024
 """The most probabilities of a row that are sorted to find the limit of top-p on the CPU."""
 
@@ -61,6 +64,8 @@ class SamplingRow:
     """Of prompt and output so far, without draft tokens; None: `params` has no penalties."""
     draft_tokens: Sequence[int] = ()
     """Those before the one to sample."""
+    forbidden_tokens: Sequence[int] = ()
+    """Not sampled, unless nothing else is allowed."""
 
 
 def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow:
@@ -71,6 +76,7 @@ def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow
         position=len(request.token_ids) + len(draft_tokens),
         counts=request.current_counts() if request.has_penalties else None,
         draft_tokens=draft_tokens,
+        forbidden_tokens=request.forbidden_tokens(draft_tokens) if request.limits_tokens else (),
     )
 
 
@@ -180,20 +186,37 @@ def ranks_of(logits: Tensor, tokens: Sequence[int]) -> list[int]:
 
 
 def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Apply penalties and biases; rows without any are left as they are."""
+    """Apply penalties, biases and limits; rows without any are left as they are."""
     adjusted = logits
     for index, row in enumerate(rows):
-        if row.counts is None and not row.params.logit_bias:
+        params = row.params
+        if row.counts is None and not params.logit_bias and not params.limits_tokens:
             continue
         adjusted = adjusted.clone() if adjusted is logits else adjusted
         if row.counts is not None:
-            _penalize(adjusted[index], row.params, row.counts.counted(row.draft_tokens))
-        if row.params.logit_bias:
-            tokens = to_device(list(row.params.logit_bias), logits.device)
-            values = list(row.params.logit_bias.values())
+            _penalize(adjusted[index], params, row.counts.counted(row.draft_tokens))
+        if params.logit_bias:
+            tokens = to_device(list(params.logit_bias), logits.device)
+            values = list(params.logit_bias.values())
             biases = to_device(values, logits.device, logits.dtype)
             adjusted[index].index_add_(0, tokens, biases)
+        if params.limits_tokens:
+            adjusted[index] += _penalties_of_limits(row, logits.shape[-1], logits.device)
     return adjusted
+
+
+def _penalties_of_limits(row: SamplingRow, vocab_size: int, device: torch.device) -> Tensor:
+    """fp32 `[vocab_size]`: `FORBIDDEN` of tokens that the row's limits forbid, of others 0.
+
+    They are finite: what a grammar forbids stays less likely.
+    """
+    allowed = row.params.allowed_token_ids
+    penalties = torch.full((vocab_size,), FORBIDDEN if allowed else 0.0, device=device)
+    if allowed:
+        penalties[to_device(allowed, device)] = 0.0
+    if forbidden := [token for token in row.forbidden_tokens if token < vocab_size]:
+        penalties[to_device(forbidden, device)] = FORBIDDEN
+    return penalties
 
 
 def _penalize(logits: Tensor, params: SamplingParams, counted: Counted) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import EngineError, InvalidParameter
+from ..text.chat_form import ChatForm
 from ..text.tokenizer import Tokenizer
 
 MIN_TOKENS = 4
@@ -51,4 +52,5 @@ def _tokenized(entry: Any, tokenizer: Tokenizer) -> TrainingText:
         return TrainingText(tokenizer.encode(entry["text"]), 0)
     messages = entry["messages"]
     prompt = tokenizer.encode_chat(messages[:-1])
-    return TrainingText(tokenizer.encode_chat(messages, add_generation_prompt=False), len(prompt))
+    whole = tokenizer.encode_chat(messages, form=ChatForm(adds_generation_prompt=False))
+    return TrainingText(whole, len(prompt))

@@ -44,12 +44,15 @@ class Detokenizer:
         prompt_token_ids: Sequence[int] = (),
         stop: tuple[str, ...] = (),
         include_stop: bool = False,
+        num_unstopped_tokens: int = 0,
         visible_token_ids: Collection[int] = (),
     ) -> None:
-        """Of special tokens only `visible_token_ids` are part of the text."""
+        """Of special tokens only `visible_token_ids` are part of the text. No stop string begins
+        within the text of the first `num_unstopped_tokens`."""
         make_decoder = _ByteDecoder if tokenizer.decodes_bytes else _WindowDecoder
         self._decoder = make_decoder(tokenizer, prompt_token_ids, visible_token_ids)
         self._stops = _StopFinder(stop, include_stop=include_stop) if any(stop) else None
+        self._num_unstopped = num_unstopped_tokens
         self._stopped = False
 
     @property
@@ -66,6 +69,10 @@ class Detokenizer:
         for num_tokens, token_id in enumerate(token_ids, start=1):
             if self._stopped:
                 return Piece("".join(texts), 0)
+            if self._num_unstopped > 0:
+                self._num_unstopped -= 1
+                texts.append(self._decoder.push(token_id))
+                continue
             text, stop = self._scan(self._decoder.push(token_id))
             texts.append(text)
             if stop is not None:

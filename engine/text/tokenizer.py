@@ -7,6 +7,7 @@ engine process computes.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,10 +21,15 @@ from transformers import PreTrainedTokenizerFast
 
 from ...adapters.added_tokens import AddedToken
 from ..errors import ChatTemplateMissing, InvalidParameter, PromptTooLong, TokenizerUnusable
+from .chat_form import ChatForm
 from .token_coverage import most_bytes_per_token
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_REASON_CHARACTERS = 300
+_OWN_VARIABLES = {"messages", "bos_token", "eos_token", "pad_token", "unk_token"}.union(
+    inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters
+)
+"""Names that mean something to transformers: no request chooses them."""
 _TOKEN_FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _WORD_START = "\u2581"  # SentencePiece writes a space as this character
@@ -92,16 +98,16 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
-        add_generation_prompt: bool = True,
+        form: ChatForm = ChatForm(),
         max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation in the base model's own chat template.
 
         Raises ChatTemplateMissing if the base has none, InvalidParameter if it refuses the
-        messages, and PromptTooLong as `encode`. A template that does not know tools leaves them
-        out.
+        messages or does not read the form's variables, and PromptTooLong as `encode`. A template
+        that does not know tools leaves them out.
         """
-        text = self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        text = self.render_chat(messages, tools=tools, form=form)
         self._check_length(text, max_tokens)
         return self.backend.encode(text, add_special_tokens=False).ids
 
@@ -110,23 +116,37 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
-        add_generation_prompt: bool = True,
+        form: ChatForm = ChatForm(),
     ) -> str:
         """The text that `encode_chat` tokenizes."""
         if not self.has_chat_template:
             raise ChatTemplateMissing
         if not messages:
             raise InvalidParameter("messages", "is empty")
+        for name in form.variables:
+            if not self._reads_variable(name):
+                message = f"the chat template does not read `{name}`"
+                raise InvalidParameter("chat_template_kwargs", message)
         try:
             text: str = self._chat.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=form.adds_generation_prompt,
+                continue_final_message=form.continues_final_message,
                 tokenize=False,
+                **form.variables,
             )
         except (TemplateError, TypeError, KeyError, ValueError) as exc:
             raise InvalidParameter("messages", f"do not fit the chat template: {exc}") from exc
         return text
+
+    def _reads_variable(self, name: str) -> bool:
+        """What transformers itself passes to templates is no variable of a request."""
+        if name in _OWN_VARIABLES:
+            return False
+        templates = self._chat.chat_template
+        texts = templates.values() if isinstance(templates, dict) else [templates]
+        return any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
 
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is None or self.most_bytes_per_token is None:

@@ -27,6 +27,7 @@ from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.server.server_id import FILE, load_or_create_server_id
 from loraplex.api.telemetry.request_measures import RequestMeasures
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.text_form import TextForm
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseBusy, DatabaseUnavailable, TooManyRequestsAtOnce
 from loraplex.platform.quotas.models import Reservation
@@ -177,8 +178,7 @@ def order_of(**principal: Any) -> Order:
         prompts=[[1, 2, 3], [4]],
         num_choices=2,
         sampling=SamplingParams(max_tokens=10),
-        stop=(),
-        continues_prompt=True,
+        text=TextForm(continues_prompt=True),
     )
 
 

@@ -43,3 +43,34 @@ def test_the_tokenizers_own_end_of_sequence_ends_the_output(
 
     assert ask() == ("", "stop", 1)
     assert ask(ignore_eos=True) == ("", "length", 6)
+    assert ask(min_tokens=3)[1:] == ("stop", 4)
+    shown = Tokenizer(base).decode([eos], skip_special_tokens=False)
+    assert ask(include_stop_str_in_output=True)[0] == ""
+    assert ask(include_stop_str_in_output=True, skip_special_tokens=False)[0] == shown
+
+
+def test_texts_that_are_not_wanted_do_not_occur(server: ServerUnderTest) -> None:
+    caller = server.make_caller("umbra")
+
+    def ask(**changes: object) -> str:
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 12, "temperature": 0}
+        answer = caller.http.post("/v1/completions", json={**body, **changes})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    usual = ask()
+    word = usual[4:6]
+    assert word not in ask(bad_words=[word])
+    stop = usual[5]
+    assert ask(stop=[stop], include_stop_str_in_output=True) == ask(stop=[stop]) + stop
+
+
+def test_allowed_tokens_are_those_of_the_vocabulary(server: ServerUnderTest, base: Path) -> None:
+    caller = server.make_caller("zeta")
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 5}
+    (token,) = Tokenizer(base).encode("a", add_special_tokens=False)
+    answer = caller.http.post("/v1/completions", json={**body, "allowed_token_ids": [token]})
+    assert answer.json()["choices"][0]["text"] == "aaaaa"
+    answer = caller.http.post("/v1/completions", json={**body, "allowed_token_ids": [10**6]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "allowed_token_ids"

@@ -19,6 +19,7 @@ from loraplex.api.inference.served_models import ServedModel
 from loraplex.engine.errors import EngineUnavailable, GrammarNotServed, InvalidGrammar
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.text_form import TextForm
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.grammars import needs_llguidance
 
@@ -248,8 +249,7 @@ def test_a_server_without_grammars_says_so() -> None:
         prompts=[[1]],
         num_choices=1,
         sampling=SamplingParams(grammar=GOOD),
-        stop=(),
-        continues_prompt=True,
+        text=TextForm(continues_prompt=True),
     )
 
     async def start() -> None:

@@ -88,7 +88,6 @@ UNSUPPORTED = [
     (CHAT, {"audio": {}}, "audio"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
-    (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
     (CHAT, {"cache_salt": "x"}, "cache_salt"),
     (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs"),

@@ -28,10 +28,20 @@ def test_every_field_reaches_the_engine_under_its_own_name() -> None:
         "frequency_penalty": -0.5,
         "seed": -3,
         "ignore_eos": True,
+        "min_tokens": 4,
     }
-    told = sampling_of(logit_bias={"5": -100.0, "6": 2.5}, stop_token_ids=[8, 3], **fields)
+    told = sampling_of(
+        logit_bias={"5": -100.0, "6": 2.5},
+        stop_token_ids=[8, 3],
+        allowed_token_ids=[8, 9],
+        **fields,
+    )
     assert told == SamplingParams(
-        max_tokens=9, logit_bias={5: -100.0, 6: 2.5}, stop_token_ids=(8, 3), **fields
+        max_tokens=9,
+        logit_bias={5: -100.0, 6: 2.5},
+        stop_token_ids=(8, 3),
+        allowed_token_ids=(8, 9),
+        **fields,
     )
 
 

@@ -36,6 +36,7 @@ from loraplex.engine.messages import (
 from loraplex.engine.process.client import EngineClient
 from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.text_form import TextForm
 from support.envelopes import check_envelope
 from support.fake_engine import fake_info
 from support.server import Caller, ServerUnderTest
@@ -103,8 +104,7 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
         prompts=[[1]],
         num_choices=num_choices,
         sampling=SamplingParams(),
-        stop=(),
-        continues_prompt=True,
+        text=TextForm(continues_prompt=True),
         **fields,
     )
     try:

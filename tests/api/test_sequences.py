@@ -10,6 +10,7 @@ from loraplex.api.inference.sequences import sequences_of
 from loraplex.api.inference.served_models import ServedModel
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.text_form import TextForm
 
 TOKENIZER = cast(
     Any, SimpleNamespace(eos_token_ids=frozenset({7, 2}), own_eos_token_ids=frozenset())
@@ -27,8 +28,7 @@ def requests_of(
         prompts=[[10 + number] for number in range(num_prompts)],
         num_choices=num_choices,
         sampling=sampling,
-        stop=(),
-        continues_prompt=True,
+        text=TextForm(continues_prompt=True),
         **fields,
     )
     counters = [cast(Any, f"counter {index}") for index in range(order.num_sequences)]

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from loraplex.engine.text.chat_form import ChatForm
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.envelopes import check_envelope
 from support.server import Caller
@@ -43,7 +44,9 @@ def test_messages_become_the_prompt_that_a_chat_has(
 ) -> None:
     body = {"messages": MESSAGES, "add_generation_prompt": ends}
     found = resident.http.post("/tokenize", json=body).json()
-    assert found["tokens"] == tokenizer.encode_chat(MESSAGES, add_generation_prompt=ends)
+    assert found["tokens"] == tokenizer.encode_chat(
+        MESSAGES, form=ChatForm(adds_generation_prompt=ends)
+    )
     assert found["token_strs"] is None
     if ends:
         chat = resident.openai.chat.completions.create(

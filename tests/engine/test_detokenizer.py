@@ -191,6 +191,12 @@ def test_stop_strings_end_the_text_wherever_tokens_are_cut(
         assert text.startswith(expected + last.stop)
 
 
+def test_no_stop_string_begins_in_the_first_tokens(bytewise: Tokenizer) -> None:
+    ids = bytewise.encode("abab")
+    detokenizer = Detokenizer(bytewise, stop=("b",), num_unstopped_tokens=len(ids) - 2)
+    assert detokenizer.push(ids) == Piece("aba", len(ids), "b")
+
+
 def test_completes_a_character_that_the_prompt_began(bytewise: Tokenizer) -> None:
     first, *rest = bytewise.encode("€")
     detokenizer = Detokenizer(bytewise, prompt_token_ids=[*bytewise.encode("ab"), first])

@@ -159,6 +159,25 @@ def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     )
 
 
+def test_only_allowed_tokens_are_drawn() -> None:
+    adjusted = torch.full_like(LOGITS, float("-inf"))
+    adjusted[[3, 5, 8]] = LOGITS[[3, 5, 8]]
+    assert_draws_from(adjusted.softmax(-1), allowed_token_ids=(3, 5, 8))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0])
+def test_a_forbidden_token_is_drawn_only_where_a_grammar_allows_no_other(
+    temperature: float,
+) -> None:
+    row = replace(make_row(temperature=temperature, bad_words=((3,),)), forbidden_tokens=(3, 999))
+    likeliest = LOGITS.clone()
+    likeliest[3] = LOGITS.max() + 5.0
+    assert sample(likeliest[None], [row]) != [3]
+    of_grammar = torch.full_like(LOGITS, float("-inf"))
+    of_grammar[3] = LOGITS[3]
+    assert sample(of_grammar[None], [row]) == [3]
+
+
 def test_logit_bias_is_added() -> None:
     adjusted = LOGITS.clone()
     adjusted[3] += 4.0

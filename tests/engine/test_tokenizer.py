@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from loraplex.engine.errors import ChatTemplateMissing, InvalidParameter, UnsupportedModel
+from loraplex.engine.text.chat_form import ChatForm
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.models import save_byte_tokenizer
 
@@ -36,10 +37,30 @@ def test_renders_a_chat_with_the_base_models_template(tokenizer: Tokenizer) -> N
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     text = "<|system|>be brief<|end|><|user|>hi<|end|>"
     assert tokenizer.render_chat(messages) == text + "<|assistant|>"
-    assert tokenizer.render_chat(messages, add_generation_prompt=False) == text
+    assert tokenizer.render_chat(messages, form=ChatForm(adds_generation_prompt=False)) == text
     ids = tokenizer.encode_chat(messages)
     assert [tokenizer.token_text(i) for i in (ids[0], ids[-1])] == ["<|system|>", "<|assistant|>"]
     assert len(ids) == len("be brief") + len("hi") + 5  # five special tokens
+
+
+def test_a_final_message_that_is_continued_is_not_ended(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Dear"}]
+    form = ChatForm(adds_generation_prompt=False, continues_final_message=True)
+    text = tokenizer.render_chat(messages, form=form)
+    assert text == "<|user|>hi<|end|><|assistant|>Dear"
+
+
+def test_a_template_gets_the_variables_that_it_reads_and_no_others(tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path)
+    template = "{{ messages[0].content }}{% if thinks is defined and not thinks %}!{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer(tmp_path)
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(messages) == "hi"
+    assert tokenizer.render_chat(messages, form=ChatForm(variables={"thinks": False})) == "hi!"
+    for name in ("think", "messages", "tokenize", "chat_template", "add_generation_prompt"):
+        with pytest.raises(InvalidParameter, match="chat_template_kwargs"):
+            tokenizer.render_chat(messages, form=ChatForm(variables={name: True}))
 
 
 def test_a_base_without_chat_template_is_a_coded_error(tmp_path: Path) -> None:

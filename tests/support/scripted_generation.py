@@ -25,6 +25,7 @@ from loraplex.engine.messages import (
 from loraplex.engine.process.client import EngineClient
 from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.text_form import TextForm
 from loraplex.engine.text.tokenizer import Tokenizer
 
 Event = RequestStarted | TokensGenerated | RequestFinished
@@ -116,9 +117,7 @@ class Scenario:
                 ),
                 counter=cast(Any, None),
                 is_first_choice=index == 0,
-                stop=stop,
-                continues_prompt=False,
-                visible_token_ids=visible_token_ids,
+                text=TextForm(stop=stop, visible_token_ids=visible_token_ids),
             )
             for index in range(len(scripts))
         ]
