@@ -38,6 +38,7 @@ from ..shards.shard_plan import LinearSize, Shard, ShardPlan, plan_shards
 from ..shards.shared_heads import find_shared_heads
 from ..shards.stage_links import StageLinks
 from ..shards.stage_plan import StagePlan
+from ..shards.vocabulary_plan import VocabularyPart
 from .admission import SelfTest, check_config, check_replaced, kv_self_test, probe_kv_shapes
 from .base_model import (
     BaseModel,
@@ -56,6 +57,7 @@ from .base_model import (
     whole_projection,
 )
 from .base_stages import BaseStages, tell_shapes
+from .divided_ends import cut_ends, join_ends, parts_of_ranks, plan_vocabulary
 from .embedding_and_head import ModelEnds, adapt_ends
 from .expert_shards import ExpertShards
 from .experts import (
@@ -175,9 +177,12 @@ class _Division(NamedTuple):
 class _Parts(NamedTuple):
     """What adapters can change in the whole base, before its linear layers are cut."""
 
-    of_stages: tuple[LayoutPart, ...]
-    """By stage, what its rank of this rank's place holds."""
+    of_ranks: tuple[tuple[LayoutPart, ...], ...]
+    """What each rank holds, by stage and rank."""
+    vocabulary: tuple[VocabularyPart, ...]
+    """Of each rank; empty if the ends are whole on all."""
     ends: ModelEnds
+    """With this rank's tokens."""
     moe_layers: list[MoeLayer]
     absorbed: Collection[str]
     stand_ins: StandIns
@@ -337,8 +342,23 @@ def _find_parts(
         is_text_part=is_composite(read_config_file(settings.model_dir)),
     )
     part = LayoutPart(layout, division.shards.ranges, _held_experts(moe_layers))
-    of_stages = parts_of_stages(part, division.stage_plan)
-    return _Parts(of_stages, ends, moe_layers, absorbed, stand_ins, num_parameters)
+    place = division.ranks.place
+    vocabulary = plan_vocabulary(ends, place.size)
+    of_ranks = [
+        parts_of_stages(each, division.stage_plan)
+        for each in parts_of_ranks(part, vocabulary, place.size)
+    ]
+    if vocabulary:
+        ends = cut_ends(model, ends, vocabulary[place.rank])
+    return _Parts(
+        tuple(zip(*of_ranks, strict=True)),
+        vocabulary,
+        ends,
+        moe_layers,
+        absorbed,
+        stand_ins,
+        num_parameters,
+    )
 
 
 def _held_experts(moe_layers: Sequence[MoeLayer]) -> dict[str, range]:
@@ -352,6 +372,10 @@ def _hold_part(
 ) -> _Held:
     """Leave this stage's layers, and cut and pack this rank's part of each."""
     ends, moe_layers = _leave_stage(model, settings, division, parts)
+    packed_ends = pack_ends(model, ends, settings.ends_format)
+    if parts.vocabulary:
+        join_ends(model, ends, parts.vocabulary, division.ranks)
+    return_freed_memory()
     projections = replace_linears(
         model,
         quantization=settings.quantization,
@@ -365,7 +389,6 @@ def _hold_part(
     )
     kv_shapes = _divided_kv_shapes(model, settings, division)
     shapes = tell_shapes(kv_shapes, division.stages) if division.stages else (kv_shapes,)
-    packed_ends = pack_ends(model, ends, settings.ends_format)
     return_freed_memory()
     check_replaced(model, settings.config)
     return _Held(
@@ -375,7 +398,7 @@ def _hold_part(
         projections,
         rotary_bytes,
         kv_shapes,
-        BaseStages(division.stage, parts.of_stages, shapes),
+        BaseStages(division.stage, division.ranks.place.rank, parts.of_ranks, shapes),
         fuse_layers(model) if fuses_layers(settings.device) else None,
     )
 
@@ -448,7 +471,7 @@ def _assemble(
     return BaseModel(
         model=model,
         config=config,
-        part=parts.of_stages[division.stage.stage],
+        part=held.stages.part,
         projections=tuple(held.projections),
         ends=held.ends,
         packed_ends=held.packed_ends,
