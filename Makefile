@@ -18,7 +18,7 @@ BUNDLE := api/static/console
 BENCHMARKS := batching pipeline prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
-	fleet fleet-fairness
+	fleet fleet-fairness divided-ends
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence parallel-evidence \
@@ -147,6 +147,7 @@ bench-batching: ## continuous against static batching
 bench-prefix: ## time to first token with and without the prefix cache
 bench-paging: ## sequences that run at once: paged against reserved KV
 bench-pipeline: ## two stages: a step in flight for each against one
+bench-divided-ends: ## memory and steps of ranks that hold parts of the embedding and the head
 bench-target-itl: ## the curve of throughput over latency
 bench-fairness: ## a tenant beside a flood and a squeeze
 bench-scheduler: ## what the scheduler itself costs a step

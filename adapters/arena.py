@@ -25,7 +25,6 @@ from .host_cache import HostBlock
 from .identity import AdapterKey
 from .layout import BaseLayout
 from .loaders import UNPACED, Pace, Paced
-from .resized_ends import own_vocabulary
 from .untouched import untouched_zeros
 
 INITIAL_ROWS = 16
@@ -53,6 +52,8 @@ class _Occupant:
     entries: npt.NDArray[np.int64]
     """`[num_slices, 3]`: one SliceEntry for each slice."""
     auxiliary: RowAuxiliary
+    vocab_size: int | None
+    """See `BlockPlan.vocab_size`."""
 
 
 class Arena:
@@ -95,7 +96,6 @@ class Arena:
     ) -> None:
         """`pace`: the share of a core that copying and zeroing may use while steps run."""
         self._pace = pace
-        self._layout = layout
         self._extents = ExtentAllocator(
             capacity_bytes // dtype.itemsize, alignment=ALIGNMENT_ELEMENTS
         )
@@ -152,17 +152,19 @@ class Arena:
         block_table: npt.NDArray[np.int64],
         auxiliary: Sequence[PlacedExtra] = (),
         *,
+        vocab_size: int | None = None,
         avoid: Sequence[Extent] = (),
     ) -> Placement | None:
         """Reserve a row, and an extent outside of `avoid`, for a block of this table and extras.
 
-        The row stays invisible until `publish`. None if no free run is large enough.
+        `vocab_size`: see `BlockPlan`. The row stays invisible until `publish`. None if no free run
+        is large enough.
         """
         extent = self._extents.allocate(num_elements, avoid=avoid)
         if extent is None:
             return None
         placement = self._take_row(extent)
-        self._occupy(placement, key, block_table, auxiliary)
+        self._occupy(placement, key, block_table, auxiliary, vocab_size)
         return placement
 
     def place_again(self, row: int, *, avoid: Sequence[Extent] = ()) -> Placement | None:
@@ -191,12 +193,13 @@ class Arena:
         key: AdapterKey,
         block_table: npt.NDArray[np.int64],
         auxiliary: Sequence[PlacedExtra],
+        vocab_size: int | None,
     ) -> None:
         """Note the adapter of a place, whose row is invisible until `publish`."""
         offset = placement.extent.offset
         entries = block_table + np.array([offset, offset, 0])
         entries[block_table[:, 2] == 0] = 0
-        self._hold(placement, key, entries, _by_slice(auxiliary, offset))
+        self._hold(placement, key, entries, _by_slice(auxiliary, offset), vocab_size)
 
     def _occupy_again(self, placement: Placement, occupant: _Occupant) -> None:
         """Note a place to which this row's adapter can be moved."""
@@ -207,7 +210,7 @@ class Arena:
             index: tuple(placed.moved(shift) for placed in auxiliary)
             for index, auxiliary in occupant.auxiliary.items()
         }
-        self._hold(placement, occupant.key, entries, moved)
+        self._hold(placement, occupant.key, entries, moved, occupant.vocab_size)
 
     def _hold(
         self,
@@ -215,10 +218,11 @@ class Arena:
         key: AdapterKey,
         entries: npt.NDArray[np.int64],
         auxiliary: RowAuxiliary,
+        vocab_size: int | None,
     ) -> None:
         row, generation, extent = placement
         self._generations[row] = generation
-        self._occupants[row] = _Occupant(key, generation, extent, entries, auxiliary)
+        self._occupants[row] = _Occupant(key, generation, extent, entries, auxiliary, vocab_size)
         self.row_bytes[row] = extent.size * self.flat.itemsize
 
     def copy_into(self, placement: Placement, block: HostBlock) -> None:
@@ -254,6 +258,8 @@ class Arena:
         self._write_row(self.table, placement.row, occupant.entries)
         if occupant.auxiliary:
             self._publish_auxiliary(placement.row, occupant.auxiliary)
+        if occupant.vocab_size is not None:
+            self.row_vocabularies[placement.row] = occupant.vocab_size
 
     def _publish_auxiliary(self, row: int, auxiliary: RowAuxiliary) -> None:
         vectors = np.full(self.vectors.shape[1:], NO_VECTOR, dtype=np.int64)
@@ -264,10 +270,6 @@ class Arena:
             else:
                 self.replacing_rows.add(row)
         self._write_row(self.vectors, row, vectors)
-        extras = [placed.extra for placed in chain.from_iterable(auxiliary.values())]
-        vocab_size = own_vocabulary(extras, self._layout)
-        if vocab_size is not None:
-            self.row_vocabularies[row] = vocab_size
 
     def retire(self, placement: Placement) -> None:
         """Make a row invisible, published or not; `erase` and `free` follow.

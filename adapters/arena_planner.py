@@ -152,6 +152,7 @@ class ArenaPlanner(Generic[BlockT]):
             block.num_elements,
             block.table,
             block.auxiliary,
+            vocab_size=block.vocab_size,
             avoid=self._claims.of_others(record.key),
         )
         if record.placement is None:

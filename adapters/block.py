@@ -103,6 +103,8 @@ class BlockPlan:
     ranks: Mapping[int, int]
     """Slice index to rank; slices without A and B are absent."""
     auxiliary: tuple[Extra, ...] = ()
+    vocab_size: int | None = None
+    """The tokens of the adapter; None: as many as the base has."""
 
     @cached_property
     def table(self) -> npt.NDArray[np.int64]:

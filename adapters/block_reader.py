@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block import BlockHeader, BlockPlan, ExtraKind, PlacedExtra
+from .block import BlockHeader, BlockPlan, PlacedExtra
 from .errors import AdapterUnavailable, ObjectCorrupt
 from .identity import AdapterKey
+from .layout import SliceKind
 from .layout_part import LayoutPart
 from .loaders import UNPACED, Pace, Paced
 
@@ -179,7 +180,7 @@ def _arrays(header: BlockHeader, part: LayoutPart, plan: BlockPlan) -> list[_Arr
         for index in plan.ranks
         for array in _matrices(header, part, index, whole.table[index], plan.table[index])
     ]
-    held = [each for each in whole.placed_auxiliary if part.holds(each.extra.slice_index)]
+    held = [each for each in whole.placed_auxiliary if part.extra_part(each.extra) is not None]
     for stored, placed in zip(held, plan.placed_auxiliary, strict=True):
         arrays.append(_extra_array(stored, placed, part))
     return sorted(arrays, key=lambda array: array.source)
@@ -197,8 +198,12 @@ def _matrices(
     (a_source, b_source, _), (a_target, b_target, _) = stored.tolist(), placed.tolist()
     rank, experts = header.ranks[index], part.experts_of(index)
     held = range(experts.start * rank, experts.stop * rank)  # rows of A and of B
-    a_source += held.start * whole.in_features
-    yield _Array(a_source, a_target, len(held), whole.in_features, inputs, 1.0)
+    if whole.kind is SliceKind.EMBEDDING:  # A is stored by token
+        a_source += inputs.start * rank
+        yield _Array(a_source, a_target, len(inputs), rank, range(rank), 1.0)
+    else:
+        a_source += held.start * whole.in_features
+        yield _Array(a_source, a_target, len(held), whole.in_features, inputs, 1.0)
     whole_rows = ((rank * whole.num_experts, header.scales[index]),)
     for rows, scale in _runs(header.row_scales.get(index, whole_rows), held):
         start = b_source + rows.start * whole.out_features
@@ -217,12 +222,10 @@ def _runs(row_scales: Iterable[tuple[int, float]], held: range) -> Iterator[tupl
 
 
 def _extra_array(stored: PlacedExtra, placed: PlacedExtra, part: LayoutPart) -> _Array:
-    kind, shape = stored.extra.kind, stored.extra.shape
-    inputs, outputs = part.range_of(stored.extra.slice_index)
+    shape = stored.extra.shape
     if shape == placed.extra.shape:
         size = stored.extra.num_elements
         return _Array(stored.offset, placed.offset, 1, size, range(size), 1.0)
-    if kind is ExtraKind.MATRIX:
-        source = stored.offset + outputs.start * shape[1]
-        return _Array(source, placed.offset, len(outputs), shape[1], inputs, 1.0)
-    return _Array(stored.offset, placed.offset, 1, shape[0], outputs, 1.0)
+    rows, columns = part.extra_range(stored.extra)
+    source = stored.offset + rows.start * shape[-1]
+    return _Array(source, placed.offset, len(rows), shape[-1], columns, 1.0)

@@ -41,6 +41,8 @@ class HostBlock:
     auxiliary: tuple[PlacedExtra, ...]
     """`BlockPlan.placed_auxiliary`, likewise."""
     extent: Extent
+    vocab_size: int | None = None
+    """`BlockPlan.vocab_size`."""
 
     @property
     def num_elements(self) -> int:
@@ -161,7 +163,7 @@ class HostCache:
             with self._erasing:
                 self._erase(extent)
             raise
-        block = HostBlock(key, tensor, plan.table, plan.placed_auxiliary, extent)
+        block = HostBlock(key, tensor, plan.table, plan.placed_auxiliary, extent, plan.vocab_size)
         with self._lock:
             self._blocks[key] = block
             self._in_use.add(key)

@@ -26,6 +26,9 @@ class Block(Protocol):
     @property
     def auxiliary(self) -> tuple[PlacedExtra, ...]: ...
 
+    @property
+    def vocab_size(self) -> int | None: ...
+
 
 BlockT = TypeVar("BlockT", bound=Block)
 BlockT_co = TypeVar("BlockT_co", bound=Block, covariant=True)
@@ -79,6 +82,7 @@ class DeviceArena(Protocol[BlockT_contra]):
         block_table: npt.NDArray[np.int64],
         auxiliary: Sequence[PlacedExtra] = (),
         *,
+        vocab_size: int | None = None,
         avoid: Sequence[Extent] = (),
     ) -> Placement | None: ...
 

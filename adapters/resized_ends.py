@@ -71,7 +71,7 @@ def vocabulary_of(extras: Iterable[Extra], layout: BaseLayout, end: int | None) 
         if extra.slice_index == end and extra.kind is ExtraKind.MATRIX:
             return extra.shape[0]
         if extra.slice_index == end and extra.kind is ExtraKind.TOKEN_ROWS:
-            return max(size, extra.token_ids[-1] + 1)
+            return max([size, *(token + 1 for token in extra.token_ids[-1:])])
     return size
 
 

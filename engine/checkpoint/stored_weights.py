@@ -8,7 +8,8 @@ own: each use reads it from its file, and the memory is free again after the use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from ...kernels.quantized_part import part_of
 from ...kernels.quantized_weight import QuantizedWeight, stack_rows
 from ..gguf.file import GgufTensor, tensor_names
 from ..gguf.header import GGUF_FILE
@@ -189,6 +191,37 @@ def read_again(
 
     module.__dict__["read_weight"] = read
     module.__dict__["stored_weight"] = stored
+
+
+def keep_rows(modules: Iterable[nn.Module], rows: range) -> None:
+    """From now on each module has these rows of its weight and bias only. Those that shared one
+    weight share what is left of it."""
+    weights: dict[object, nn.Parameter] = {}
+    for module in modules:
+        weight, bias = module.weight, getattr(module, "bias", None)
+        assert isinstance(weight, Tensor)
+        whole = identity(weight)
+        if whole not in weights:
+            weights[whole] = _rows_of(weight, rows)
+        module.weight = weights[whole]
+        if isinstance(bias, Tensor):
+            module.bias = _rows_of(bias, rows)
+        if (read := module.__dict__.get("read_weight")) is not None:
+            module.__dict__["read_weight"] = partial(_read_rows, read, rows)
+
+
+def _rows_of(parameter: Tensor, rows: range) -> nn.Parameter:
+    values = parameter.detach()[rows.start : rows.stop].clone()
+    return nn.Parameter(values, requires_grad=False)
+
+
+def _read_rows(read: Callable[[], Values], rows: range) -> Values:
+    values = read()
+    if isinstance(values, Tensor):
+        return values[rows.start : rows.stop]
+    part = part_of(values, rows, range(values.num_inputs))
+    assert part is not None, "all inputs are held"
+    return part
 
 
 def stored_weight(module: nn.Module) -> AnyStoredWeight | None:

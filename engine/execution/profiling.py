@@ -70,6 +70,8 @@ def plan_engine(
     plan = plan_memory(config, memory, demand, proposers)
     if config.num_ranks > 1:
         plan.lines.insert(0, f"{_describe_group(config)}; all sizes are of each")
+        if config.tensor_parallel_size > 1:
+            plan.lines.append(_describe_ends(base))
         plan.lines.append(
             f"self-test: the ranks change logits by {base.self_test_error:.0e} of the largest, at "
             f"most {base.self_test_bound:.0e} is allowed"
@@ -114,6 +116,15 @@ def _describe_group(config: EngineConfig) -> str:
         return f"tensor parallelism over {config.num_ranks} ranks"
     in_each = f" of {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
     return f"pipeline parallelism over {num_stages} stages{in_each}"
+
+
+def _describe_ends(base: BaseModel) -> str:
+    """What a rank has of the vocabulary. Rank 0 has a largest part."""
+    head = base.ends.head
+    held = "whole on every rank"
+    if head and head.is_divided:
+        held = f"{head.projection.out_features:,} of {base.vocab_size:,} tokens"
+    return f"embedding and output head: {held}"
 
 
 def _state_bytes(base: BaseModel) -> int:

@@ -66,7 +66,7 @@ class ModelRunner:
         self._cache = cache
         self._arena = arena
         self._adapters = StepAdaptersBuilder(
-            LoraBatchBuilder(arena, base.device), base.part.layout, base.head_name, base.absorbed
+            LoraBatchBuilder(arena, base.device), base.layout, base.head_name, base.absorbed
         )
         # While the same sequences decode, a step has the adapters of the one before: a lease fixes
         # its adapter's place on the device.
@@ -254,7 +254,7 @@ class ModelRunner:
                 if self.keeps_hidden_states:
                     seen = hooks.enter_context(head_inputs(self._base.model))
                 token_ids = inputs.input_ids
-                if adapters.head or adapters.embedding:
+                if adapters.head or adapters.embedding or adapters.num_added_tokens:
                     ends = self._base.ends.changed_by(adapters, token_ids)
                     token_ids = hooks.enter_context(ends)
                 logits = run_model(

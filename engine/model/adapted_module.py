@@ -60,6 +60,11 @@ class ExtendedModule(AdaptedModule, Protocol):
     @property
     def base_weights(self) -> BaseWeights: ...
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether other ranks have the rest of its inputs."""
+        ...
+
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
     """Let the model have another module at this path."""

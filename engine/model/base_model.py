@@ -180,7 +180,7 @@ class BaseModel:
     def bound_to(self, base_id: str) -> BaseModel:
         """The same base, to whose id adapters are bound."""
         stages = self.stages.bound_to(base_id)
-        return replace(self, part=stages.parts[stages.place.stage], stages=stages)
+        return replace(self, part=stages.part, stages=stages)
 
     def attach_arena(self, arena: Arena) -> None:
         """Connect every part of the model to this arena's adapters."""
@@ -193,13 +193,12 @@ class BaseModel:
     @property
     def extended(self) -> Iterator[ExtendedModule]:
         """The parts of the model that support auxiliary tensors and have all of their inputs."""
-        whole = [fused for fused in self.projections if not fused.is_partial]
-        return _ends_around(self.ends, whole)
+        return (each for each in _ends_around(self.ends, self.projections) if not each.is_partial)
 
     @property
-    def partial(self) -> list[FusedProjection]:
+    def partial(self) -> list[ExtendedModule]:
         """Those of which other ranks have the rest of the inputs."""
-        return [fused for fused in self.projections if fused.is_partial]
+        return [each for each in _ends_around(self.ends, self.projections) if each.is_partial]
 
     @property
     def _adapted(self) -> Iterator[AdaptedModule]:

@@ -18,18 +18,27 @@ from ..shards.stage_links import StageLinks
 
 @dataclass(frozen=True)
 class BaseStages:
-    """By stage, what one of its ranks has; ranks of a stage have parts of the same size."""
+    """What each rank of each stage has."""
 
     place: StagePlace
     """This rank's stage."""
-    parts: tuple[LayoutPart, ...]
+    rank: int
+    """This rank in its stage."""
+    parts: tuple[tuple[LayoutPart, ...], ...]
+    """By stage and rank. Those of other ranks have the right sizes."""
     kv_shapes: tuple[list[LayerKvShape], ...]
-    """What each layer of the base caches there; nothing if another stage has the layer."""
+    """By stage, what each layer of the base caches on one of its ranks; nothing if another stage
+    has the layer."""
 
     @classmethod
     def one(cls, part: LayoutPart, kv_shapes: list[LayerKvShape]) -> BaseStages:
         """A base that is not divided among stages."""
-        return cls(StagePlace(0, 1), (part,), (kv_shapes,))
+        return cls(StagePlace(0, 1), 0, ((part,),), (kv_shapes,))
+
+    @property
+    def part(self) -> LayoutPart:
+        """This rank's."""
+        return self.parts[self.place.stage][self.rank]
 
     @property
     def all_kv_shapes(self) -> list[LayerKvShape]:
@@ -38,8 +47,11 @@ class BaseStages:
 
     def bound_to(self, base_id: str) -> BaseStages:
         """The same stages of a base with this id."""
-        parts = [replace(part, whole=replace(part.whole, base_id=base_id)) for part in self.parts]
-        return replace(self, parts=tuple(parts))
+        parts = tuple(
+            tuple(replace(part, whole=replace(part.whole, base_id=base_id)) for part in of_stage)
+            for of_stage in self.parts
+        )
+        return replace(self, parts=parts)
 
 
 def merge_shapes(of_stages: Sequence[Sequence[LayerKvShape]]) -> list[LayerKvShape]:

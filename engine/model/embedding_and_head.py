@@ -9,7 +9,7 @@ adapters, and the reason is reported.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,17 +44,20 @@ class ModelEnds:
     def changed_by(self, adapters: StepAdapters, token_ids: Tensor) -> Iterator[Tensor]:
         """Both have the changes of the step's adapters during the step's forward pass of `token_ids
         [num_tokens]`. The model is given others: it has no rows for tokens that adapters add."""
-        hooks = []
-        if self.embedding and adapters.embedding:
-            hooks.append(self.embedding.change(adapters.embedding, token_ids))
-            token_ids = token_ids.clamp(max=self.embedding.projection.in_features - 1)
-        if self.head and adapters.head:
-            hooks.append(self.head.change(adapters.head, adapters.num_added_tokens))
-        try:
+        with ExitStack() as changes:
+            if self.embedding and adapters.embedding:
+                hook = self.embedding.change(adapters.embedding, token_ids)
+                changes.callback(hook.remove)
+                token_ids = token_ids.clamp(max=self.embedding.num_tokens - 1)
+            if self.head and (adapters.head or adapters.num_added_tokens):
+                num_added = adapters.num_added_tokens
+                changes.enter_context(self.head.changed_by(adapters.head, num_added))
             yield token_ids
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+    @property
+    def is_head_divided(self) -> bool:
+        """Whether each rank computes the logits of some tokens."""
+        return self.head is not None and self.head.is_divided
 
 
 def adapt_ends(model: PreTrainedModel) -> ModelEnds:

@@ -292,12 +292,14 @@ def run_model(
 def run_decoder(
     model: PreTrainedModel, context: ForwardContext, input_ids: Tensor, positions: Tensor
 ) -> None:
-    """Like `run_model`, without logits: it leaves keys and values."""
+    """Like `run_model`, without logits: it leaves keys, values and states."""
     token = current_forward.set(context)
     try:
         with torch.inference_mode():
             model.base_model(
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False
             )
+            if context.states is not None:
+                context.states.commit()
     finally:
         current_forward.reset(token)

@@ -20,6 +20,7 @@ from ...adapters.layout import Projection, Slice, SliceKind
 from ...kernels.linear import QuantizedLinear
 from ...kernels.lora_batch import Segment
 from ...kernels.quantized_embedding import QuantizedEmbedding
+from ..shards.vocabulary_plan import VocabularyPart
 from .adapted_module import replace_module
 from .slice_auxiliary import HeldAuxiliary, change_embedding
 
@@ -29,33 +30,45 @@ _PIECE_TOKENS = 1024
 class InputEmbedding:
     """The model's own embedding, with the adapters' changes added."""
 
-    def __init__(self, name: str, module: nn.Embedding, *, scale: float) -> None:
-        """scale: the factor with which the module multiplies the rows of its table."""
+    def __init__(
+        self, name: str, module: nn.Embedding, *, scale: float, part: VocabularyPart | None = None
+    ) -> None:
+        """scale: the factor with which the module multiplies the rows of its table. part: the
+        tokens whose rows it has; None: all."""
         self.projection = Projection(
             (Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING),)
         )
         weight = module.weight.detach()
         self.base_weights = TableWeights(partial(F.embedding, weight=weight), module)
-        self._name = name
-        self._scale = scale
+        self.name = name
+        self.scale = scale
+        self._part = part or VocabularyPart(range(module.num_embeddings), module.num_embeddings)
         self._module: nn.Embedding | QuantizedEmbedding = module
         self._adapters: _TableAdapters | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Those of the base, on all ranks together."""
+        return self._part.num_tokens
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether other ranks have the rest of its tokens."""
+        return len(self._part.tokens) < self._part.num_tokens
 
     def read_from(self, linear: QuantizedLinear, model: nn.Module) -> None:
         """Let the model look tokens up in the rows of this layer's weight."""
         weight = self._module.weight
         packed = QuantizedEmbedding(
-            linear, scale=self._scale, dtype=weight.dtype, device=weight.device
+            linear, scale=self.scale, dtype=weight.dtype, device=weight.device
         )
-        replace_module(model, self._name, packed)
+        replace_module(model, self.name, packed)
         self.base_weights = TableWeights(linear.weight_rows, packed)
         self._module = packed
 
     def attach(self, arena: Arena, slice_range: range) -> None:
         num_tokens = self.projection.in_features
-        self._adapters = _TableAdapters(
-            arena, slice_range, num_tokens=num_tokens, scale=self._scale
-        )
+        self._adapters = _TableAdapters(arena, slice_range, num_tokens=num_tokens, scale=self.scale)
 
     def forget_adapter(self, row: int) -> None:
         if self._adapters:
@@ -74,6 +87,8 @@ class InputEmbedding:
     def _add(self, token_ids: Tensor, y: Tensor, segments: Sequence[Segment]) -> None:
         assert self._adapters is not None, "adapters need an arena"
         rows = y.view(-1, y.shape[-1])
+        if self.is_partial:  # what the rows of other tokens become is dropped
+            token_ids = (token_ids - self._part.tokens.start).clamp(min=0)
         for segment in segments:
             own = slice(segment.start, segment.end)
             self._adapters.add(segment.row, token_ids[own], rows[own])
@@ -96,7 +111,8 @@ class _TableAdapters:
         a_start, b_start, rank = self._arena.row_tables[row][self._slice_index]
         if rank:
             flat, out_features = self._arena.flat, y.shape[-1]
-            a = flat[a_start : a_start + rank * self._num_tokens].view(-1, rank)[token_ids]
+            a = flat[a_start : a_start + rank * self._num_tokens].view(-1, rank)
+            a = a[token_ids.clamp(max=self._num_tokens - 1)]
             b = flat[b_start : b_start + rank * out_features].view(rank, out_features)
             y.addmm_(a, b, alpha=self._scale)
 

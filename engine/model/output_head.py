@@ -13,7 +13,6 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from ...adapters.arena import Arena
@@ -21,6 +20,7 @@ from ...adapters.layout import Projection, Slice
 from ...kernels.linear import Linear, row_norms
 from ...kernels.linear_packing import pack_linear
 from ...kernels.lora_batch import LoraBatch
+from ..shards.vocabulary_plan import VocabularyPart
 from .adapted_module import BaseWeights, replace_module
 from .linear import LinearAdapters
 
@@ -28,12 +28,25 @@ from .linear import LinearAdapters
 class OutputHead:
     """The model's own head, with the adapters' changes added."""
 
-    def __init__(self, name: str, module: nn.Linear) -> None:
+    num_added: int
+    """In a step: the columns of its result beyond the base's tokens."""
+
+    def __init__(self, name: str, module: nn.Linear, *, part: VocabularyPart | None = None) -> None:
+        """part: the tokens whose rows it has; None: all."""
         self.projection = Projection((Slice(name, module.in_features, module.out_features),))
         self.base_weights: BaseWeights = HeadWeights(module)
-        self._name = name
+        self.name = name
         self._module: nn.Module = module
         self._adapters: LinearAdapters | None = None
+        self.is_divided = part is not None
+        """Whether each rank has the rows of some tokens."""
+        self._adds_tokens = part is None or part.is_last
+        self.num_added = 0
+
+    @property
+    def is_partial(self) -> bool:
+        """Every rank has all of the head's inputs."""
+        return False
 
     def pack(self, model: nn.Module) -> Linear:
         """Replace the head in the model by one that stores its weight as the device multiplies it
@@ -46,7 +59,7 @@ class OutputHead:
 
     def multiply_by(self, linear: Linear, model: nn.Module) -> None:
         """Let the model have this layer as its head."""
-        replace_module(model, self._name, linear)
+        replace_module(model, self.name, linear)
         self._module = self.base_weights = linear
 
     def attach(self, arena: Arena, slice_range: range) -> None:
@@ -59,21 +72,32 @@ class OutputHead:
     def forget_step(self) -> None:
         """It keeps nothing between steps."""
 
-    def change(self, batch: LoraBatch, num_added: int = 0) -> RemovableHandle:
-        """From now on, the head's results have the changes of this step's adapters, by logits row,
-        until the hook is removed. `num_added`: further columns, for tokens that adapters add."""
-        return self._module.register_forward_hook(
-            lambda _module, args, y: self._changed(args[0], y, batch, num_added)
-        )
+    @contextmanager
+    def changed_by(self, batch: LoraBatch | None, num_added: int = 0) -> Iterator[None]:
+        """Inside, the head's results have the changes of this step's adapters, by logits row; None:
+        no adapter changes what this rank has. `num_added`: further columns, for tokens that
+        adapters add."""
+        hook = None
+        if batch is not None:
+            hook = self._module.register_forward_hook(
+                lambda _module, args, y: self._changed(args[0], y, batch)
+            )
+        self.num_added = num_added
+        try:
+            yield
+        finally:
+            self.num_added = 0
+            if hook is not None:
+                hook.remove()
 
-    def _changed(self, x: Tensor, y: Tensor, batch: LoraBatch, num_added: int) -> Tensor:
+    def _changed(self, x: Tensor, y: Tensor, batch: LoraBatch) -> Tensor:
         assert self._adapters is not None, "adapters need an arena"
         rows, vocab_size = x.reshape(-1, x.shape[-1]), y.shape[-1]
         self._adapters.add(rows, y.view(-1, vocab_size), batch)
-        if not num_added:
+        if not (self.num_added and self._adds_tokens):
             return y
-        added = self._adapters.added_logits(rows, vocab_size, batch, num_added)
-        return torch.cat([y, added.view(*y.shape[:-1], num_added)], dim=-1)
+        added = self._adapters.added_logits(rows, vocab_size, batch, self.num_added)
+        return torch.cat([y, added.view(*y.shape[:-1], self.num_added)], dim=-1)
 
 
 @contextmanager

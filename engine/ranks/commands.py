@@ -169,6 +169,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     start: int
     tables: tuple[bytes, ...]
+    num_logits_rows: int
     tree: tuple[int, ...] | None
     is_prompt: bool
     num_evicted: int

@@ -13,7 +13,7 @@ class FollowerArena(Arena):
     def occupy(self, placement: Placement, block: HostBlock) -> None:
         """Note the place of a block. Its row stays invisible until `publish`."""
         self._make_room(placement)
-        self._occupy(placement, block.key, block.table, block.auxiliary)
+        self._occupy(placement, block.key, block.table, block.auxiliary, block.vocab_size)
 
     def occupy_again(self, row: int, placement: Placement) -> None:
         """Note a second place for the adapter of a row."""

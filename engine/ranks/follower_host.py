@@ -47,7 +47,9 @@ class FollowerHost:
         except BaseException:
             tensor.zero_()
             raise
-        self._blocks[key] = HostBlock(key, tensor, plan.table, plan.placed_auxiliary, extent)
+        self._blocks[key] = HostBlock(
+            key, tensor, plan.table, plan.placed_auxiliary, extent, plan.vocab_size
+        )
 
     def drop(self, keys: Sequence[AdapterKey]) -> None:
         """Zero these blocks; unknown ones are ignored."""

@@ -12,14 +12,20 @@ from ..execution.evictions import ObservingForward
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
 from ..model.first_layers import FirstLayers
-from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_decoder
+from ..model.forward import (
+    PagedForward,
+    StepAdapters,
+    StepAdaptersBuilder,
+    run_decoder,
+    run_model,
+)
 from ..model.inputs import SequenceChunk, make_inputs
 from .commands import Chunk, RunChunks, unpack_tables
 from .observed_attention import AttentionMasses
 
 
 class FollowerSteps:
-    """The base without its output head, the KV cache and the arena of one follower."""
+    """The base, the KV cache and the arena of one follower."""
 
     def __init__(
         self, base: BaseModel, cache: KvCache, arena: Arena, first_layers: FirstLayers | None
@@ -31,12 +37,12 @@ class FollowerSteps:
         self._cache = cache
         self._arena = arena
         self._adapters = StepAdaptersBuilder(
-            LoraBatchBuilder(arena, base.device), base.part.layout, base.head_name
+            LoraBatchBuilder(arena, base.device), base.layout, base.head_name
         )
 
     def run(self, command: RunChunks) -> None:
-        """One forward pass, up to the last layer. Raises StaleExtent if an adapter is not where
-        rank 0 has it."""
+        """One forward pass; up to the last layer, if rank 0 has the whole output head. Raises
+        StaleExtent if an adapter is not where rank 0 has it."""
         chunks = command.chunks
         inputs = make_inputs(
             list(map(_sequence_chunk, chunks)),
@@ -50,9 +56,10 @@ class FollowerSteps:
         shared = self._base.shared_heads
         forward = ObservingForward(paged, observations, shared) if observations else paged
         with self._layers(command), self._base.ends.changed_by(adapters, inputs.input_ids) as ids:
-            run_decoder(self._base.model, forward, ids, inputs.positions)
-        if paged.states is not None:
-            paged.states.commit()
+            if self._base.ends.is_head_divided:
+                run_model(self._base.model, forward, ids, inputs.positions, inputs.logits_rows)
+            else:
+                run_decoder(self._base.model, forward, ids, inputs.positions)
         for observation in observations:
             observation.settle(self._cache)
         self.masses.keep(observations)
@@ -66,7 +73,13 @@ class FollowerSteps:
     def _build(self, chunks: Sequence[Chunk]) -> StepAdapters:
         runs = [self._run_of(chunk) for chunk in chunks]
         num_decodes = sum(run.num_tokens == 1 for run in runs)
-        return self._adapters.build(runs, (), num_decodes=num_decodes)
+        kept: list[AdapterRun] = []
+        if self._base.ends.is_head_divided:
+            kept = [
+                run._replace(num_tokens=chunk.num_logits_rows)
+                for run, chunk in zip(runs, chunks, strict=True)
+            ]
+        return self._adapters.build(runs, kept, num_decodes=num_decodes)
 
     def _run_of(self, chunk: Chunk) -> AdapterRun:
         leased = chunk.leased
@@ -82,6 +95,7 @@ def _sequence_chunk(chunk: Chunk) -> SequenceChunk:
         chunk.token_ids,
         chunk.start,
         unpack_tables(chunk.tables),
+        chunk.num_logits_rows,
         tree=chunk.tree,
         is_prompt=chunk.is_prompt,
         num_evicted=chunk.num_evicted,

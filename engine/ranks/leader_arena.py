@@ -56,9 +56,12 @@ class LeaderArena(Arena):
         block_table: npt.NDArray[np.int64],
         auxiliary: Sequence[PlacedExtra] = (),
         *,
+        vocab_size: int | None = None,
         avoid: Sequence[Extent] = (),
     ) -> Placement | None:
-        placement = super().place(key, num_elements, block_table, auxiliary, avoid=avoid)
+        placement = super().place(
+            key, num_elements, block_table, auxiliary, vocab_size=vocab_size, avoid=avoid
+        )
         if placement is not None:
             self._followers.tell(PlaceAdapter(key, placement))
         return placement

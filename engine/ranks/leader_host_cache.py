@@ -31,7 +31,7 @@ class LeaderHostCache(HostCache):
     def __init__(
         self,
         followers: Followers,
-        parts: Sequence[LayoutPart],
+        parts: Sequence[Sequence[LayoutPart]],
         capacity_bytes: int,
         dtype: torch.dtype,
         *,
@@ -39,9 +39,9 @@ class LeaderHostCache(HostCache):
         magnitudes: RowMagnitudes,
         pace: Pace,
     ) -> None:
-        """See `HostCache`. `parts`: what a rank of each stage holds, this one's last. `magnitudes`:
-        what `prepare` leaves to all ranks of a stage together."""
-        own = parts[-1]
+        """See `HostCache`. `parts`: what each rank of each stage holds, this one's being the first
+        of the last stage. `magnitudes`: what `prepare` leaves to all ranks of a stage together."""
+        own = parts[-1][0]
         super().__init__(own.whole, capacity_bytes, dtype, prepare=prepare, pace=pace, part=own)
         self._followers = followers
         self._parts = parts
@@ -77,7 +77,11 @@ class LeaderHostCache(HostCache):
 
     def _size(self, header: BlockHeader, plan: BlockPlan) -> int:
         """Extents are the same on every rank, so each has room for the largest part."""
-        plans = [part.plan(header.ranks, header.auxiliary) for part in self._parts]
+        plans = (
+            part.plan(header.ranks, header.auxiliary)
+            for of_stage in self._parts
+            for part in of_stage
+        )
         return max(each.num_elements for each in plans)
 
     def _complete(self, block: HostBlock, answers: Sequence[JobDone]) -> None:

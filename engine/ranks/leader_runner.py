@@ -23,7 +23,7 @@ from .observed_attention import observed_command
 
 
 class LeaderRunner(ModelRunner):
-    """Rank 0's runner: it alone computes logits."""
+    """Rank 0's runner: it alone has the logits of all tokens."""
 
     def __init__(
         self, followers: Followers, base: BaseModel, cache: LeaderKvCache, arena: Arena
@@ -146,6 +146,7 @@ def _chunk_command(chunk: SequenceChunk, lease: Lease | None) -> Chunk:
         token_ids=tuple(chunk.token_ids),
         start=chunk.start,
         tables=pack_tables(chunk.tables),
+        num_logits_rows=chunk.num_logits_rows,
         tree=None if chunk.tree is None else tuple(chunk.tree),
         is_prompt=chunk.is_prompt,
         num_evicted=chunk.num_evicted,

@@ -8,6 +8,7 @@ every rank adds them in the order of the ranks. Two numbers have one sum.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,12 +41,16 @@ class _Group(Protocol):
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> Work: ...
 
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Work: ...
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work: ...
+
 
 class RankSums:
     """The connections of one rank to all others.
 
-    All ranks must call the same methods in the same order, with tensors of the same shape and
-    dtype. Each method raises RuntimeError if another rank has died.
+    All ranks must call the same methods in the same order, with tensors of the same dtype and, but
+    for `collect`, of the same shape. Each method raises RuntimeError if another rank has died.
     """
 
     def __init__(self, group: _Group, place: RankPlace, pulse: RankPulse | None = None) -> None:
@@ -77,6 +82,20 @@ class RankSums:
         parts = [torch.empty_like(own) for _ in range(self.place.size)]
         with self._pulse.exchanging():
             self._group.allgather([parts], [own]).wait()
+        return parts
+
+    def collect(self, part: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """On the first rank the parts `[..., widths[rank]]` of all ranks, in their order; on the
+        others nothing: they have sent theirs."""
+        own = part.contiguous()
+        with self._pulse.exchanging():
+            if self.place.rank:
+                self._group.send([own], 0, 0).wait()
+                return []
+            parts = [own, *(own.new_empty(*own.shape[:-1], width) for width in widths[1:])]
+            received = [self._group.recv([parts[rank]], rank, 0) for rank in range(1, len(parts))]
+            for work in received:
+                work.wait()
         return parts
 
 

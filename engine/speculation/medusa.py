@@ -152,7 +152,7 @@ def _open_heads(name: str, checkpoint: str, base: BaseModel) -> MedusaHeads:
     if head is None:
         reasons = "; ".join(base.ends.refused.values())
         raise InvalidParameter("speculation", f"{name} cannot watch this base's head: {reasons}")
-    (part,) = head.projection.slices
+    part = base.layout.slices[base.layout.slice_index[head.name]]
     try:
         folder = locate_heads(checkpoint)
     except UnsupportedModel as exc:

@@ -11,7 +11,7 @@ from torch import Tensor
 from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, write_block_header
 from loraplex.adapters.block_reader import PIECE_ELEMENTS
 from loraplex.adapters.errors import ObjectCorrupt
-from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.host_cache import HostBlock, HostCache
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.adapters.layout_part import LayoutPart, SliceRange
 from support.blocks import make_key
@@ -98,7 +98,7 @@ def test_a_block_is_read_with_the_ranks_inputs_and_outputs_only(tmp_path: Path) 
     block = cache.read(KEY, tmp_path / "block")
     assert block is not None
     whole = BlockPlan(LAYOUT, RANKS, EXTRAS)
-    own = BlockPlan(PART.layout, RANKS, tuple(map(PART.extra_part, EXTRAS)))
+    own = PART.plan(RANKS, EXTRAS)
     assert block.num_elements == own.num_elements < whole.num_elements
     for index in set(RANKS) - {EXPERTS}:
         inputs, outputs = PART.range_of(index)
@@ -119,7 +119,7 @@ def test_a_block_is_read_with_the_ranks_experts_only(
     block = HostCache(LAYOUT, 4 << 20, torch.float32, part=PART).read(KEY, tmp_path / "block")
     assert block is not None
     a, b = matrices(payload, BlockPlan(LAYOUT, RANKS, EXTRAS), EXPERTS)
-    own = BlockPlan(PART.layout, RANKS, tuple(map(PART.extra_part, EXTRAS)))
+    own = PART.plan(RANKS, EXTRAS)
     own_a, own_b = matrices(block.tensor, own, EXPERTS)
     scales = torch.tensor([scale for num_rows, scale in runs for _ in range(num_rows)])
     assert torch.equal(own_a, a[2:6])
@@ -149,3 +149,100 @@ def test_an_auxiliary_tensor_that_does_not_fit_its_slice_is_refused(
     write(tmp_path / "block", (extra,))
     with pytest.raises(ObjectCorrupt, match="does not fit q"):
         HostCache(LAYOUT, 4 << 20, torch.float32, part=PART).read(KEY, tmp_path / "block")
+
+
+ENDS = BaseLayout(
+    "base",
+    (
+        Projection((Slice("embed", 50, 8, SliceKind.EMBEDDING),)),
+        Projection((Slice("q", 8, 12),)),
+        Projection((Slice("head", 8, 50),)),
+    ),
+)
+TOKENS = (range(32), range(32, 50))
+"""Of two ranks."""
+
+
+def part_of_ends(rank: int) -> LayoutPart:
+    embedding = SliceRange(TOKENS[rank], range(8))
+    return LayoutPart(ENDS, {"embed": embedding, "head": SliceRange(range(8), TOKENS[rank])})
+
+
+def read_ends(
+    path: Path, extras: tuple[Extra, ...], ranks: dict[int, int]
+) -> tuple[BlockPlan, Tensor, list[HostBlock]]:
+    """The whole block's plan and values, and each rank's block."""
+    plan = BlockPlan(ENDS, ranks, extras)
+    payload = torch.randn(plan.num_elements, generator=torch.Generator().manual_seed(0))
+    scales = dict.fromkeys(ranks, 1.0)
+    with path.open("wb") as file:
+        write_block_header(
+            file, base_id="base", digest=KEY.digest, dtype="F32", scales=scales, plan=plan
+        )
+        file.write(payload.numpy().tobytes())
+    blocks = []
+    for rank in range(2):
+        cache = HostCache(ENDS, 4 << 20, torch.float32, part=part_of_ends(rank))
+        block = cache.read(KEY, path)
+        assert block is not None
+        blocks.append(block)
+    return plan, payload, blocks
+
+
+def test_each_rank_reads_its_tokens_of_the_ends_low_rank_matrices(tmp_path: Path) -> None:
+    plan, payload, blocks = read_ends(tmp_path / "block", (), {0: 3, 2: 2})
+    (a_embed, b_embed, _), _, (a_head, b_head, _) = plan.table.tolist()
+    for tokens, block in zip(TOKENS, blocks, strict=True):
+        size, own = len(tokens), block.table.tolist()
+        held = slice(tokens.start, tokens.stop)
+        by_token = payload[a_embed : a_embed + 150].view(50, 3)[held]
+        assert torch.equal(block.tensor[own[0][0] :][: 3 * size].view(size, 3), by_token)
+        assert torch.equal(block.tensor[own[0][1] :][:24], payload[b_embed : b_embed + 24])
+        assert torch.equal(block.tensor[own[2][0] :][:16], payload[a_head : a_head + 16])
+        outputs = payload[b_head : b_head + 100].view(2, 50)[:, held]
+        assert torch.equal(block.tensor[own[2][1] :][: 2 * size].view(2, size), outputs)
+
+
+@pytest.mark.parametrize("num_tokens", [20, 32, 40, 50, 57])
+@pytest.mark.parametrize("end", [0, 2])
+def test_each_rank_reads_its_rows_of_a_matrix_and_the_last_one_those_of_added_tokens(
+    tmp_path: Path, end: int, num_tokens: int
+) -> None:
+    matrix = Extra(end, ExtraKind.MATRIX, (num_tokens, 8))
+    plan, payload, blocks = read_ends(tmp_path / "block", (matrix,), {1: 1})
+    (whole,) = plan.placed_auxiliary
+    values = payload[whole.offset : whole.offset + 8 * num_tokens].view(num_tokens, 8)
+    expected = [values[:32], values[32:]]
+    for rows, block in zip(expected, blocks, strict=True):
+        held = [
+            block.tensor[placed.offset : placed.offset + placed.extra.num_elements].view(-1, 8)
+            for placed in block.auxiliary
+        ]
+        assert len(held) == bool(len(rows))
+        assert all(torch.equal(own, rows) for own in held)
+
+
+@pytest.mark.parametrize("end", [0, 2])
+def test_each_rank_reads_the_rows_of_its_trained_tokens_counted_from_its_first(
+    tmp_path: Path, end: int
+) -> None:
+    tokens = (3, 31, 32, 49, 50, 52)
+    extra = Extra(end, ExtraKind.TOKEN_ROWS, (6, 8), tokens)
+    plan, payload, blocks = read_ends(tmp_path / "block", (extra,), {1: 1})
+    (whole,) = plan.placed_auxiliary
+    values = payload[whole.offset : whole.offset + 48].view(6, 8)
+    for block, ids, rows in zip(
+        blocks, ((3, 31), (0, 17, 18, 20)), (values[:2], values[2:]), strict=True
+    ):
+        (placed,) = block.auxiliary
+        assert placed.extra.token_ids == ids
+        end_at = placed.offset + placed.extra.num_elements
+        assert torch.equal(block.tensor[placed.offset : end_at].view(-1, 8), rows)
+
+
+def test_every_rank_knows_the_vocabulary_of_an_adapter_that_adds_tokens(tmp_path: Path) -> None:
+    """The first one holds none of its rows."""
+    extras = tuple(Extra(end, ExtraKind.TOKEN_ROWS, (2, 8), (50, 51)) for end in (0, 2))
+    _, _, blocks = read_ends(tmp_path / "block", extras, {1: 1})
+    assert [block.vocab_size for block in blocks] == [52, 52]
+    assert [len(block.auxiliary) for block in blocks] == [0, 2]

@@ -29,6 +29,7 @@ from benchmarks import (
     bench_cpu_attention,
     bench_cpu_experts,
     bench_cpu_linear,
+    bench_divided_ends,
     bench_fleet,
     bench_kv_dtype,
     bench_kv_eviction,
@@ -153,6 +154,17 @@ def test_loads_are_measured_in_a_process_of_their_own_and_so_is_the_engine(
     assert is_figure(in_int4["seconds"])
     assert as_it_is["weights_gib"] > in_int4["weights_gib"]
     assert is_figure(report["engine"][0]["resident_gib"])
+
+
+def test_whole_and_divided_ends_are_measured_on_two_ranks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench_divided_ends.main(["--smoke", "--models", str(tmp_path)])
+    whole, divided = json.loads(capfd.readouterr().out.splitlines()[-1])["rows"]
+    assert (whole["ends"], divided["ends"]) == ("whole", "divided")
+    assert is_figure(divided["load peak MB"])
+    assert is_figure(divided["ms, batch 4"])
+    assert 0 < divided["weights MB"] < whole["weights MB"]
 
 
 def test_each_kv_format_is_compared_with_the_models_own(tiny_base: Path, tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_every_way_of_adding_tokens_equals_peft_in_one_mixed_batch(
         assert report.vocab_size == own_size, name
         read = host.read(AdapterKey("acme", report.digest), block)
         assert read is not None
-        placement = arena.place(read.key, read.num_elements, read.table, read.auxiliary)
+        placement = arena.place(
+            read.key, read.num_elements, read.table, read.auxiliary, vocab_size=read.vocab_size
+        )
         assert placement is not None
         arena.copy_into(placement, read)
         arena.publish(placement)

@@ -34,6 +34,7 @@ class Fused:
 
     projection: Projection
     base_weights: BaseWeights
+    is_partial: bool = False
 
     def attach(self, arena: Arena, slice_range: range) -> None: ...
 

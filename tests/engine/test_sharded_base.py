@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import EngineConfig, Quantization
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.base_model import BaseModel, load_base_model
+from loraplex.engine.model.divided_ends import DividedEmbedding
 from support.divided import divided_errors
 from support.families import SERVED, STATES, save_family
 from support.marks import PEFT_PATTERNS, marked_slow
@@ -99,6 +100,51 @@ def test_a_rank_holds_its_part_of_every_divided_weight(tmp_path: Path) -> None:
         engine, 2, lambda base, _: sum(fused.linear.weight_bytes for fused in base.projections)
     )
     assert of_ranks == [whole / 2] * 2
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])  # the ends of gemma are tied
+def test_a_rank_holds_the_rows_of_its_tokens_and_no_others(kind: str, tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", kind, {"vocab_size": 100})
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+    whole = AutoModelForCausalLM.from_pretrained(model)
+    table, head = whole.get_input_embeddings().weight, whole.get_output_embeddings().weight
+    parts = [slice(0, 32), slice(32, 64), slice(64, 96), slice(96, 100)]
+
+    def check(base: BaseModel, rank: int) -> None:
+        own = base.model.get_input_embeddings()
+        assert isinstance(own, DividedEmbedding)
+        assert torch.equal(own.weight, table[parts[rank]])
+        x = torch.randn(3, head.shape[1], generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            logits = base.model.get_output_embeddings()(x)
+        of_tokens = slice(None) if rank == 0 else parts[rank]
+        assert (logits - x @ head[of_tokens].T).abs().max() < 1e-5
+
+    run_sharded(engine, 4, check)
+
+
+def test_ends_of_few_tokens_are_whole_on_every_rank(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", "llama", {"vocab_size": 48})
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+    of_ranks = run_sharded(
+        engine, 4, lambda base, _: base.model.get_input_embeddings().weight.shape[0]
+    )
+    assert of_ranks == [48] * 4
+
+
+@pytest.mark.parametrize("kind", marked_slow(["llama", "gemma"], slow=["llama"]))
+def test_a_rank_holds_its_tokens_of_quantized_ends(kind: str, tmp_path: Path) -> None:
+    model = save_family(tmp_path / "base", kind, {"vocab_size": 100})
+    engine = EngineConfig(
+        str(model), device="cpu", dtype="float32", embedding_quantization=Quantization.INT8
+    )
+
+    def sizes(base: BaseModel, _rank: int) -> list[int]:
+        return [linear.out_features for linear in base.packed_ends.linears]
+
+    num_weights = 1 if kind == "gemma" else 2
+    expected = [[size] * num_weights for size in (64, 36)]
+    assert run_sharded(engine, 2, sizes) == expected
 
 
 def test_the_documented_types_are_those_that_are_tested() -> None:

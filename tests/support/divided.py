@@ -23,6 +23,29 @@ class DividedErrors(NamedTuple):
     of_peft: float
 
 
+class RankLogits(NamedTuple):
+    """What one rank computes."""
+
+    tokens: slice
+    """Those whose logits it has."""
+    logits: list[Tensor]
+    """`[rows, tokens]` of each sequence."""
+
+    def errors(self, expected: list[Tensor]) -> list[float]:
+        """The largest of each sequence, given the logits of all tokens."""
+        pairs = zip(self.logits, expected, strict=True)
+        return [(ours - whole[:, self.tokens]).abs().max().item() for ours, whole in pairs]
+
+
+def held_tokens(base: BaseModel) -> slice:
+    """The tokens whose logits a rank of the last stage has: the first rank has all."""
+    head = base.head_name
+    if head is None or not base.stages.rank:
+        return slice(None)
+    outputs = base.part.range_of(base.layout.slice_index[head]).outputs
+    return slice(outputs.start, outputs.stop)
+
+
 def divided_errors(model: Path, size: int, folder: Path, *, num_stages: int = 1) -> DividedErrors:
     """Of a mixed batch: base rows, an adapter of all linear layers, one of two kinds of them, and
     one of the experts and their routers.
@@ -40,14 +63,14 @@ def divided_errors(model: Path, size: int, folder: Path, *, num_stages: int = 1)
         path.mkdir()
     expected = mixed_logits(alone, folders, blocks[-1])
 
-    def logits(base: BaseModel, rank: int) -> list[Tensor]:
-        return mixed_logits(base, folders, blocks[rank])
+    def logits(base: BaseModel, rank: int) -> RankLogits:
+        return RankLogits(held_tokens(base), mixed_logits(base, folders, blocks[rank]))
 
     of_last_stage = run_sharded(engine, size, logits, num_stages=num_stages)[:size]
     tuned = peft_logits(model, folders)
     return DividedErrors(
-        max(_error(ours, expected) for ours in of_last_stage),
-        max(_error(ours, tuned) for ours in of_last_stage),
+        max(max(ours.errors(expected)) for ours in of_last_stage),
+        max(max(ours.errors(tuned)) for ours in of_last_stage),
     )
 
 
@@ -75,8 +98,3 @@ def _expert_parameters(base: BaseModel) -> Iterator[str]:
         for part in layer.projections:
             (own,) = part.projection.slices
             yield own.name if own.kind is SliceKind.EXPERTS else f"{own.name}.weight"
-
-
-def _error(ours: list[Tensor], expected: list[Tensor]) -> float:
-    pairs = zip(ours, expected, strict=True)
-    return max((row - other).abs().max().item() for row, other in pairs)

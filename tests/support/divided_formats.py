@@ -27,6 +27,7 @@ from loraplex.engine.model.parity_bound import (
     ROUNDED_INPUTS_TOLERANCE,
 )
 from loraplex.kernels import linear_packing
+from support.divided import RankLogits, held_tokens
 from support.models import make_adapter
 from support.peft_parity import mixed_logits
 from support.quantized_bases import QuantizedBase, makers
@@ -131,7 +132,9 @@ def compare(
             batches = _Batches(base.plain, targets_of(alone), folder, seeds)
             expected = batches.logits(alone, 0)
             of_ranks = run_sharded(
-                config, num_ranks, lambda part, rank: batches.logits(part, 1 + rank)
+                config,
+                num_ranks,
+                lambda part, rank: RankLogits(held_tokens(part), batches.logits(part, 1 + rank)),
             )
         return _compare(config, batches, alone, expected, of_ranks)
 
@@ -177,7 +180,7 @@ def _compare(
     batches: _Batches,
     alone: BaseModel,
     expected: list[Tensor],
-    of_ranks: list[list[Tensor]],
+    of_ranks: list[RankLogits],
 ) -> Comparison:
     largest = max(logits.abs().max().item() for logits in expected)
     if config.kv_dtype in KV_BOUNDS:
@@ -188,11 +191,8 @@ def _compare(
         bound = min(ROUNDED_BOUND * largest, MAX_ROUNDED_ERROR)
     else:
         bound = EXACT_BOUND
-    errors = tuple(
-        max((ours[place] - logits).abs().max().item() for ours in of_ranks)
-        for place, logits in enumerate(expected)
-    )
-    best, other = (torch.cat(logits) for logits in (expected, of_ranks[0]))
+    errors = tuple(map(max, zip(*(ours.errors(expected) for ours in of_ranks), strict=True)))
+    best, other = (torch.cat(logits) for logits in (expected, of_ranks[0].logits))
     differs = best.argmax(dim=1) != other.argmax(dim=1)
     first, second = best.topk(2, dim=1).values.T
     is_near = first - second < bound

@@ -64,7 +64,9 @@ class World:
     def publish(self, index: int) -> tuple[int, int]:
         """Bring one adapter to the arena the way the engine does; return row and generation."""
         block = self.read(index)
-        placement = self.arena.place(block.key, block.num_elements, block.table, block.auxiliary)
+        placement = self.arena.place(
+            block.key, block.num_elements, block.table, block.auxiliary, vocab_size=block.vocab_size
+        )
         assert placement is not None
         self.arena.copy_into(placement, block)
         self.arena.publish(placement)

@@ -61,6 +61,7 @@ class FakeBlock(NamedTuple):
     num_elements: int
     table: npt.NDArray[np.int64] = TABLE
     auxiliary: tuple[PlacedExtra, ...] = ()
+    vocab_size: int | None = None
 
 
 class FakeHost:
@@ -166,6 +167,7 @@ class FakeArena:
         block_table: npt.NDArray[np.int64],
         auxiliary: Sequence[PlacedExtra] = (),
         *,
+        vocab_size: int | None = None,
         avoid: Sequence[Extent] = (),
     ) -> Placement | None:
         return self._occupy(key, num_elements, avoid)

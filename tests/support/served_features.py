@@ -97,7 +97,9 @@ def publish(
         key = AdapterKey("acme", report.digest)
         block = host.read(key, path)
         assert block is not None
-        placement = arena.place(key, block.num_elements, block.table, block.auxiliary)
+        placement = arena.place(
+            key, block.num_elements, block.table, block.auxiliary, vocab_size=block.vocab_size
+        )
         assert placement is not None
         arena.copy_into(placement, block)
         arena.publish(placement)

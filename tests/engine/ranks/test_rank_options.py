@@ -81,6 +81,7 @@ def test_an_engine_of_ranks_reports_its_plan_and_what_it_does_not_serve(tmp_path
     alone.close()
     info, expected = engine.core.info, alone.core.info
     assert "tensor parallelism over 2 ranks; all sizes are of each" in info.memory_plan
+    assert "embedding and output head: 64 of 128 tokens" in info.memory_plan
     assert info.num_kv_blocks == 2 * expected.num_kv_blocks, "a rank has half of the KV heads"
     assert info.layout == expected.layout, "adapters of one serve on the other"
     assert info.base_id == expected.base_id
@@ -106,5 +107,6 @@ def test_a_quantized_base_of_ranks_is_reported_as_that_of_one_rank(tmp_path: Pat
     alone.close()
     info, expected = engine.core.info, alone.core.info
     assert info.quantization == expected.quantization == "int4"
-    assert (info.head_format, info.head_bytes) == (expected.head_format, expected.head_bytes)
+    assert info.head_format == expected.head_format
+    assert 2 * info.head_bytes == expected.head_bytes, "a rank has half of the tokens"
     assert info.layout == expected.layout

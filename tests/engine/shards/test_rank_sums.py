@@ -48,6 +48,20 @@ def test_a_gather_gives_every_rank_the_parts_in_the_order_of_the_ranks(size: int
         assert [int(part[0, 0]) for part in parts] == list(range(size))
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+def test_the_first_rank_collects_parts_of_unequal_widths(num_rows: int) -> None:
+    widths = [4, 4, 1]
+
+    def collect(ranks: RankSums) -> list[Tensor]:
+        rank = ranks.place.rank
+        return ranks.collect(torch.full((num_rows, widths[rank]), float(rank)), widths)
+
+    first, *others = run_ranks(3, collect)
+    assert others == [[], []]
+    for rank, part in enumerate(first):
+        assert torch.equal(part, torch.full((num_rows, widths[rank]), float(rank)))
+
+
 def test_a_sum_of_parts_that_are_not_contiguous_is_right() -> None:
     def add(ranks: RankSums) -> Tensor:
         return ranks.add(torch.arange(6.0).view(2, 3).T + ranks.place.rank)
