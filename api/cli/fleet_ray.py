@@ -73,7 +73,7 @@ def up(
     if not num_cpus + num_gpus:
         raise CommandFailed("--num-cpus and --num-gpus cannot both be 0.", ExitCode.USAGE)
     limits = _limits(minimum, replicas, maximum)
-    agent_options = _find_agent_options(context.args, certificates)
+    agent_options = find_agent_options(context.args, certificates)
     with _connected(ray):
         from ..ray.controller import FleetSpec, start_controller
         from ..ray.replica_actor import ReplicaSpec
@@ -152,7 +152,7 @@ def _limits(minimum: int | None, replicas: int, maximum: int | None) -> tuple[in
     return minimum, maximum
 
 
-def _find_agent_options(options: Sequence[str], certificates: Path) -> tuple[str, ...]:
+def find_agent_options(options: Sequence[str], certificates: Path) -> tuple[str, ...]:
     """What the agents have to know, from the options, variables and a file.
 
     Raises a usage error for what `loraplex agent` would refuse on every node."""

@@ -4,6 +4,7 @@ of `--config`, from one declaration."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,8 @@ Start = Callable[..., Started]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """What a command would start with."""
+    for name in [name for name in os.environ if name.startswith("LORAPLEX_")]:
+        monkeypatch.delenv(name)
     started: Started = {}
 
     def keep(settings: Settings, config: EngineConfig, *places: object, **rest: object) -> None:
