@@ -13,7 +13,7 @@ from loraplex.api.cli.output import print_rows
 from support.server import Caller, ServerUnderTest
 
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
-ROWS = [
+ROWS: list[dict[str, str | None]] = [
     {"name": "support-bot", "digest": DIGEST, "reason": "a reason of several words, " * 4},
     {"name": "b", "digest": None, "reason": None},
 ]
