@@ -190,8 +190,7 @@ def _divide_kv(pools: _Pools, base: BaseDemand, lines: Sequence[str]) -> list[in
     """Each group's blocks. Raises InsufficientMemory; `lines` say where the rest went."""
     if not pools.do_fit:
         raise InsufficientMemory(
-            f"Not enough memory for a KV cache of {_mib(pools.all_kv)}: {'; '.join(lines)}. "
-            f"{_ADVICE}"
+            f"Not enough memory: {'; '.join(lines)}; KV cache {_mib(pools.all_kv)}. {_ADVICE}"
         )
     num_blocks = divide_kv(max(0, pools.kv - open_bytes_of(base.kv)), base.kv)
     if num_blocks is None:
