@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Mapping
 
+from .logs import LOG_VARIABLES
+
 ZEROED_MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0",
     "PYTHONMALLOC": "malloc",
@@ -21,12 +23,15 @@ _PREFIX = "AWS_"
 _VARIABLES = frozenset({"BOTO_CONFIG"})
 
 
-_PASSED_VARIABLES = frozenset(
-    (
-        *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "PYTHONDONTWRITEBYTECODE"),
+_PASSED_VARIABLES = (
+    frozenset(
+        (
+            *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+            *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+            *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "PYTHONDONTWRITEBYTECODE"),
+        )
     )
+    | LOG_VARIABLES
 )
 
 

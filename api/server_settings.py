@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
@@ -17,13 +17,10 @@ from ..engine.config import EngineConfig
 from ..engine.option import unset_meaning
 from ..platform.database import database_name
 from .contract.openapi_shapes import field_meanings
-from .settings import Settings, environment_variable
+from .settings import Settings, Source, environment_variable
 
 _FILES = {"secret": "secret", "secret_previous": "secret.previous"}
 """Settings read from files in the data folder if no variable is set."""
-
-
-Source = Literal["default", "environment", "file", "flag"]
 
 
 class Setting(NamedTuple):
@@ -37,15 +34,15 @@ class Setting(NamedTuple):
 
 def list_settings_in_force(settings: Settings, engine_config: EngineConfig) -> list[Setting]:
     """Every setting of the platform and of the engine; of secrets only whether they are set."""
-    return [*_platform(settings), *_engine(engine_config)]
+    return [*_platform(settings), *_engine(settings, engine_config)]
 
 
 def _platform(settings: Settings) -> Iterator[Setting]:
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
         source: Source = "default"
-        if name in settings.flags:
-            source = "flag"
+        if name in settings.origins:
+            source = settings.origins[name].source
         elif name in settings.model_fields_set:
             source = "environment"
         elif name in _FILES and (settings.data_dir / _FILES[name]).exists():
@@ -54,12 +51,14 @@ def _platform(settings: Settings) -> Iterator[Setting]:
         yield Setting(environment_variable(name), _shown(name, value), source, meaning)
 
 
-def _engine(config: EngineConfig) -> Iterator[Setting]:
+def _engine(settings: Settings, config: EngineConfig) -> Iterator[Setting]:
     meanings = field_meanings(EngineConfig)
     hints = get_type_hints(EngineConfig, include_extras=True)
     for field in dataclasses.fields(EngineConfig):
         value = getattr(config, field.name)
-        source: Source = "default" if value == field.default else "flag"
+        source: Source = "default"
+        if field.name in settings.origins:
+            source = settings.origins[field.name].source
         marks = getattr(hints[field.name], "__metadata__", ())
         meaning = _meaning(meanings[field.name], marks)
         yield Setting(f"engine.{field.name}", _shown(field.name, value), source, meaning)

@@ -1,4 +1,4 @@
-"""The operator's settings: flags, `LORAPLEX_…` environment variables, or defaults.
+"""The operator's settings: flags, `LORAPLEX_…` environment variables, a file, or defaults.
 
 Only this module reads the environment; other modules get their settings passed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -23,9 +23,20 @@ from ..platform.secrets import (
     parse_secret,
     parse_secrets,
 )
+from .log_options import LogFormat, LogLevel
 from .tools.tool_format import ToolFormatName
 
 MIB = 1 << 20
+
+Source = Literal["default", "environment", "file", "flag"]
+
+
+class Origin(NamedTuple):
+    """Where the value of an option comes from."""
+
+    source: Source
+    name: str
+    """As the user wrote it: the flag, the variable, or the file, line and key."""
 
 
 def default_data_dir() -> Path:
@@ -61,13 +72,15 @@ class Settings(BaseSettings):
         str | None, Option(), Unset("the base's folder name or model ID")
     ] = Field(default=None, min_length=1, max_length=256)
     """Name of the base model in API requests."""
-    tool_format: Annotated[ToolFormatName | None, Option(), Unset("that of its chat template")] = (
-        None
-    )
+    tool_format: Annotated[
+        ToolFormatName | None,
+        Option(aliases=("tool-call-parser",)),
+        Unset("that of its chat template"),
+    ] = None
     """Tool call format of the base model."""
-    max_full_matrix_bytes: Annotated[
-        int, Option(name="max_full_matrix_mib", unit=MIB, minimum=0.0), Unset("refused")
-    ] = Field(default=0, ge=0)
+    max_full_matrix_mib: Annotated[float, Option(), Unset("refused")] = Field(
+        default=0.0, ge=0, allow_inf_nan=False
+    )
     """Maximum size of an adapter's full matrices (`modules_to_save`) as served; 0 refuses them."""
     require_confinement: Annotated[bool, Option(), Unset("a warning in the log")] = False
     """Start only if namespaces, Landlock and limits confine examinations."""
@@ -82,56 +95,75 @@ class Settings(BaseSettings):
     ] = None
     """Folder of this API server's certificates. It serves with the replicas of the fleet."""
     replica_addresses: Annotated[
-        tuple[str, ...], NoDecode, Option(name="replica", metavar="HOST:PORT"), Unset("none")
+        tuple[str, ...],
+        NoDecode,
+        Option(metavar="HOST:PORT", aliases=("replica",)),
+        Unset("none"),
     ] = ()
     """Agents that are added to the fleet's replicas at the start."""
     secret: Annotated[SecretStr | None, Unset("file `secret`, created on first use")] = None
     """64 hexadecimal digits, from which every key is derived."""
     secret_previous: Annotated[SecretStr | None, Unset("file `secret.previous`, if any")] = None
     """Earlier secrets, separated by spaces. What they signed stays valid."""
-    allowed_hosts: Annotated[str | None, Unset("any")] = None
+    allowed_hosts: Annotated[str | None, Option(metavar="HOST,..."), Unset("any")] = None
     """Accepted `Host` names, separated by commas, such as `*.example.com`."""
     metrics_token: Annotated[SecretStr | None, Unset("`/metrics` only from this machine")] = None
     """Bearer token for `/metrics`."""
-    trusted_proxies: Annotated[tuple[Network, ...], NoDecode, Unset("none")] = ()
+    trusted_proxies: Annotated[
+        tuple[Network, ...], NoDecode, Option(metavar="NETWORK"), Unset("none")
+    ] = ()
     """Networks of the proxies whose `X-Forwarded-For` is trusted."""
-    otel: Annotated[bool | None, Unset("if `OTEL_…` variables are set")] = None
+    otel: Annotated[
+        bool | None, Option(has_negation=True), Unset("if `OTEL_…` variables are set")
+    ] = None
     """Write OpenTelemetry spans."""
-    adapter_wait_seconds: float = Field(default=30.0, gt=0)
+    adapter_wait_seconds: Annotated[float, Option()] = Field(default=30.0, gt=0)
     """Maximum time that a request waits for its adapter; then it fails with `adapter_loading`."""
-    max_pins: int = Field(default=16, ge=0)
+    max_pins: Annotated[int, Option()] = Field(default=16, ge=0)
     """Maximum pinned versions of one tenant."""
-    disk_cache_bytes: int = Field(default=10 << 30, ge=0)
+    disk_cache_bytes: Annotated[int, Option(), Unset("10 GiB")] = Field(default=10 << 30, ge=0)
     """Disk space for cached copies of stored adapters."""
     disk_reserve_bytes: Annotated[
-        int | None, Unset("1/20 of the data folder's disk, between 8 MiB and 1 GiB")
+        int | None, Option(), Unset("1/20 of the data folder's disk, between 8 MiB and 1 GiB")
     ] = Field(default=None, ge=0)
     """Disk space reserved for the database."""
-    staging_bytes: Annotated[int | None, Unset("1/4 of the data folder's disk")] = Field(
+    staging_bytes: Annotated[int | None, Option(), Unset("1/4 of the data folder's disk")] = Field(
         default=None, ge=0
     )
     """Disk space for the unfinished uploads of all tenants."""
-    staging_tenant_bytes: Annotated[int | None, Unset("half of `staging_bytes`")] = Field(
+    staging_tenant_bytes: Annotated[int | None, Option(), Unset("half of `staging_bytes`")] = Field(
         default=None, ge=0
     )
     """Part of `staging_bytes` for one tenant. A tenant's uploads never exceed the free part."""
-    stale_seconds: float = Field(default=300.0, ge=0)
+    stale_seconds: Annotated[float, Option()] = Field(default=300.0, ge=0)
     """How long cached keys and names stay valid while the database is unavailable."""
-    reader_patience_seconds: float = Field(default=30.0, gt=0)
+    reader_patience_seconds: Annotated[float, Option()] = Field(default=30.0, gt=0)
     """A streaming client that reads nothing for this time is disconnected."""
-    request_log_days: int = Field(default=30, ge=1, le=3660)
+    request_log_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
     """Retention of the request log."""
-    upload_days: int = Field(default=30, ge=1, le=3660)
+    upload_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
     """Retention of closed uploads. The provenance of versions is kept."""
-    drain_seconds: float = Field(default=25.0, ge=0)
+    drain_seconds: Annotated[float, Option()] = Field(default=25.0, ge=0)
     """Maximum time that running requests may take to finish after SIGTERM."""
+    log_level: Annotated[LogLevel, Option()] = LogLevel.INFO
+    """Least severe messages of the log on standard error."""
+    log_format: Annotated[LogFormat, Option(), Unset("text in a terminal, else json")] = (
+        LogFormat.AUTO
+    )
+    """Format of the log: lines for people, or one JSON object per line."""
 
-    _flags: frozenset[str] = PrivateAttr(default=frozenset())
+    _origins: Mapping[str, Origin] = PrivateAttr(default_factory=dict)
 
     @property
-    def flags(self) -> frozenset[str]:
-        """The settings that a command's own options gave."""
-        return self._flags
+    def origins(self) -> Mapping[str, Origin]:
+        """Where each option of the command came from, the engine's included, by field. Without a
+        command line it is empty."""
+        return self._origins
+
+    @property
+    def max_full_matrix_bytes(self) -> int:
+        """Maximum size of an adapter's full matrices as served."""
+        return round(self.max_full_matrix_mib * MIB)
 
     @field_validator("data_dir")
     @classmethod
@@ -195,24 +227,27 @@ class Settings(BaseSettings):
         return load_secrets(self.data_dir / "secret.previous")
 
 
-def environment_variable(name: str) -> str:
-    """The variable of a setting."""
-    return f"{Settings.model_config['env_prefix']}{name.upper()}"
+def environment_variable(key: str) -> str:
+    """The variable of an option or a setting."""
+    return f"{Settings.model_config['env_prefix']}{key.replace('-', '_').upper()}"
 
 
-def load_settings(**flags: Any) -> Settings:
-    """A flag takes precedence over the environment, the environment over the default.
+def load_settings(*, origins: Mapping[str, Origin] | None = None, **given: Any) -> Settings:
+    """A value that is given takes precedence over the environment, the environment over the
+    default. `origins`: where the given values come from; without them, from flags.
 
     Raises InvalidValue for the first invalid setting, without its value.
     """
+    given = {name: value for name, value in given.items() if value is not None}
+    if origins is None:
+        options = options_of(Settings)
+        origins = {name: Origin("flag", options[name].flag(name)) for name in given}
     try:
-        given = {name: value for name, value in flags.items() if value is not None}
         settings = Settings(**given)
-        settings._flags = frozenset(given)
-        return settings
     except ValidationError as exc:
         error = exc.errors(include_url=False, include_input=False)[0]
         name = str(error["loc"][0])
-        is_flag = flags.get(name) is not None
-        shown = options_of(Settings)[name].flag(name) if is_flag else environment_variable(name)
+        shown = origins[name].name if name in given else environment_variable(name)
         raise InvalidValue(f"{shown}: {error['msg']}.", param=name) from None
+    settings._origins = origins
+    return settings

@@ -98,8 +98,8 @@ def _serve(*options: str, base: str = "{base}") -> tuple[str, ...]:
 _AS_TENANT = {"LORAPLEX_API_KEY": "{key}"}
 
 MISTAKES: Mapping[str, Mistake] = {
-    "serve without a model": Mistake(("serve",), "Missing option '--model'", ExitCode.USAGE),
-    "misspelt command": Mistake(("serv",), "No such command 'serv'", ExitCode.USAGE),
+    "serve without a model": Mistake(("serve",), "Missing model", ExitCode.USAGE),
+    "misspelt command": Mistake(("serv",), "Did you mean 'serve'", ExitCode.USAGE),
     "misspelt option": Mistake(
         _serve("--quantise", "int8"), "No such option: --quantise", ExitCode.USAGE
     ),

@@ -91,16 +91,18 @@ class EngineConfig:
     """One engine's configuration. The fields with an `Option` are options of `loraplex serve`; the
     text below a field is the option's help."""
 
-    model: Annotated[str, Option()]
+    model: Annotated[str, Option(), Unset("required")]
     """A model directory or Hugging Face model ID."""
-    quantization: Annotated[Quantization, Option(name="quantize")] = Quantization.NONE
+    quantization: Annotated[Quantization, Option(name="quantize", aliases=("quantization",))] = (
+        Quantization.NONE
+    )
     """Quantization of the linear layers and experts while they are loaded."""
     quantization_group_size: Annotated[
         int | None, Option(name="quantize_group_size", minimum=0), Unset("the format's")
     ] = None
     """Inputs that share a scale of --quantize, a multiple of 16; 0: a scale per output."""
     quantization_exclude: Annotated[
-        tuple[str, ...], Option(name="quantize_exclude", metavar="GLOB")
+        tuple[str, ...], Option(name="quantize_exclude", metavar="GLOB"), Unset("none")
     ] = ()
     """Linear layers and experts that --quantize leaves as they are, such as '*.down_proj'.
     Repeatable."""
@@ -154,7 +156,7 @@ class EngineConfig:
     """Device memory for KV blocks."""
     host_cache_bytes: Annotated[int, Option(name="host_cache_gib", unit=GIB, minimum=0.001)] = GIB
     """Host memory for adapters."""
-    kv_dtype: Annotated[KvDtype, Option()] = KvDtype.AUTO
+    kv_dtype: Annotated[KvDtype, Option(aliases=("kv-cache-dtype",))] = KvDtype.AUTO
     """Data type of the KV cache."""
     kv_policy: Annotated[
         str | None, Option(metavar="METHOD:TOKENS"), Unset("all tokens are kept")
@@ -171,7 +173,9 @@ class EngineConfig:
     """Share of a core that adapter loading may use while requests run; 1 or more is no limit."""
     prefix_caching: bool = True
     """Whether requests reuse prompt prefixes that were computed before."""
-    swap_bytes: Annotated[int, Option(name="swap_gib", unit=GIB, minimum=0.0)] = 0
+    swap_bytes: Annotated[
+        int, Option(name="swap_gib", unit=GIB, minimum=0.0, aliases=("swap-space",)), Unset("none")
+    ] = 0
     """Host memory for the KV blocks of preempted sequences; without it they are recomputed."""
     # StreamingLLM (Xiao et al. 2023): memory is bounded for an output of any length. Positions are
     # not renumbered within the window, so an output still ends at `max_model_len`.

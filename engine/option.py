@@ -26,10 +26,16 @@ class Option:
     maximum: float | None = None
     has_negation: bool = False
     """There is an option with `no-` before the name, which sets False."""
+    aliases: tuple[str, ...] = ()
+    """Further keys: the names of vLLM's options with this meaning."""
+
+    def key(self, field: str) -> str:
+        """The option in a settings file."""
+        return (self.name or field).replace("_", "-")
 
     def flag(self, field: str) -> str:
         """The option as it is written on the command line."""
-        return f"--{(self.name or field).replace('_', '-')}"
+        return f"--{self.key(field)}"
 
     def check(self, field: str, value: Any) -> None:
         """Raises InvalidParameter for a value outside the limits."""

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from .memory.device_peak import measure_peak
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
+from .memory.weights_room import check_weights_fit
 from .model.base_model import BaseModel, load_base_model, weight_format
 from .model.first_layers import num_exit_layers
 from .model.load_quantization import LoadQuantization
@@ -181,7 +183,9 @@ def _load(config: EngineConfig, base_id: str | None, group: RankGroup | None) ->
     if group is not None:
         base = load_sharded_base(config, group.links, base_id=base_id)
     else:
-        base = load_base_model(config, base_id=base_id)
+        base = load_base_model(
+            config, base_id=base_id, check_room=partial(check_weights_fit, config)
+        )
     return _Loaded(base, load_draft_model(config, base), open_medusas(config, base))
 
 

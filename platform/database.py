@@ -58,6 +58,8 @@ _SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _DISK_FULL = "53100"
 """PostgreSQL's code."""
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg"})
+OTHER_NAMES = frozenset({"postgres", "postgresql", "postgresql+psycopg2", "postgresql+asyncpg"})
+"""How others name PostgreSQL."""
 
 AnyUnitOfWork = TypeVar("AnyUnitOfWork", bound=UnitOfWork)
 
@@ -228,6 +230,12 @@ def _parse_url(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # the latter from its port
         parsed = None
+    if parsed is not None and parsed.drivername in OTHER_NAMES:
+        raise InvalidValue(
+            "Unsupported database URL. Write postgresql+psycopg://USER@HOST/NAME in place of "
+            f"{parsed.drivername}://USER@HOST/NAME.",
+            param="database",
+        )
     if parsed is None or parsed.drivername not in DRIVERS:
         # The value is not repeated: it may hold a password.
         raise InvalidValue(

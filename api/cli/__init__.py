@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -73,7 +74,12 @@ class LazyGroup(TyperGroup):
         return TyperGroup(name=cmd_name, help=COMMANDS[cmd_name])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called, in full."""
+        """The command that is called, in full. Similar names are suggested for one that is not
+        there."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS)
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
         name, stand_in, rest = super().resolve_command(ctx, args)
         if name is None or stand_in is None:
             return name, None, rest
@@ -83,7 +89,7 @@ class LazyGroup(TyperGroup):
 def main() -> int:
     """Run the command line in `sys.argv`; returns the exit code."""
     try:
-        app()
+        app(prog_name="loraplex")
     except (PlatformError, EngineError, CommandFailed) as exc:
         code = f" ({exc.code})" if isinstance(exc, UnsupportedModel) else ""
         typer.echo(f"Error: {exc}{code}", err=True)
@@ -96,9 +102,17 @@ def load_command(name: str) -> Any:
     module = import_module(f"{__name__}.{name}")
     command = typer.main.get_command(module.app)
     command.name = name
+    _describe_plainly(command)
     if name in ASKING_A_SERVER:
         add_connection_options(command)
     return command
+
+
+def _describe_plainly(command: Any) -> None:
+    """Rich's tables cut long options short in a terminal of 80 columns."""
+    command.rich_markup_mode = None
+    for below in getattr(command, "commands", {}).values():
+        _describe_plainly(below)
 
 
 app = typer.Typer(
@@ -106,6 +120,7 @@ app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Serve thousands of tenants' LoRA adapters from one base model, every batch mixed.",
 )
 

@@ -18,6 +18,7 @@ from ..settings import Settings
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .serve_options import with_options
+from .server_command import ServerCommand
 
 if TYPE_CHECKING:
     from ...engine.fleet.agent import Agent, AgentEnd
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
+SETTINGS = (*("data_dir", "store", "disk_cache_bytes", "drain_seconds", "log_level", "log_format"),)
 
 
-@app.command()
-@partial(with_options, settings=("data_dir", "store"))
+@app.command(cls=ServerCommand)
+@partial(with_options, settings=SETTINGS)
 def agent(
     engine_config: EngineConfig,
     settings: Settings,
     *,
+    context: typer.Context,
     certificates: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of the agent's certificates.")
     ],
@@ -41,6 +44,8 @@ def agent(
     ] = DEFAULT_ADDRESS,
 ) -> None:
     """Serve a base model to the API servers of a fleet until ^C or SIGTERM.
+
+    Options are read from variables and a file as those of `loraplex serve`.
 
     It holds no tenant's keys and no database. It exits with 7 if its lease ended or its engine
     failed too often: start it again then.
@@ -59,7 +64,7 @@ def _run(
     from ..server.data_dir_lock import DataDirInUse, locked_data_dir
     from ..telemetry.logs import configure_logging
 
-    configure_logging()
+    configure_logging(settings.log_level, settings.log_format)
     note(f"Loading {engine_config.model} ...")
     try:
         with locked_data_dir(settings.prepare_data_dir()):

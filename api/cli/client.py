@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx
 
@@ -32,6 +33,14 @@ _EXIT_CODES = {
 }
 
 
+_LISTS = {
+    "adapter_not_found": ("/v1/adapters", "name"),
+    "model_not_found": ("/v1/models", "id"),
+    "operator_not_found": ("/admin/operators", "name"),
+    "tenant_not_found": ("/admin/tenants", "slug"),
+}
+"""Where the names are listed that could have been meant."""
+
 Filter = str | int | bool | Sequence[str] | None
 """A value of a query; of a sequence each item is sent."""
 
@@ -47,6 +56,11 @@ class ApiRefused(CommandFailed):
         super().__init__(message, exit_code)
         self.code = code
         self.is_retryable = is_retryable
+
+    def with_hint(self, hint: str) -> ApiRefused:
+        """The same error, with this sentence at its end."""
+        message = f"{str(self).removesuffix('.')}. {hint}"
+        return ApiRefused(message, self.exit_code, code=self.code, is_retryable=self.is_retryable)
 
 
 class ApiClient:
@@ -115,7 +129,7 @@ class ApiClient:
         with self._reaching(), streaming as response:
             if not response.is_success:
                 response.read()
-                raise _failure(response, self.url)
+                raise self._failure(response, path)
             yield response
 
     @contextmanager
@@ -128,7 +142,7 @@ class ApiClient:
         with self._reaching(), sent as response:
             if not response.is_success:
                 response.read()
-                raise _failure(response, self.url)
+                raise self._failure(response, path, body)
             yield self._events(response)
 
     def _events(self, response: httpx.Response) -> Iterator[Any]:
@@ -161,8 +175,34 @@ class ApiClient:
         with self._reaching():
             response = self._client.request(method, self._prefix + path, headers=sent, **options)
         if not response.is_success:
-            raise _failure(response, self.url)
+            raise self._failure(response, path)
         return response
+
+    def _failure(
+        self, response: httpx.Response, path: str, body: Mapping[str, Any] | None = None
+    ) -> CommandFailed:
+        """The error of an answer; for a name that is not there with the most similar one."""
+        failure = _failure(response, self.url)
+        if not isinstance(failure, ApiRefused) or failure.code not in _LISTS:
+            return failure
+        if failure.code == "model_not_found" and body is not None:
+            wanted = str(body["model"])
+        elif failure.code == "tenant_not_found" and TENANT_HEADER in self._headers:
+            wanted = self._headers[TENANT_HEADER]
+        else:
+            wanted = unquote(path.split("/")[2])
+        near = get_close_matches(wanted, self._names(failure.code), n=1)
+        return failure.with_hint(f"Did you mean {near[0]!r}?") if near else failure
+
+    def _names(self, code: str) -> list[str]:
+        """Those that this key may list; none if it may not list any."""
+        path, field = _LISTS[code]
+        headers = {} if code == "tenant_not_found" else self._headers
+        try:
+            listed = self._client.get(path, headers=headers).json()["data"]
+            return [str(entry[field]) for entry in listed]
+        except (httpx.TransportError, ValueError, KeyError, TypeError):
+            return []
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

@@ -11,14 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from .agent_options import CHOSEN_BY_NODES, agent_options
 from .connection import asks_no_server
 from .exit_codes import CommandFailed, ExitCode
 
 Ray = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster, or `auto`.")
 ]
-CHOSEN_BY_NODES = ("--listen", "--data-dir", "--certificates")
-"""Options of an agent."""
 READY_SECONDS = 600.0
 POLL_SECONDS = 0.5
 
@@ -67,18 +66,19 @@ def up(
     """Start replicas on a Ray cluster, and a controller that replaces lost ones.
 
     With --min and --max the controller chooses the number by the load of the replicas.
-    Further options are those of `loraplex agent`, such as --model. API servers with the same
+    Further options are those of `loraplex agent`, such as --model and --config; variables and the
+    file are read here, and not on the nodes. API servers with the same
     database serve with the replicas.
     """
     if not num_cpus + num_gpus:
         raise CommandFailed("--num-cpus and --num-gpus cannot both be 0.", ExitCode.USAGE)
     limits = _limits(minimum, replicas, maximum)
-    _check_agent_options(context.args, certificates)
+    agent_options = find_agent_options(context.args, certificates)
     with _connected(ray):
         from ..ray.controller import FleetSpec, start_controller
         from ..ray.replica_actor import ReplicaSpec
 
-        spec = ReplicaSpec(str(certificates.absolute()), tuple(context.args), num_cpus, num_gpus)
+        spec = ReplicaSpec(str(certificates.absolute()), agent_options, num_cpus, num_gpus)
         try:
             controller = start_controller(FleetSpec(spec, max_drain_seconds, limits))
         except ValueError:
@@ -152,14 +152,17 @@ def _limits(minimum: int | None, replicas: int, maximum: int | None) -> tuple[in
     return minimum, maximum
 
 
-def _check_agent_options(options: Sequence[str], certificates: Path) -> None:
-    """Raises a usage error for what `loraplex agent` would refuse on every node."""
+def find_agent_options(options: Sequence[str], certificates: Path) -> tuple[str, ...]:
+    """What the agents have to know, from the options, variables and a file.
+
+    Raises a usage error for what `loraplex agent` would refuse on every node."""
     from . import load_command
 
     for option in CHOSEN_BY_NODES:
         if any(each.split("=")[0] == option for each in options):
             raise CommandFailed(f"{option} is chosen by the node.", ExitCode.USAGE)
-    load_command("agent").make_context("agent", [*options, "--certificates", str(certificates)])
+    given = [*options, "--certificates", str(certificates)]
+    return agent_options(load_command("agent").make_context("agent", given))
 
 
 def _controller() -> Any:

@@ -18,6 +18,7 @@ from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .serve_on_ray import RayReplicas, bring_up, find_replicas
 from .serve_options import with_options
+from .server_command import ServerCommand
 from .speculation import describe_speculation
 
 if TYPE_CHECKING:
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=ServerCommand)
 @with_options
 def serve(
     engine_config: EngineConfig,
     settings: Settings,
     *,
     context: typer.Context,
-    host: str = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any free one.")
+    ] = 8000,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -58,6 +61,10 @@ def serve(
 ) -> None:
     """Serve a base model and its tenants' adapters until ^C or SIGTERM.
 
+    Each option but --config is also a variable and a key of the --config file: --max-num-seqs is
+    LORAPLEX_MAX_NUM_SEQS and max-num-seqs. An option takes precedence over the variable, the
+    variable over the file, the file over the default.
+
     With --replicas and --ray it first starts a fleet as `loraplex fleet up` does, with the same
     model and engine options, or joins the one that is up, and serves when a replica is ready.
     """
@@ -77,7 +84,7 @@ def _run(
     from ..server.data_dir_lock import DataDirInUse
     from ..telemetry.logs import configure_logging
 
-    configure_logging()
+    configure_logging(settings.log_level, settings.log_format)
     try:
         listener = bind(host, port)
         url = f"http://{address(host, listener.getsockname()[1])}"

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from ...platform.replicas import service as replicas
 from ..settings import Settings
 from .admin import open_current_database
+from .agent_options import agent_options
 from .exit_codes import CommandFailed, ExitCode
-from .fleet_ray import CHOSEN_BY_NODES, check_installed
+from .fleet_ray import check_installed
 
 FLEET_UP = (sys.executable, "-P", "-m", "loraplex", "fleet", "up", "--join")
 
@@ -50,7 +49,7 @@ def find_replicas(
         return None
     if number is None or ray is None:
         raise CommandFailed("--replicas and --ray need each other.", ExitCode.USAGE)
-    return RayReplicas(number, ray, num_gpus, tuple(_agent_options(context)))
+    return RayReplicas(number, ray, num_gpus, agent_options(context))
 
 
 def bring_up(wanted: RayReplicas, settings: Settings) -> None:
@@ -86,30 +85,3 @@ def _check_database(settings: Settings) -> None:
             "The fleet's replicas are not in this server's database. Start Ray's head and the "
             "server with the same LORAPLEX_DATABASE."
         )
-
-
-def _agent_options(context: typer.Context) -> Iterator[str]:
-    """What the command line says that `loraplex agent` has to know too."""
-    from . import load_command
-
-    names = {each.name for each in load_command("agent").params}
-    for option in context.command.params:
-        is_given = _is_on_command_line(context, option.name)
-        if is_given and option.name in names and option.opts[0] not in CHOSEN_BY_NODES:
-            yield from _arguments(option, context.params[option.name])
-
-
-def _is_on_command_line(context: typer.Context, name: str | None) -> bool:
-    source = context.get_parameter_source(name) if name else None
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _arguments(option: Any, value: Any) -> Iterator[str]:
-    """The option with its value as on a command line; the folder of a model as an absolute path,
-    since agents run in other folders."""
-    if option.is_flag:
-        yield (option.opts if value else option.secondary_opts)[0]
-        return
-    for each in value if option.multiple else [value]:
-        is_folder = option.name == "model" and Path(each).is_dir()
-        yield from (option.opts[0], str(Path(each).absolute() if is_folder else each))

@@ -1,5 +1,5 @@
 """The options of `loraplex serve` and `loraplex agent`, derived from the fields of EngineConfig
-and Settings."""
+and Settings. Each is a flag, a variable and a key of the `--config` file."""
 
 from __future__ import annotations
 
@@ -7,45 +7,81 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import typer
+from typer.models import OptionInfo
+
 from ...engine.config import EngineConfig
+from ...engine.errors import InvalidParameter
 from ...engine.option import Option, options_of
 from ..contract.openapi_shapes import field_meanings
-from ..settings import Settings, load_settings
+from ..settings import Origin, Settings, environment_variable, load_settings
+from .exit_codes import CommandFailed, ExitCode
+from .server_command import POSITIONAL_MODEL, origins_of, use_settings_file
 from .setting_options import setting_option, typer_option
 from .speculation import parse_speculation
 
 DEFAULT_SPECULATION = ["ngram"]
 """Unlike an engine without configuration, a server proposes tokens."""
 
-
 ALL_SETTINGS = tuple(options_of(Settings))
+
+Model = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        is_eager=True,
+        callback=use_settings_file,
+        envvar=environment_variable("config"),
+        help="YAML file of options by their names, such as `max-num-seqs: 128`.",
+        show_default="none",
+    ),
+]
 
 
 def with_options(
     command: Callable[..., None], settings: Collection[str] = ALL_SETTINGS
 ) -> Callable[..., None]:
-    """The command as Typer takes it. `command` takes the two configurations by position and has
-    its further options by keyword. `settings`: those of which it has options."""
-    hints = get_type_hints(command, include_extras=True)
-    own = [
-        each.replace(annotation=hints[each.name])
-        for each in signature(command).parameters.values()
-        if each.kind is Parameter.KEYWORD_ONLY
+    """The command as Typer takes it, with the class `ServerCommand`. `command` takes the two
+    configurations by position and its context and further options by keyword. `settings`: those of
+    which it has options."""
+    own = list(_own_parameters(command))
+    parameters = [
+        _parameter(POSITIONAL_MODEL, None, Model),
+        *_engine_parameters(),
+        *own,
+        *_setting_parameters(settings),
+        _parameter("config", None, ConfigFile),
     ]
-    parameters = [*_engine_parameters(), *own, *_setting_parameters(settings)]
 
     @wraps(command)
     def run(**values: Any) -> None:
         own_values = {each.name: values[each.name] for each in own}
-        flags = _in_fields(Settings, values, settings)
-        command(_engine_config(values), load_settings(**flags), **own_values)
+        origins = origins_of(values["context"])
+        given = _in_fields(Settings, values, settings)
+        engine_config = _engine_config(values, origins)
+        command(engine_config, load_settings(origins=origins, **given), **own_values)
 
     vars(run)["__signature__"] = Signature(parameters)
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _own_parameters(command: Callable[..., None]) -> Iterator[Parameter]:
+    hints = get_type_hints(command, include_extras=True)
+    for each in signature(command).parameters.values():
+        if each.kind is not Parameter.KEYWORD_ONLY:
+            continue
+        for mark in getattr(hints[each.name], "__metadata__", ()):
+            if isinstance(mark, OptionInfo):
+                mark.envvar = environment_variable(each.name)
+        yield each.replace(annotation=hints[each.name])
 
 
 def _engine_parameters() -> Iterator[Parameter]:
@@ -62,23 +98,24 @@ def _engine_parameters() -> Iterator[Parameter]:
         if field.name == "speculation":
             default = DEFAULT_SPECULATION
         elif default is MISSING:
-            default = Parameter.empty
+            default = None  # the model, which may be given without the option
         elif option.unit != 1 and default is not None:
             default = default / option.unit
-        marked = typer_option(field.name, option, kind, marks, help=meanings[field.name])
-        yield _parameter(field.name, kind, default, marked)
+        marked = typer_option(field.name, option, kind, marks, default, help=meanings[field.name])
+        yield _parameter(field.name, default, Annotated[_optional(kind, default), marked])
 
 
 def _setting_parameters(names: Collection[str]) -> Iterator[Parameter]:
     for name in names:
         kind = _kind(Settings.model_fields[name].annotation, options_of(Settings)[name])
-        yield _parameter(name, kind, None, setting_option(name, kind))
+        yield _parameter(name, None, Annotated[_optional(kind, None), setting_option(name, kind)])
 
 
-def _parameter(name: str, kind: Any, default: Any, option: Any) -> Parameter:
-    if default is None:
-        kind = kind | None
-    annotation: Any = Annotated[kind, option]
+def _optional(kind: Any, default: Any) -> Any:
+    return kind | None if default is None else kind
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -92,9 +129,14 @@ def _kind(annotation: Any, option: Option) -> Any:
     return given[0] if given else annotation
 
 
-def _engine_config(values: Mapping[str, Any]) -> EngineConfig:
+def _engine_config(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> EngineConfig:
     given = _in_fields(EngineConfig, values, options_of(EngineConfig))
-    return EngineConfig(**{**given, "speculation": parse_speculation(values["speculation"])})
+    given["speculation"] = parse_speculation(values["speculation"])
+    try:
+        return EngineConfig(**given)
+    except InvalidParameter as exc:
+        problem = str(exc).removeprefix(f"{exc.param}: ")
+        raise CommandFailed(f"{origins[exc.param].name} {problem}", ExitCode.USAGE) from exc
 
 
 def _in_fields(config: type, values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -105,5 +147,6 @@ def _in_fields(config: type, values: Mapping[str, Any], names: Collection[str]) 
         if option.unit != 1 and found[name] is not None:
             found[name] = round(found[name] * option.unit)
         elif isinstance(found[name], list):
-            found[name] = tuple(found[name])
+            # A variable holds several as an option does, or separated by commas.
+            found[name] = tuple(part for each in found[name] for part in each.split(",") if part)
     return found

@@ -14,36 +14,40 @@ from .numbers import check_finite
 
 
 def typer_option(
-    name: str, option: Option, kind: Any, marks: Iterable[object], **described: Any
+    name: str, option: Option, kind: Any, marks: Iterable[object], default: Any, help: str
 ) -> Any:
-    """The option of a field. `kind` is the option's type, `marks` the field's annotations."""
+    """The option of a field. `kind` is the option's type, `marks` the field's annotations,
+    `default` what applies without the option."""
     flag = option.flag(name)
     if option.has_negation:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
     return typer.Option(
         flag,
+        *(f"--{alias}" for alias in option.aliases),
+        envvar=environment_variable(option.key(name)),
         metavar=option.metavar,
         min=option.minimum,
         max=option.maximum,
         callback=check_finite if kind is float else None,
-        show_default=unset_meaning(marks) or True,
-        **described,
+        show_default=unset_meaning(marks) or _in_words(default),
+        help=help,
     )
 
 
 def setting_option(name: str, kind: Any = str) -> Any:
-    """The option of a setting, which its variable sets as well."""
+    """The option of a setting."""
     field = Settings.model_fields[name]
     option = options_of(Settings)[name]
     return typer_option(
-        name,
-        option,
-        kind,
-        field.metadata,
-        # A variable is read in the setting's unit, not in the option's.
-        envvar=environment_variable(name) if option.unit == 1 else None,
-        help=field.description,
+        name, option, kind, field.metadata, field.default, help=field.description or ""
     )
+
+
+def _in_words(default: Any) -> str | bool:
+    """What the help shows as the default; True: what Typer shows."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return str(default) if isinstance(default, int | float | str) else True
 
 
 DataDir = Annotated[Path | None, setting_option("data_dir")]

@@ -1,4 +1,4 @@
-"""Logging of the API process: one JSON object per line on standard error, as in the engine.
+"""Logging of the API process: on standard error, as in the engine.
 
 An event has a stable name and facts (`request_id`, `tenant_id`, `adapter_digest`). Prompts, answers
 and keys are never logged.
@@ -7,14 +7,23 @@ and keys are never logged.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 
 import structlog
 
-from ...adapters.logs import log_to_stderr
+from ...adapters.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, log_to_stderr
+from ..log_options import LogFormat, LogLevel
 
 
-def configure_logging() -> None:
-    """Send structlog's events through the standard library's records, and all to stderr."""
+def configure_logging(
+    level: LogLevel = LogLevel.INFO, log_format: LogFormat = LogFormat.AUTO
+) -> None:
+    """Send structlog's events through the standard library's records, and all to stderr. Child
+    processes of this one log in the same way."""
+    if log_format is LogFormat.AUTO:
+        log_format = LogFormat.TEXT if sys.stderr.isatty() else LogFormat.JSON
+    os.environ.update({LEVEL_VARIABLE: level, FORMAT_VARIABLE: log_format})
     log_to_stderr()
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

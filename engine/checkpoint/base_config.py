@@ -48,7 +48,6 @@ _OTHER_TASKS = (
     "ForTokenClassification",
     "ForQuestionAnswering",
     "ForMultipleChoice",
-    "ForMaskedLM",
     "ForRewardModel",
     "RewardModel",
     "DoubleHeadsModel",
@@ -144,6 +143,11 @@ def _check_task(config: Mapping[str, Any], folder: Path) -> None:
     if not isinstance(architectures, list):
         raise DamagedBase(f"{folder / CONFIG_FILE}: architectures is not a list")
     for architecture in architectures:
+        if str(architecture).endswith("ForMaskedLM"):
+            raise ForeignBase(
+                f"{folder} is a {architecture}, which fills in masked tokens: "
+                "give a causal language model, which generates text"
+            )
         if str(architecture).endswith(_OTHER_TASKS):
             raise ForeignBase(
                 f"{folder} is a {architecture}, not a causal language model: "

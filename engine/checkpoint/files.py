@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 from ..errors import BaseNotFound, ForeignBase, UnsupportedModel
@@ -99,8 +100,19 @@ def _local_folder(model: str) -> Path | None:
     if model.startswith((".", "~", "/")) or model.count("/") != 1:
         raise BaseNotFound(
             f"{model} is neither a local directory nor a Hugging Face model ID (owner/name)"
+            f"{_similar_folder(path)}"
         )
     return None
+
+
+def _similar_folder(path: Path) -> str:
+    """A hint at the folder beside `path` with the most similar name; empty without one."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
+    except OSError:
+        return ""
+    near = get_close_matches(path.name, names, n=1)
+    return f". Did you mean {path.parent / near[0]}?" if near else ""
 
 
 def _download(model: str, files: tuple[str, ...]) -> Path:

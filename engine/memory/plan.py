@@ -85,7 +85,8 @@ def plan_memory(
     """
     pools = _divide(config, memory, base, proposers)
     lines = list(_lines(pools, config, memory, base, proposers))
-    num_blocks = _divide_kv(pools, base, lines)
+    shortage = _shortage(pools, config, memory, base, proposers)
+    num_blocks = _divide_kv(pools, base, [shortage, *lines] if shortage else lines)
     lines += map(KvDemand.line, base.kv, num_blocks)
     if config.swap_bytes:
         lines.append(f"swap space on the host {_mib(config.swap_bytes)}")
@@ -189,8 +190,7 @@ def _divide_kv(pools: _Pools, base: BaseDemand, lines: Sequence[str]) -> list[in
     """Each group's blocks. Raises InsufficientMemory; `lines` say where the rest went."""
     if not pools.do_fit:
         raise InsufficientMemory(
-            f"Not enough memory for a KV cache of {_mib(pools.all_kv)}: {'; '.join(lines)}. "
-            f"{_ADVICE}"
+            f"Not enough memory: {'; '.join(lines)}; KV cache {_mib(pools.all_kv)}. {_ADVICE}"
         )
     num_blocks = divide_kv(max(0, pools.kv - open_bytes_of(base.kv)), base.kv)
     if num_blocks is None:
@@ -201,6 +201,30 @@ def _divide_kv(pools: _Pools, base: BaseDemand, lines: Sequence[str]) -> list[in
             f"{_ADVICE}"
         )
     return num_blocks
+
+
+def _shortage(
+    pools: _Pools,
+    config: EngineConfig,
+    memory: DeviceMemory,
+    base: BaseDemand,
+    proposers: ProposerDemand,
+) -> str:
+    """What one sequence and an arena of its usual part need of the whole memory; empty if it is
+    there."""
+    kv = config.kv_cache_bytes
+    if kv is None:
+        kv = open_bytes_of(base.kv) + kv_bytes_of(base.kv, [demand.least for demand in base.kv])
+        kv = kv * (base.kv_block_bytes + proposers.kv_block_bytes) // base.kv_block_bytes
+    arena = config.arena_bytes
+    if arena is None:
+        arena = int(kv * ARENA_FRACTION / (1 - ARENA_FRACTION))
+    host_bytes = config.host_cache_bytes + config.swap_bytes if memory.is_host else 0
+    used = kv + arena + base.activation_bytes + base.graph_bytes + host_bytes
+    loaded = base.weight_bytes + proposers.model_bytes + proposers.head_bytes
+    needed = loaded + int(used / (1 - RESERVE_FRACTION))
+    has = loaded + pools.available
+    return f"needs at least {_mib(needed)}, has {_mib(has)}" if needed > has else ""
 
 
 def _besides(base: BaseDemand) -> str:

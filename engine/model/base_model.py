@@ -216,10 +216,17 @@ class BaseModel:
             module.forget_step()
 
 
-def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> BaseModel:
+def load_base_model(
+    engine: EngineConfig,
+    *,
+    base_id: str | None = None,
+    check_room: Callable[[nn.Module, torch.dtype, torch.device], None] | None = None,
+) -> BaseModel:
     """Load, admit and rebuild the model. Raises UnsupportedModel with the reason if it cannot.
 
     base_id: to which its adapters are bound, if not to these files.
+    check_room: is called with the model on the meta device, before weights are read that are
+    loaded as they are; raises InsufficientMemory.
     """
     model_dir = locate_base(engine.model)
     config = load_config(model_dir)
@@ -234,13 +241,17 @@ def load_base_model(engine: EngineConfig, *, base_id: str | None = None) -> Base
     is_smaller = are_packed_smaller(
         engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
     )
+    left_experts = experts_parameters if packs_experts(engine, stored_format) else None
+    if check_room and stored_format is None and not is_smaller and left_experts is None:
+        with torch.device("meta"):
+            check_room(build_model(config), dtype, device)
     model = load_weights(
         model_dir,
         config,
         dtype,
         device,
         left_stored=decoder_linears if is_smaller else None,
-        left_experts=experts_parameters if packs_experts(engine, stored_format) else None,
+        left_experts=left_experts,
         packed_later=model_ends if stored_format else None,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -16,6 +16,7 @@ from typing import Self
 
 import msgspec
 
+from ...adapters.logs import LOG_VARIABLES
 from ..config import EngineConfig
 from ..errors import MalformedMessage
 from ..heartbeat import Heartbeat
@@ -34,14 +35,17 @@ DRAIN_SECONDS = 0.05
 
 # What the maths and the model hub (its token included) read. The credentials of the database, the
 # store and the platform are not among it: the engine has no use for them.
-_PASSED_VARIABLES = frozenset(
-    (
-        *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-        *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
-        "LRU_CACHE_CAPACITY",  # of what PyTorch has oneDNN compile
-        "GLIBC_TUNABLES",
+_PASSED_VARIABLES = (
+    frozenset(
+        (
+            *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+            *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+            *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+            "LRU_CACHE_CAPACITY",  # of what PyTorch has oneDNN compile
+            "GLIBC_TUNABLES",
+        )
     )
+    | LOG_VARIABLES
 )
 _PASSED_PREFIXES = (
     *("LC_", "XDG_", "HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NVIDIA_"),

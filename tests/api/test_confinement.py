@@ -112,7 +112,7 @@ def test_the_setting_asks_for_it_as_the_option_does(
     monkeypatch.setattr(
         "loraplex.adapters.child.PYTHON", (str(tmp_path / "no-python"),)
     )  # nothing can be measured
-    monkeypatch.setattr("loraplex.api.telemetry.logs.configure_logging", lambda: None)
+    monkeypatch.setattr("loraplex.api.telemetry.logs.configure_logging", lambda *options: None)
     confinement.confinement_here.cache_clear()
     monkeypatch.setenv("LORAPLEX_REQUIRE_CONFINEMENT", "true")
     arguments = ["--model", str(tmp_path), "--data-dir", str(tmp_path / "data"), "--port", "0"]

@@ -17,7 +17,7 @@ BY_NAME = {case.name: case for case in BASE_FOLDERS}
 
 def serve(base: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
     """`loraplex serve` in this process, the engine in its own."""
-    monkeypatch.setattr(logs, "configure_logging", lambda: None)
+    monkeypatch.setattr(logs, "configure_logging", lambda *options: None)
     arguments = ("--model", str(base), "--data-dir", str(data_dir), "--port", "0", *options)
     monkeypatch.setattr(sys, "argv", ["loraplex", "serve", *arguments])
     return main()

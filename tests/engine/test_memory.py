@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +277,16 @@ def test_what_pytorch_keeps_of_freed_device_memory_is_available(
     monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free["device"], 80 * MIB))
     assert available_bytes(torch.device("cuda")) == 8 * MIB
+
+
+@pytest.mark.parametrize("memory", [HOST, DeviceMemory(1000 * MIB, is_host=False)])
+def test_a_refusal_says_how_much_memory_is_enough(memory: DeviceMemory) -> None:
+    config = EngineConfig("m", memory_bytes=150 * MIB, host_cache_bytes=100 * MIB)
+    with pytest.raises(InsufficientMemory, match=r"has 150\.0 MiB") as refusal:
+        plan_for(config, memory)
+    needed = re.search(r"needs at least ([0-9.]+) MiB", str(refusal.value))
+    assert needed is not None
+    enough = float(needed[1]) + 0.1
+    assert plan_for(replace(config, memory_bytes=round(enough * MIB)), memory).num_kv_blocks >= 1
+    with pytest.raises(InsufficientMemory):
+        plan_for(replace(config, memory_bytes=round((enough - 4) * MIB)), memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from loraplex.api.cli.exit_codes import CommandFailed, ExitCode
 from loraplex.api.cli.fleet import app
+from loraplex.api.cli.fleet_ray import find_agent_options
 
 UP = ("up", "--replicas", "2", "--certificates", "fleet")
 AGENT = ("--model", "base", "--quantize", "int8")
@@ -52,6 +54,18 @@ def test_options_that_no_node_could_use_are_refused_at_once(
     options: tuple[str, ...], named: str
 ) -> None:
     assert named in refusal(options)
+
+
+def test_variables_and_the_file_are_read_here_and_not_on_the_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "loraplex.yaml").write_text("model: base\nmax-num-seqs: 8\nport: 8001\n")
+    monkeypatch.setenv("LORAPLEX_CONFIG", str(tmp_path / "loraplex.yaml"))
+    monkeypatch.setenv("LORAPLEX_MAX_NUM_SEQS", "9")
+    monkeypatch.setenv("LORAPLEX_DATA_DIR", "/data")
+    found = find_agent_options(("--quantize", "int8"), Path("fleet"))
+    assert set(found) >= {"--model", "base", "--max-num-seqs", "9", "--quantize", "int8"}
+    assert not set(found) & {"--config", "--data-dir", "--certificates", "--port"}
 
 
 def test_the_missing_extra_is_named() -> None:
