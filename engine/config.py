@@ -276,7 +276,8 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         """Refuse what is not divided among ranks yet. Raises InvalidParameter."""
         refused = {
-            "async_scheduling": bool(self.async_scheduling),
+            # As many steps are in flight as there are stages.
+            "async_scheduling": bool(self.async_scheduling) and self.pipeline_parallel_size > 1,
             "kv_dtype": (
                 self.pipeline_parallel_size > 1 and KvDtype(self.kv_dtype).quantizes_blocks
             ),

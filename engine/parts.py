@@ -30,7 +30,6 @@ from .model.first_layers import num_exit_layers
 from .model.load_quantization import LoadQuantization
 from .model.sharded_base import load_sharded_base
 from .ranks.commands import OpenPools
-from .ranks.followers import Followers
 from .ranks.leader_kv_cache import LeaderKvCache
 from .ranks.leader_runner import LeaderRunner
 from .ranks.rank_group import RankGroup, open_group
@@ -126,7 +125,7 @@ def _open_parts(
     )
     utilization = _open_utilization(config, base)
     tiers = open_adapter_tiers(config, base, plan, clock=clock, followers=followers)
-    runner = _open_runner(config, base, plan, tiers, followers)
+    runner = _open_runner(config, base, plan, tiers, group)
     kv = KvBlocks(
         plan.kv_groups,
         config.kv_block_size,
@@ -202,11 +201,11 @@ def _open_runner(
     base: BaseModel,
     plan: MemoryPlan,
     tiers: AdapterTiers,
-    followers: Followers | None,
+    group: RankGroup | None,
 ) -> ModelRunner:
-    if followers is not None:
+    if group is not None:
         leader = LeaderKvCache(
-            followers,
+            group.followers,
             plan.kv_groups,
             base.kv_shapes,
             block_size=config.kv_block_size,
@@ -216,7 +215,7 @@ def _open_runner(
             has_stages=config.pipeline_parallel_size > 1,
             num_open_slots=plan.num_open_slots,
         )
-        return LeaderRunner(followers, base, leader, tiers.arena)
+        return LeaderRunner(group.followers, group.links.sums, base, leader, tiers.arena)
     cache = KvCache(
         plan.kv_groups,
         base.kv_shapes,

@@ -206,6 +206,8 @@ class RunChunks(Message, frozen=True):
     observed: tuple[Observed, ...] = ()
     is_early_exit: bool = False
     """Whether it runs the first layers alone, for a draft."""
+    num_pending: int = 0
+    """The first rows, whose tokens rank 0 broadcasts when the step begins."""
 
 
 class ForgetRequests(Message, frozen=True):

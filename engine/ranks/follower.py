@@ -30,6 +30,7 @@ from ..model.first_layers import exit_argument, open_first_layers
 from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
 from ..shards.group_links import GroupLinks
+from ..shards.rank_sums import RankSums
 from .commands import (
     ClearKv,
     Command,
@@ -85,9 +86,7 @@ def follow(config: EngineConfig, links: GroupLinks, pipe: FollowerPipe, rank: in
         pools = pipe.receive()
         assert isinstance(pools, OpenPools), "it is the first command"
         bound = base.bound_to(pools.base_id)
-        follower = Follower(
-            config, bound, pools, pipe, rank, adds_vectors=links.sums.place.rank == 0
-        )
+        follower = Follower(config, bound, pools, pipe, rank, links.sums)
         _log.info("rank_ready", extra=asdict(follower.measure()))
         with links.pulse.living():
             follower.run(links.pulse.beat)
@@ -105,10 +104,9 @@ class Follower:
         pools: OpenPools,
         pipe: FollowerPipe,
         rank: int,
-        *,
-        adds_vectors: bool,
+        ranks: RankSums,
     ) -> None:
-        """`adds_vectors`: whether this rank adds an adapter's biases behind a sum of its stage."""
+        """`rank`: its number in the group. `ranks`: the connections to those of its stage."""
         self.base = base
         self.pipe = pipe
         duty = choose_duty(base.device) if config.loader_duty is None else config.loader_duty
@@ -116,7 +114,7 @@ class Follower:
         self._loader = LoaderThreads(1)
         layout = base.part.layout
         prepare = BlockPreparation(
-            layout, base.extended, partial=base.partial, adds_vectors=adds_vectors
+            layout, base.extended, partial=base.partial, adds_vectors=ranks.place.rank == 0
         )
         self._magnitudes = RowMagnitudes(layout, base.partial)
         reader = BlockReader(base.part, prepare=prepare, pace=self._pace)
@@ -136,7 +134,7 @@ class Follower:
         )
         argument = exit_argument(config)
         first_layers = None if argument is None else open_first_layers(argument, base)
-        self.steps = FollowerSteps(base, self._cache, self.arena, first_layers)
+        self.steps = FollowerSteps(base, self._cache, self.arena, ranks, first_layers)
         self._memory = RankMemory(rank, base, self.arena, kv_bytes=self._cache.num_bytes)
         self._report_time = 0.0
         """When the next report is due."""

@@ -14,22 +14,31 @@ from ..model.base_model import BaseModel
 from ..model.first_layers import FirstLayers
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_decoder
 from ..model.inputs import SequenceChunk, make_inputs
+from ..shards.rank_sums import RankSums
+from ..transfers import to_device
 from .commands import Chunk, RunChunks, unpack_tables
 from .observed_attention import AttentionMasses
+from .step_tokens import AwaitedTokens
 
 
 class FollowerSteps:
     """The base without its output head, the KV cache and the arena of one follower."""
 
     def __init__(
-        self, base: BaseModel, cache: KvCache, arena: Arena, first_layers: FirstLayers | None
+        self,
+        base: BaseModel,
+        cache: KvCache,
+        arena: Arena,
+        ranks: RankSums,
+        first_layers: FirstLayers | None,
     ) -> None:
-        """`first_layers`: of early exit; None without it."""
+        """`ranks`: of this one's stage. `first_layers`: of early exit; None without it."""
         self.masses = AttentionMasses()
         self._first_layers = first_layers
         self._base = base
         self._cache = cache
         self._arena = arena
+        self._ranks = ranks
         self._adapters = StepAdaptersBuilder(
             LoraBatchBuilder(arena, base.device), base.part.layout, base.head_name
         )
@@ -44,6 +53,9 @@ class FollowerSteps:
             block_size=self._cache.block_size,
             device=self._base.device,
         )
+        if command.num_pending:
+            pending = AwaitedTokens(command.num_pending, self._ranks)
+            pending.fill(inputs.input_ids, to_device(pending.sources, self._base.device))
         adapters = self._build(chunks)
         paged = PagedForward.of(self._cache, inputs, adapters.lora)
         observations = self.masses.observations(command.observed)

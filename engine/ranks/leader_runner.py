@@ -16,20 +16,29 @@ from ..model.first_layers import FirstLayers
 from ..model.inputs import PendingTokens, SequenceChunk
 from ..request import Request
 from ..scheduling.batch import ScheduledSequence
+from ..shards.rank_sums import RankSums
 from .commands import Chunk, ForgetRequests, LeasedRow, RunChunks, pack_tables, unpack_tables
 from .followers import Followers
 from .leader_kv_cache import LeaderKvCache
 from .observed_attention import observed_command
+from .step_tokens import SentTokens
 
 
 class LeaderRunner(ModelRunner):
     """Rank 0's runner: it alone computes logits."""
 
     def __init__(
-        self, followers: Followers, base: BaseModel, cache: LeaderKvCache, arena: Arena
+        self,
+        followers: Followers,
+        ranks: RankSums,
+        base: BaseModel,
+        cache: LeaderKvCache,
+        arena: Arena,
     ) -> None:
+        """`ranks`: the connections to the followers of this stage. See `ModelRunner`."""
         super().__init__(base, cache, arena)
         self._followers = followers
+        self._ranks = ranks
         self._leader_cache = cache
         self._has_stages = base.stages.place.num_stages > 1
         self._observed: set[Request] = set()
@@ -96,18 +105,21 @@ class LeaderRunner(ModelRunner):
     ) -> StepOutput:
         """See `ModelRunner.run_chunks`. Raises RankLost for any error: other ranks may wait in an
         exchange of this step, so no part of it can be run again."""
-        assert pending is None, "a step is read before the next one begins"
-        self._followers.tell(_command(chunks, leases, observations))
-        return self._compute(chunks, leases, observations)
+        num_pending = 0
+        if pending is not None:
+            num_pending, pending = len(pending.sources), SentTokens(pending, self._ranks)
+        self._followers.tell(_command(chunks, leases, observations, num_pending=num_pending))
+        return self._compute(chunks, leases, observations, pending)
 
     def _compute(
         self,
         chunks: Sequence[SequenceChunk],
         leases: Sequence[Lease | None],
         observations: Sequence[Observation] = (),
+        pending: PendingTokens | None = None,
     ) -> StepOutput:
         try:
-            return super().run_chunks(chunks, leases, observations=observations)
+            return super().run_chunks(chunks, leases, pending, observations)
         except Exception as exc:
             self._followers.check()  # it names the rank, if one is known to be lost
             raise RankLost("A step failed on one rank of the group.") from exc
@@ -130,11 +142,13 @@ def _command(
     observations: Sequence[Observation] = (),
     *,
     is_early_exit: bool = False,
+    num_pending: int = 0,
 ) -> RunChunks:
     return RunChunks(
         tuple(map(_chunk_command, chunks, leases)),
         tuple(map(observed_command, observations)),
         is_early_exit=is_early_exit,
+        num_pending=num_pending,
     )
 
 

@@ -40,6 +40,8 @@ class _Group(Protocol):
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> Work: ...
 
+    def broadcast(self, tensor: Tensor, root: int) -> Work: ...
+
 
 class RankSums:
     """The connections of one rank to all others.
@@ -78,6 +80,11 @@ class RankSums:
         with self._pulse.exchanging():
             self._group.allgather([parts], [own]).wait()
         return parts
+
+    def broadcast(self, values: Tensor) -> None:
+        """Write the first rank's values into those of all others; `values`: contiguous."""
+        with self._pulse.exchanging():
+            self._group.broadcast(values, 0).wait()
 
 
 def open_store(descriptor: int, size: int) -> Store:
