@@ -114,8 +114,8 @@ class EngineConfig:
     device: Annotated[str, Option()] = "auto"
     """auto, cpu or cuda."""
     tensor_parallel_size: Annotated[int, Option(minimum=1, maximum=MAX_RANKS)] = 1
-    """Processes among which the base and its adapters are divided, on one machine. On the CPU
-    only."""
+    """Processes among which the base and its adapters are divided, on one machine. On CUDA each
+    has a device of its own."""
     enable_expert_parallel: Annotated[bool, Option()] = False
     """Give each process of --tensor-parallel-size whole experts. A base with experts is always
     divided so; with this option a base without experts is refused."""

@@ -109,6 +109,7 @@ def _open_parts(
         loaded.draft,
         head_bytes=heads_bytes(loaded.medusas),
         num_exit_layers=num_exit_layers(config),
+        ranks=None if group is None else group.links.sums,
     )
     if followers:
         followers.tell(
@@ -118,6 +119,7 @@ def _open_parts(
                 plan.num_swap_slots,
                 plan.num_open_slots,
                 plan.arena_bytes,
+                plan.max_model_len,
             )
         )
     grammars = open_grammars(
@@ -203,31 +205,38 @@ def _open_runner(
     tiers: AdapterTiers,
     group: RankGroup | None,
 ) -> ModelRunner:
-    if group is not None:
-        leader = LeaderKvCache(
-            group.followers,
+    captures = serves_graphs(config, base)
+    if group is None:
+        cache = KvCache(
             plan.kv_groups,
             base.kv_shapes,
             block_size=config.kv_block_size,
             kv_format=base.kv_format,
             device=base.device,
             num_swap_slots=plan.num_swap_slots,
-            has_stages=config.pipeline_parallel_size > 1,
+            has_spare_blocks=captures,
             num_open_slots=plan.num_open_slots,
         )
-        return LeaderRunner(group.followers, group.links.sums, base, leader, tiers.arena)
-    cache = KvCache(
+        graphs = open_decode_graphs(
+            config, base, cache, tiers.arena, max_model_len=plan.max_model_len
+        )
+        return ModelRunner(base, cache, tiers.arena, graphs)
+    leader = LeaderKvCache(
+        group.followers,
         plan.kv_groups,
         base.kv_shapes,
         block_size=config.kv_block_size,
         kv_format=base.kv_format,
         device=base.device,
         num_swap_slots=plan.num_swap_slots,
-        has_spare_blocks=serves_graphs(config, base),
+        has_stages=config.pipeline_parallel_size > 1,
+        has_spare_blocks=captures,
         num_open_slots=plan.num_open_slots,
     )
-    graphs = open_decode_graphs(config, base, cache, tiers.arena, max_model_len=plan.max_model_len)
-    return ModelRunner(base, cache, tiers.arena, graphs)
+    graphs = open_decode_graphs(
+        config, base, leader, tiers.arena, max_model_len=plan.max_model_len, is_shared=True
+    )
+    return LeaderRunner(group.followers, group.links.sums, base, leader, tiers.arena, graphs)
 
 
 def _open_speculation(

@@ -189,6 +189,17 @@ class ModelRunner:
         needs = self._needs(leases)
         if needs is None:
             return None
+        return self.run_graph(graphs, chunks, leases, needs, pending)
+
+    def run_graph(
+        self,
+        graphs: DecodeGraphs,
+        chunks: Sequence[SequenceChunk],
+        leases: Sequence[Lease | None],
+        needs: LoraNeeds,
+        pending: PendingTokens | None,
+    ) -> StepOutput | None:
+        """Like `replay`, of chunks that the graphs serve; `needs`: of the leases' adapters."""
         output = graphs.run(chunks, _rows(leases), needs, pending)
         if output is None:
             return None

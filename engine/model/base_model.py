@@ -516,6 +516,8 @@ def _dense_linear(path: str, module: nn.Module, shards: LinearShards | None) -> 
         values = shards.weight(path, values)
     device = values.codes.device if isinstance(values, QuantizedWeight) else values.device
     weight = dense(values, dtype=_weight(module).dtype, device=device)
+    if shards and weight.is_cuda:
+        weight = weight.clone()  # a view would keep the whole weight on the device
     return DenseLinear(weight, _bias([(path, module)], shards))
 
 

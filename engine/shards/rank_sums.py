@@ -3,6 +3,9 @@
 A row's result must not depend on the rows beside it. An all-reduce over three or more ranks adds an
 element in an order that depends on its place in the message. So the parts are gathered there, and
 every rank adds them in the order of the ranks. Two numbers have one sum.
+
+gloo connects ranks on the CPU, NCCL ranks on CUDA. With NCCL no method waits for the device, so a
+CUDA graph can contain them.
 """
 
 from __future__ import annotations
@@ -34,26 +37,37 @@ class Work(Protocol):
 
 
 class _Group(Protocol):
-    """What is used of torch's ProcessGroupGloo, whose type stub names none of it."""
+    """What is used of torch's ProcessGroupGloo and ProcessGroupNCCL."""
 
     def allreduce(self, tensors: list[Tensor]) -> Work: ...
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> Work: ...
+    def _allgather_base(self, output: Tensor, input: Tensor) -> Work: ...
 
     def broadcast(self, tensor: Tensor, root: int) -> Work: ...
+
+    def abort(self) -> None: ...
 
 
 class RankSums:
     """The connections of one rank to all others.
 
     All ranks must call the same methods in the same order, with tensors of the same shape and
-    dtype. Each method raises RuntimeError if another rank has died.
+    dtype, on the device of the group. On the CPU each method raises RuntimeError if another rank
+    has died. On CUDA it starts the exchange in the order of the current stream; if a rank has died,
+    the device waits until `abort`.
     """
 
-    def __init__(self, group: _Group, place: RankPlace, pulse: RankPulse | None = None) -> None:
-        """`pulse`: the rank's signs of life; None: nobody watches."""
+    def __init__(
+        self,
+        group: _Group,
+        place: RankPlace,
+        device: torch.device,
+        pulse: RankPulse | None = None,
+    ) -> None:
+        """`device`: of all tensors. `pulse`: the rank's signs of life; None: nobody watches."""
         self._group = group
         self.place = place
+        self.device = device
         self._pulse = pulse or RankPulses(place.size).of(place.rank)
 
     def add(self, part: Tensor) -> Tensor:
@@ -63,9 +77,11 @@ class RankSums:
             with self._pulse.exchanging():
                 self._group.allreduce([whole]).wait()
             return whole
-        parts = self.gather(part)
-        whole = parts[0]
-        for other in parts[1:]:
+        first, *others = self.gather(part)
+        if not others:
+            return first
+        whole = first + others[0]
+        for other in others[1:]:
             whole += other
         return whole
 
@@ -75,16 +91,27 @@ class RankSums:
 
     def gather(self, part: Tensor) -> list[Tensor]:
         """The parts of all ranks, in their order."""
-        own = part.contiguous()
-        parts = [torch.empty_like(own) for _ in range(self.place.size)]
+        own = part.flatten()
+        parts = own.new_empty(self.place.size * len(own))
         with self._pulse.exchanging():
-            self._group.allgather([parts], [own]).wait()
-        return parts
+            self._group._allgather_base(parts, own).wait()
+        return list(parts.view(self.place.size, *part.shape).unbind())
 
     def broadcast(self, values: Tensor) -> None:
         """Write the first rank's values into those of all others; `values`: contiguous."""
         with self._pulse.exchanging():
             self._group.broadcast(values, 0).wait()
+
+    def warm_up(self) -> None:
+        """Do every exchange once, and wait for it. NCCL connects the ranks meanwhile, which must
+        not happen while a graph is captured."""
+        values = torch.zeros(1, device=self.device)
+        self.broadcast(values)
+        self.largest(self.add(values)).item()
+
+    def abort(self) -> None:
+        """End the exchanges in flight, whose results mean nothing then."""
+        self._group.abort()
 
 
 def open_store(descriptor: int, size: int) -> Store:
@@ -96,14 +123,16 @@ def open_store(descriptor: int, size: int) -> Store:
     return FileStore(f"/dev/fd/{os.dup(descriptor)}", size)
 
 
-def connect_ranks(store: Store, place: RankPlace, pulse: RankPulse | None = None) -> RankSums:
-    """Connect this rank to the others of its stage, over the loopback interface. Waits for all of
-    them.
+def connect_ranks(
+    store: Store, place: RankPlace, device: torch.device, pulse: RankPulse | None = None
+) -> RankSums:
+    """Connect this rank to the others of its stage, on one machine. Waits for all of them.
 
-    `pulse`: see `RankSums`.
+    `device`, `pulse`: see `RankSums`.
     """
-    ranks = RankSums(open_gloo(store, place.rank, place.size), place, pulse)
-    ranks.gather(torch.zeros(1))  # no rank reads the store after this
+    open_group = open_nccl if device.type == "cuda" else open_gloo
+    ranks = RankSums(open_group(store, place.rank, place.size), place, device, pulse)
+    ranks.warm_up()  # gloo does not read the store after this
     return ranks
 
 
@@ -114,3 +143,14 @@ def open_gloo(store: Store, rank: int, size: int) -> Any:
     options._devices = [gloo.create_device(hostname=_LOOPBACK)]
     options._timeout = LONGEST_WAIT
     return gloo(store, rank, size, options)
+
+
+def open_nccl(store: Store, rank: int, size: int) -> Any:
+    """A process group whose ranks have a CUDA device each, the current one of their process."""
+    # NCCL finds the other ranks over this interface and would take any; then it uses NVLink, PCIe
+    # or shared memory.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = LONGEST_WAIT
+    return nccl(store, rank, size, options)
