@@ -151,10 +151,10 @@ class Followers:
             return
         self._lost = reason
         _log.error("rank_lost", extra={"rank": index + 1, "error": reason})
-        self._on_lost()
         for key in list(self._running):
             if (future := self._running.pop(key, None)) is not None:
                 future.set_exception(RankLost(self._lost))
+        self._on_lost()
 
 
 def _ended(index: int) -> str:
