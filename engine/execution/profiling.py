@@ -165,13 +165,16 @@ def _num_open_slots(config: EngineConfig, base: BaseModel) -> int | None:
         config.max_num_seqs,
         config.max_num_batched_tokens,
         config.kv_block_size,
-        num_steps=_num_steps(config),
+        num_steps=num_steps_in_flight(config, base.device),
     )
 
 
-def _num_steps(config: EngineConfig) -> int:
-    """Those in flight: with asynchronous scheduling one is scheduled before one is read."""
-    return max(2 if config.async_scheduling else 1, config.pipeline_parallel_size)
+def num_steps_in_flight(config: EngineConfig, device: torch.device) -> int:
+    """The most steps at once: with asynchronous scheduling one is scheduled before one is read."""
+    is_async = config.async_scheduling
+    if is_async is None:
+        is_async = device.type == "cuda"
+    return max(2 if is_async else 1, config.pipeline_parallel_size)
 
 
 def _kv_block_bytes(config: EngineConfig, model: BaseModel, group: KvGroup) -> int:

@@ -275,3 +275,21 @@ def test_what_pytorch_keeps_of_freed_device_memory_is_available(
     monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free["device"], 80 * MIB))
     assert available_bytes(torch.device("cuda")) == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "expected"),
+    [
+        ("cuda", {}, 2),
+        ("cuda", {"async_scheduling": False}, 1),
+        ("cpu", {}, 1),
+        ("cpu", {"async_scheduling": True}, 2),
+        ("cpu", {"pipeline_parallel_size": 3}, 3),
+    ],
+    ids=str,
+)
+def test_room_is_planned_for_the_steps_in_flight_that_a_device_has_unless_told(
+    device: str, settings: dict[str, Any], expected: int
+) -> None:
+    config = EngineConfig("base", **settings)
+    assert profiling.num_steps_in_flight(config, torch.device(device)) == expected
