@@ -15,7 +15,7 @@ BUNDLE := api/static/console
 
 
 .DEFAULT_GOAL := help
-BENCHMARKS := batching pipeline prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
+BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness divided-ends
@@ -148,6 +148,7 @@ bench-prefix: ## time to first token with and without the prefix cache
 bench-paging: ## sequences that run at once: paged against reserved KV
 bench-pipeline: ## two stages: a step in flight for each against one
 bench-divided-ends: ## memory and steps of ranks that hold parts of the embedding and the head
+bench-rank-sums: ## sums over ranks: in parts against gathered whole
 bench-target-itl: ## the curve of throughput over latency
 bench-fairness: ## a tenant beside a flood and a squeeze
 bench-scheduler: ## what the scheduler itself costs a step

@@ -121,7 +121,7 @@ def measure_rank(
     model: Path, store: str, rank: int, size: int, plan: Plan, is_divided: bool
 ) -> Measured:
     torch.set_num_threads(1)
-    links = connect_group(FileStore(store, size), GroupShape(size, 1), rank)
+    links = connect_group(FileStore(store, size), GroupShape(size, 1), rank, torch.device("cpu"))
     loaded: list[BaseModel] = []
     config = EngineConfig(str(model), device="cpu", dtype="float32")
     peak = peak_bytes(

@@ -21,6 +21,8 @@ MAX_ADAPTER_RATIO = 1.10
 """Of a prompt chunk with an adapter over one of the base."""
 MAX_OVER_DENSE = 1.15
 """Of a prompt's attention over PyTorch's dense one."""
+MIN_TWO_RANKS = 1.6
+"""Of a decode step on one rank over that on two, joined by NVLink."""
 MAX_IDLE = 0.03
 """Of a decode step in which the device waits for the host."""
 
@@ -77,6 +79,9 @@ def _bars(result: Mapping[str, Any]) -> Iterator[Bar]:
     for row in result.get("idle", {}).get("rows", ()):
         if row["async"]:
             yield Bar(f"idle device, {row['sequences']} sequences", row["idle"], MAX_IDLE)
+    for row in result.get("rank_times", {}).get("rows", ()):
+        point = f"two ranks over one, {row['batch']} sequences"
+        yield Bar(point, row["times_as_fast"], MIN_TWO_RANKS, is_least=True)
 
 
 def _replayed(result: Mapping[str, Any], part: str) -> Iterable[Mapping[str, Any]]:

@@ -1,6 +1,8 @@
 """Checks a GPU: correct tokens through the real engine with paging, and timings of kernels.
 
-    make gpu-check                 needs torch, triton, transformers, peft, safetensors and numpy
+    make gpu-check
+
+Needs torch, triton, transformers, peft, safetensors, numpy and msgspec.
 
 Serves the same requests, with the base and adapters of mixed ranks in mixed batches, on the CPU and
 on the device under test, from an arena that holds a third of the adapters. Greedy tokens must be
@@ -10,7 +12,9 @@ reference on the CPU, fused norms, rotary embeddings and activations must equal 
 quantized base must match its dequantized weights, as must a product with a quantized weight of
 every form. Adapters' vectors must change a result as plain PyTorch does, and the kernels of MoE
 layers must compute what each expert's matrices say. Recurrences must equal their definition. A
-row's LoRA and its experts must give the same bits whatever shares its step. Engines with proposers
+row's LoRA and its experts must give the same bits whatever shares its step. A group of one rank
+must answer as the engine without a group, with NCCL's exchanges in the captured steps, and so must
+two ranks if there are two devices. Engines with proposers
 must answer like the one without, models with states like transformers on the CPU, and each
 acceptance rule must sample the model's distribution. It measures the kernels, quantized layers,
 other requests' inter-token latency while a large adapter is loaded, and an 8 B base with random
@@ -46,6 +50,7 @@ from benchmarks.lora_check import check_rows, check_vectors
 from benchmarks.packed_experts_check import check_packed_experts, time_packed_experts
 from benchmarks.quantization_check import check_quantization, time_quantization
 from benchmarks.quantized_forms_check import check_forms, time_forms
+from benchmarks.rank_check import check_ranks, time_ranks
 from benchmarks.recurrence_check import check_recurrences, time_recurrences
 from benchmarks.speculation_check import check_speculation
 from benchmarks.states_check import check_states
@@ -356,6 +361,7 @@ PARTS: Mapping[str, Part] = {
     "quantization": lambda folder, told: check_quantization(folder, device=told.device),
     "quantized_forms": lambda _, told: check_forms(told.device),
     "packed_experts": lambda _, told: check_packed_experts(told.device),
+    "ranks": lambda folder, told: check_ranks(folder, device=told.device),
     "states": lambda folder, told: check_states(folder, device=told.device),
     "recurrences": lambda _, told: check_recurrences(told.device),
     "attention": lambda _, told: check_attention(told.device),
@@ -372,6 +378,7 @@ PARTS: Mapping[str, Part] = {
     "form_times": lambda *_: time_forms(),
     "packed_expert_times": lambda _, told: time_packed_experts(told.device),
     "recurrence_times": lambda _, told: time_recurrences(told.device),
+    "rank_times": lambda folder, told: time_ranks(folder, told.device),
     "adapter_load": lambda _, told: time_adapter_load(told.device),
     "mixed_step": lambda _, told: time_mixed_step(told.device, Quantization.NONE),
     "mixed_step_int8": lambda _, told: time_mixed_step(told.device, Quantization.INT8),
@@ -383,7 +390,7 @@ PARTS: Mapping[str, Part] = {
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
     *("lora_vectors", "serving_experts", "experts", "features", "quantized_forms"),
-    *("packed_experts", "states", "recurrences"),
+    *("packed_experts", "states", "recurrences", "ranks"),
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
@@ -392,7 +399,7 @@ CUDA_PARTS = (
     *("packed_experts", "states", "recurrences", "recurrence_times"),
     *("linear_times", "form_times", "packed_expert_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4"),
-    *("idle", "prompts", "speculation_times"),
+    *("idle", "prompts", "speculation_times", "rank_times"),
 )
 """Kernels that there are nowhere else, and bases that are too large elsewhere."""
 

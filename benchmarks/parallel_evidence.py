@@ -276,7 +276,7 @@ def _measure_rank(
     small: str, large: str, store: str, rank: int, shape: GroupShape
 ) -> tuple[int, int]:
     torch.set_num_threads(1)
-    links = connect_group(FileStore(store, shape.size), shape, rank)
+    links = connect_group(FileStore(store, shape.size), shape, rank, torch.device("cpu"))
 
     def load(model: str) -> int:
         config = EngineConfig(model, device="cpu", dtype="float32")

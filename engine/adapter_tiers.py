@@ -79,13 +79,13 @@ def _open_host(
 ) -> HostCache:
     layout = base.part.layout
     prepare = BlockPreparation(layout, base.extended, partial=base.partial)
-    num_bytes = config.host_cache_bytes
+    num_bytes, page_locked = config.host_cache_bytes, base.device.type == "cuda"
     if followers is None:
         return HostCache(
             base.layout,
             num_bytes,
             base.dtype,
-            page_locked=base.device.type == "cuda",
+            page_locked=page_locked,
             prepare=prepare,
             pace=pace,
         )
@@ -94,6 +94,7 @@ def _open_host(
         base.stages.parts,
         num_bytes,
         base.dtype,
+        page_locked=page_locked,
         prepare=prepare,
         magnitudes=RowMagnitudes(layout, base.partial),
         pace=pace,

@@ -116,8 +116,8 @@ class EngineConfig:
     device: Annotated[str, Option()] = "auto"
     """auto, cpu or cuda."""
     tensor_parallel_size: Annotated[int, Option(minimum=1, maximum=MAX_RANKS)] = 1
-    """Processes among which the base and its adapters are divided, on one machine. On the CPU
-    only."""
+    """Processes among which the base and its adapters are divided, on one machine. On CUDA each
+    has a device of its own."""
     enable_expert_parallel: Annotated[bool, Option()] = False
     """Give each process of --tensor-parallel-size whole experts. A base with experts is always
     divided so; with this option a base without experts is refused."""
@@ -280,7 +280,8 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         """Refuse what is not divided among ranks yet. Raises InvalidParameter."""
         refused = {
-            "async_scheduling": bool(self.async_scheduling),
+            # As many steps are in flight as there are stages.
+            "async_scheduling": bool(self.async_scheduling) and self.pipeline_parallel_size > 1,
             "kv_dtype": (
                 self.pipeline_parallel_size > 1 and KvDtype(self.kv_dtype).quantizes_blocks
             ),

@@ -32,7 +32,6 @@ from .model.first_layers import num_exit_layers
 from .model.load_quantization import LoadQuantization
 from .model.sharded_base import load_sharded_base
 from .ranks.commands import OpenPools
-from .ranks.followers import Followers
 from .ranks.leader_kv_cache import LeaderKvCache
 from .ranks.leader_runner import LeaderRunner
 from .ranks.rank_group import RankGroup, open_group
@@ -112,6 +111,7 @@ def _open_parts(
         loaded.draft,
         head_bytes=heads_bytes(loaded.medusas),
         num_exit_layers=num_exit_layers(config),
+        ranks=None if group is None else group.links.sums,
     )
     if followers:
         followers.tell(
@@ -121,6 +121,7 @@ def _open_parts(
                 plan.num_swap_slots,
                 plan.num_open_slots,
                 plan.arena_bytes,
+                plan.max_model_len,
             )
         )
     grammars = open_grammars(
@@ -128,7 +129,7 @@ def _open_parts(
     )
     utilization = _open_utilization(config, base)
     tiers = open_adapter_tiers(config, base, plan, clock=clock, followers=followers)
-    runner = _open_runner(config, base, plan, tiers, followers)
+    runner = _open_runner(config, base, plan, tiers, group)
     kv = KvBlocks(
         plan.kv_groups,
         config.kv_block_size,
@@ -206,33 +207,40 @@ def _open_runner(
     base: BaseModel,
     plan: MemoryPlan,
     tiers: AdapterTiers,
-    followers: Followers | None,
+    group: RankGroup | None,
 ) -> ModelRunner:
-    if followers is not None:
-        leader = LeaderKvCache(
-            followers,
+    captures = serves_graphs(config, base)
+    if group is None:
+        cache = KvCache(
             plan.kv_groups,
             base.kv_shapes,
             block_size=config.kv_block_size,
             kv_format=base.kv_format,
             device=base.device,
             num_swap_slots=plan.num_swap_slots,
-            has_stages=config.pipeline_parallel_size > 1,
+            has_spare_blocks=captures,
             num_open_slots=plan.num_open_slots,
         )
-        return LeaderRunner(followers, base, leader, tiers.arena)
-    cache = KvCache(
+        graphs = open_decode_graphs(
+            config, base, cache, tiers.arena, max_model_len=plan.max_model_len
+        )
+        return ModelRunner(base, cache, tiers.arena, graphs)
+    leader = LeaderKvCache(
+        group.followers,
         plan.kv_groups,
         base.kv_shapes,
         block_size=config.kv_block_size,
         kv_format=base.kv_format,
         device=base.device,
         num_swap_slots=plan.num_swap_slots,
-        has_spare_blocks=serves_graphs(config, base),
+        has_stages=config.pipeline_parallel_size > 1,
+        has_spare_blocks=captures,
         num_open_slots=plan.num_open_slots,
     )
-    graphs = open_decode_graphs(config, base, cache, tiers.arena, max_model_len=plan.max_model_len)
-    return ModelRunner(base, cache, tiers.arena, graphs)
+    graphs = open_decode_graphs(
+        config, base, leader, tiers.arena, max_model_len=plan.max_model_len, is_shared=True
+    )
+    return LeaderRunner(group.followers, group.links.sums, base, leader, tiers.arena, graphs)
 
 
 def _open_speculation(

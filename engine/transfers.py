@@ -6,7 +6,7 @@ step in flight included. Page-locked memory is copied while the host goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class HostCopy:
     def __init__(self, source: Tensor) -> None:
         """Start copying; later work on the device may change the source."""
         self._copied: torch.cuda.Event | None = None
+        self._check: Callable[[], None] | None = None
         if source.is_cuda:
             self._host = torch.empty_like(source, device="cpu", pin_memory=True)
             self._host.copy_(source, non_blocking=True)
@@ -40,8 +41,15 @@ class HostCopy:
         else:
             self._host = source.clone()
 
+    def check_with(self, check: Callable[[], None]) -> None:
+        """Call this in `read` once the copy is complete. It raises an error if what the device has
+        computed means nothing."""
+        self._check = check
+
     def read(self) -> Tensor:
         """The copy; waits for it, and for no later work."""
         if self._copied is not None:
             self._copied.synchronize()
+        if self._check is not None:
+            self._check()
         return self._host

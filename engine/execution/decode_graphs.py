@@ -152,10 +152,14 @@ class DecodeGraphs:
         capture: Capture,
         *,
         sizes: Sequence[int],
+        is_shared: bool = False,
     ) -> None:
         """`cache`: one with spare blocks. `arena`: None for a draft model, which has no adapters.
-        `sizes`: the numbers of rows, ascending to those of `layout`."""
+        `sizes`: the numbers of rows, ascending to those of `layout`. `is_shared`: all ranks of a
+        group capture and replay the same steps together, so a capture that fails raises its error.
+        """
         self._base = base
+        self._is_shared = is_shared
         self._cache = cache
         self._arena = arena
         self._capture = capture
@@ -163,7 +167,7 @@ class DecodeGraphs:
         self._sizes = sizes
         self._inputs = DecodeInputs(layout, cache.spare_blocks, base.device)
         size = layout.max_rows
-        self._logits = torch.zeros(size, base.vocab_size, device=base.device)
+        self._logits = torch.zeros(size, base.num_logits, device=base.device)
         self._are_finite = torch.zeros(size, dtype=torch.bool, device=base.device)
         self._token_states: Tensor | None = None
         """Allocated by the first step that is computed, with its dtype."""
@@ -286,7 +290,10 @@ class DecodeGraphs:
                 yield Shape(size, rank)
 
     def _replay_of(self, shape: Shape) -> Callable[[], None] | None:
-        """The replay of a shape whose inputs are filled: capturing computes them first."""
+        """The replay of a shape whose inputs are filled: capturing computes them first.
+
+        None: it could not be captured. Graphs that ranks share raise the error instead.
+        """
         if self._arena is not None and self._table is not self._arena.table:
             self._table = self._arena.table
             self._replays = {key: replay for key, replay in self._replays.items() if not key.rank}
@@ -295,6 +302,8 @@ class DecodeGraphs:
                 self._replays[shape] = self._capture(lambda: self._compute(shape))
             except Exception:  # a shape without a graph is computed eagerly
                 self._base.forget_step()
+                if self._is_shared:
+                    raise
                 logger.exception("no graph for %d rows, rank %d, vectors: %s, experts: %s", *shape)
                 self._replays[shape] = None
         return self._replays[shape]
@@ -386,9 +395,10 @@ def open_decode_graphs(
     arena: Arena | None = None,
     *,
     max_model_len: int,
+    is_shared: bool = False,
 ) -> DecodeGraphs | None:
     """Of the base, or of a draft model, which has no arena. None where decode steps run kernel by
-    kernel."""
+    kernel. `is_shared`: see `DecodeGraphs`."""
     if not serves_graphs(config, model):
         if _may_capture(config, model):
             waits = ", ".join(model.host_reads)
@@ -397,7 +407,8 @@ def open_decode_graphs(
         return None
     layout = decode_layout(config, model, cache.groups, max_model_len)
     sizes = row_sizes(config.max_num_seqs, layout.max_rows)
-    return DecodeGraphs(model, cache, arena, layout, CudaCapture(model.device), sizes=sizes)
+    capture = CudaCapture(model.device)
+    return DecodeGraphs(model, cache, arena, layout, capture, sizes=sizes, is_shared=is_shared)
 
 
 def _num_prompt_reads(chunk: SequenceChunk) -> int:

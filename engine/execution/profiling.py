@@ -21,6 +21,7 @@ from ..memory.plan import MemoryPlan, plan_memory
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
 from ..model.inputs import SequenceChunk, make_inputs
+from ..shards.rank_sums import RankSums
 from .decode_graphs import (
     GRAPH_LAYER_BYTES,
     WORKSPACE_BYTES,
@@ -41,11 +42,13 @@ def plan_engine(
     *,
     head_bytes: int = 0,
     num_exit_layers: int = 0,
+    ranks: RankSums | None = None,
 ) -> MemoryPlan:
     """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
-    of loaded Medusa heads. `num_exit_layers`: those of early exit.
+    of loaded Medusa heads. `num_exit_layers`: those of early exit. `ranks`: the connections to
+    those that call `profile_along` meanwhile; None: there is one rank.
     """
     groups = kv_groups(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
@@ -66,7 +69,9 @@ def plan_engine(
         graph_bytes=graph_bytes,
         weight_format=base.weight_formats,
     )
-    memory = _rank_memory(config, measure_memory(base.device))
+    memory = measure_memory(base.device)
+    if ranks:
+        memory = rank_memory(memory, config.num_ranks, ranks)
     plan = plan_memory(config, memory, demand, proposers)
     if config.num_ranks > 1:
         plan.lines.insert(0, f"{_describe_group(config)}; all sizes are of each")
@@ -103,11 +108,22 @@ def kv_groups(config: EngineConfig, base: BaseModel) -> tuple[KvGroup, ...]:
     )
 
 
-def _rank_memory(config: EngineConfig, memory: DeviceMemory) -> DeviceMemory:
-    """One rank's share of the memory: all ranks have loaded their weights, and share the host."""
-    if not memory.is_host:
-        return memory
-    return memory._replace(free_bytes=memory.free_bytes // config.num_ranks)
+def profile_along(config: EngineConfig, base: BaseModel, ranks: RankSums) -> None:
+    """A follower's part of `plan_engine`: the steps that rank 0 measures need all ranks."""
+    groups = kv_groups(config, base)
+    profile_step(config, base, groups)
+    if serves_graphs(config, base):
+        _profile_graph(config, base, groups)
+    rank_memory(measure_memory(base.device), config.num_ranks, ranks)
+
+
+def rank_memory(memory: DeviceMemory, num_ranks: int, ranks: RankSums) -> DeviceMemory:
+    """The memory that each rank has, all having loaded their weights: an equal share of the host,
+    which they share, else the least of all ranks' devices. `memory`: as this rank measures it."""
+    if memory.is_host:
+        return memory._replace(free_bytes=memory.free_bytes // num_ranks)
+    free = torch.tensor([memory.free_bytes], device=ranks.device)
+    return memory._replace(free_bytes=-int(ranks.largest(-free)))
 
 
 def _describe_group(config: EngineConfig) -> str:
@@ -160,13 +176,16 @@ def _num_open_slots(config: EngineConfig, base: BaseModel) -> int | None:
         config.max_num_seqs,
         config.max_num_batched_tokens,
         config.kv_block_size,
-        num_steps=_num_steps(config),
+        num_steps=num_steps_in_flight(config, base.device),
     )
 
 
-def _num_steps(config: EngineConfig) -> int:
-    """Those in flight: with asynchronous scheduling one is scheduled before one is read."""
-    return max(2 if config.async_scheduling else 1, config.pipeline_parallel_size)
+def num_steps_in_flight(config: EngineConfig, device: torch.device) -> int:
+    """The most steps at once: with asynchronous scheduling one is scheduled before one is read."""
+    is_async = config.async_scheduling
+    if is_async is None:
+        is_async = device.type == "cuda"
+    return max(2 if is_async else 1, config.pipeline_parallel_size)
 
 
 def _kv_block_bytes(config: EngineConfig, model: BaseModel, group: KvGroup) -> int:
@@ -203,15 +222,19 @@ def _graph_bytes(
     """
     if not serves_graphs(config, base):
         return 0
-    context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), max_rows(config)
-    activations = peak_bytes(
-        base.device, lambda: _run_at(context, [1] * num_rows, num_rows, config, base, groups)
-    )
+    num_rows = max_rows(config)
+    activations = peak_bytes(base.device, lambda: _profile_graph(config, base, groups))
     layout = decode_layout(config, base, groups, base.max_model_len)
     logits = 4 * num_rows * base.vocab_size
     num_graphs = num_graphs_at_start(config, has_adapters=has_adapters)
     graphs = num_graphs * (len(base.kv_shapes) + num_exit_layers) * GRAPH_LAYER_BYTES
     return activations + layout.num_bytes + logits + graphs + WORKSPACE_BYTES
+
+
+def _profile_graph(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:
+    """Run the largest captured step, kernel by kernel."""
+    context, num_rows = min(base.max_model_len, PROFILE_CONTEXT), max_rows(config)
+    _run_at(context, [1] * num_rows, num_rows, config, base, groups)
 
 
 def _run_at(

@@ -16,7 +16,7 @@ from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
 from ..model.first_layers import FirstLayers
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
-from ..model.inputs import PendingTokens, SequenceChunk, make_inputs
+from ..model.inputs import PendingTokens, SampledTokens, SequenceChunk, make_inputs
 from ..model.output_head import head_inputs
 from ..model.step_states import PagedStates
 from ..request import Request
@@ -189,6 +189,17 @@ class ModelRunner:
         needs = self._needs(leases)
         if needs is None:
             return None
+        return self.run_graph(graphs, chunks, leases, needs, pending)
+
+    def run_graph(
+        self,
+        graphs: DecodeGraphs,
+        chunks: Sequence[SequenceChunk],
+        leases: Sequence[Lease | None],
+        needs: LoraNeeds,
+        pending: PendingTokens | None,
+    ) -> StepOutput | None:
+        """Like `replay`, of chunks that the graphs serve; `needs`: of the leases' adapters."""
         output = graphs.run(chunks, _rows(leases), needs, pending)
         if output is None:
             return None
@@ -309,7 +320,7 @@ def _pending(sequences: Sequence[ScheduledSequence], sampled: Sampled) -> Pendin
     ]
     if max(sources, default=-1) < 0:
         return None
-    return PendingTokens(sampled.draws.tokens, sources)
+    return SampledTokens(sampled.draws.tokens, sources)
 
 
 def chunk_of(sequence: ScheduledSequence) -> SequenceChunk:

@@ -53,6 +53,7 @@ from .admission import (
     probe_kv_shapes,
 )
 from .base_stages import BaseStages
+from .divided_ends import DividedHead
 from .embedding_and_head import ModelEnds, adapt_ends
 from .experts import MoeLayer, experts_parameters, pack_moe_layers, replace_experts
 from .fused_layers import FusedLayers, fuse_layers, fuses_layers
@@ -123,6 +124,12 @@ class BaseModel:
     @property
     def vocab_size(self) -> int:
         return int(self.config.vocab_size)
+
+    @property
+    def num_logits(self) -> int:
+        """This rank's of a row: those of all tokens on the first rank, which samples."""
+        head = self.model.get_output_embeddings()
+        return head.num_logits if isinstance(head, DividedHead) else self.vocab_size
 
     @property
     def embedding_size(self) -> int:
@@ -526,6 +533,8 @@ def _dense_linear(path: str, module: nn.Module, shards: LinearShards | None) -> 
         values = shards.weight(path, values)
     device = values.codes.device if isinstance(values, QuantizedWeight) else values.device
     weight = dense(values, dtype=_weight(module).dtype, device=device)
+    if shards and weight.is_cuda:
+        weight = weight.clone()  # a view would keep the whole weight on the device
     return DenseLinear(weight, _bias([(path, module)], shards))
 
 

@@ -130,6 +130,12 @@ class DividedHead(nn.Module):
         self._widths = [len(part.tokens) for part in vocabulary]
         self._ranks = ranks
 
+    @property
+    def num_logits(self) -> int:
+        """Of a row's result, without added tokens."""
+        rank = self._ranks.place.rank
+        return self._widths[rank] if rank else sum(self._widths)
+
     def forward(self, x: Tensor) -> Tensor:
         """`x [..., in]` to `[..., tokens]`: on the first rank of all ranks and of the tokens that
         the step's adapters add, on the others of their own tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -103,16 +103,29 @@ class SequenceChunk(NamedTuple):
         return [*range(-1, num_known - 1), *(num_known + parent for parent in tree)]
 
 
-class PendingTokens(NamedTuple):
+class PendingTokens(Protocol):
     """Tokens of a step that the step before it sampled and the host has not read."""
+
+    @property
+    def sources(self) -> list[int]:
+        """For each of the step's first rows the index of its token among the sampled ones; -1: the
+        host knows it."""
+        ...
+
+    def fill(self, input_ids: Tensor, sources: Tensor) -> None:
+        """Put them into the step's `input_ids [num_rows]`; `sources`: on the device."""
+        ...
+
+
+class SampledTokens(NamedTuple):
+    """Pending tokens that this process has sampled."""
 
     sampled: Tensor
     """int64, on the device."""
     sources: list[int]
-    """For each of the step's first rows the index of its token there; -1: the host knows it."""
 
     def fill(self, input_ids: Tensor, sources: Tensor) -> None:
-        """Put them into the step's `input_ids [num_rows]`; `sources`: on the device."""
+        """See `PendingTokens.fill`."""
         known = input_ids[: len(sources)]
         pending = self.sampled.index_select(0, sources.clamp(min=0))
         known.copy_(torch.where(sources < 0, known, pending))

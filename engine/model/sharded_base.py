@@ -118,7 +118,7 @@ class _Settings(NamedTuple):
         config = load_config(model_dir)
         max_model_len = check_config(config, max_model_len=engine.max_model_len)
         contexts = rotary_contexts(config, max_model_len=max_model_len)
-        device = _check_device(choose_device(engine.device))
+        device = choose_device(engine.device)
         dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
         kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
         stored_format = find_packed_format(model_dir)
@@ -237,12 +237,6 @@ def load_sharded_base(
     return base
 
 
-def _check_device(device: torch.device) -> torch.device:
-    if device.type != "cpu":
-        raise UnsupportedModel("tensor parallelism is supported on the CPU only: give --device cpu")
-    return device
-
-
 def _read(settings: _Settings) -> PreTrainedModel:
     """The model, whose linear layers and experts stay in the files."""
     return load_weights(
@@ -259,7 +253,7 @@ def _read(settings: _Settings) -> PreTrainedModel:
 def _divide(model: PreTrainedModel, settings: _Settings, links: GroupLinks) -> _Division:
     """Raises UnsupportedModel if the base cannot be divided."""
     config = settings.config
-    plan = _plan(model, config, links.sums)
+    plan = _plan(model, config, links)
     if settings.engine.enable_expert_parallel and not plan.experts:
         raise UnsupportedModel(
             f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
@@ -274,7 +268,10 @@ def _divide(model: PreTrainedModel, settings: _Settings, links: GroupLinks) -> _
     return _Division(links, plan, shards, plan_stages(model, config, num_stages))
 
 
-def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
+def _plan(model: PreTrainedModel, config: Any, links: GroupLinks) -> ShardPlan:
+    """What this rank holds. A stage of one rank holds its layers whole and has nothing to exchange;
+    a group of one rank exchanges as one of several does, with itself."""
+    place = links.sums.place
     sizes = {}
     for path, module in decoder_linears(model).items():
         (part,) = whole_projection([(path, module)]).slices
@@ -283,14 +280,14 @@ def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
         path: matrices_shape(module, parameter_names(module)[0])[0]
         for path, module in served_experts(model).items()
     }
-    if ranks.place.size == 1:
+    if links.stages and place.size == 1:
         return ShardPlan({}, {path: range(count) for path, count in num_experts.items()})
-    return plan_shards(config, model.base_model_prefix, sizes, ranks.place, num_experts=num_experts)
+    return plan_shards(config, model.base_model_prefix, sizes, place, num_experts=num_experts)
 
 
 def _all_multiply_bytes(ranks: RankSums) -> bool:
     """Whether every rank prefers products of bytes, for which they exchange other numbers."""
-    measured = torch.tensor([prefers_bytes()], dtype=torch.int32)
+    measured = torch.tensor([prefers_bytes()], dtype=torch.int32, device=ranks.device)
     return bool(torch.cat(ranks.gather(measured)).all())
 
 

@@ -35,6 +35,7 @@ class OpenPools(Message, frozen=True):
     num_swap_slots: tuple[int, ...]
     num_open_slots: int | None
     arena_bytes: int
+    max_model_len: int
 
 
 # --- adapters, beside the steps ------------------------------------------------------------------
@@ -200,6 +201,14 @@ class Compacted(msgspec.Struct, frozen=True, array_like=True):
     pool_width: int
 
 
+class Replayed(msgspec.Struct, frozen=True, array_like=True):
+    """What a captured graph must serve, see `LoraNeeds`."""
+
+    rank: int
+    has_vectors: bool
+    has_experts: bool
+
+
 class RunChunks(Message, frozen=True):
     """One forward pass."""
 
@@ -207,6 +216,10 @@ class RunChunks(Message, frozen=True):
     observed: tuple[Observed, ...] = ()
     is_early_exit: bool = False
     """Whether it runs the first layers alone, for a draft."""
+    num_pending: int = 0
+    """The first rows, whose tokens rank 0 broadcasts when the step begins."""
+    replayed: Replayed | None = None
+    """All ranks replay this graph, and capture it before if none has; None: kernel by kernel."""
 
 
 class ForgetRequests(Message, frozen=True):

@@ -20,7 +20,8 @@ from ...adapters.extents import Extent
 from ...adapters.identity import AdapterKey
 from ...adapters.loaders import LoaderThreads, Pace
 from ..config import EngineConfig
-from ..execution.profiling import kv_groups, profile_step
+from ..execution.decode_graphs import open_decode_graphs, serves_graphs
+from ..execution.profiling import profile_along
 from ..kv.cache import KvCache
 from ..memory.loader_duty import choose_duty
 from ..messages import RankStats
@@ -30,6 +31,7 @@ from ..model.first_layers import exit_argument, open_first_layers
 from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
 from ..shards.group_links import GroupLinks
+from ..shards.rank_sums import RankSums
 from .commands import (
     ClearKv,
     Command,
@@ -79,15 +81,13 @@ def follow(config: EngineConfig, links: GroupLinks, pipe: FollowerPipe, rank: in
     Raises UnsupportedModel if the base cannot be divided, RuntimeError if another rank has died.
     """
     base = load_sharded_base(config, links)
-    # Rank 0 measures this step, which needs all ranks.
-    profile_step(config, base, kv_groups(config, base))
+    profile_along(config, base, links.sums)
     try:
         pools = pipe.receive()
         assert isinstance(pools, OpenPools), "it is the first command"
         bound = base.bound_to(pools.base_id)
-        follower = Follower(
-            config, bound, pools, pipe, rank, adds_vectors=links.sums.place.rank == 0
-        )
+        follower = Follower(config, bound, pools, pipe, rank, links.sums)
+        follower.steps.capture()
         _log.info("rank_ready", extra=asdict(follower.measure()))
         with links.pulse.living():
             follower.run(links.pulse.beat)
@@ -105,10 +105,9 @@ class Follower:
         pools: OpenPools,
         pipe: FollowerPipe,
         rank: int,
-        *,
-        adds_vectors: bool,
+        ranks: RankSums,
     ) -> None:
-        """`adds_vectors`: whether this rank adds an adapter's biases behind a sum of its stage."""
+        """`rank`: its number in the group. `ranks`: the connections to those of its stage."""
         self.base = base
         self.pipe = pipe
         duty = choose_duty(base.device) if config.loader_duty is None else config.loader_duty
@@ -116,11 +115,16 @@ class Follower:
         self._loader = LoaderThreads(1)
         layout = base.part.layout
         prepare = BlockPreparation(
-            layout, base.extended, partial=base.partial, adds_vectors=adds_vectors
+            layout, base.extended, partial=base.partial, adds_vectors=ranks.place.rank == 0
         )
         self._magnitudes = RowMagnitudes(layout, base.partial)
         reader = BlockReader(base.part, prepare=prepare, pace=self._pace)
-        self.host = FollowerHost(reader, config.host_cache_bytes, base.dtype)
+        self.host = FollowerHost(
+            reader,
+            config.host_cache_bytes,
+            base.dtype,
+            page_locked=base.device.type == "cuda",
+        )
         self.arena = FollowerArena(
             base.part.layout, pools.arena_bytes, base.dtype, base.device, pace=self._pace
         )
@@ -132,11 +136,20 @@ class Follower:
             kv_format=base.kv_format,
             device=base.device,
             num_swap_slots=pools.num_swap_slots,
+            has_spare_blocks=serves_graphs(config, base),
             num_open_slots=pools.num_open_slots,
         )
         argument = exit_argument(config)
         first_layers = None if argument is None else open_first_layers(argument, base)
-        self.steps = FollowerSteps(base, self._cache, self.arena, first_layers)
+        graphs = open_decode_graphs(
+            config,
+            base,
+            self._cache,
+            self.arena,
+            max_model_len=pools.max_model_len,
+            is_shared=True,
+        )
+        self.steps = FollowerSteps(base, self._cache, self.arena, ranks, first_layers, graphs)
         self._memory = RankMemory(rank, base, self.arena, kv_bytes=self._cache.num_bytes)
         self._report_time = 0.0
         """When the next report is due."""

@@ -18,10 +18,22 @@ from ...adapters.untouched import untouched_zeros
 class FollowerHost:
     """Blocks in one pool. One thread reads and drops them; others may look them up."""
 
-    def __init__(self, reader: BlockReader, capacity_bytes: int, dtype: torch.dtype) -> None:
-        """`capacity_bytes`: that of rank 0's host cache."""
+    def __init__(
+        self,
+        reader: BlockReader,
+        capacity_bytes: int,
+        dtype: torch.dtype,
+        *,
+        page_locked: bool,
+    ) -> None:
+        """`capacity_bytes`, `page_locked`: those of rank 0's host cache."""
         self._reader = reader
-        self.pool = untouched_zeros(capacity_bytes // dtype.itemsize, dtype)
+        num_elements = capacity_bytes // dtype.itemsize
+        self.pool = (
+            torch.zeros(num_elements, dtype=dtype, pin_memory=True)
+            if page_locked
+            else untouched_zeros(num_elements, dtype)
+        )
         """What no block holds is zero."""
         self._blocks: dict[AdapterKey, HostBlock] = {}
 

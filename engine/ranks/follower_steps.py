@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from ...adapters.arena import Arena
-from ...kernels.lora_batch import AdapterRun, LoraBatchBuilder
+from ...kernels.lora_batch import AdapterRun, LoraBatchBuilder, LoraNeeds
 from ..errors import StaleExtent
+from ..execution.decode_graphs import DecodeGraphs
 from ..execution.evictions import ObservingForward
 from ..kv.cache import KvCache
 from ..model.base_model import BaseModel
@@ -20,29 +21,65 @@ from ..model.forward import (
     run_model,
 )
 from ..model.inputs import SequenceChunk, make_inputs
-from .commands import Chunk, RunChunks, unpack_tables
+from ..shards.rank_sums import RankSums
+from ..transfers import to_device
+from .commands import Chunk, Replayed, RunChunks, unpack_tables
 from .observed_attention import AttentionMasses
+from .step_tokens import AwaitedTokens
 
 
 class FollowerSteps:
     """The base, the KV cache and the arena of one follower."""
 
     def __init__(
-        self, base: BaseModel, cache: KvCache, arena: Arena, first_layers: FirstLayers | None
+        self,
+        base: BaseModel,
+        cache: KvCache,
+        arena: Arena,
+        ranks: RankSums,
+        first_layers: FirstLayers | None,
+        graphs: DecodeGraphs | None,
     ) -> None:
-        """`first_layers`: of early exit; None without it."""
+        """`ranks`: of this one's stage. `first_layers`: of early exit; None without it. `graphs`:
+        those that every rank has; None without any."""
         self.masses = AttentionMasses()
         self._first_layers = first_layers
+        self._graphs = graphs
         self._base = base
         self._cache = cache
         self._arena = arena
+        self._ranks = ranks
         self._adapters = StepAdaptersBuilder(
             LoraBatchBuilder(arena, base.device), base.layout, base.head_name
         )
 
+    def capture(self) -> None:
+        """Capture the graphs of the first steps, together with rank 0."""
+        if self._graphs:
+            self._graphs.capture(keeps_hidden_states=False)
+
     def run(self, command: RunChunks) -> None:
-        """One forward pass; up to the last layer, if rank 0 has the whole output head. Raises
-        StaleExtent if an adapter is not where rank 0 has it."""
+        """One forward pass. Raises StaleExtent if an adapter is not where rank 0 has it."""
+        pending = None
+        if command.num_pending:
+            pending = AwaitedTokens(command.num_pending, self._ranks)
+        if command.replayed:
+            self._replay(command.chunks, command.replayed, pending)
+        else:
+            self._run_eagerly(command, pending)
+
+    def _replay(
+        self, chunks: Sequence[Chunk], replayed: Replayed, pending: AwaitedTokens | None
+    ) -> None:
+        """Its logits are not read: a graph of a follower is that of rank 0, which waits for the
+        output head anyway."""
+        assert self._graphs is not None, "the ranks have one configuration"
+        rows = [self._run_of(chunk).row for chunk in chunks]
+        needs = LoraNeeds(replayed.rank, replayed.has_vectors, replayed.has_experts)
+        self._graphs.run(list(map(_sequence_chunk, chunks)), rows, needs, pending)
+
+    def _run_eagerly(self, command: RunChunks, pending: AwaitedTokens | None) -> None:
+        """Up to the last layer, if rank 0 has the whole output head."""
         chunks = command.chunks
         inputs = make_inputs(
             list(map(_sequence_chunk, chunks)),
@@ -50,6 +87,8 @@ class FollowerSteps:
             block_size=self._cache.block_size,
             device=self._base.device,
         )
+        if pending is not None:
+            pending.fill(inputs.input_ids, to_device(pending.sources, self._base.device))
         adapters = self._build(chunks)
         paged = PagedForward.of(self._cache, inputs, adapters.lora)
         observations = self.masses.observations(command.observed)

@@ -53,6 +53,7 @@ class Followers:
         self._reports: dict[int, tuple[RankStats, float]] = {}
         """By follower its last report, and when it came."""
         self._lost: str | None = None
+        self._on_lost: Callable[[], None] = lambda: None
         self._is_closed = False
 
     def await_joined(self) -> None:
@@ -98,6 +99,10 @@ class Followers:
     def lose(self, rank: int, reason: str) -> None:
         """A follower is of no use any more. All calls raise RankLost from now on."""
         self._lose(rank - 1, reason)
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Call this once a follower is of no use any more, in any thread."""
+        self._on_lost = call
 
     def close(self) -> None:
         """End the followers."""
@@ -149,6 +154,7 @@ class Followers:
         for key in list(self._running):
             if (future := self._running.pop(key, None)) is not None:
                 future.set_exception(RankLost(self._lost))
+        self._on_lost()
 
 
 def _ended(index: int) -> str:

@@ -35,6 +35,7 @@ class LeaderHostCache(HostCache):
         capacity_bytes: int,
         dtype: torch.dtype,
         *,
+        page_locked: bool,
         prepare: Prepare,
         magnitudes: RowMagnitudes,
         pace: Pace,
@@ -42,7 +43,15 @@ class LeaderHostCache(HostCache):
         """See `HostCache`. `parts`: what each rank of each stage holds, this one's being the first
         of the last stage. `magnitudes`: what `prepare` leaves to all ranks of a stage together."""
         own = parts[-1][0]
-        super().__init__(own.whole, capacity_bytes, dtype, prepare=prepare, pace=pace, part=own)
+        super().__init__(
+            own.whole,
+            capacity_bytes,
+            dtype,
+            page_locked=page_locked,
+            prepare=prepare,
+            pace=pace,
+            part=own,
+        )
         self._followers = followers
         self._parts = parts
         self._magnitudes = magnitudes

@@ -28,6 +28,7 @@ class LeaderKvCache(KvCache):
         device: torch.device,
         num_swap_slots: Sequence[int],
         has_stages: bool,
+        has_spare_blocks: bool,
         num_open_slots: int | None,
     ) -> None:
         """See `KvCache`. `has_stages`: steps before an operation may not have run here yet, so the
@@ -39,6 +40,7 @@ class LeaderKvCache(KvCache):
             kv_format=kv_format,
             device=device,
             num_swap_slots=num_swap_slots,
+            has_spare_blocks=has_spare_blocks,
             num_open_slots=num_open_slots,
         )
         self._followers = followers

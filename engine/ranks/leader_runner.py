@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from ...adapters.arena import Arena
 from ...adapters.manager import Lease
+from ...kernels.lora_batch import LoraNeeds
 from ..errors import RankLost
+from ..execution.decode_graphs import DecodeGraphs
 from ..execution.evictions import Observation, observe
 from ..execution.execution import Sampled
 from ..execution.pooling import last_hidden_states
@@ -16,20 +19,39 @@ from ..model.first_layers import FirstLayers
 from ..model.inputs import PendingTokens, SequenceChunk
 from ..request import Request
 from ..scheduling.batch import ScheduledSequence
-from .commands import Chunk, ForgetRequests, LeasedRow, RunChunks, pack_tables, unpack_tables
+from ..shards.rank_sums import RankSums
+from .commands import (
+    Chunk,
+    ForgetRequests,
+    LeasedRow,
+    Replayed,
+    RunChunks,
+    pack_tables,
+    unpack_tables,
+)
 from .followers import Followers
 from .leader_kv_cache import LeaderKvCache
 from .observed_attention import observed_command
+from .step_tokens import SentTokens
 
 
 class LeaderRunner(ModelRunner):
     """Rank 0's runner: it alone has the logits of all tokens."""
 
     def __init__(
-        self, followers: Followers, base: BaseModel, cache: LeaderKvCache, arena: Arena
+        self,
+        followers: Followers,
+        ranks: RankSums,
+        base: BaseModel,
+        cache: LeaderKvCache,
+        arena: Arena,
+        graphs: DecodeGraphs | None,
     ) -> None:
-        super().__init__(base, cache, arena)
+        """`ranks`: the connections to the followers of this stage. `graphs`: those that every rank
+        has. See `ModelRunner`."""
+        super().__init__(base, cache, arena, graphs)
         self._followers = followers
+        self._ranks = ranks
         self._leader_cache = cache
         self._has_stages = base.stages.place.num_stages > 1
         self._observed: set[Request] = set()
@@ -76,6 +98,31 @@ class LeaderRunner(ModelRunner):
         self._note_observed(sequences)
         return output
 
+    def graphs_within(
+        self, name: str, context: Callable[[], AbstractContextManager[None]]
+    ) -> DecodeGraphs | None:
+        """None: followers capture steps of the whole model only."""
+        return None
+
+    def run_graph(
+        self,
+        graphs: DecodeGraphs,
+        chunks: Sequence[SequenceChunk],
+        leases: Sequence[Lease | None],
+        needs: LoraNeeds,
+        pending: PendingTokens | None,
+    ) -> StepOutput | None:
+        """See `ModelRunner.run_graph`. Raises RankLost for any error."""
+        sent = self._sent(pending)
+        replayed = Replayed(*needs)
+        self._followers.tell(
+            _command(chunks, leases, num_pending=_num_pending(sent), replayed=replayed)
+        )
+        with self._rank_errors():
+            output = super().run_graph(graphs, chunks, leases, needs, sent)
+            assert output is not None, "graphs that ranks share serve the step or raise"
+        return self._checked(output)
+
     def run_first_layers(
         self,
         layers: FirstLayers,
@@ -96,21 +143,39 @@ class LeaderRunner(ModelRunner):
     ) -> StepOutput:
         """See `ModelRunner.run_chunks`. Raises RankLost for any error: other ranks may wait in an
         exchange of this step, so no part of it can be run again."""
-        assert pending is None, "a step is read before the next one begins"
-        self._followers.tell(_command(chunks, leases, observations))
-        return self._compute(chunks, leases, observations)
+        sent = self._sent(pending)
+        command = _command(chunks, leases, observations, num_pending=_num_pending(sent))
+        self._followers.tell(command)
+        return self._compute(chunks, leases, observations, sent)
 
     def _compute(
         self,
         chunks: Sequence[SequenceChunk],
         leases: Sequence[Lease | None],
         observations: Sequence[Observation] = (),
+        pending: SentTokens | None = None,
     ) -> StepOutput:
+        with self._rank_errors():
+            output = super().run_chunks(chunks, leases, pending, observations)
+        return self._checked(output)
+
+    def _sent(self, pending: PendingTokens | None) -> SentTokens | None:
+        return None if pending is None else SentTokens(pending, self._ranks)
+
+    @contextmanager
+    def _rank_errors(self) -> Iterator[None]:
+        """Inside, every error becomes RankLost."""
         try:
-            return super().run_chunks(chunks, leases, observations=observations)
+            yield
         except Exception as exc:
             self._followers.check()  # it names the rank, if one is known to be lost
             raise RankLost("A step failed on one rank of the group.") from exc
+
+    def _checked(self, output: StepOutput) -> StepOutput:
+        """The output of a step. Reading it raises RankLost if a rank was lost meanwhile: a device
+        that waits for that rank is let go, and computes anything."""
+        output.are_finite.check_with(self._followers.check)
+        return output
 
     def _note_observed(self, sequences: Sequence[ScheduledSequence]) -> None:
         requests = (sequence.request for sequence in sequences)
@@ -124,17 +189,25 @@ class LeaderRunner(ModelRunner):
             self._followers.tell(ForgetRequests(tuple(each.request_id for each in ended)))
 
 
+def _num_pending(sent: SentTokens | None) -> int:
+    return 0 if sent is None else len(sent.sources)
+
+
 def _command(
     chunks: Sequence[SequenceChunk],
     leases: Sequence[Lease | None],
     observations: Sequence[Observation] = (),
     *,
     is_early_exit: bool = False,
+    num_pending: int = 0,
+    replayed: Replayed | None = None,
 ) -> RunChunks:
     return RunChunks(
         tuple(map(_chunk_command, chunks, leases)),
         tuple(map(observed_command, observations)),
         is_early_exit=is_early_exit,
+        num_pending=num_pending,
+        replayed=replayed,
     )
 
 

@@ -21,6 +21,7 @@ from ...adapters.logs import log_to_stderr
 from ..config import EngineConfig
 from ..errors import EngineError
 from ..lifeline import end_with_parent
+from ..model.base_model import choose_device
 from ..shards.group_links import connect_group
 from ..shards.rank_pulses import RankPulses
 from ..shards.rank_sums import open_store
@@ -48,7 +49,8 @@ def main() -> int:
     try:
         pipe.send(Joined())
         pulses = RankPulses(shape.size, int(beats))
-        links = connect_group(open_store(int(store), shape.size), shape, int(rank), pulses)
+        device = choose_device(config.device)
+        links = connect_group(open_store(int(store), shape.size), shape, int(rank), device, pulses)
         follow(config, links, pipe, int(rank))
     except EngineError as exc:  # rank 0 meets the same and reports it
         _log.error("rank_ended", extra={"rank": int(rank), "error": str(exc)})

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from ..shards.group_links import GroupLinks, connect_group
 from ..shards.rank_pulses import RankPulses
 from ..shards.rank_sums import open_store
 from .followers import Followers
+from .rank_devices import choose_rank_device, rank_environment
 from .rank_pipe import LeaderPipe, leader_pipe
 from .rank_watch import RankWatch
 
@@ -43,10 +44,12 @@ class RankGroup(NamedTuple):
 def open_group(config: EngineConfig) -> RankGroup:
     """Start the followers and connect all ranks.
 
-    Raises RankLost if one ends meanwhile, UnsupportedModel if this PyTorch cannot connect them.
+    Raises RankLost if one ends meanwhile, UnsupportedModel if this PyTorch cannot connect them,
+    InvalidParameter if there are fewer devices than ranks.
     """
     if not dist.is_available():
         raise UnsupportedModel("a group of ranks needs a PyTorch with torch.distributed")
+    device = choose_rank_device(config)
     shape = config.group_shape
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -69,10 +72,15 @@ def open_group(config: EngineConfig) -> RankGroup:
         pulses = RankPulses(shape.size, beats.fileno())
         watch = RankWatch(pulses, shape, end)
         files = (store.fileno(), beats.fileno())
-        pipes = [_start(config, rank, files, processes) for rank in range(1, shape.size)]
+        pipes = [
+            _start(config, rank, rank_environment(device, rank), files, processes)
+            for rank in range(1, shape.size)
+        ]
         followers = Followers(pipes, close)
         followers.await_joined()
-        links = connect_group(open_store(store.fileno(), shape.size), shape, 0, pulses)
+        links = connect_group(open_store(store.fileno(), shape.size), shape, 0, device, pulses)
+        if device.type == "cuda":
+            followers.on_lost(links.sums.abort)
         on_failure.pop_all()
     return RankGroup(links, followers, watch)
 
@@ -80,10 +88,12 @@ def open_group(config: EngineConfig) -> RankGroup:
 def _start(
     config: EngineConfig,
     rank: int,
+    variables: Mapping[str, str],
     files: tuple[int, int],
     processes: list[subprocess.Popen[bytes]],
 ) -> LeaderPipe:
-    """Start one follower; its standard input ends with this process."""
+    """Start one follower; its standard input ends with this process. `variables`: of its
+    environment, in addition to this process's."""
     ours: Connection[bytes, bytes]
     theirs: Connection[bytes, bytes]
     ours, theirs = Pipe()
@@ -93,7 +103,11 @@ def _start(
             [*_COMMAND, *arguments, msgspec.json.encode(config).decode()],
             stdin=subprocess.PIPE,
             stdout=_STDERR,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                **variables,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
             pass_fds=[theirs.fileno(), *files],
         )
     )

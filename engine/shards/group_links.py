@@ -10,6 +10,7 @@ from .rank_sums import RankSums, connect_ranks, open_gloo
 from .stage_links import StageLinks
 
 if TYPE_CHECKING:
+    import torch
     from torch._C._distributed_c10d import Store
 
 
@@ -25,19 +26,24 @@ class GroupLinks(NamedTuple):
 
 
 def connect_group(
-    store: Store, shape: GroupShape, rank: int, pulses: RankPulses | None = None
+    store: Store,
+    shape: GroupShape,
+    rank: int,
+    device: torch.device,
+    pulses: RankPulses | None = None,
 ) -> GroupLinks:
     """Connect this rank to the others. Waits for all of them.
 
-    `pulses`: the signs of life that the group shares; None: nobody watches.
+    `device`: of this rank; the CPU if there are several stages. `pulses`: the signs of life that
+    the group shares; None: nobody watches.
     """
     pulse = (pulses or RankPulses(shape.size)).of(rank)
     if shape.num_stages == 1:
-        return GroupLinks(connect_ranks(store, shape.place(rank), pulse), None, pulse)
+        return GroupLinks(connect_ranks(store, shape.place(rank), device, pulse), None, pulse)
     from torch._C._distributed_c10d import PrefixStore  # not every PyTorch has it
 
     own = PrefixStore(f"stage{shape.stage(rank).stage}", store)
-    sums = connect_ranks(own, shape.place(rank), pulse)
+    sums = connect_ranks(own, shape.place(rank), device, pulse)
     group = open_gloo(PrefixStore("stages", store), rank, shape.size)
     stages = StageLinks(group, shape, rank, pulse)
     stages.tell_all(b"")  # no rank reads the store after this

@@ -26,11 +26,14 @@ from benchmarks import (
     lora_check,
     packed_experts_check,
     quantized_forms_check,
+    rank_check,
     recurrence_check,
     states_check,
 )
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import Acceptance
+from loraplex.engine.execution.runner import StepOutput
+from loraplex.engine.ranks.leader_runner import LeaderRunner
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
 from loraplex.kernels.expert_packing import pack_experts
@@ -137,6 +140,26 @@ def test_quantized_forms_that_differ_or_change_other_rows_are_named(
 
     found = quantized_forms_check.check_forms("cpu", pack_centred)
     assert len(found["rows_changed_by_others"]) == 6, "those of several rows"
+
+
+def test_a_group_of_one_rank_answers_as_no_group(tmp_path: Path) -> None:
+    checked = rank_check.check_ranks(tmp_path, device="cpu")
+    assert checked["ok"]
+    assert checked.keys() == {"ok", "one_rank"}
+    assert checked["one_rank"]["requests"] == rank_check.NUM_REQUESTS
+
+
+@pytest.mark.slow
+def test_ranks_whose_logits_differ_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled(_runner: LeaderRunner, output: StepOutput) -> StepOutput:
+        return output._replace(logits=output.logits * 1.001)
+
+    monkeypatch.setattr(LeaderRunner, "_checked", scaled)
+    checked = rank_check.check_ranks(tmp_path, device="cpu")
+    assert not checked["ok"]
+    assert checked["one_rank"]["max_error"] > rank_check.TOLERANCE
 
 
 def test_states_that_differ_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +317,7 @@ def test_each_figure_with_a_bar_is_listed_beside_it() -> None:
                     {"async": False, "sequences": 32, "idle": 0.3},
                 ]
             },
+            "rank_times": {"rows": [{"batch": 8, "times_as_fast": 1.7}]},
             "prompts": {
                 "rows": [
                     {**chunk, "adapters": "base"},
@@ -312,5 +336,6 @@ def test_each_figure_with_a_bar_is_listed_beside_it() -> None:
         (1.2, "<= 1.1", False),
         (1.25, "<= 1.15", False),
         (0.04, "<= 0.03", False),
+        (1.7, ">= 1.6", True),
     ]
     assert bars({"serving": {"ok": True}}) == []

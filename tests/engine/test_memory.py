@@ -290,3 +290,21 @@ def test_a_refusal_says_how_much_memory_is_enough(memory: DeviceMemory) -> None:
     assert plan_for(replace(config, memory_bytes=round(enough * MIB)), memory).num_kv_blocks >= 1
     with pytest.raises(InsufficientMemory):
         plan_for(replace(config, memory_bytes=round((enough - 4) * MIB)), memory)
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "expected"),
+    [
+        ("cuda", {}, 2),
+        ("cuda", {"async_scheduling": False}, 1),
+        ("cpu", {}, 1),
+        ("cpu", {"async_scheduling": True}, 2),
+        ("cpu", {"pipeline_parallel_size": 3}, 3),
+    ],
+    ids=str,
+)
+def test_room_is_planned_for_the_steps_in_flight_that_a_device_has_unless_told(
+    device: str, settings: dict[str, Any], expected: int
+) -> None:
+    config = EngineConfig("base", **settings)
+    assert profiling.num_steps_in_flight(config, torch.device(device)) == expected

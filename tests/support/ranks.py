@@ -10,6 +10,7 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+import torch
 from torch._C._distributed_c10d import HashStore
 
 from loraplex.engine import parts
@@ -31,6 +32,7 @@ from loraplex.engine.shards.rank_pulses import RankPulses
 from loraplex.engine.shards.rank_sums import RankSums, connect_ranks
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
 
 
 def run_ranks(size: int, run: Callable[[RankSums], T]) -> list[T]:
@@ -38,7 +40,7 @@ def run_ranks(size: int, run: Callable[[RankSums], T]) -> list[T]:
     store = HashStore()
 
     def run_rank(rank: int) -> T:
-        return run(connect_ranks(store, RankPlace(rank, size)))
+        return run(connect_ranks(store, RankPlace(rank, size), CPU))
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(run_rank, range(size)))
@@ -49,7 +51,7 @@ def run_group(shape: GroupShape, run: Callable[[GroupLinks, int], T]) -> list[T]
     store = HashStore()
 
     def run_rank(rank: int) -> T:
-        links = connect_group(store, shape, rank)
+        links = connect_group(store, shape, rank, CPU)
         try:
             result = run(links, rank)
             if links.stages:
@@ -134,7 +136,7 @@ def followers_as_threads() -> Iterator[list[Follower]]:
 
         followers = Followers(pipes, join)
         followers.await_joined()
-        return RankGroup(connect_group(store, shape, 0, pulses), followers, watch)
+        return RankGroup(connect_group(store, shape, 0, CPU, pulses), followers, watch)
 
     with (
         loading_in_threads(),
@@ -148,7 +150,7 @@ def _follow(
     config: EngineConfig, store: HashStore, rank: int, pulses: RankPulses, pipe: FollowerPipe
 ) -> None:
     pipe.send(Joined())
-    links = connect_group(store, config.group_shape, rank, pulses)
+    links = connect_group(store, config.group_shape, rank, CPU, pulses)
     try:
         follower.follow(config, links, pipe, rank)
     except (EngineError, RuntimeError):  # rank 0 meets the same, or has ended

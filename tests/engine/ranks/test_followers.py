@@ -5,12 +5,14 @@ from __future__ import annotations
 from multiprocessing.connection import Pipe
 
 import pytest
+import torch
 
 from loraplex.adapters.errors import AdapterUnavailable
 from loraplex.engine.errors import RankLost
 from loraplex.engine.ranks.commands import DropAdapters, JobDone, Joined, RunChunks
 from loraplex.engine.ranks.followers import Followers, Jobs
 from loraplex.engine.ranks.rank_pipe import FollowerPipe, follower_pipe, leader_pipe
+from loraplex.engine.transfers import HostCopy
 
 
 def connect(count: int) -> tuple[Followers, list[FollowerPipe]]:
@@ -82,3 +84,21 @@ def test_closing_ends_the_followers_connections() -> None:
     with pytest.raises((EOFError, OSError)):
         theirs[0].receive()
     followers.check()
+
+
+def test_what_a_device_computes_after_a_follower_was_lost_is_not_read() -> None:
+    """An exchange that waits for the lost rank is aborted, and the step then computes anything."""
+    followers, _ = connect(1)
+    found = HostCopy(torch.tensor([True]))
+    found.check_with(followers.check)
+    assert found.read().tolist() == [True]
+    seen: list[str] = []
+
+    def abort() -> None:
+        with pytest.raises(RankLost):
+            found.read()
+        seen.append("aborted")
+
+    followers.on_lost(abort)
+    followers.lose(1, "No progress of rank 1.")
+    assert seen == ["aborted"]

@@ -15,21 +15,6 @@ from support.families import SERVED, save_family
 from support.ranks import followers_as_threads, run_sharded
 
 
-@pytest.mark.parametrize(
-    ("param", "settings"),
-    [
-        ("async_scheduling", {"async_scheduling": True}),
-    ],
-)
-def test_an_option_that_is_not_served_with_ranks_is_refused(
-    param: str, settings: dict[str, Any]
-) -> None:
-    EngineConfig("base", **settings)
-    with pytest.raises(InvalidParameter, match="--tensor-parallel-size above 1") as refusal:
-        EngineConfig("base", tensor_parallel_size=2, **settings)
-    assert refusal.value.param == param
-
-
 def test_expert_parallelism_requires_several_ranks() -> None:
     with pytest.raises(
         InvalidParameter, match="requires --tensor-parallel-size above 1"
@@ -52,6 +37,7 @@ def test_expert_parallelism_is_refused_for_a_base_without_experts(tmp_path: Path
     [
         ("speculation", {"speculation": ("ngram", "early_exit:1")}),
         ("kv_dtype", {"kv_dtype": KvDtype.INT4}),
+        ("async_scheduling", {"async_scheduling": True}),
     ],
 )
 def test_an_option_that_is_not_served_with_stages_is_refused(

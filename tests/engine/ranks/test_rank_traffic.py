@@ -90,10 +90,8 @@ def test_mixed_traffic_has_the_answers_of_one_rank(
     with followers_as_threads() as followers:
         together = traffic.serve(shape, has_drafts=has_drafts)
         together.close()
-    met = events(together)
-    of_drafts = {"accepted_drafts"} if not has_drafts else set()
-    assert all(count for name, count in met.items() if name not in {"swaps", *of_drafts}), met
     assert len(followers) == shape.size - 1
+    assert_same_answers(together, alone, has_drafts=has_drafts)
     (deleted,) = together.evicted
     for follower in followers:
         blocks, occupants = follower.host.blocks(), follower.arena._occupants.values()
@@ -101,6 +99,28 @@ def test_mixed_traffic_has_the_answers_of_one_rank(
         assert deleted not in {occupant.key for occupant in occupants}
         assert_zero_outside(follower.host.pool, [block.extent for block in blocks])
         assert_zero_outside(follower.arena.flat, [occupant.extent for occupant in occupants])
+
+
+@needs_llguidance
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "has_drafts"), [(2, True), (2, False), (4, False)])
+def test_steps_in_flight_have_the_answers_of_one_rank(
+    size: int, has_drafts: bool, tmp_path: Path
+) -> None:
+    traffic = Traffic(tmp_path)
+    alone = traffic.serve(GroupShape(1, 1), has_drafts=has_drafts)
+    alone.close()
+    with followers_as_threads():
+        together = traffic.serve(GroupShape(size, 1), has_drafts=has_drafts, async_scheduling=True)
+        together.close()
+    assert_same_answers(together, alone, has_drafts=has_drafts)
+
+
+def assert_same_answers(together: LocalEngine, alone: LocalEngine, *, has_drafts: bool) -> None:
+    """The group's traffic met what it is for, and every answer is that of one rank."""
+    met = events(together)
+    of_drafts = {"accepted_drafts"} if not has_drafts else set()
+    assert all(count for name, count in met.items() if name not in {"swaps", *of_drafts}), met
     assert not [answer.end.error for answer in together.answers.values() if answer.end.error]
     assert together.answers.keys() == alone.answers.keys()
     different = [

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex.engine.shards import rank_sums
 from loraplex.engine.shards.rank_sums import RankSums
 from support.ranks import run_ranks
 
@@ -60,6 +61,36 @@ def test_the_first_rank_collects_parts_of_unequal_widths(num_rows: int) -> None:
     assert others == [[], []]
     for rank, part in enumerate(first):
         assert torch.equal(part, torch.full((num_rows, widths[rank]), float(rank)))
+
+
+@pytest.mark.parametrize("size", [3, 4, 8])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (256, 96)], ids=str)
+def test_a_sum_in_parts_is_bit_equal_to_that_of_whole_messages(
+    size: int, shape: tuple[int, int]
+) -> None:
+    """Most sizes cannot be divided among the ranks."""
+
+    def sums(ranks: RankSums) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(ranks.place.rank)
+        parts = [torch.randn(shape, generator=generator).to(dtype) for dtype in DTYPES]
+        return [add(part) for part in parts for add in (ranks.add_gathered, ranks.add_in_parts)]
+
+    for gathered, in_parts, *others in run_ranks(size, sums):
+        assert torch.equal(gathered, in_parts)
+        assert torch.equal(*others)
+
+
+def test_large_sums_of_three_ranks_and_more_are_added_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_sums, "TWO_SHOT_BYTES", 4 * SIZE)
+    monkeypatch.setattr(RankSums, "add_in_parts", lambda _self, part: part - 1)
+
+    def add(ranks: RankSums) -> list[float]:
+        return [ranks.add(torch.zeros(count, SIZE // 2))[0, 0].item() for count in (1, 2)]
+
+    assert run_ranks(3, add) == [[0.0, -1.0]] * 3
+    assert run_ranks(2, add) == [[0.0, 0.0]] * 2
 
 
 def test_a_sum_of_parts_that_are_not_contiguous_is_right() -> None:
