@@ -9,17 +9,17 @@ every rank and in the same order, because each forward pass exchanges results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ...adapters.layout_part import LayoutPart
 from ...adapters.malloc import return_freed_memory
 from ...kernels.linear_packing import prefers_bytes
+from ...kernels.quantize import WeightFormat
 from ..checkpoint.base_config import read_config_file
 from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
@@ -34,22 +34,11 @@ from ..kv.groups import LayerKvShape
 from ..shards.group_links import GroupLinks
 from ..shards.rank_place import StagePlace
 from ..shards.rank_sums import RankSums
-from ..shards.shard_plan import LinearSize, ShardPlan, plan_shards
+from ..shards.shard_plan import LinearSize, Shard, ShardPlan, plan_shards
 from ..shards.shared_heads import find_shared_heads
+from ..shards.stage_links import StageLinks
 from ..shards.stage_plan import StagePlan
-from .admission import (
-    DenseCase,
-    SelfTest,
-    check_config,
-    check_parity,
-    check_replaced,
-    dense_reference,
-    kv_self_test,
-    paged_error,
-    probe_kv_shapes,
-    run_paged,
-    self_test_tokens,
-)
+from .admission import SelfTest, check_config, check_replaced, kv_self_test, probe_kv_shapes
 from .base_model import (
     BaseModel,
     check_quantized_once,
@@ -67,8 +56,7 @@ from .base_model import (
     whole_projection,
 )
 from .base_stages import BaseStages, tell_shapes
-from .embedding_and_head import adapt_ends
-from .expert_choices import choosing, of_first_rank
+from .embedding_and_head import ModelEnds, adapt_ends
 from .expert_shards import ExpertShards
 from .experts import (
     MoeLayer,
@@ -80,15 +68,19 @@ from .experts import (
     served_experts,
 )
 from .forward import ATTENTION_NAME
-from .fused_layers import fuse_layers, fuses_layers
+from .fused_layers import FusedLayers, fuse_layers, fuses_layers
+from .group_self_test import References, check_together, kv_error_together
 from .head_parameters import cut_head_parameters
 from .latent_attention import replace_latents
+from .linear import FusedProjection
 from .linear_shards import LinearShards
-from .packed_ends import model_ends, pack_ends
+from .load_quantization import LoadQuantization
+from .packed_ends import PackedEnds, model_ends, pack_ends
 from .parity_bound import parity_bound
-from .rope import rotary_contexts
+from .rope import RotaryContexts, rotary_contexts
 from .rotary_tables import table_rotary
 from .stage_layers import (
+    StandIns,
     cut_stage,
     ends_of_stage,
     held_linears,
@@ -100,6 +92,124 @@ from .threshold_test import check_thresholds
 from .whole_layers import whole_layers
 
 
+class _Settings(NamedTuple):
+    """How the base is to be loaded, from the engine's configuration and the base's."""
+
+    engine: EngineConfig
+    model_dir: Path
+    config: Any
+    max_model_len: int
+    contexts: RotaryContexts
+    device: torch.device
+    dtype: torch.dtype
+    kv_format: KvFormat
+    kv_test: SelfTest
+    stored_format: str | None
+    """In which the files hold it quantized; None: they do not."""
+    quantization: LoadQuantization
+    ends_format: WeightFormat | None
+
+    @classmethod
+    def of(cls, engine: EngineConfig) -> _Settings:
+        """Raises UnsupportedModel and InvalidParameter."""
+        model_dir = locate_base(engine.model)
+        config = load_config(model_dir)
+        max_model_len = check_config(config, max_model_len=engine.max_model_len)
+        contexts = rotary_contexts(config, max_model_len=max_model_len)
+        device = _check_device(choose_device(engine.device))
+        dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
+        kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
+        stored_format = find_packed_format(model_dir)
+        check_quantized_once(engine, stored_format)
+        return cls(
+            engine,
+            model_dir,
+            config,
+            max_model_len,
+            contexts,
+            device,
+            dtype,
+            kv_format,
+            kv_self_test(kv_format, engine.kv_block_size, max_model_len=max_model_len),
+            stored_format,
+            choose_quantization(engine, config),
+            weight_format(engine.embedding_quantization),
+        )
+
+    @property
+    def packs_experts(self) -> bool:
+        return packs_experts(self.engine, self.stored_format)
+
+
+class _Division(NamedTuple):
+    """Which part of the base this rank gets."""
+
+    links: GroupLinks
+    plan: ShardPlan
+    shards: LinearShards
+    stage_plan: StagePlan
+
+    @property
+    def ranks(self) -> RankSums:
+        return self.links.sums
+
+    @property
+    def stages(self) -> StageLinks | None:
+        return self.links.stages
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the engine's process, which has the logits."""
+        return self.ranks.place.rank == 0 and (self.stages is None or self.stages.place.is_last)
+
+    @property
+    def stage(self) -> StagePlace:
+        return self.stages.place if self.stages else StagePlace(0, 1)
+
+    @property
+    def stage_linears(self) -> dict[str, Shard]:
+        """The divided layers of this rank's stage."""
+        return held_linears(self.plan.linears, self.stage_plan, self.stages)
+
+
+class _Parts(NamedTuple):
+    """What adapters can change in the whole base, before its linear layers are cut."""
+
+    of_stages: tuple[LayoutPart, ...]
+    """By stage, what its rank of this rank's place holds."""
+    ends: ModelEnds
+    moe_layers: list[MoeLayer]
+    absorbed: Collection[str]
+    stand_ins: StandIns
+    num_parameters: int
+
+
+class _Held(NamedTuple):
+    """This rank's part, packed."""
+
+    ends: ModelEnds
+    packed_ends: PackedEnds
+    moe_layers: list[MoeLayer]
+    projections: list[FusedProjection]
+    rotary_bytes: int
+    kv_shapes: list[LayerKvShape]
+    stages: BaseStages
+    fused: FusedLayers | None
+
+    @property
+    def packed(self) -> list[object]:
+        """The packed layers, as `parity_bound` takes them."""
+        layers = [part for each in self.projections for part in each.linear.modules()]
+        return [*layers, *self.packed_ends.linears]
+
+
+class _Errors(NamedTuple):
+    """Of the self-tests, on rank 0."""
+
+    plain: float
+    of_kv: float
+
+
 def load_sharded_base(
     engine: EngineConfig, links: GroupLinks, *, base_id: str | None = None
 ) -> BaseModel:
@@ -109,153 +219,17 @@ def load_sharded_base(
     layout of the others has no base id until rank 0 has told it. Raises UnsupportedModel with the
     reason if the base cannot be divided, or if the divided base computes something else.
     """
-    model_dir = locate_base(engine.model)
-    config = load_config(model_dir)
-    max_model_len = check_config(config, max_model_len=engine.max_model_len)
-    contexts = rotary_contexts(config, max_model_len=max_model_len)
-    device = _check_device(choose_device(engine.device))
-    dtype = choose_dtype(engine.dtype, checkpoint=config.dtype, device=device)
-    kv_format = choose_kv_format(engine.kv_dtype, dtype=dtype, device=device)
-    kv_test = kv_self_test(kv_format, engine.kv_block_size, max_model_len=max_model_len)
-    stored_format = find_packed_format(model_dir)
-    check_quantized_once(engine, stored_format)
-    quantization = choose_quantization(engine, config)
-    ends_format = weight_format(engine.embedding_quantization)
-    ranks, stages = links.sums, links.stages
-    model = load_weights(
-        model_dir,
-        config,
-        dtype,
-        device,
-        left_stored=decoder_linears,
-        left_experts=experts_parameters,
-        packed_later=model_ends if stored_format else None,
-    )
-    plan = _plan(model, config, ranks)
-    if engine.enable_expert_parallel and not plan.experts:
-        raise UnsupportedModel(
-            f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
-        )
-    if plan.experts and packs_experts(engine, stored_format):
-        raise UnsupportedModel(
-            f"quantized experts are not supported with several ranks ({config.model_type})"
-        )
-    multiplies_bytes = _all_multiply_bytes(ranks)
-    shards = LinearShards(plan.linears, ranks, multiplies_bytes=multiplies_bytes)
-    is_first = ranks.place.rank == 0 and (stages is None or stages.place.is_last)
-    stage_plan = plan_stages(model, config, 1 if stages is None else stages.place.num_stages)
-    linears = decoder_linears(model)
-    references = _References([], [])
-    if is_first:
-        with whole_layers(
-            model, linears, quantization, ends_format, multiplies_bytes=multiplies_bytes
-        ):
-            references = _References.of(model, config.vocab_size, kv_test)
-    order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
-    wholes = [
-        whole_projection([(path, linears[path]) for path in group])
-        for group in sibling_groups(linears)
-    ]
-    moe_layers = replace_experts(model, ExpertShards(plan.experts, ranks))
-    absorbed = replace_latents(model)
-    if absorbed and packs_experts(engine, stored_format):
-        raise UnsupportedModel(
-            "quantized multi-head latent attention is not supported with several ranks "
-            f"({config.model_type})"
-        )
-    with transformers_quiet():  # it remarks on families that compute attention themselves
-        model.set_attn_implementation(ATTENTION_NAME)
-    with without_layers(model, stage_plan) as stand_ins:
-        ends = adapt_ends(model)
-    layout = describe_layout(
-        model,
-        order,
-        ends=ends,
-        linears=wholes,
-        moe_layers=moe_layers,
-        base_id=base_id or (compute_base_id(model_dir) if is_first else ""),
-        digests=end_digests(model, model_dir) if is_first else {},
-        is_text_part=is_composite(read_config_file(model_dir)),
-    )
-    whole = LayoutPart(layout, shards.ranges, _held_experts(moe_layers))
-    parts = parts_of_stages(whole, stage_plan)
-    if stages:
-        cut_stage(model, stage_plan, stages, stand_ins)
-        ends = ends_of_stage(ends, stages)
-        own = stage_plan.layers(stages.place.stage)
-        moe_layers = [layer for layer in moe_layers if stage_plan.layer_of(layer.path) in own]
-        _check_stages(config, moe_layers, dtype)
-    del linears
-    projections = replace_linears(
-        model, quantization=quantization, kept_dense=absorbed, shards=shards
-    )
-    pack_moe_layers(moe_layers, quantization)
-    cut_head_parameters(model, held_linears(plan.linears, stage_plan, stages), ranks.place)
-    rotary_bytes = table_rotary(model, contexts, dtype=dtype, device=device)
-    kv_shapes = _divided_kv_shapes(model, config, links, stage_plan, max_model_len=max_model_len)
-    own_stages = BaseStages(
-        stages.place if stages else StagePlace(0, 1),
-        parts,
-        tell_shapes(kv_shapes, stages) if stages else (kv_shapes,),
-    )
-    packed_ends = pack_ends(model, ends, ends_format)
-    return_freed_memory()
-    check_replaced(model, config)
-    fused = fuse_layers(model) if fuses_layers(device) else None
-    packed: list[object] = [part for each in projections for part in each.linear.modules()]
-    packed += packed_ends.linears
-    error = _check_together(model, config, kv_shapes, references.plain, packed, ranks)
-    kv_error = 0.0
-    if kv_format.code_dtype is not None:
-        kv_error = _kv_error_together(
-            model, config, kv_shapes, references.of_kv, kv_format, kv_test
-        )
-    if is_first:
-        check_thresholds(config, own_stages.all_kv_shapes, max_model_len=max_model_len)
-    base = BaseModel(
-        model=model,
-        config=config,
-        part=parts[own_stages.place.stage],
-        projections=tuple(projections),
-        ends=ends,
-        packed_ends=packed_ends,
-        moe_layers=tuple(moe_layers),
-        absorbed=tuple(absorbed),
-        fused=fused,
-        kv_shapes=kv_shapes,
-        stages=own_stages,
-        kv_format=kv_format,
-        eos_token_ids=eos_token_ids(model_dir, config),
-        max_model_len=max_model_len,
-        rotary_contexts=contexts,
-        rotary_bytes=rotary_bytes,
-        dtype=dtype,
-        device=device,
-        num_parameters=num_parameters,
-        quantization=stored_format or quantization.name,
-        self_test_error=error,
-        kv_error=kv_error,
-        self_test_bound=parity_bound(dtype, packed),
-        shared_heads=find_shared_heads(config, plan.linears, ranks),
-    )
-    if stages:
+    settings = _Settings.of(engine)
+    model = _read(settings)
+    division = _divide(model, settings, links)
+    references = _compute_references(model, settings, division)
+    parts = _find_parts(model, settings, division, base_id)
+    held = _hold_part(model, settings, division, parts)
+    errors = _check(model, settings, division, held, references)
+    base = _assemble(model, settings, division, parts, held, errors)
+    if links.stages:
         base.call_between_layers(links.pulse.pass_layer)
     return base
-
-
-class _References(NamedTuple):
-    """What the whole base computes of the self-tests' sequences; none of them on the followers."""
-
-    plain: list[DenseCase]
-    of_kv: list[DenseCase]
-    """Of the self-test of a quantized KV cache."""
-
-    @classmethod
-    def of(cls, model: PreTrainedModel, vocab_size: int, kv_test: SelfTest) -> _References:
-        plain = dense_reference(model, vocab_size)
-        if kv_test == SelfTest():
-            return cls(plain, plain)
-        return cls(plain, dense_reference(model, vocab_size, kv_test.lengths))
 
 
 def _check_device(device: torch.device) -> torch.device:
@@ -264,20 +238,35 @@ def _check_device(device: torch.device) -> torch.device:
     return device
 
 
-def _all_multiply_bytes(ranks: RankSums) -> bool:
-    """Whether every rank prefers products of bytes, for which they exchange other numbers."""
-    measured = torch.tensor([prefers_bytes()], dtype=torch.int32)
-    return bool(torch.cat(ranks.gather(measured)).all())
+def _read(settings: _Settings) -> PreTrainedModel:
+    """The model, whose linear layers and experts stay in the files."""
+    return load_weights(
+        settings.model_dir,
+        settings.config,
+        settings.dtype,
+        settings.device,
+        left_stored=decoder_linears,
+        left_experts=experts_parameters,
+        packed_later=model_ends if settings.stored_format else None,
+    )
 
 
-def _check_stages(config: Any, moe_layers: Sequence[MoeLayer], dtype: torch.dtype) -> None:
-    """Refuse what the self-test cannot compare: a stage does not know which experts the dense
-    forward pass chose in its layers."""
-    if moe_layers and dtype is not torch.float32:
+def _divide(model: PreTrainedModel, settings: _Settings, links: GroupLinks) -> _Division:
+    """Raises UnsupportedModel if the base cannot be divided."""
+    config = settings.config
+    plan = _plan(model, config, links.sums)
+    if settings.engine.enable_expert_parallel and not plan.experts:
         raise UnsupportedModel(
-            f"pipeline parallelism is not supported for the experts of {config.model_type} in "
-            f"{dtype}: give --dtype float32"
+            f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
         )
+    if plan.experts and settings.packs_experts:
+        raise UnsupportedModel(
+            f"quantized experts are not supported with several ranks ({config.model_type})"
+        )
+    multiplies_bytes = _all_multiply_bytes(links.sums)
+    shards = LinearShards(plan.linears, links.sums, multiplies_bytes=multiplies_bytes)
+    num_stages = links.stages.place.num_stages if links.stages else 1
+    return _Division(links, plan, shards, plan_stages(model, config, num_stages))
 
 
 def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
@@ -294,83 +283,191 @@ def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
     return plan_shards(config, model.base_model_prefix, sizes, ranks.place, num_experts=num_experts)
 
 
+def _all_multiply_bytes(ranks: RankSums) -> bool:
+    """Whether every rank prefers products of bytes, for which they exchange other numbers."""
+    measured = torch.tensor([prefers_bytes()], dtype=torch.int32)
+    return bool(torch.cat(ranks.gather(measured)).all())
+
+
+def _compute_references(
+    model: PreTrainedModel, settings: _Settings, division: _Division
+) -> References:
+    """What the whole base computes, read layer by layer; nothing on the other ranks."""
+    if not division.is_first:
+        return References([], [])
+    with whole_layers(
+        model,
+        decoder_linears(model),
+        settings.quantization,
+        settings.ends_format,
+        multiplies_bytes=division.shards.multiplies_bytes,
+    ):
+        return References.of(model, settings.config.vocab_size, settings.kv_test)
+
+
+def _find_parts(
+    model: PreTrainedModel, settings: _Settings, division: _Division, base_id: str | None
+) -> _Parts:
+    """Replace the experts and the attention, and describe what adapters can change."""
+    order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
+    linears = decoder_linears(model)
+    wholes = [
+        whole_projection([(path, linears[path]) for path in group])
+        for group in sibling_groups(linears)
+    ]
+    moe_layers = replace_experts(model, ExpertShards(division.plan.experts, division.ranks))
+    absorbed = replace_latents(model)
+    if absorbed and settings.packs_experts:
+        raise UnsupportedModel(
+            "quantized multi-head latent attention is not supported with several ranks "
+            f"({settings.config.model_type})"
+        )
+    with transformers_quiet():  # it remarks on families that compute attention themselves
+        model.set_attn_implementation(ATTENTION_NAME)
+    with without_layers(model, division.stage_plan) as stand_ins:
+        ends = adapt_ends(model)
+    layout = describe_layout(
+        model,
+        order,
+        ends=ends,
+        linears=wholes,
+        moe_layers=moe_layers,
+        base_id=base_id or (compute_base_id(settings.model_dir) if division.is_first else ""),
+        digests=end_digests(model, settings.model_dir) if division.is_first else {},
+        is_text_part=is_composite(read_config_file(settings.model_dir)),
+    )
+    part = LayoutPart(layout, division.shards.ranges, _held_experts(moe_layers))
+    of_stages = parts_of_stages(part, division.stage_plan)
+    return _Parts(of_stages, ends, moe_layers, absorbed, stand_ins, num_parameters)
+
+
 def _held_experts(moe_layers: Sequence[MoeLayer]) -> dict[str, range]:
     """This rank's experts, by the names of their slices."""
     parts = [part for layer in moe_layers for part in layer.experts]
     return {part.whole.slices[0].name: part.held for part in parts}
 
 
+def _hold_part(
+    model: PreTrainedModel, settings: _Settings, division: _Division, parts: _Parts
+) -> _Held:
+    """Leave this stage's layers, and cut and pack this rank's part of each."""
+    ends, moe_layers = _leave_stage(model, settings, division, parts)
+    projections = replace_linears(
+        model,
+        quantization=settings.quantization,
+        kept_dense=parts.absorbed,
+        shards=division.shards,
+    )
+    pack_moe_layers(moe_layers, settings.quantization)
+    cut_head_parameters(model, division.stage_linears, division.ranks.place)
+    rotary_bytes = table_rotary(
+        model, settings.contexts, dtype=settings.dtype, device=settings.device
+    )
+    kv_shapes = _divided_kv_shapes(model, settings, division)
+    shapes = tell_shapes(kv_shapes, division.stages) if division.stages else (kv_shapes,)
+    packed_ends = pack_ends(model, ends, settings.ends_format)
+    return_freed_memory()
+    check_replaced(model, settings.config)
+    return _Held(
+        ends,
+        packed_ends,
+        moe_layers,
+        projections,
+        rotary_bytes,
+        kv_shapes,
+        BaseStages(division.stage, parts.of_stages, shapes),
+        fuse_layers(model) if fuses_layers(settings.device) else None,
+    )
+
+
+def _leave_stage(
+    model: PreTrainedModel, settings: _Settings, division: _Division, parts: _Parts
+) -> tuple[ModelEnds, list[MoeLayer]]:
+    """Replace the layers of other stages. Returns the ends and the MoE layers that are left."""
+    stages, plan = division.stages, division.stage_plan
+    if stages is None:
+        return parts.ends, parts.moe_layers
+    cut_stage(model, plan, stages, parts.stand_ins)
+    own = plan.layers(stages.place.stage)
+    moe_layers = [layer for layer in parts.moe_layers if plan.layer_of(layer.path) in own]
+    _check_stages(settings.config, moe_layers, settings.dtype)
+    return ends_of_stage(parts.ends, stages), moe_layers
+
+
+def _check_stages(config: Any, moe_layers: Sequence[MoeLayer], dtype: torch.dtype) -> None:
+    """Refuse what the self-test cannot compare: a stage does not know which experts the dense
+    forward pass chose in its layers."""
+    if moe_layers and dtype is not torch.float32:
+        raise UnsupportedModel(
+            f"pipeline parallelism is not supported for the experts of {config.model_type} in "
+            f"{dtype}: give --dtype float32"
+        )
+
+
 def _divided_kv_shapes(
-    model: PreTrainedModel,
-    config: Any,
-    links: GroupLinks,
-    stage_plan: StagePlan,
-    *,
-    max_model_len: int,
+    model: PreTrainedModel, settings: _Settings, division: _Division
 ) -> list[LayerKvShape]:
     """What each layer of this rank caches. Every rank of a stage meets the same error."""
-    layers = stage_plan.layers(links.stages.place.stage) if links.stages else None
+    stages, config = division.stages, settings.config
+    layers = division.stage_plan.layers(stages.place.stage) if stages else None
     try:
-        return probe_kv_shapes(model, config, max_model_len=max_model_len, layers=layers)
+        return probe_kv_shapes(model, config, max_model_len=settings.max_model_len, layers=layers)
     except RuntimeError as exc:
         raise UnsupportedModel(
-            f"{config.model_type} cannot be divided among {links.sums.place.size} ranks: {exc}"
+            f"{config.model_type} cannot be divided among {division.ranks.place.size} ranks: {exc}"
         ) from exc
 
 
-def _check_together(
-    model: nn.Module,
-    config: Any,
-    shapes: list[LayerKvShape],
-    cases: list[DenseCase],
-    packed: Sequence[object],
-    ranks: RankSums,
-) -> float:
-    """Run the self-test with all ranks; rank 0, which has the cases, compares. Returns its error.
-
-    `packed`: this rank's packed layers. Raises UnsupportedModel as `check_parity`.
-    """
-    dtype = next(model.parameters()).dtype
-    with _same_experts(model, dtype, ranks):
-        if cases:
-            return check_parity(model, shapes, cases, parts=packed)
-        _run_along(model, config, shapes, KvFormat(dtype), SelfTest())
-    return 0.0
+def _check(
+    model: PreTrainedModel,
+    settings: _Settings,
+    division: _Division,
+    held: _Held,
+    references: References,
+) -> _Errors:
+    """Run the self-tests with all ranks. Raises UnsupportedModel."""
+    config, shapes = settings.config, held.kv_shapes
+    plain = check_together(model, config, shapes, references.plain, held.packed, division.ranks)
+    of_kv = kv_error_together(
+        model, config, shapes, references.of_kv, settings.kv_format, settings.kv_test
+    )
+    if division.is_first:
+        check_thresholds(config, held.stages.all_kv_shapes, max_model_len=settings.max_model_len)
+    return _Errors(plain, of_kv)
 
 
-def _same_experts(
-    model: nn.Module, dtype: torch.dtype, ranks: RankSums
-) -> AbstractContextManager[None]:
-    """In the half types `check_parity` replaces some choices of experts, which rank 0 alone knows:
-    meanwhile all ranks compute rank 0's."""
-    if dtype is torch.float32:
-        return nullcontext()
-    return choosing(model, of_first_rank(ranks))
-
-
-def _kv_error_together(
-    model: nn.Module,
-    config: Any,
-    shapes: list[LayerKvShape],
-    cases: list[DenseCase],
-    kv_format: KvFormat,
-    test: SelfTest,
-) -> float:
-    """The error of a quantized KV cache, on rank 0."""
-    if cases:
-        return paged_error(model, shapes, cases, kv_format, test.cuts)
-    _run_along(model, config, shapes, kv_format, test)
-    return 0.0
-
-
-def _run_along(
-    model: nn.Module,
-    config: Any,
-    shapes: list[LayerKvShape],
-    kv_format: KvFormat,
-    test: SelfTest,
-) -> None:
-    """This rank's part of a self-test that rank 0 compares."""
-    run_paged(
-        model, shapes, self_test_tokens(config.vocab_size, test.lengths), kv_format, test.cuts
+def _assemble(
+    model: PreTrainedModel,
+    settings: _Settings,
+    division: _Division,
+    parts: _Parts,
+    held: _Held,
+    errors: _Errors,
+) -> BaseModel:
+    config = settings.config
+    return BaseModel(
+        model=model,
+        config=config,
+        part=parts.of_stages[division.stage.stage],
+        projections=tuple(held.projections),
+        ends=held.ends,
+        packed_ends=held.packed_ends,
+        moe_layers=tuple(held.moe_layers),
+        absorbed=tuple(parts.absorbed),
+        fused=held.fused,
+        kv_shapes=held.kv_shapes,
+        stages=held.stages,
+        kv_format=settings.kv_format,
+        eos_token_ids=eos_token_ids(settings.model_dir, config),
+        max_model_len=settings.max_model_len,
+        rotary_contexts=settings.contexts,
+        rotary_bytes=held.rotary_bytes,
+        dtype=settings.dtype,
+        device=settings.device,
+        num_parameters=parts.num_parameters,
+        quantization=settings.stored_format or settings.quantization.name,
+        self_test_error=errors.plain,
+        kv_error=errors.of_kv,
+        self_test_bound=parity_bound(settings.dtype, held.packed),
+        shared_heads=find_shared_heads(config, division.plan.linears, division.ranks),
     )

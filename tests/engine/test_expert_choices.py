@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.engine.config import EngineConfig, KvDtype
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.model import sharded_base
+from loraplex.engine.model import group_self_test
 from loraplex.engine.model.base_model import load_base_model
 from loraplex.engine.model.expert_choices import (
     ExpertChoices,
@@ -125,7 +125,7 @@ def test_the_ranks_of_a_base_whose_experts_nearly_tie_in_bf16_compute_the_same_c
     engine = EngineConfig(str(path), device="cpu", dtype="bfloat16")
     errors = run_sharded(engine, 2, lambda base, _rank: base.self_test_error)
     assert 0 < errors[0] < TOLERANCE
-    monkeypatch.setattr(sharded_base, "of_first_rank", lambda _ranks: lambda _path, own: own)
+    monkeypatch.setattr(group_self_test, "of_first_rank", lambda _ranks: lambda _path, own: own)
     with pytest.raises(UnsupportedModel, match="differs from its own dense forward"):
         run_sharded(engine, 2, lambda _base, _rank: None)
 
