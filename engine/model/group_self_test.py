@@ -72,7 +72,7 @@ def kv_error_together(
     kv_format: KvFormat,
     test: SelfTest,
 ) -> float:
-    """The error of a quantized KV cache, on rank 0; 0.0 on the others, and of an unquantized one."""
+    """The error of a quantized KV cache, on rank 0; 0.0 on the others, and without one."""
     if kv_format.code_dtype is None:
         return 0.0
     if cases:
