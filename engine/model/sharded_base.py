@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...adapters.layout_part import LayoutPart
-from ...adapters.malloc import return_freed_memory
+from ...adapters.malloc import large_blocks_mapped, return_freed_memory
 from ...kernels.linear_packing import prefers_bytes
 from ...kernels.quantize import WeightFormat
 from ..checkpoint.base_config import read_config_file
@@ -219,14 +219,15 @@ def load_sharded_base(
     layout of the others has no base id until rank 0 has told it. Raises UnsupportedModel with the
     reason if the base cannot be divided, or if the divided base computes something else.
     """
-    settings = _Settings.of(engine)
-    model = _read(settings)
-    division = _divide(model, settings, links)
-    references = _compute_references(model, settings, division)
-    parts = _find_parts(model, settings, division, base_id)
-    held = _hold_part(model, settings, division, parts)
-    errors = _check(model, settings, division, held, references)
-    base = _assemble(model, settings, division, parts, held, errors)
+    with large_blocks_mapped():
+        settings = _Settings.of(engine)
+        model = _read(settings)
+        division = _divide(model, settings, links)
+        references = _compute_references(model, settings, division)
+        parts = _find_parts(model, settings, division, base_id)
+        held = _hold_part(model, settings, division, parts)
+        errors = _check(model, settings, division, held, references)
+        base = _assemble(model, settings, division, parts, held, errors)
     if links.stages:
         base.call_between_layers(links.pulse.pass_layer)
     return base
