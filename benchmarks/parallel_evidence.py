@@ -92,13 +92,13 @@ LARGE: dict[str, Any] = {
 """A base of which one layer is a small part."""
 WIDE = {**LARGE, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
 """The same for quantized bases, whose parts are smaller: 370 million parameters in 32 layers."""
-NUM_WIDE_LAYERS = 32
+NUM_WIDE_LAYERS, NUM_SAMPLE_LAYERS = 32, 16
 NARROW = {**LARGE, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 LOADED_FORMATS = ("int8", "int4", "fp8", "nf4", "mxfp4")
 """Of `--quantize`, whose peak is measured."""
 FILE_FORMATS = ("gptq", "gptq-ordered", "awq", "ct-int4", "ct-w8a8", "deepseek-fp8", "nf4")
 """Of checkpoints."""
-SAMPLE_FILE_FORMATS = ("gptq",)
+SAMPLE_FILE_FORMATS = ("ct-w8a8",)
 
 
 def try_families(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
@@ -276,7 +276,8 @@ def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
     pair = GroupShape(2, 1)
     for form in SAMPLE_FILE_FORMATS if is_sample else FILE_FORMATS:
         narrow = save_repeated(folder / f"{form}-narrow", NARROW, 1, form=form)
-        wide = save_repeated(folder / f"{form}-wide", WIDE, NUM_WIDE_LAYERS, form=form)
+        num_layers = NUM_SAMPLE_LAYERS if is_sample else NUM_WIDE_LAYERS
+        wide = save_repeated(folder / f"{form}-wide", WIDE, num_layers, form=form)
         found = _measure_base(narrow, wide, Quantization.NONE, pair, folder / form)
         rows += [{"format": form, **row} for row in found]
         shutil.rmtree(wide)
