@@ -91,8 +91,8 @@ LARGE: dict[str, Any] = {
 }
 """A base of which one layer is a small part."""
 WIDE = {**LARGE, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
-"""The same for quantized bases, whose parts are smaller: 370 million parameters in 32 layers."""
-NUM_WIDE_LAYERS, NUM_SAMPLE_LAYERS = 32, 16
+"""The same for quantized bases, whose parts are smaller: 570 million parameters in 48 layers."""
+NUM_WIDE_LAYERS, NUM_SAMPLE_LAYERS = 48, 16
 NARROW = {**LARGE, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 LOADED_FORMATS = ("int8", "int4", "fp8", "nf4", "mxfp4")
 """Of `--quantize`, whose peak is measured."""
