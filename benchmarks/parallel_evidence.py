@@ -16,7 +16,8 @@ every proposer, trees, grammars, several choices, KV policies, prefix hits, evic
 ran, at drawn times and at each kind of command (`commands`: how often; 0 if the traffic has none);
 a hang is a group that is not down after 10 s, or a request that is silent for 10 s though the group
 is back, `uncoded` a request that ended neither whole nor with a code.
-`bytes`: what each rank of a larger base planned for its weights, and its peak while it loaded.
+`bytes`: what each rank of a larger base planned for its weights, and its peak while it loaded, for
+bases that are not quantized, are quantized while they load, and are quantized in their files.
 `canaries`: answers with another adapter's marker. Exits with 1 if a figure exceeds its bound.
 
 The ranks of `families`, `traffic` and `canaries` are threads, those of `kills` and `bytes`
@@ -30,6 +31,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -44,7 +46,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from loraplex.engine.config import EngineConfig, KvDtype
+from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.memory.device_memory import peak_bytes
 from loraplex.engine.model.sharded_base import load_sharded_base
@@ -60,6 +62,7 @@ from support.families import SERVED, STATES, save_family
 from support.rank_processes import follower_pids, generate, make_request, serving, until
 from support.rank_traffic import Traffic, events, is_same
 from support.ranks import followers_as_threads, run_sharded
+from support.repeated_base import save_repeated
 
 BOUND = 1e-4
 """Of an error of a logit."""
@@ -87,6 +90,15 @@ LARGE: dict[str, Any] = {
     "head_dim": 64,
 }
 """A base of which one layer is a small part."""
+WIDE = {**LARGE, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
+"""The same for quantized bases, whose parts are smaller: 570 million parameters in 48 layers."""
+NUM_WIDE_LAYERS, NUM_SAMPLE_LAYERS = 48, 16
+NARROW = {**LARGE, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+LOADED_FORMATS = ("int8", "int4", "fp8", "nf4", "mxfp4")
+"""Of `--quantize`, whose peak is measured."""
+FILE_FORMATS = ("gptq", "gptq-ordered", "awq", "ct-int4", "ct-w8a8", "deepseek-fp8", "nf4")
+"""Of checkpoints."""
+SAMPLE_FILE_FORMATS = ("ct-w8a8",)
 
 
 def try_families(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
@@ -254,32 +266,59 @@ def _watch(client: EngineClient, request_id: str) -> Watched:
     return watched
 
 
-def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, int]]:
+def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
     small = save_family(folder / "small", *SERVED["llama"])
     large = save_family(folder / "large", "llama", LARGE)
     rows = []
     for shape in _shapes(is_sample):
-        store = str(folder / f"store{shape.ranks_per_stage}x{shape.num_stages}")
-        context = get_context("spawn")
-        with context.Pool(shape.size) as pool:
-            jobs = [
-                pool.apply_async(_measure_rank, (str(small), str(large), store, rank, shape))
-                for rank in range(shape.size)
-            ]
-            for rank, job in enumerate(jobs):
-                planned, actual = job.get(600)
-                rows.append({**_sizes(shape), "rank": rank, "planned": planned, "actual": actual})
+        work = folder / f"{shape.ranks_per_stage}x{shape.num_stages}"
+        rows += _measure_base(small, large, Quantization.NONE, shape, work)
+    pair = GroupShape(2, 1)
+    for form in SAMPLE_FILE_FORMATS if is_sample else FILE_FORMATS:
+        narrow = save_repeated(folder / f"{form}-narrow", NARROW, 1, form=form)
+        num_layers = NUM_SAMPLE_LAYERS if is_sample else NUM_WIDE_LAYERS
+        wide = save_repeated(folder / f"{form}-wide", WIDE, num_layers, form=form)
+        found = _measure_base(narrow, wide, Quantization.NONE, pair, folder / form)
+        rows += [{"format": form, **row} for row in found]
+        shutil.rmtree(wide)
+    if not is_sample:
+        wide = save_repeated(folder / "wide", WIDE, NUM_WIDE_LAYERS)
+        for form in LOADED_FORMATS:
+            name = f"--quantize {form}"
+            found = _measure_base(small, wide, Quantization(form), pair, folder / name)
+            rows += [{"format": name, **row} for row in found]
+    return rows
+
+
+def _measure_base(
+    small: Path, large: Path, quantization: Quantization, shape: GroupShape, work: Path
+) -> list[dict[str, Any]]:
+    """What each rank of `large` planned, and its peak."""
+    work.mkdir()
+    store = str(work / "store")
+    rows = []
+    with get_context("spawn").Pool(shape.size) as pool:
+        jobs = [
+            pool.apply_async(
+                _measure_rank, (str(small), str(large), quantization, store, rank, shape)
+            )
+            for rank in range(shape.size)
+        ]
+        for rank, job in enumerate(jobs):
+            planned, actual = job.get(600)
+            sizes = {"planned": planned, "actual": actual, "ratio": round(actual / planned, 3)}
+            rows.append({**_sizes(shape), "rank": rank, **sizes})
     return rows
 
 
 def _measure_rank(
-    small: str, large: str, store: str, rank: int, shape: GroupShape
+    small: str, large: str, quantization: Quantization, store: str, rank: int, shape: GroupShape
 ) -> tuple[int, int]:
     torch.set_num_threads(1)
     links = connect_group(FileStore(store, shape.size), shape, rank, torch.device("cpu"))
 
     def load(model: str) -> int:
-        config = EngineConfig(model, device="cpu", dtype="float32")
+        config = EngineConfig(model, device="cpu", dtype="float32", quantization=quantization)
         return load_sharded_base(config, links).weight_bytes
 
     load(small)  # what the process keeps of any load is not the base's

@@ -153,15 +153,18 @@ def _address(tensor: Tensor | None) -> int | None:
 
 def _packed_codes(weight: QuantizedWeight) -> Tensor:
     """int8 `[ceil(out / 16), words, 16, 2]`: `Word` of `cpu/quantized_weight.h`."""
-    pieces = []
+    num_rows, in_features = weight.shape
     num_codes = 16 // weight.code_type.bits
-    for start in range(0, weight.shape[0], _PIECE_ROWS):
+    num_words = -(-in_features // num_codes)
+    packed = weight.codes.new_empty(-(-num_rows // _PANEL), num_words, _PANEL, 2)
+    for start in range(0, num_rows, _PIECE_ROWS):
         codes = weight.codes[start : start + _PIECE_ROWS]
-        words = F.pad(codes, (0, -codes.shape[1] % num_codes)).unflatten(1, (-1, num_codes))
+        words = F.pad(codes, (0, -in_features % num_codes)).unflatten(1, (-1, num_codes))
         if num_codes == 4:
             words = (words[..., :2] & 15) | (words[..., 2:] << 4)
-        pieces.append(_in_panels(words))
-    return torch.cat(pieces)
+        first = start // _PANEL
+        packed[first : first + _PIECE_ROWS // _PANEL] = _in_panels(words)
+    return packed
 
 
 def _unpacked(words: Tensor, code_type: CodeType) -> Tensor:

@@ -85,6 +85,14 @@ class QuantizedWeight:
         codes, scale = self.codes[start:end], self.scale[start:end]
         return replace(self, codes=codes, scale=scale, zero=zero)
 
+    def fill(self, rows: QuantizedWeight) -> None:
+        """Write the codes and scales of as many rows of the same form into this weight."""
+        assert _have_one_form(self, rows), "rows of another form"
+        self.codes.copy_(rows.codes)
+        self.scale.copy_(rows.scale)
+        if self.zero is not None and rows.zero is not None:
+            self.zero.copy_(rows.zero)
+
     def pick(self, indices: Tensor) -> QuantizedWeight:
         """The rows with these indices, int64 `[n]`."""
         zero = None if self.zero is None else self.zero[indices]
@@ -139,6 +147,17 @@ class QuantizedWeight:
         """fp32 `[out, in]` of `[out, groups]`."""
         repeated = by_group.float().repeat_interleave(self.group, dim=1)
         return repeated[:, : self.codes.shape[1]]
+
+
+def empty_rows(form: QuantizedWeight, num_rows: int) -> QuantizedWeight:
+    """A weight of so many rows of this form, for `fill`: codes, scales and zero points have no
+    values yet."""
+
+    def empty(rows: Tensor) -> Tensor:
+        return rows.new_empty(num_rows, rows.shape[1])
+
+    zero = None if form.zero is None else empty(form.zero)
+    return replace(form, codes=empty(form.codes), scale=empty(form.scale), zero=zero)
 
 
 def stack_rows(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:

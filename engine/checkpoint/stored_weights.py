@@ -25,9 +25,11 @@ from .base_config import read_config_file
 from .packed_weights import PackedWeight, find_packed_weights
 from .stored_tensors import read_stored_tensors
 from .text_part import of_text_part
-from .unpacking import unpack, unpack_expert
+from .unpacking import RowUnpacker, Sliced, codes_role, unpack, unpack_expert
 
 Values = Tensor | QuantizedWeight
+RowReader = Callable[[range], Values]
+"""Reads adjacent rows of a weight `[out, in]`. All have the form of the whole weight."""
 
 
 class StoredWeight(NamedTuple):
@@ -42,6 +44,18 @@ class StoredWeight(NamedTuple):
         with safe_open(self.path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(self.name)
         return tensor
+
+    def open_slices(self) -> Sliced:
+        """Reads slices into memory of their own: of a mapped file, all pages that were read would
+        stay until its end."""
+        file: Any = safe_open(self.path, framework="pt", backend="pread")
+        sliced: Sliced = file.get_slice(self.name)
+        return sliced
+
+    def row_reader(self) -> RowReader:
+        """Reads rows of a matrix `[out, in]` and no others."""
+        sliced = self.open_slices()
+        return lambda rows: sliced[rows.start : rows.stop]
 
     def read_expert(self, expert: int) -> Tensor:
         """The values of one expert of `[experts, ...]`."""
@@ -70,6 +84,12 @@ class StoredPackedWeight(NamedTuple):
                     if part.path == path:
                         tensors[role] = file.get_tensor(part.name)
         return unpack(self.packed, tensors)
+
+    def row_reader(self) -> RowReader:
+        """Unpacks no more than the rows of a call. Raises DamagedBase, as the calls do."""
+        large = codes_role(self.packed)
+        tensors = {role: part.read() for role, part in self.parts.items() if role != large}
+        return RowUnpacker(self.packed, tensors, self.parts[large].open_slices()).unpack
 
     def read_expert(self, expert: int) -> QuantizedWeight:
         """The matrix `[out, in]` of one of stacked experts. Raises DamagedBase."""
@@ -183,13 +203,17 @@ def read_again(
 ) -> None:
     """From now on `weight_values` reads the module's weight from the file, in its form there."""
 
-    def read() -> Values:
-        values = stored.read()
+    def placed(values: Values) -> Values:
         if isinstance(values, QuantizedWeight):
             return values.to(device)
         return values.to(device=device, dtype=kept_dtype(values.dtype, dtype))
 
-    module.__dict__["read_weight"] = read
+    def row_reader() -> RowReader:
+        read_rows = stored.row_reader()
+        return lambda rows: placed(read_rows(rows))
+
+    module.__dict__["read_weight"] = lambda: placed(stored.read())
+    module.__dict__["row_reader"] = row_reader
     module.__dict__["stored_weight"] = stored
 
 
@@ -250,6 +274,16 @@ def weight_values(module: nn.Module) -> Values:
         return read()
     assert isinstance(module.weight, Tensor)
     return module.weight.detach()
+
+
+def row_reader(module: nn.Module) -> RowReader:
+    """Reads rows of the module's weight as `weight_values` gives it, and no others."""
+    open_rows: Callable[[], RowReader] | None = module.__dict__.get("row_reader")
+    if open_rows is not None:
+        return open_rows()
+    values = weight_values(module)
+    assert isinstance(values, Tensor), "a weight in memory is dense"
+    return lambda rows: values[rows.start : rows.stop]
 
 
 def identity(tensor: Any) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,19 +38,56 @@ def unpack(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight | Tensor:
 
     Raises DamagedBase for values that the format cannot have.
     """
-    unpackers: Mapping[Packing, Callable[..., QuantizedWeight | Tensor]] = {
-        Packing.GPTQ: _gptq,
-        Packing.AWQ: _awq,
-        Packing.PACKED_INTEGERS: _packed_integers,
-        Packing.SCALED: _scaled,
-        Packing.BNB4: _bnb4,
-        Packing.BNB8: _bnb8,
-        Packing.FP4: _fp4,
-        Packing.MXFP4_EXPERTS: _mxfp4_experts,
-    }
-    unpacked = unpackers[weight.packing](weight, tensors)
-    _check_finite(weight, unpacked.scale if isinstance(unpacked, QuantizedWeight) else unpacked)
-    return unpacked
+    if weight.packing is Packing.MXFP4_EXPERTS:
+        values = _mxfp4_experts(weight, tensors)
+        _check_finite(weight, values)
+        return values
+    codes = tensors[codes_role(weight)]
+    return RowUnpacker(weight, tensors, codes).unpack(range(weight.shape[0]))
+
+
+def codes_role(weight: PackedWeight) -> str:
+    """The role of the tensor of a matrix's codes, which is the large one."""
+    return _FORMATS[weight.packing].codes_role
+
+
+class Sliced(Protocol):
+    """A tensor, or what reads slices of one from a file."""
+
+    def __getitem__(self, index: Any, /) -> Tensor: ...
+
+
+class RowUnpacker:
+    """Unpacks rows of a matrix. Every selection of rows has the form of the whole matrix.
+
+    Raises DamagedBase for values that the format cannot have.
+    """
+
+    def __init__(self, weight: PackedWeight, tensors: Tensors, codes: Sliced) -> None:
+        """`tensors`: by role, all but the codes."""
+        self._weight = weight
+        self._codes = codes
+        self._format = _FORMATS[weight.packing]
+        self._rest = self._format.rest(weight, tensors)
+        _check_finite(weight, self._rest.scale)
+
+    def unpack(self, rows: range) -> QuantizedWeight | Tensor:
+        """These adjacent rows: dense if no form of codes has their values."""
+        rest = self._rest
+        codes = self._format.codes(self._weight, self._codes, rows)
+        if rest.block:
+            return _by_blocks(codes, rows, rest)
+        own = slice(rows.start, rows.stop)
+        found = QuantizedWeight(
+            rest.code_type,
+            codes,
+            rest.scale[own],
+            rest.group,
+            zero=None if rest.zero is None else rest.zero[own],
+            table=rest.table,
+        )
+        groups = rest.groups
+        return found if groups is None else _ordered(found, groups, self._weight.name)
 
 
 def unpack_expert(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
@@ -68,49 +106,93 @@ def _check_finite(weight: PackedWeight, scale: Tensor) -> None:
         raise DamagedBase(f"{weight.name}: its scales are not all finite: download it again")
 
 
-def _gptq(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight | Tensor:
-    bits, (out_features, in_features) = weight.settings["bits"], weight.shape
-    codes = _numbers(tensors["qweight"].T, bits, in_features)
-    middle = 1 << (bits - 1)
-    zero = torch.tensor(middle)
-    if "qzeros" in tensors:
-        zero = _numbers(tensors["qzeros"], bits, out_features).T
+class _Rest(NamedTuple):
+    """All of a weight but its codes."""
+
+    code_type: CodeType
+    scale: Tensor
+    """`[out, groups]`; of blocks that end within a row, the scale of each block."""
+    group: int
+    zero: Tensor | None = None
+    """int8 `[out, groups]`."""
+    table: Tensor | None = None
+    groups: Tensor | None = None
+    """The group of each input, if the file tells it."""
+    block: int = 0
+    """Codes of a block that ends within a row; 0: each row has whole groups."""
+
+
+class _Format(NamedTuple):
+    """How a matrix of one packing is unpacked."""
+
+    codes_role: str
+    rest: Callable[[PackedWeight, Tensors], _Rest]
+    codes: Callable[[PackedWeight, Sliced, range], Tensor]
+    """int8 `[rows, in]` of that tensor and the rows."""
+
+
+def _gptq_rest(weight: PackedWeight, tensors: Tensors) -> _Rest:
+    bits, out_features = weight.settings["bits"], weight.shape[0]
+    zero = None
+    if (zeros := tensors.get("qzeros")) is not None:
+        zero = _numbers(zeros, bits, out_features).T
         if weight.settings["zeros_are_less_one"]:
             zero = (zero + 1) & ((1 << bits) - 1)
-    return _integers(weight, codes - middle, tensors["scales"].T, zero - middle, tensors, "g_idx")
+        zero = zero - _middle(weight)
+    return _integers_rest(weight, tensors["scales"].T, zero, tensors.get("g_idx"))
 
 
-def _awq(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight | Tensor:
-    out_features = weight.shape[0]
-    codes = _numbers(tensors["qweight"], 4, out_features)
-    zero = _numbers(tensors["qzeros"], 4, out_features)
-    codes, zero = (_in_order(numbers).T - 8 for numbers in (codes, zero))
-    return _integers(weight, codes, tensors["scales"].T, zero, tensors, "")
+def _gptq_codes(weight: PackedWeight, packed: Sliced, rows: range) -> Tensor:
+    words = packed[:, rows.start : rows.stop].T
+    return _centered(weight, _numbers(words, weight.settings["bits"], weight.shape[1]))
 
 
-def _packed_integers(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight | Tensor:
-    bits, (out_features, in_features) = weight.settings["bits"], weight.shape
-    middle = 1 << (bits - 1)
-    codes = _numbers(tensors["weight_packed"], bits, in_features) - middle
-    zero = torch.tensor(0)
-    if "weight_zero_point" in tensors:
-        zero = _numbers(tensors["weight_zero_point"].T, bits, out_features).T - middle
-    return _integers(weight, codes, tensors["weight_scale"], zero, tensors, "weight_g_idx")
+def _awq_rest(weight: PackedWeight, tensors: Tensors) -> _Rest:
+    zero = _in_order(_numbers(tensors["qzeros"], 4, weight.shape[0])).T - 8
+    return _integers_rest(weight, tensors["scales"].T, zero, None)
 
 
-def _integers(
-    weight: PackedWeight, codes: Tensor, scale: Tensor, zero: Tensor, tensors: Tensors, order: str
-) -> QuantizedWeight | Tensor:
-    """codes: int16 `[out, in]`, zero `[out, groups]` or one number, both around 0."""
-    found = QuantizedWeight(
+def _awq_codes(weight: PackedWeight, packed: Sliced, rows: range) -> Tensor:
+    size = len(_AWQ_OUTPUTS)
+    first, end = rows.start // size, -(-rows.stop // size)
+    numbers = _in_order(_numbers(packed[:, first:end], 4, size * (end - first))).T
+    return _centered(weight, numbers[rows.start - first * size :][: len(rows)])
+
+
+def _packed_integers_rest(weight: PackedWeight, tensors: Tensors) -> _Rest:
+    zero = None
+    if (zeros := tensors.get("weight_zero_point")) is not None:
+        numbers = _numbers(zeros.T, weight.settings["bits"], weight.shape[0])
+        zero = numbers.T - _middle(weight)
+    return _integers_rest(weight, tensors["weight_scale"], zero, tensors.get("weight_g_idx"))
+
+
+def _packed_integers_codes(weight: PackedWeight, packed: Sliced, rows: range) -> Tensor:
+    words = packed[rows.start : rows.stop]
+    return _centered(weight, _numbers(words, weight.settings["bits"], weight.shape[1]))
+
+
+def _middle(weight: PackedWeight) -> int:
+    """The stored number that stands for 0."""
+    return 1 << (int(weight.settings["bits"]) - 1)
+
+
+def _centered(weight: PackedWeight, numbers: Tensor) -> Tensor:
+    """int8 codes around 0."""
+    return (numbers - _middle(weight)).to(torch.int8).contiguous()
+
+
+def _integers_rest(
+    weight: PackedWeight, scale: Tensor, zero: Tensor | None, groups: Tensor | None
+) -> _Rest:
+    """zero: `[out, groups]` around 0; None: all are 0."""
+    return _Rest(
         CodeType.INT8 if weight.settings["bits"] > 4 else CodeType.INT4,
-        codes.to(torch.int8).contiguous(),
         scale.contiguous(),
         weight.settings["group"],
-        zero=zero.to(torch.int8).expand(scale.shape).contiguous() if zero.any() else None,
+        zero=None if zero is None or not zero.any() else zero.to(torch.int8).contiguous(),
+        groups=groups,
     )
-    groups = tensors.get(order)
-    return found if groups is None else _ordered(found, groups, weight.name)
 
 
 def _ordered(weight: QuantizedWeight, groups: Tensor, name: str) -> QuantizedWeight | Tensor:
@@ -131,23 +213,27 @@ def _ordered(weight: QuantizedWeight, groups: Tensor, name: str) -> QuantizedWei
     return (weight.values() - zero) * scale
 
 
-def _scaled(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
-    codes, scale = tensors["weight"], tensors["scale"]
-    is_fp8 = codes.dtype == torch.float8_e4m3fn
-    codes = codes.view(torch.int8)
-    if is_fp8 and bool(((codes & _FP8_NAN) == _FP8_NAN).any()):
-        raise DamagedBase(f"{weight.name} has codes that are no numbers: download it again")
-    scale, group = scale_by_group(_floats(scale), weight.shape, weight.settings["block"])
+def _scaled_rest(weight: PackedWeight, tensors: Tensors) -> _Rest:
+    block = weight.settings["block"]
+    scale, group = scale_by_group(_floats(tensors["scale"]), weight.shape, block)
     zero = tensors.get("weight_zero_point")
     if zero is not None:
-        zero, _ = scale_by_group(zero, weight.shape, weight.settings["block"])
-    return QuantizedWeight(
-        CodeType.FP8 if is_fp8 else CodeType.INT8,
-        codes,
+        zero, _ = scale_by_group(zero, weight.shape, block)
+    is_int8 = weight.settings["codes"] == "int8"
+    return _Rest(
+        CodeType.INT8 if is_int8 else CodeType.FP8,
         scale,
         group,
         zero=zero if zero is not None and bool(zero.any()) else None,
     )
+
+
+def _scaled_codes(weight: PackedWeight, packed: Sliced, rows: range) -> Tensor:
+    stored = packed[rows.start : rows.stop]
+    codes, is_fp8 = stored.view(torch.int8), stored.dtype == torch.float8_e4m3fn
+    if is_fp8 and bool(((codes & _FP8_NAN) == _FP8_NAN).any()):
+        raise DamagedBase(f"{weight.name} has codes that are no numbers: download it again")
+    return codes
 
 
 def scale_by_group(
@@ -162,38 +248,57 @@ def scale_by_group(
     return scale.repeat_interleave(block[0], dim=0)[:out_features].contiguous(), block[1]
 
 
-def _bnb4(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight | Tensor:
+def _bnb4_rest(weight: PackedWeight, tensors: Tensors) -> _Rest:
     (out_features, in_features), block = weight.shape, weight.settings["block"]
-    bytes_ = tensors["weight"].flatten()
-    codes = torch.stack([bytes_ >> 4, bytes_ & 15], dim=1).flatten()[: out_features * in_features]
     scale = tensors["absmax"]
-    if "nested_absmax" in tensors:
-        nested = tensors["nested_absmax"].repeat_interleave(weight.settings["nested_block"])
-        scale = tensors["nested_quant_map"][scale.int()] * nested[: len(scale)]
+    if (nested := tensors.get("nested_absmax")) is not None:
+        by_block = nested.repeat_interleave(weight.settings["nested_block"])
+        scale = tensors["nested_quant_map"][scale.int()] * by_block[: len(scale)]
         scale = scale + weight.settings["nested_offset"]
-    if in_features % block:  # blocks that end within a row
-        values = tensors["quant_map"][codes.int()]
-        values *= scale.repeat_interleave(block)[: len(values)]
-        return values.view(out_features, in_features)
-    return QuantizedWeight(
-        CodeType.TABLE4,
-        codes.view(out_features, in_features).to(torch.int8),
-        scale.view(out_features, -1),
-        block,
-        table=tensors["quant_map"],
-    )
+    table = tensors["quant_map"]
+    if in_features % block:
+        return _Rest(CodeType.TABLE4, scale, in_features, table=table, block=block)
+    return _Rest(CodeType.TABLE4, scale.view(out_features, -1), block, table=table)
 
 
-def _bnb8(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
+def _bnb4_codes(weight: PackedWeight, packed: Sliced, rows: range) -> Tensor:
+    in_features = weight.shape[1]
+    first, end = rows.start * in_features, rows.stop * in_features
+    bytes_ = packed[first // 2 : -(-end // 2)].flatten()
+    codes = torch.stack([bytes_ >> 4, bytes_ & 15], dim=1).flatten()[first % 2 :]
+    return codes[: end - first].view(-1, in_features).to(torch.int8)
+
+
+def _by_blocks(codes: Tensor, rows: range, rest: _Rest) -> Tensor:
+    """fp32 rows of a weight whose blocks end within rows."""
+    assert rest.table is not None
+    in_features = codes.shape[1]
+    first, end = rows.start * in_features, rows.stop * in_features
+    scale = rest.scale[first // rest.block : -(-end // rest.block)].repeat_interleave(rest.block)
+    values = rest.table[codes.int()]
+    values *= scale[first % rest.block :][: values.numel()].view_as(values)
+    return values
+
+
+def _bnb8_rest(weight: PackedWeight, tensors: Tensors) -> _Rest:
     scale = tensors["SCB"].float()[:, None] / 127
-    return QuantizedWeight(CodeType.INT8, tensors["weight"], scale, group=weight.shape[1])
+    return _Rest(CodeType.INT8, scale, weight.shape[1])
 
 
-def _fp4(weight: PackedWeight, tensors: Tensors) -> QuantizedWeight:
+def _bnb8_codes(weight: PackedWeight, packed: Sliced, rows: range) -> Tensor:
+    return packed[rows.start : rows.stop]
+
+
+def _fp4_rest(weight: PackedWeight, tensors: Tensors) -> _Rest:
     scale = _floats(tensors["weight_scale"])
-    if "weight_global_scale" in tensors:
-        scale = scale / tensors["weight_global_scale"]
-    return _e2m1(tensors["weight_packed"], scale, weight.settings["group"])
+    if (total := tensors.get("weight_global_scale")) is not None:
+        scale = scale / total
+    group = weight.settings["group"]
+    return _Rest(CodeType.TABLE4, scale, group, table=torch.tensor(E2M1_TABLE))
+
+
+def _fp4_codes(weight: PackedWeight, packed: Sliced, rows: range) -> Tensor:
+    return _e2m1_codes(packed[rows.start : rows.stop])
 
 
 def _mxfp4_experts(weight: PackedWeight, tensors: Tensors) -> Tensor:
@@ -213,8 +318,13 @@ def _mxfp4_expert(blocks: Tensor, scales: Tensor) -> QuantizedWeight:
 
 def _e2m1(packed: Tensor, scale: Tensor, group: int) -> QuantizedWeight:
     """packed: uint8 `[out, in / 2]`; scale: `[out, groups]`."""
-    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1).to(torch.int8)
-    return QuantizedWeight(CodeType.TABLE4, codes, scale, group, table=torch.tensor(E2M1_TABLE))
+    table = torch.tensor(E2M1_TABLE)
+    return QuantizedWeight(CodeType.TABLE4, _e2m1_codes(packed), scale, group, table=table)
+
+
+def _e2m1_codes(packed: Tensor) -> Tensor:
+    """int8 `[n, in]` of uint8 `[n, in / 2]`."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1).to(torch.int8)
 
 
 def _floats(scale: Tensor) -> Tensor:
@@ -255,3 +365,17 @@ def _in_order(numbers: Tensor) -> Tensor:
     ordered = torch.empty_like(words)
     ordered[..., _AWQ_OUTPUTS] = words
     return ordered.flatten(1)
+
+
+_FORMATS = {
+    Packing.GPTQ: _Format("qweight", _gptq_rest, _gptq_codes),
+    Packing.AWQ: _Format("qweight", _awq_rest, _awq_codes),
+    Packing.PACKED_INTEGERS: _Format(
+        "weight_packed", _packed_integers_rest, _packed_integers_codes
+    ),
+    Packing.SCALED: _Format("weight", _scaled_rest, _scaled_codes),
+    Packing.BNB4: _Format("weight", _bnb4_rest, _bnb4_codes),
+    Packing.BNB8: _Format("weight", _bnb8_rest, _bnb8_codes),
+    Packing.FP4: _Format("weight_packed", _fp4_rest, _fp4_codes),
+}
+"""Of all packings but that of stacked experts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,13 @@ class GgufTensor(NamedTuple):
         """A quantized matrix as it is, anything else as numbers. Raises as above."""
         return self.read_quantized() if self.is_quantized else self.read_numbers()
 
+    def row_reader(self) -> Callable[[range], QuantizedWeight | Tensor]:
+        """Reads adjacent rows of a matrix `[out, in]`. Raises as above."""
+        if not self.is_quantized:
+            values = self.read_numbers()
+            return lambda rows: values[rows.start : rows.stop]
+        return lambda rows: unpack_blocks(self._rows_of(rows), self.kind, self.shape[-1])
+
     def read_numbers(self) -> Tensor:
         """The numbers: as stored if they are not quantized, else fp32.
 
@@ -83,22 +90,35 @@ class GgufTensor(NamedTuple):
 
     def _rows(self) -> Tensor:
         """uint8 `[rows, bytes_per_row]`, the rows in the model's order."""
-        data = torch.empty(self.num_bytes, dtype=torch.uint8)
+        return self._rows_of(range(self._num_rows))
+
+    def _rows_of(self, rows: range) -> Tensor:
+        """The same of some adjacent rows."""
+        if self.rotary_heads is None:
+            return self._stored_rows(rows)
+        places = _sorted_rows(self._num_rows, self.rotary_heads)[rows.start : rows.stop]
+        first = int(places.min())
+        return self._stored_rows(range(first, int(places.max()) + 1))[places - first]
+
+    @property
+    def _num_rows(self) -> int:
+        # Several dimensions before the last are rows of blocks; a vector's rows are its numbers.
+        is_vector = len(self.shape) == 1 and self.kind not in QUANTIZED_KINDS
+        return self.shape[0] if is_vector else prod(self.shape[:-1])
+
+    def _stored_rows(self, rows: range) -> Tensor:
+        """uint8 `[rows, bytes_per_row]` of adjacent rows in the file's order."""
+        row_bytes = self.num_bytes // self._num_rows
+        data = torch.empty(len(rows) * row_bytes, dtype=torch.uint8)
         try:
             with self.path.open("rb") as file:
-                file.seek(self.offset)
+                file.seek(self.offset + rows.start * row_bytes)
                 num_read = file.readinto(data.numpy().data)
         except OSError as exc:
             raise DamagedBase(f"{self.path} cannot be read: {exc.strerror or exc}") from exc
-        if num_read != self.num_bytes:
+        if num_read != len(data):
             raise DamagedBase(f"{self.path} became shorter while it was read: download it again")
-        # Several dimensions before the last are rows of blocks; a vector's rows are its numbers.
-        is_vector = len(self.shape) == 1 and self.kind not in QUANTIZED_KINDS
-        num_rows = self.shape[0] if is_vector else prod(self.shape[:-1])
-        rows = data.view(num_rows, -1)
-        return (
-            rows if self.rotary_heads is None else rows[_sorted_rows(num_rows, self.rotary_heads)]
-        )
+        return data.view(len(rows), row_bytes)
 
 
 def tensor_names(path: Path, config: Mapping[str, Any]) -> dict[str, GgufTensor]:

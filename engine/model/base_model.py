@@ -30,12 +30,12 @@ from ..checkpoint.base_identity import compute_base_id
 from ..checkpoint.files import locate_base
 from ..checkpoint.load_progress import report_progress
 from ..checkpoint.packed_format import find_packed_format
-from ..checkpoint.stored_weights import Values, dense, stack_values, weight_values
+from ..checkpoint.stored_weights import Values, dense, stack_values
 from ..checkpoint.text_part import is_composite
 from ..checkpoint.weight_digests import end_digests
 from ..checkpoint.weights import build_model, load_config, load_weights
 from ..config import EngineConfig, Quantization
-from ..errors import InvalidParameter, QuantizedBase, UnsupportedModel
+from ..errors import InvalidParameter, UnsupportedModel
 from ..exclusion import excluded_layers
 from ..kv.cache import KvFormat, check_kv_format, choose_kv_format
 from ..kv.groups import LayerKvShape
@@ -64,12 +64,13 @@ from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
 from .packed_ends import PackedEnds, model_ends, name_formats, pack_ends
 from .parity_bound import parity_bound
+from .part_weights import part_weights
 from .rope import RotaryContexts, rotary_contexts
 from .rotary_tables import table_rotary
 from .state_layers import reads_weight
 from .threshold_test import check_thresholds
+from .weight_rows import whole_rows
 
-_PIECE_ROWS = 256
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that read the same input if they are in one module."""
 
@@ -528,7 +529,7 @@ def whole_projection(group: Sequence[tuple[str, nn.Module]]) -> Projection:
 
 def _dense_linear(path: str, module: nn.Module, shards: LinearShards | None) -> DenseLinear:
     """The layer with its weight dequantized, in the serving dtype; this rank's part of it."""
-    values = _rows_of(module)
+    values = whole_rows(module)
     if shards:
         values = shards.weight(path, values)
     device = values.codes.device if isinstance(values, QuantizedWeight) else values.device
@@ -581,44 +582,16 @@ def group_weights(
 
     group: the layers by their paths. shards: cuts this rank's part of each. Raises QuantizedBase.
     """
-    weights = [_whole_or_part(path, module, quantization, shards) for path, module in group]
+    if shards:
+        return part_weights(group, quantization, shards)
+    weights = [whole_weight(path, module, quantization) for path, module in group]
     stacked = stack_values(weights)
     return weights if stacked is None else [stacked]
 
 
-def _whole_or_part(
-    path: str, module: nn.Module, quantization: LoadQuantization, shards: LinearShards | None
-) -> Values:
-    """The layer's weight as it is packed, or this rank's part of it. Raises QuantizedBase, and
-    UnsupportedModel if it cannot be divided."""
-    if shards is None:
-        return whole_weight(path, module, quantization)
-    values = _rows_of(module)
-    if isinstance(values, QuantizedWeight) or quantization.format_of(path) is None:
-        return shards.weight(path, values)
-    # Scales may belong to all inputs of a row. So whole rows are quantized, a few at a time.
-    pieces = [
-        shards.inputs(path, quantization.apply(path, rows))
-        for rows in shards.outputs(path, values).split(_PIECE_ROWS)
-    ]
-    stacked = stack_values(pieces)
-    assert stacked is not None, "the pieces of one weight are of one form"
-    return stacked
-
-
 def whole_weight(path: str, module: nn.Module, quantization: LoadQuantization) -> Values:
     """The layer's weight as it is packed. Raises QuantizedBase."""
-    return quantization.apply(path, _rows_of(module))
-
-
-def _rows_of(module: nn.Module) -> Values:
-    """The module's weight, `[out_features, in_features]`. Raises QuantizedBase."""
-    values = weight_values(module)
-    if isinstance(values, Tensor):
-        return _as_rows(module, values)
-    if isinstance(module, Conv1D):
-        raise QuantizedBase("quantized weights of Conv1D layers (GPT-2) are not served")
-    return values
+    return quantization.apply(path, whole_rows(module))
 
 
 def _as_rows(module: nn.Module, weight: Tensor) -> Tensor:

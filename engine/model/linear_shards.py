@@ -17,7 +17,6 @@ from ...adapters.layout import Projection
 from ...adapters.layout_part import SliceRange
 from ...kernels.int8_linear import largest_of_rows
 from ...kernels.quantized_part import part_of
-from ...kernels.quantized_weight import QuantizedWeight
 from ..checkpoint.stored_weights import Values
 from ..errors import UnsupportedModel
 from ..shards.rank_sums import RankSums
@@ -95,32 +94,35 @@ class LinearShards:
             )
         )
 
-    def outputs(self, path: str, weight: Tensor) -> Tensor:
-        """This rank's outputs of a whole weight `[out, in]`: a view."""
+    def outputs(self, path: str, num_outputs: int) -> range:
+        """This rank's outputs of a layer with so many."""
         held = self._held(path)
-        return weight if held is None else weight[held.outputs.start : held.outputs.stop]
+        return range(num_outputs) if held is None else held.outputs
 
-    def inputs(self, path: str, weight: Values) -> Values:
-        """This rank's inputs of its outputs of a weight. Raises UnsupportedModel as `weight`."""
-        held = self._held(path)
-        if held is None:
-            return weight
-        if isinstance(weight, Tensor):
-            return weight[:, held.inputs.start : held.inputs.stop]
-        return self._quantized(path, weight, SliceRange(held.inputs, range(weight.shape[0])))
-
-    def weight(self, path: str, weight: Values) -> Values:
-        """This rank's part of a whole weight `[out, in]`. Of a tensor it is a view, of which only
-        the part is read if it is mapped from a file.
+    def inputs(self, path: str, rows: Values) -> Values:
+        """This rank's inputs of some rows of a weight; a view of a tensor.
 
         Raises UnsupportedModel if the groups of a quantized weight cannot be divided.
         """
         held = self._held(path)
         if held is None:
-            return weight
+            return rows
+        if isinstance(rows, Tensor):
+            return rows[:, held.inputs.start : held.inputs.stop]
+        part = part_of(rows, range(rows.shape[0]), held.inputs)
+        if part is None:
+            raise UnsupportedModel(
+                f"{path} has groups of {rows.group} inputs, which cannot be divided among "
+                f"{self._ranks.place.size} ranks of {len(held.inputs)} inputs"
+            )
+        return part
+
+    def weight(self, path: str, weight: Values) -> Values:
+        """This rank's part of a whole weight `[out, in]`. Raises UnsupportedModel as `inputs`."""
+        held = self.outputs(path, weight.shape[0])
         if isinstance(weight, Tensor):
-            return self.inputs(path, self.outputs(path, weight))
-        return self._quantized(path, weight, held)
+            return self.inputs(path, weight[held.start : held.stop])
+        return self.inputs(path, weight.rows(held.start, held.stop))
 
     def bias(self, path: str, bias: Tensor) -> Tensor | None:
         """This rank's part of a whole bias `[out]`; None: another rank adds it to the sum."""
@@ -138,15 +140,6 @@ class LinearShards:
         if shard is None or shard.style is ShardStyle.COLUMN:
             return None
         return RankExchange(shard, [each.out_features for each in part.slices], self._ranks)
-
-    def _quantized(self, path: str, weight: QuantizedWeight, held: SliceRange) -> QuantizedWeight:
-        part = part_of(weight, held.outputs, held.inputs)
-        if part is None:
-            raise UnsupportedModel(
-                f"{path} has groups of {weight.group} inputs, which cannot be divided among "
-                f"{self._ranks.place.size} ranks of {len(held.inputs)} inputs"
-            )
-        return part
 
     def _held(self, path: str) -> SliceRange | None:
         shard = self._shards.get(path)

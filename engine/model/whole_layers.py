@@ -1,7 +1,7 @@
 """The layers of a base before they are packed, each with the values of its codes if quantized.
 
-Rank 0 computes the reference of a divided base with them: one layer's whole weight is read and
-quantized at a time, and multiplied by PyTorch.
+Rank 0 computes the reference of a divided base with them: a few rows of a layer's weight are read
+and quantized at a time, and multiplied by PyTorch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...kernels.linear_packing import LinearKind, choose_linear
 from ...kernels.quantize import WeightFormat, quantize
 from ...kernels.quantized_linear import multiply_dequantized
 from ...kernels.quantized_weight import QuantizedWeight
-from ..checkpoint.stored_weights import weight_values
+from ..checkpoint.stored_weights import Values, weight_values
 from .adapted_module import replace_module
-from .base_model import whole_weight
 from .load_quantization import LoadQuantization
+from .weight_rows import in_pieces, rows_of
 
 
 @contextmanager
@@ -68,15 +68,21 @@ class _WholeLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x [..., in]` to `[..., out]`, in x's dtype."""
-        weight = whole_weight(self._path, self._own, self._quantization)
-        bias = self._own.bias
+        rows, bias = rows_of(self._own), self._own.bias
         assert bias is None or isinstance(bias, Tensor)
+        y = x.new_empty(*x.shape[:-1], rows.num_rows)
+        for piece in in_pieces(range(rows.num_rows), rows.in_features):
+            weight = self._quantization.apply(self._path, rows.read(piece))
+            own = slice(piece.start, piece.stop)
+            y[..., own] = self._products(x, weight, None if bias is None else bias[own])
+        return y
+
+    def _products(self, x: Tensor, weight: Values, bias: Tensor | None) -> Tensor:
+        """Those of some rows of the weight, and their bias."""
         if isinstance(weight, Tensor):
             return F.linear(x, weight.to(x.dtype), bias)
         y = multiply_dequantized(self._rounded(x, weight), weight)
-        if bias is not None:
-            y += bias
-        return y.to(x.dtype)
+        return y if bias is None else y + bias
 
     def _rounded(self, x: Tensor, weight: QuantizedWeight) -> Tensor:
         kind = choose_linear(

@@ -19,7 +19,7 @@ from loraplex.kernels.quantize import WeightFormat, quantize
 from loraplex.kernels.quantized_weight import QuantizedWeight
 from support.ranks import run_ranks
 
-OUT, IN = 600, 96
+OUT, IN = 2_000, 96
 """More outputs than are quantized at a time."""
 
 

@@ -25,6 +25,7 @@ from loraplex.engine.model.base_model import BaseModel, load_base_model
 from loraplex.engine.model.experts import experts_parameters
 from loraplex.kernels.int8_linear import Int8Linear
 from loraplex.kernels.joined_linear import JoinedLinear
+from loraplex.kernels.quantized_weight import QuantizedWeight
 from support.families import SERVED, save_family
 from support.features import Feature, dense_logits, make_world
 from support.marks import marked_slow
@@ -65,6 +66,35 @@ def test_the_values_are_those_that_the_writer_stored(
     torch.testing.assert_close(values, packed["layer.weight"].values, rtol=bound, atol=0)
     error = (values - weight).norm() / weight.norm()
     assert error < (0.6 if form.name == "gptq-2bit" else 0.3), "it is the weight that was quantized"
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
+def test_rows_that_are_read_alone_have_the_values_that_the_writer_stored(
+    form: Format, tmp_path: Path
+) -> None:
+    """They begin within a word of AWQ and within a block of bitsandbytes."""
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(1))
+    path, packed = write_weights(tmp_path, {"layer.weight": weight}, form)
+    read_rows = stored_weights(path)["layer.weight"].row_reader()
+    for rows in (range(1), range(1, 21), range(21, 63), range(63, 64)):
+        values = dense(read_rows(rows), dtype=torch.float32, device=CPU)
+        expected = packed["layer.weight"].values[rows.start : rows.stop]
+        torch.testing.assert_close(values, expected, rtol=1e-6, atol=0)
+
+
+def test_rows_have_zero_points_if_any_row_has_one(tmp_path: Path) -> None:
+    """The ranks of a layer have different rows and must choose one form."""
+    weight = torch.zeros(16, 64)
+    weight[:, ::8], weight[:, 1::8] = -8, 7
+    weight[-1] += 4
+    path, _ = write_weights(tmp_path, {"layer.weight": weight}, FORMATS["gptq"])
+    read_rows = stored_weights(path)["layer.weight"].row_reader()
+    for row in range(16):
+        values = read_rows(range(row, row + 1))
+        assert isinstance(values, QuantizedWeight)
+        assert values.zero is not None
+        assert bool(values.zero.any()) == (row == 15)
+        assert torch.equal(values.dequantize(), weight[row : row + 1])
 
 
 def test_blocks_as_many_as_rows_are_not_taken_for_rows(tmp_path: Path) -> None:

@@ -282,6 +282,22 @@ def test_quantized_rows_keep_their_blocks(tmp_path: Path) -> None:
     assert not tensors["model.norm.weight"].is_quantized
 
 
+def test_rows_that_are_read_alone_are_those_of_the_model(tmp_path: Path) -> None:
+    """The file has the rows of queries and keys in another order."""
+    config, architecture, how = MODELS["llama-k"]
+    path = tmp_path / "model.gguf"
+    weights = write_model(path, config, architecture, **how)
+    matrices = {k: t for k, t in tensor_names(path, read_config(path)).items() if len(t.shape) == 2}
+    assert any(tensor.rotary_heads for tensor in matrices.values())
+    for key, tensor in matrices.items():
+        read_rows, num_rows = tensor.row_reader(), tensor.shape[0]
+        for rows in (range(1), range(1, 12), range(12, num_rows)):
+            found = read_rows(rows)
+            values = found if isinstance(found, Tensor) else found.dequantize()
+            expected = weights[key][rows.start : rows.stop].to(values.dtype)
+            torch.testing.assert_close(values, expected, atol=1e-6, rtol=0)
+
+
 def test_the_folder_has_the_tokenizer_and_the_end_tokens(tmp_path: Path) -> None:
     path = tiny(tmp_path)
     unpack_config(path, tmp_path / "folder")
