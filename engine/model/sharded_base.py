@@ -10,7 +10,7 @@ every rank and in the same order, because each forward pass exchanges results.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -39,14 +39,16 @@ from ..shards.shared_heads import find_shared_heads
 from ..shards.stage_plan import StagePlan
 from .admission import (
     DenseCase,
+    Parity,
     SelfTest,
     check_config,
-    check_parity,
     check_replaced,
     dense_reference,
     kv_self_test,
+    measure_parity,
     paged_error,
     probe_kv_shapes,
+    replaces_choices,
     run_paged,
     self_test_tokens,
 )
@@ -60,7 +62,6 @@ from .base_model import (
     describe_layout,
     eos_token_ids,
     module_order,
-    packs_experts,
     replace_linears,
     sibling_groups,
     weight_format,
@@ -68,7 +69,7 @@ from .base_model import (
 )
 from .base_stages import BaseStages, tell_shapes
 from .embedding_and_head import adapt_ends
-from .expert_choices import choosing, of_first_rank
+from .expert_choices import ReplacedChoices, choosing, of_first_rank, tell_choices
 from .expert_shards import ExpertShards
 from .experts import (
     MoeLayer,
@@ -97,6 +98,7 @@ from .stage_layers import (
     without_layers,
 )
 from .threshold_test import check_thresholds
+from .whole_experts import whole_experts
 from .whole_layers import whole_layers
 
 
@@ -136,19 +138,20 @@ def load_sharded_base(
         raise UnsupportedModel(
             f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
         )
-    if plan.experts and packs_experts(engine, stored_format):
-        raise UnsupportedModel(
-            f"quantized experts are not supported with several ranks ({config.model_type})"
-        )
     multiplies_bytes = _all_multiply_bytes(ranks)
     shards = LinearShards(plan.linears, ranks, multiplies_bytes=multiplies_bytes)
     is_first = ranks.place.rank == 0 and (stages is None or stages.place.is_last)
     stage_plan = plan_stages(model, config, 1 if stages is None else stages.place.num_stages)
     linears = decoder_linears(model)
+    absorbed = replace_latents(model)
     references = _References([], [])
     if is_first:
-        with whole_layers(
-            model, linears, quantization, ends_format, multiplies_bytes=multiplies_bytes
+        packed_linears = {path: linears[path] for path in linears.keys() - set(absorbed)}
+        with (
+            whole_experts(model, quantization),
+            whole_layers(
+                model, packed_linears, quantization, ends_format, multiplies_bytes=multiplies_bytes
+            ),
         ):
             references = _References.of(model, config.vocab_size, kv_test)
     order, num_parameters = module_order(model), sum(each.numel() for each in model.parameters())
@@ -157,12 +160,6 @@ def load_sharded_base(
         for group in sibling_groups(linears)
     ]
     moe_layers = replace_experts(model, ExpertShards(plan.experts, ranks))
-    absorbed = replace_latents(model)
-    if absorbed and packs_experts(engine, stored_format):
-        raise UnsupportedModel(
-            "quantized multi-head latent attention is not supported with several ranks "
-            f"({config.model_type})"
-        )
     with transformers_quiet():  # it remarks on families that compute attention themselves
         model.set_attn_implementation(ATTENTION_NAME)
     with without_layers(model, stage_plan) as stand_ins:
@@ -184,7 +181,6 @@ def load_sharded_base(
         ends = ends_of_stage(ends, stages)
         own = stage_plan.layers(stages.place.stage)
         moe_layers = [layer for layer in moe_layers if stage_plan.layer_of(layer.path) in own]
-        _check_stages(config, moe_layers, dtype)
     del linears
     projections = replace_linears(
         model, quantization=quantization, kept_dense=absorbed, shards=shards
@@ -204,7 +200,10 @@ def load_sharded_base(
     fused = fuse_layers(model) if fuses_layers(device) else None
     packed: list[object] = [part for each in projections for part in each.linear.modules()]
     packed += packed_ends.linears
-    error = _check_together(model, config, kv_shapes, references.plain, packed, ranks)
+    packed += [part.weight for layer in moe_layers for part in layer.experts]
+    # Ranks may hold experts of different forms, and stages layers.
+    bound = _largest(parity_bound(dtype, packed), links)
+    error = _check_together(model, config, kv_shapes, references.plain, bound, links)
     kv_error = 0.0
     if kv_format.code_dtype is not None:
         kv_error = _kv_error_together(
@@ -235,7 +234,7 @@ def load_sharded_base(
         quantization=stored_format or quantization.name,
         self_test_error=error,
         kv_error=kv_error,
-        self_test_bound=parity_bound(dtype, packed),
+        self_test_bound=bound,
         shared_heads=find_shared_heads(config, plan.linears, ranks),
     )
     if stages:
@@ -268,16 +267,6 @@ def _all_multiply_bytes(ranks: RankSums) -> bool:
     """Whether every rank prefers products of bytes, for which they exchange other numbers."""
     measured = torch.tensor([prefers_bytes()], dtype=torch.int32)
     return bool(torch.cat(ranks.gather(measured)).all())
-
-
-def _check_stages(config: Any, moe_layers: Sequence[MoeLayer], dtype: torch.dtype) -> None:
-    """Refuse what the self-test cannot compare: a stage does not know which experts the dense
-    forward pass chose in its layers."""
-    if moe_layers and dtype is not torch.float32:
-        raise UnsupportedModel(
-            f"pipeline parallelism is not supported for the experts of {config.model_type} in "
-            f"{dtype}: give --dtype float32"
-        )
 
 
 def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
@@ -318,34 +307,46 @@ def _divided_kv_shapes(
         ) from exc
 
 
+def _largest(own: float, links: GroupLinks) -> float:
+    """The largest of the values of all ranks of all stages."""
+    if links.stages:
+        return max(float(told) for told in links.stages.tell_all(repr(own).encode()))
+    return float(links.sums.largest(torch.tensor([own], dtype=torch.float64)))
+
+
 def _check_together(
     model: nn.Module,
     config: Any,
     shapes: list[LayerKvShape],
     cases: list[DenseCase],
-    packed: Sequence[object],
-    ranks: RankSums,
+    bound: float,
+    links: GroupLinks,
 ) -> float:
     """Run the self-test with all ranks; rank 0, which has the cases, compares. Returns its error.
 
-    `packed`: this rank's packed layers. Raises UnsupportedModel as `check_parity`.
+    Raises UnsupportedModel as `check_parity`.
     """
-    dtype = next(model.parameters()).dtype
-    with _same_experts(model, dtype, ranks):
+    replaces = replaces_choices(bound)
+    choices = _choices_of_stage(cases, links) if replaces and links.stages else None
+    with choosing(model, of_first_rank(links.sums)) if replaces else nullcontext():
         if cases:
-            return check_parity(model, shapes, cases, parts=packed)
-        _run_along(model, config, shapes, KvFormat(dtype), SelfTest())
-    return 0.0
+            parity = measure_parity(model, shapes, cases, bound)
+        else:
+            dtype = next(model.parameters()).dtype
+            _run_along(model, config, shapes, KvFormat(dtype), SelfTest(), choices)
+            parity = Parity(0.0, choices.share if choices else 0.0)
+    if replaces:
+        parity = parity._replace(share=_largest(parity.share, links))
+    parity.check(bound)
+    return parity.error
 
 
-def _same_experts(
-    model: nn.Module, dtype: torch.dtype, ranks: RankSums
-) -> AbstractContextManager[None]:
-    """In the half types `check_parity` replaces some choices of experts, which rank 0 alone knows:
-    meanwhile all ranks compute rank 0's."""
-    if dtype is torch.float32:
-        return nullcontext()
-    return choosing(model, of_first_rank(ranks))
+def _choices_of_stage(cases: list[DenseCase], links: GroupLinks) -> ReplacedChoices | None:
+    """What replaces this stage's choices of experts, as `check_parity` does in the last one; None:
+    in the last one."""
+    assert links.stages
+    recorded = tell_choices([case.choices for case in cases], links.stages)
+    return None if links.stages.place.is_last else ReplacedChoices(recorded)
 
 
 def _kv_error_together(
@@ -369,8 +370,9 @@ def _run_along(
     shapes: list[LayerKvShape],
     kv_format: KvFormat,
     test: SelfTest,
+    choices: ReplacedChoices | None = None,
 ) -> None:
-    """This rank's part of a self-test that rank 0 compares."""
-    run_paged(
-        model, shapes, self_test_tokens(config.vocab_size, test.lengths), kv_format, test.cuts
-    )
+    """This rank's part of a self-test that rank 0 compares. `choices`: as of `paged_error`."""
+    tokens = self_test_tokens(config.vocab_size, test.lengths)
+    with choosing(model, choices.choose) if choices else nullcontext():
+        run_paged(model, shapes, tokens, kv_format, test.cuts, choices=choices)
