@@ -280,7 +280,9 @@ def _plan(model: PreTrainedModel, config: Any, ranks: RankSums) -> ShardPlan:
     }
     if ranks.place.size == 1:
         return ShardPlan({}, {path: range(count) for path, count in num_experts.items()})
-    return plan_shards(config, model.base_model_prefix, sizes, ranks.place, num_experts=num_experts)
+    # Llama 4's class names the decoder of the composite model, of which it is the text part.
+    prefix = model.base_model_prefix if model.base_model is not model else "model"
+    return plan_shards(config, prefix, sizes, ranks.place, num_experts=num_experts)
 
 
 def _held_experts(moe_layers: Sequence[MoeLayer]) -> dict[str, range]:
