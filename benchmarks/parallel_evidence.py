@@ -56,6 +56,7 @@ from loraplex.engine.shards.rank_place import GroupShape
 from support.canaries import run_canaries
 from support.command_kills import HANG_SECONDS, Watched, kill_at, num_hanging, plans
 from support.divided import divided_errors
+from support.divided_experts import expert_cases
 from support.divided_formats import Case, cases, compare
 from support.engine import Answer
 from support.families import SERVED, STATES, save_family
@@ -75,7 +76,12 @@ SHAPES = (GroupShape(2, 1), GroupShape(4, 1), GroupShape(1, 2), GroupShape(2, 2)
 FAMILY_SHAPES = SHAPES[:3]
 SAMPLE = ("llama", "qwen3", "phi3-fused", "mixtral", "jetmoe")
 SAMPLE_COMMANDS = ("RunChunks",)
-SAMPLE_FORMATS = ("awq", "--quantize int8 (bytes)", "--kv-dtype int4")
+SAMPLE_FORMATS = (
+    "awq",
+    "--quantize int8 (bytes)",
+    "--kv-dtype int4",
+    "deepseek_v3-lora: deepseek-fp8",
+)
 NUM_OPEN = 6
 """Requests that run when a rank is killed."""
 NUM_TOKENS = 200
@@ -136,7 +142,7 @@ def _try_family(model: Path, shape: GroupShape, work: Path) -> dict[str, Any]:
 
 def try_formats(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
     rows = []
-    for name, case in cases().items():
+    for name, case in {**cases(), **expert_cases()}.items():
         for size in SIZES[:1] if is_sample else SIZES:
             if is_sample and name not in SAMPLE_FORMATS:
                 continue

@@ -57,6 +57,8 @@ class StoredPart(NamedTuple):
     """Its place in a weight that holds all experts; None: the weight is this expert's."""
 
 
+ChangesMatrix = Callable[[str, Values], Values]
+"""From a parameter's name and an expert's matrix `[out, in]`, the matrix in another form."""
 Matrices = Sequence[Sequence[StoredPart]]
 """For each expert the parts of its matrix, which lie below one another."""
 
@@ -179,6 +181,7 @@ class LeftExperts:
         self._dtype = dtype
         self.device = device
         self._is_held = False
+        self._apply: ChangesMatrix | None = None
         self._empty = {
             name: nn.Parameter(
                 getattr(module, name).as_subclass(Tensor).detach(), requires_grad=False
@@ -195,11 +198,7 @@ class LeftExperts:
         """The matrix `[out, in]` of each of these experts on the device, as `weight_values` has a
         layer's."""
         for expert in experts:
-            values = self.stored[name].read(expert)
-            if isinstance(values, Tensor):
-                yield values.to(self.device, kept_dtype(values.dtype, self._dtype))
-            else:
-                yield values.to(self.device)
+            yield self._read(name, expert)
 
     def part(self, name: str, experts: range) -> nn.Parameter:
         """The parameter of these experts alone: `[len(experts), ...]`."""
@@ -221,9 +220,18 @@ class LeftExperts:
 
     def _matrix(self, name: str, expert: int) -> Tensor:
         """As the parameter has it."""
-        stored = self.stored[name]
-        matrix = dense(stored.read(expert), dtype=self._dtype, device=self.device)
-        return matrix.T if stored.is_transposed else matrix
+        values = self._read(name, expert)
+        if self._apply is not None:
+            values = self._apply(name, values)
+        matrix = dense(values, dtype=self._dtype, device=self.device)
+        return matrix.T if self.stored[name].is_transposed else matrix
+
+    def _read(self, name: str, expert: int) -> Values:
+        """The matrix `[out, in]` in the form of `matrices`."""
+        values = self.stored[name].read(expert)
+        if isinstance(values, Tensor):
+            return values.to(self.device, kept_dtype(values.dtype, self._dtype))
+        return values.to(self.device)
 
     @contextmanager
     def in_memory(self, module: nn.Module) -> Iterator[None]:
@@ -236,6 +244,16 @@ class LeftExperts:
         finally:
             self._is_held = False
             self._drop(module)
+
+    @contextmanager
+    def applying(self, apply: ChangesMatrix) -> Iterator[None]:
+        """Meanwhile, forward passes compute with the values of what `apply` makes of the matrices
+        that they read."""
+        self._apply = apply
+        try:
+            yield
+        finally:
+            self._apply = None
 
     def stop(self) -> None:
         """From now on, forward passes leave the module's parameters as they are."""

@@ -9,7 +9,7 @@ forward pass. Effects beyond the self-test's few tokens are tested on a small co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from .expert_choices import MAX_REPLACED, LayerChoices, ReplacedChoices, choosin
 from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
 from .own_attention import replace_own_attention
-from .parity_bound import parity_bound
+from .parity_bound import SELF_TEST_TOLERANCE, parity_bound
 from .rope import full_context
 from .rotary_tables import contexts_of
 from .state_layers import replace_states
@@ -203,30 +203,58 @@ def check_parity(
     shapes: list[LayerKvShape],
     cases: list[DenseCase],
     *,
-    parts: Iterable[object] = (),
+    bound: float | None = None,
 ) -> float:
     """The error of the paged, chunked, mixed forward pass, with the KV cache in the model's own
     dtype.
 
-    In the half types a token goes to the experts that the dense forward pass chose. parts: the
-    packed layers. Raises UnsupportedModel if the error exceeds `parity_bound`, or if more choices
-    of experts differ than rounding explains.
+    If layers round, a token goes to the experts that the dense forward pass chose. bound: as of
+    `parity_bound`; None: that of a model without packed layers. Raises UnsupportedModel if the
+    error exceeds it, or if more choices of experts differ than rounding explains.
     """
-    dtype = next(model.parameters()).dtype
-    is_half = dtype is not torch.float32
-    choices = ReplacedChoices([case.choices for case in cases]) if is_half else None
-    error = paged_error(model, shapes, cases, KvFormat(dtype), choices=choices)
-    if choices and choices.share > MAX_REPLACED:
-        raise UnsupportedModel(
-            f"its paged forward chooses other experts for {choices.share:.0%} of the tokens"
-        )
-    bound = parity_bound(dtype, parts)
-    if not error <= bound:
-        raise UnsupportedModel(
-            f"its paged forward differs from its own dense forward by {error:.1e} of the logits, "
-            f"and {bound:.0e} is the bound"
-        )
-    return error
+    if bound is None:
+        bound = parity_bound(next(model.parameters()).dtype, ())
+    parity = measure_parity(model, shapes, cases, bound)
+    parity.check(bound)
+    return parity.error
+
+
+class Parity(NamedTuple):
+    """How a paged forward pass differs from the dense one."""
+
+    error: float
+    """Of the logits, relative to the largest."""
+    share: float
+    """Of the choices of experts that were replaced."""
+
+    def check(self, bound: float) -> None:
+        """Raise UnsupportedModel as `check_parity`."""
+        if self.share > MAX_REPLACED:
+            raise UnsupportedModel(
+                f"its paged forward chooses other experts for {self.share:.0%} of the tokens"
+            )
+        if not self.error <= bound:
+            raise UnsupportedModel(
+                f"its paged forward differs from its own dense forward by {self.error:.1e} of the "
+                f"logits, and {bound:.0e} is the bound"
+            )
+
+
+def measure_parity(
+    model: nn.Module, shapes: list[LayerKvShape], cases: list[DenseCase], bound: float
+) -> Parity:
+    """What `check_parity` compares with the bound."""
+    replaces = replaces_choices(bound)
+    choices = ReplacedChoices([case.choices for case in cases]) if replaces else None
+    kv_format = KvFormat(next(model.parameters()).dtype)
+    error = paged_error(model, shapes, cases, kv_format, choices=choices)
+    return Parity(error, choices.share if choices else 0.0)
+
+
+def replaces_choices(bound: float) -> bool:
+    """Whether the layers of a model with this bound round so much that it may choose other experts
+    than the dense forward pass: in the half types, and where inputs are rounded."""
+    return bound > SELF_TEST_TOLERANCE[torch.float32]
 
 
 def paged_error(

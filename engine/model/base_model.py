@@ -353,7 +353,8 @@ def _packed_error(
     which changes values."""
     if any(isinstance(part, Int8Linear) for part in parts):
         return 0.0
-    return check_parity(model, shapes, cases, parts=parts)
+    dtype = next(model.parameters()).dtype
+    return check_parity(model, shapes, cases, bound=parity_bound(dtype, parts))
 
 
 def check_quantized_once(engine: EngineConfig, stored_format: str | None) -> None:

@@ -6,6 +6,7 @@ the token's logits differ by far more than rounding although no operation is wro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..shards.rank_sums import RankSums
+from ..shards.stage_links import StageLinks
 from .experts import are_served
 
 MAX_REPLACED = 0.25
@@ -59,12 +61,29 @@ def recording(model: nn.Module) -> Iterator[dict[str, ExpertChoices]]:
 
 
 def of_first_rank(ranks: RankSums) -> Choose:
-    """Chooses what rank 0 of a tensor-parallel group has chosen. All ranks must call it."""
+    """Chooses what the first rank of a stage has chosen. All ranks of the stage must call it."""
 
     def choose(_path: str, choices: ExpertChoices) -> ExpertChoices:
         return ExpertChoices(*(ranks.gather(each)[0] for each in choices))
 
     return choose
+
+
+def tell_choices(recorded: Sequence[LayerChoices], links: StageLinks) -> list[LayerChoices]:
+    """What rank 0 has recorded of each sequence. Every rank of every stage calls it at the same
+    point; those of the others are not read. Weights are fp32."""
+    own = [
+        {path: [each.tolist() for each in choices] for path, choices in of_layers.items()}
+        for of_layers in recorded
+    ]
+    told = json.loads(links.tell_all(json.dumps(own).encode())[0])
+    return [
+        {
+            path: ExpertChoices(torch.tensor(experts), torch.tensor(weights, dtype=torch.float32))
+            for path, (experts, weights) in of_layers.items()
+        }
+        for of_layers in told
+    ]
 
 
 class ReplacedChoices:
@@ -92,7 +111,10 @@ class ReplacedChoices:
             (layer.experts[positions], layer.weights[positions])
             for layer, (_, positions) in zip(recorded, self._rows, strict=True)
         ]
-        experts, weights = (torch.cat(each) for each in zip(*parts, strict=True))
+        experts, weights = (
+            torch.cat(each).to(own.dtype)
+            for each, own in zip(zip(*parts, strict=True), choices, strict=True)
+        )
         ours, theirs = choices.experts.sort().values, experts.sort().values
         differs = (ours != theirs).any(dim=-1, keepdim=True)
         self._num_choices += len(differs)

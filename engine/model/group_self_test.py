@@ -6,8 +6,7 @@ passes in the same order, because each exchanges results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,17 +15,19 @@ from transformers import PreTrainedModel
 
 from ..kv.cache import KvFormat
 from ..kv.groups import LayerKvShape
-from ..shards.rank_sums import RankSums
+from ..shards.group_links import GroupLinks
 from .admission import (
     DenseCase,
+    Parity,
     SelfTest,
-    check_parity,
     dense_reference,
+    measure_parity,
     paged_error,
+    replaces_choices,
     run_paged,
     self_test_tokens,
 )
-from .expert_choices import choosing, of_first_rank
+from .expert_choices import ReplacedChoices, choosing, of_first_rank, tell_choices
 
 
 class References(NamedTuple):
@@ -49,19 +50,42 @@ def check_together(
     config: Any,
     shapes: list[LayerKvShape],
     cases: list[DenseCase],
-    packed: Sequence[object],
-    ranks: RankSums,
+    bound: float,
+    links: GroupLinks,
 ) -> float:
     """Run the self-test with all ranks; rank 0, which has the cases, compares. Returns its error.
 
-    `packed`: this rank's packed layers. Raises UnsupportedModel as `check_parity`.
+    Raises UnsupportedModel as `check_parity`.
     """
-    dtype = next(model.parameters()).dtype
-    with _same_experts(model, dtype, ranks):
+    replaces = replaces_choices(bound)
+    choices = _choices_of_stage(cases, links) if replaces and links.stages else None
+    with choosing(model, of_first_rank(links.sums)) if replaces else nullcontext():
         if cases:
-            return check_parity(model, shapes, cases, parts=packed)
-        _run_along(model, config, shapes, KvFormat(dtype), SelfTest())
-    return 0.0
+            parity = measure_parity(model, shapes, cases, bound)
+        else:
+            dtype = next(model.parameters()).dtype
+            _run_along(model, config, shapes, KvFormat(dtype), SelfTest(), choices)
+            parity = Parity(0.0, choices.share if choices else 0.0)
+    if replaces:
+        parity = parity._replace(share=largest_of_group(parity.share, links))
+    parity.check(bound)
+    return parity.error
+
+
+def largest_of_group(own: float, links: GroupLinks) -> float:
+    """The largest of the values of all ranks of all stages."""
+    if links.stages:
+        return max(float(told) for told in links.stages.tell_all(repr(own).encode()))
+    value = torch.tensor([own], dtype=torch.float64, device=links.sums.device)
+    return float(links.sums.largest(value))
+
+
+def _choices_of_stage(cases: list[DenseCase], links: GroupLinks) -> ReplacedChoices | None:
+    """What replaces this stage's choices of experts, as `check_parity` does in the last one; None:
+    in the last one."""
+    assert links.stages
+    recorded = tell_choices([case.choices for case in cases], links.stages)
+    return None if links.stages.place.is_last else ReplacedChoices(recorded)
 
 
 def kv_error_together(
@@ -81,24 +105,15 @@ def kv_error_together(
     return 0.0
 
 
-def _same_experts(
-    model: nn.Module, dtype: torch.dtype, ranks: RankSums
-) -> AbstractContextManager[None]:
-    """In the half types `check_parity` replaces some choices of experts, which rank 0 alone knows:
-    meanwhile all ranks compute rank 0's."""
-    if dtype is torch.float32:
-        return nullcontext()
-    return choosing(model, of_first_rank(ranks))
-
-
 def _run_along(
     model: nn.Module,
     config: Any,
     shapes: list[LayerKvShape],
     kv_format: KvFormat,
     test: SelfTest,
+    choices: ReplacedChoices | None = None,
 ) -> None:
-    """This rank's part of a self-test that rank 0 compares."""
-    run_paged(
-        model, shapes, self_test_tokens(config.vocab_size, test.lengths), kv_format, test.cuts
-    )
+    """This rank's part of a self-test that rank 0 compares. `choices`: as of `paged_error`."""
+    tokens = self_test_tokens(config.vocab_size, test.lengths)
+    with choosing(model, choices.choose) if choices else nullcontext():
+        run_paged(model, shapes, tokens, kv_format, test.cuts, choices=choices)

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...adapters.layout_part import LayoutPart
-from ...adapters.malloc import return_freed_memory
+from ...adapters.malloc import large_blocks_mapped, return_freed_memory
 from ...kernels.linear_packing import prefers_bytes
 from ...kernels.quantize import WeightFormat
 from ..checkpoint.base_config import read_config_file
@@ -50,7 +50,6 @@ from .base_model import (
     describe_layout,
     eos_token_ids,
     module_order,
-    packs_experts,
     replace_linears,
     sibling_groups,
     weight_format,
@@ -71,7 +70,7 @@ from .experts import (
 )
 from .forward import ATTENTION_NAME
 from .fused_layers import FusedLayers, fuse_layers, fuses_layers
-from .group_self_test import References, check_together, kv_error_together
+from .group_self_test import References, check_together, kv_error_together, largest_of_group
 from .head_parameters import cut_head_parameters
 from .latent_attention import replace_latents
 from .linear import FusedProjection
@@ -91,6 +90,7 @@ from .stage_layers import (
     without_layers,
 )
 from .threshold_test import check_thresholds
+from .whole_experts import whole_experts
 from .whole_layers import whole_layers
 
 
@@ -138,10 +138,6 @@ class _Settings(NamedTuple):
             weight_format(engine.embedding_quantization),
         )
 
-    @property
-    def packs_experts(self) -> bool:
-        return packs_experts(self.engine, self.stored_format)
-
 
 class _Division(NamedTuple):
     """Which part of the base this rank gets."""
@@ -150,6 +146,8 @@ class _Division(NamedTuple):
     plan: ShardPlan
     shards: LinearShards
     stage_plan: StagePlan
+    absorbed: Collection[str]
+    """The projections of latent attention, which stay dense."""
 
     @property
     def ranks(self) -> RankSums:
@@ -184,7 +182,6 @@ class _Parts(NamedTuple):
     ends: ModelEnds
     """With this rank's tokens."""
     moe_layers: list[MoeLayer]
-    absorbed: Collection[str]
     stand_ins: StandIns
     num_parameters: int
 
@@ -205,14 +202,18 @@ class _Held(NamedTuple):
     def packed(self) -> list[object]:
         """The packed layers, as `parity_bound` takes them."""
         layers = [part for each in self.projections for part in each.linear.modules()]
-        return [*layers, *self.packed_ends.linears]
+        experts = [part.weight for layer in self.moe_layers for part in layer.experts]
+        return [*layers, *self.packed_ends.linears, *experts]
 
 
-class _Errors(NamedTuple):
-    """Of the self-tests, on rank 0."""
+class _Results(NamedTuple):
+    """Of the self-tests."""
 
-    plain: float
-    of_kv: float
+    bound: float
+    """Of all ranks of all stages."""
+    error: float
+    """On rank 0, as the next."""
+    kv_error: float
 
 
 def load_sharded_base(
@@ -224,14 +225,15 @@ def load_sharded_base(
     layout of the others has no base id until rank 0 has told it. Raises UnsupportedModel with the
     reason if the base cannot be divided, or if the divided base computes something else.
     """
-    settings = _Settings.of(engine)
-    model = _read(settings)
-    division = _divide(model, settings, links)
-    references = _compute_references(model, settings, division)
-    parts = _find_parts(model, settings, division, base_id)
-    held = _hold_part(model, settings, division, parts)
-    errors = _check(model, settings, division, held, references)
-    base = _assemble(model, settings, division, parts, held, errors)
+    with large_blocks_mapped():
+        settings = _Settings.of(engine)
+        model = _read(settings)
+        division = _divide(model, settings, links)
+        references = _compute_references(model, settings, division)
+        parts = _find_parts(model, settings, division, base_id)
+        held = _hold_part(model, settings, division, parts)
+        results = _check(model, settings, division, held, references)
+        base = _assemble(model, settings, division, parts, held, results)
     if links.stages:
         base.call_between_layers(links.pulse.pass_layer)
     return base
@@ -258,14 +260,11 @@ def _divide(model: PreTrainedModel, settings: _Settings, links: GroupLinks) -> _
         raise UnsupportedModel(
             f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
         )
-    if plan.experts and settings.packs_experts:
-        raise UnsupportedModel(
-            f"quantized experts are not supported with several ranks ({config.model_type})"
-        )
     multiplies_bytes = _all_multiply_bytes(links.sums)
     shards = LinearShards(plan.linears, links.sums, multiplies_bytes=multiplies_bytes)
     num_stages = links.stages.place.num_stages if links.stages else 1
-    return _Division(links, plan, shards, plan_stages(model, config, num_stages))
+    stage_plan = plan_stages(model, config, num_stages)
+    return _Division(links, plan, shards, stage_plan, replace_latents(model))
 
 
 def _plan(model: PreTrainedModel, config: Any, links: GroupLinks) -> ShardPlan:
@@ -282,7 +281,9 @@ def _plan(model: PreTrainedModel, config: Any, links: GroupLinks) -> ShardPlan:
     }
     if links.stages and place.size == 1:
         return ShardPlan({}, {path: range(count) for path, count in num_experts.items()})
-    return plan_shards(config, model.base_model_prefix, sizes, place, num_experts=num_experts)
+    # Llama 4's class names the decoder of the composite model, of which it is the text part.
+    prefix = model.base_model_prefix if model.base_model is not model else "model"
+    return plan_shards(config, prefix, sizes, place, num_experts=num_experts)
 
 
 def _all_multiply_bytes(ranks: RankSums) -> bool:
@@ -297,12 +298,17 @@ def _compute_references(
     """What the whole base computes, read layer by layer; nothing on the other ranks."""
     if not division.is_first:
         return References([], [])
-    with whole_layers(
-        model,
-        decoder_linears(model),
-        settings.quantization,
-        settings.ends_format,
-        multiplies_bytes=division.shards.multiplies_bytes,
+    linears = decoder_linears(model)
+    packed_linears = {path: linears[path] for path in linears.keys() - set(division.absorbed)}
+    with (
+        whole_experts(model, settings.quantization),
+        whole_layers(
+            model,
+            packed_linears,
+            settings.quantization,
+            settings.ends_format,
+            multiplies_bytes=division.shards.multiplies_bytes,
+        ),
     ):
         return References.of(model, settings.config.vocab_size, settings.kv_test)
 
@@ -318,12 +324,6 @@ def _find_parts(
         for group in sibling_groups(linears)
     ]
     moe_layers = replace_experts(model, ExpertShards(division.plan.experts, division.ranks))
-    absorbed = replace_latents(model)
-    if absorbed and settings.packs_experts:
-        raise UnsupportedModel(
-            "quantized multi-head latent attention is not supported with several ranks "
-            f"({settings.config.model_type})"
-        )
     with transformers_quiet():  # it remarks on families that compute attention themselves
         model.set_attn_implementation(ATTENTION_NAME)
     with without_layers(model, division.stage_plan) as stand_ins:
@@ -352,7 +352,6 @@ def _find_parts(
         vocabulary,
         ends,
         moe_layers,
-        absorbed,
         stand_ins,
         num_parameters,
     )
@@ -376,7 +375,7 @@ def _hold_part(
     projections = replace_linears(
         model,
         quantization=settings.quantization,
-        kept_dense=parts.absorbed,
+        kept_dense=division.absorbed,
         shards=division.shards,
     )
     pack_moe_layers(moe_layers, settings.quantization)
@@ -410,18 +409,7 @@ def _leave_stage(
     cut_stage(model, plan, stages, parts.stand_ins)
     own = plan.layers(stages.place.stage)
     moe_layers = [layer for layer in parts.moe_layers if plan.layer_of(layer.path) in own]
-    _check_stages(settings.config, moe_layers, settings.dtype)
     return ends_of_stage(parts.ends, stages), moe_layers
-
-
-def _check_stages(config: Any, moe_layers: Sequence[MoeLayer], dtype: torch.dtype) -> None:
-    """Refuse what the self-test cannot compare: a stage does not know which experts the dense
-    forward pass chose in its layers."""
-    if moe_layers and dtype is not torch.float32:
-        raise UnsupportedModel(
-            f"pipeline parallelism is not supported for the experts of {config.model_type} in "
-            f"{dtype}: give --dtype float32"
-        )
 
 
 def _divided_kv_shapes(
@@ -444,16 +432,18 @@ def _check(
     division: _Division,
     held: _Held,
     references: References,
-) -> _Errors:
+) -> _Results:
     """Run the self-tests with all ranks. Raises UnsupportedModel."""
     config, shapes = settings.config, held.kv_shapes
-    plain = check_together(model, config, shapes, references.plain, held.packed, division.ranks)
-    of_kv = kv_error_together(
+    # Ranks may hold experts of different forms, and stages layers.
+    bound = largest_of_group(parity_bound(settings.dtype, held.packed), division.links)
+    error = check_together(model, config, shapes, references.plain, bound, division.links)
+    kv_error = kv_error_together(
         model, config, shapes, references.of_kv, settings.kv_format, settings.kv_test
     )
     if division.is_first:
         check_thresholds(config, held.stages.all_kv_shapes, max_model_len=settings.max_model_len)
-    return _Errors(plain, of_kv)
+    return _Results(bound, error, kv_error)
 
 
 def _assemble(
@@ -462,7 +452,7 @@ def _assemble(
     division: _Division,
     parts: _Parts,
     held: _Held,
-    errors: _Errors,
+    results: _Results,
 ) -> BaseModel:
     config = settings.config
     return BaseModel(
@@ -473,7 +463,7 @@ def _assemble(
         ends=held.ends,
         packed_ends=held.packed_ends,
         moe_layers=tuple(held.moe_layers),
-        absorbed=tuple(parts.absorbed),
+        absorbed=tuple(division.absorbed),
         fused=held.fused,
         kv_shapes=held.kv_shapes,
         stages=held.stages,
@@ -486,8 +476,8 @@ def _assemble(
         device=settings.device,
         num_parameters=parts.num_parameters,
         quantization=settings.stored_format or settings.quantization.name,
-        self_test_error=errors.plain,
-        kv_error=errors.of_kv,
-        self_test_bound=parity_bound(settings.dtype, held.packed),
+        self_test_error=results.error,
+        kv_error=results.kv_error,
+        self_test_bound=results.bound,
         shared_heads=find_shared_heads(config, division.plan.linears, division.ranks),
     )

@@ -40,6 +40,19 @@ def test_a_mixed_batch_equals_one_rank_and_peft(case: tuple[str, int], tmp_path:
     assert max(errors) < TOLERANCE
 
 
+def test_the_attention_of_llama_4_is_divided_although_its_class_names_another_decoder(
+    tmp_path: Path,
+) -> None:
+    model = save_family(tmp_path / "base", *SERVED["llama4-chunks"])
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+
+    def outputs(base: BaseModel, _rank: int) -> list[int]:
+        slices = [part for fused in base.projections for part in fused.projection.slices]
+        return [part.out_features for part in slices if part.name.endswith("q_proj")]
+
+    assert run_sharded(engine, 2, outputs) == [[32] * 4, [32] * 4]
+
+
 @pytest.mark.parametrize("family", marked_slow(REFUSED, slow=REFUSED[1:]))
 def test_a_base_of_which_nothing_can_be_divided_is_refused_by_name(
     family: str, tmp_path: Path

@@ -60,15 +60,6 @@ def test_ranks_that_measure_different_speeds_choose_one_form(
     assert Int8Linear not in first
 
 
-def test_quantized_experts_are_refused_by_name(tmp_path: Path) -> None:
-    model = save_family(tmp_path / "base", *SERVED["mixtral"])
-    engine = EngineConfig(str(model), device="cpu", quantization=Quantization.INT4)
-    with pytest.raises(
-        UnsupportedModel, match="quantized experts are not supported with several ranks"
-    ):
-        run_sharded(engine, 2, lambda _base, _rank: None)
-
-
 def test_products_of_bytes_are_served_in_bf16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """Every quantized format of a base that is divided among ranks, beside one rank.
 
-The base is the demo's, with the values of the format. One rank and the ranks of threads run without
-fused layers, so that they differ in the order of sums alone.
+The base is the demo's or a small one of another family, with the values of the format. One rank and
+the ranks of threads run without fused layers, so that they differ in the order of sums alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from loraplex.engine.model.parity_bound import (
     ROUNDED_INPUTS_TOLERANCE,
 )
 from loraplex.kernels import linear_packing
-from support.divided import RankLogits, held_tokens
+from support.divided import RankLogits, adapters_of, held_tokens
 from support.models import make_adapter
 from support.peft_parity import mixed_logits
 from support.quantized_bases import QuantizedBase, makers
@@ -62,6 +62,12 @@ def targets_of(base: BaseModel) -> list[str]:
     return sorted({part.name.rpartition(".")[2] for part in slices})
 
 
+def save_demo(folder: Path) -> None:
+    """Write the demo's base in fp32."""
+    model = AutoModelForCausalLM.from_pretrained(WEIGHTS / "base", dtype=torch.float32)
+    model.save_pretrained(folder)
+
+
 class Case(NamedTuple):
     """A format and how its products are computed."""
 
@@ -70,6 +76,8 @@ class Case(NamedTuple):
     settings: Mapping[str, Any] = {}
     """Of the engine."""
     multiplies_bytes: bool = False
+    save: Callable[[Path], object] = save_demo
+    """Writes the dense base to a folder."""
 
 
 class Comparison(NamedTuple):
@@ -110,15 +118,20 @@ def cases() -> dict[str, Case]:
 
 
 def compare(
-    case: Case, num_ranks: int, folder: Path, *, seeds: Sequence[int] = (SEED,)
+    case: Case,
+    num_ranks: int,
+    folder: Path,
+    *,
+    seeds: Sequence[int] = (SEED,),
+    num_stages: int = 1,
 ) -> Comparison:
-    """The logits of mixed batches: base rows, an adapter of all linear layers, one of two kinds.
+    """The logits of mixed batches: base rows, an adapter of all linear layers, one of two kinds of
+    them, and one of the experts and their routers.
 
-    `seeds`: those of the adapters of each batch.
+    `num_ranks`: of each stage. `seeds`: those of the adapters of each batch.
     """
     dense = folder / "dense"
-    plain = AutoModelForCausalLM.from_pretrained(WEIGHTS / "base", dtype=torch.float32)
-    plain.save_pretrained(dense)
+    case.save(dense)
     with patch.dict(os.environ, XDG_CACHE_HOME=str(folder)):  # where files of GGUF become folders
         base = case.make(dense, folder / "served")
         config = EngineConfig(
@@ -129,13 +142,14 @@ def compare(
         )
         with _computing(multiplies_bytes=case.multiplies_bytes):
             alone = load_base_model(config)
-            batches = _Batches(base.plain, targets_of(alone), folder, seeds)
+            batches = _Batches(base.plain, _settings(alone), folder, seeds)
             expected = batches.logits(alone, 0)
             of_ranks = run_sharded(
                 config,
                 num_ranks,
                 lambda part, rank: RankLogits(held_tokens(part), batches.logits(part, 1 + rank)),
-            )
+                num_stages=num_stages,
+            )[:num_ranks]
         return _compare(config, batches, alone, expected, of_ranks)
 
 
@@ -143,24 +157,31 @@ def _unquantized(dense: Path, _folder: Path) -> QuantizedBase:
     return QuantizedBase(dense, dense)
 
 
+def _settings(base: BaseModel) -> list[dict[str, Any]]:
+    """Of a batch's adapters."""
+    if base.moe_layers:
+        return adapters_of(base)
+    targets = targets_of(base)
+    return [{"r": 2, "target_modules": targets}, {"r": 5, "target_modules": targets[:2]}]
+
+
 class _Batches:
     """The same batches for each rank, and the adapters in them."""
 
     def __init__(
-        self, base: Path, targets: Sequence[str], folder: Path, seeds: Sequence[int]
+        self, base: Path, settings: Sequence[dict[str, Any]], folder: Path, seeds: Sequence[int]
     ) -> None:
         self._folder = folder
         self._adapters = [
             [
                 make_adapter(
                     base,
-                    folder / f"{seed}-{r}",
-                    seed=seed + r,
+                    folder / f"{seed}-{lora['r']}",
+                    seed=seed + lora["r"],
                     scale=0.1,
-                    r=r,
-                    target_modules=names,
+                    **lora,
                 )
-                for r, names in ((2, targets), (5, targets[:2]))
+                for lora in settings
             ]
             for seed in seeds
         ]

@@ -46,9 +46,20 @@ def assert_zero_outside(memory: torch.Tensor, extents: Iterable[Extent]) -> None
     assert not memory[outside].any()
 
 
-def test_experts_have_the_tokens_of_one_rank(tmp_path: Path) -> None:
+EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("qwen3_moe", {}),
+    ("qwen3_moe", {"quantization": Quantization.NF4}),
+    ("deepseek_v2-mla", {"quantization": Quantization.FP8}),
+)
+
+
+@pytest.mark.parametrize("case", marked_slow(EXPERTS, slow=EXPERTS[1:]), ids=str)
+def test_experts_have_the_tokens_of_one_rank(
+    case: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
     """Adapters change attention, experts and routers."""
-    model = save_family(tmp_path / "base", *SERVED["qwen3_moe"])
+    family, settings = case
+    model = save_family(tmp_path / "base", *SERVED[family])
     changed: dict[str, Any] = {
         "target_modules": ["q_proj", "o_proj"],
         "target_parameters": ["experts.gate_up_proj", "experts.down_proj", "gate.weight"],
@@ -59,7 +70,12 @@ def test_experts_have_the_tokens_of_one_rank(tmp_path: Path) -> None:
 
     def answer(num_ranks: int) -> list[list[int]]:
         engine = LocalEngine(
-            model, tmp_path, dtype="float32", num_threads=1, tensor_parallel_size=num_ranks
+            model,
+            tmp_path,
+            dtype="float32",
+            num_threads=1,
+            tensor_parallel_size=num_ranks,
+            **settings,
         )
         keys = [None, *map(engine.add_adapter, folders)]
         ids = [engine.submit([3, 17, 5, 90 + place], keys[place % 4]) for place in range(8)]
