@@ -41,11 +41,13 @@ def plan_engine(
     *,
     head_bytes: int = 0,
     num_exit_layers: int = 0,
+    num_ranks_here: int = 1,
 ) -> MemoryPlan:
     """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
-    of loaded Medusa heads. `num_exit_layers`: those of early exit.
+    of loaded Medusa heads. `num_exit_layers`: those of early exit. `num_ranks_here`: the ranks
+    that share the memory of a host.
     """
     groups = kv_groups(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
@@ -66,7 +68,7 @@ def plan_engine(
         graph_bytes=graph_bytes,
         weight_format=base.weight_formats,
     )
-    memory = _rank_memory(config, measure_memory(base.device))
+    memory = _rank_memory(measure_memory(base.device), num_ranks_here)
     plan = plan_memory(config, memory, demand, proposers)
     if config.num_ranks > 1:
         plan.lines.insert(0, f"{_describe_group(config)}; all sizes are of each")
@@ -101,11 +103,11 @@ def kv_groups(config: EngineConfig, base: BaseModel) -> tuple[KvGroup, ...]:
     )
 
 
-def _rank_memory(config: EngineConfig, memory: DeviceMemory) -> DeviceMemory:
+def _rank_memory(memory: DeviceMemory, num_ranks_here: int) -> DeviceMemory:
     """One rank's share of the memory: all ranks have loaded their weights, and share the host."""
     if not memory.is_host:
         return memory
-    return memory._replace(free_bytes=memory.free_bytes // config.num_ranks)
+    return memory._replace(free_bytes=memory.free_bytes // num_ranks_here)
 
 
 def _describe_group(config: EngineConfig) -> str:

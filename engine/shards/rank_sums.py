@@ -7,7 +7,6 @@ every rank adds them in the order of the ranks. Two numbers have one sum.
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 LONGEST_WAIT = timedelta(minutes=30)
 """For a rank that reads the base's files. A rank that has died is noticed at once, and one that
 hangs by the heartbeat."""
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
 class Work(Protocol):
@@ -80,30 +79,22 @@ class RankSums:
         return parts
 
 
-def open_store(descriptor: int, size: int) -> Store:
-    """The store in an open file, through which `size` ranks find each other."""
-    from torch._C._distributed_c10d import FileStore  # not every PyTorch has it
+def connect_ranks(
+    store: Store, place: RankPlace, pulse: RankPulse | None = None, *, host: str = LOOPBACK
+) -> RankSums:
+    """Connect this rank to the others of its stage. Waits for all of them.
 
-    # The store opens its path again when it is destroyed: the descriptor stays open until the
-    # process ends, or another file would have its number then.
-    return FileStore(f"/dev/fd/{os.dup(descriptor)}", size)
-
-
-def connect_ranks(store: Store, place: RankPlace, pulse: RankPulse | None = None) -> RankSums:
-    """Connect this rank to the others of its stage, over the loopback interface. Waits for all of
-    them.
-
-    `pulse`: see `RankSums`.
+    `pulse`: see `RankSums`. `host`: see `open_gloo`.
     """
-    ranks = RankSums(open_gloo(store, place.rank, place.size), place, pulse)
+    ranks = RankSums(open_gloo(store, place.rank, place.size, host), place, pulse)
     ranks.gather(torch.zeros(1))  # no rank reads the store after this
     return ranks
 
 
-def open_gloo(store: Store, rank: int, size: int) -> Any:
-    """A process group whose ranks talk over the loopback interface."""
+def open_gloo(store: Store, rank: int, size: int, host: str) -> Any:
+    """A process group. `host`: the numeric address of this rank's interface to the others."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+    options._devices = [gloo.create_device(hostname=host)]
     options._timeout = LONGEST_WAIT
     return gloo(store, rank, size, options)
