@@ -11,13 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
+from ...engine.shards.rank_place import GroupShape
 from .connection import asks_no_server
 from .exit_codes import CommandFailed, ExitCode
 
 Ray = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster, or `auto`.")
 ]
-CHOSEN_BY_NODES = ("--listen", "--data-dir", "--certificates")
+CHOSEN_BY_NODES = (
+    *("--listen", "--data-dir", "--certificates"),
+    *("--num-local-ranks", "--rank-address", "--rank-secret"),
+)
 """Options of an agent."""
 READY_SECONDS = 600.0
 POLL_SECONDS = 0.5
@@ -48,10 +52,10 @@ def up(
     ] = None,
     ray: Ray = "auto",
     num_gpus: Annotated[
-        float, typer.Option(min=0, help="GPUs that Ray reserves for each replica.")
+        float, typer.Option(min=0, help="GPUs that Ray reserves for each stage of a replica.")
     ] = 0,
     num_cpus: Annotated[
-        float, typer.Option(min=0, help="CPUs that Ray reserves for each replica.")
+        float, typer.Option(min=0, help="CPUs that Ray reserves for each stage of a replica.")
     ] = 1,
     max_drain_seconds: Annotated[
         float, typer.Option(min=0, help="Maximum time that a leaving replica may take to finish.")
@@ -73,12 +77,14 @@ def up(
     if not num_cpus + num_gpus:
         raise CommandFailed("--num-cpus and --num-gpus cannot both be 0.", ExitCode.USAGE)
     limits = _limits(minimum, replicas, maximum)
-    _check_agent_options(context.args, certificates)
+    shape = _check_agent_options(context.args, certificates)
     with _connected(ray):
         from ..ray.controller import FleetSpec, start_controller
         from ..ray.replica_actor import ReplicaSpec
 
-        spec = ReplicaSpec(str(certificates.absolute()), tuple(context.args), num_cpus, num_gpus)
+        spec = ReplicaSpec(
+            str(certificates.absolute()), tuple(context.args), num_cpus, num_gpus, shape
+        )
         try:
             controller = start_controller(FleetSpec(spec, max_drain_seconds, limits))
         except ValueError:
@@ -152,14 +158,17 @@ def _limits(minimum: int | None, replicas: int, maximum: int | None) -> tuple[in
     return minimum, maximum
 
 
-def _check_agent_options(options: Sequence[str], certificates: Path) -> None:
-    """Raises a usage error for what `loraplex agent` would refuse on every node."""
+def _check_agent_options(options: Sequence[str], certificates: Path) -> GroupShape:
+    """The ranks of a replica. Raises a usage error for what `loraplex agent` would refuse on every
+    node."""
     from . import load_command
 
     for option in CHOSEN_BY_NODES:
         if any(each.split("=")[0] == option for each in options):
             raise CommandFailed(f"{option} is chosen by the node.", ExitCode.USAGE)
-    load_command("agent").make_context("agent", [*options, "--certificates", str(certificates)])
+    arguments = [*options, "--certificates", str(certificates)]
+    found = load_command("agent").make_context("agent", arguments).params
+    return GroupShape(found["tensor_parallel_size"], found["pipeline_parallel_size"])
 
 
 def _controller() -> Any:
