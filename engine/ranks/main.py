@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import torch
@@ -35,6 +36,7 @@ from .rank_process import FilesFrom, read_secret
 from .rank_store import FollowerValues, RankStore
 from .rank_threads import threads_per_rank
 
+_STDOUT = 1
 _CONNECT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
 """Until rank 0 is asked again, if it does not listen."""
@@ -80,7 +82,8 @@ def _follow(address: RankAddress, rank: int, files_from: FilesFrom, secret: byte
     torch.set_num_threads(threads_per_rank(start.config, start.num_ranks_here))
     shape = start.config.group_shape
     pulses = RankPulses(shape.size)
-    with reporting_pulse(pulses.of(rank), pipe, on_lost=_end):
+    on_report = _show_life if files_from is FilesFrom.RANK_0 else _do_nothing
+    with reporting_pulse(pulses.of(rank), pipe, on_lost=_end, on_report=on_report):
         store = RankStore(FollowerValues(pipe))
         links = connect_group(store, shape, rank, pulses, host=own_host)
         follow(start.config, links, pipe, rank, files)
@@ -115,6 +118,16 @@ def _await_start(pipe: FollowerPipe) -> StartRank | None:
         return None
     assert isinstance(start, StartRank), "it is the first command"
     return start
+
+
+def _show_life() -> None:
+    """Tell the process that started this one, which ends it if it hangs: rank 0 cannot."""
+    with suppress(OSError):  # that one is gone, which ends this one
+        os.write(_STDOUT, b".")
+
+
+def _do_nothing() -> None:
+    """Rank 0 has started this process and watches it."""
 
 
 def _end() -> None:

@@ -15,11 +15,16 @@ REPORT_SECONDS = 0.4
 
 @contextmanager
 def reporting_pulse(
-    pulse: RankPulse, pipe: FollowerPipe, on_lost: Callable[[], None]
+    pulse: RankPulse,
+    pipe: FollowerPipe,
+    *,
+    on_lost: Callable[[], None],
+    on_report: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Inside, a thread reports, whatever the main thread does.
 
-    `on_lost`: called in the thread when rank 0 cannot be reached any more.
+    `on_lost`: called in the thread when rank 0 cannot be reached any more, `on_report` after each
+    report.
     """
     is_over = Event()
 
@@ -31,6 +36,7 @@ def reporting_pulse(
             except OSError:
                 on_lost()
                 return
+            on_report()
 
     Thread(target=report, name="rank-life", daemon=True).start()
     try:

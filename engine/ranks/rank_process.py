@@ -40,12 +40,13 @@ def start_rank(
 ) -> RankProcess:
     """Start a follower that joins rank 0 at this address; it ends with this process.
 
-    Its standard input tells it the secret, SECRET_BYTES, and ends when this process ends.
+    Its standard input tells it the secret, SECRET_BYTES, and ends when this process ends. One with
+    its files from rank 0 shows signs of life on its standard output, which is a pipe.
     """
     process = subprocess.Popen(
         [*COMMAND, str(address), str(rank), files],
         stdin=subprocess.PIPE,
-        stdout=_STDERR,
+        stdout=subprocess.PIPE if files is FilesFrom.RANK_0 else _STDERR,
         env=environment,
         bufsize=0,
     )
@@ -83,5 +84,6 @@ def end_ranks(processes: Sequence[RankProcess]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,12 @@ from support.waiting import wait_for
 SECRET = random_secret()
 MEMBERSHIP = Membership(RankAddress("10.0.0.1", 7080), SECRET)
 RANK = """
-import os, sys
+import os, select, sys
 secret = sys.stdin.buffer.read(32)
 with open(os.environ["SEEN"], "a") as seen:
     print(os.getpid(), secret.hex(), *sys.argv[1:], file=seen)
+while "LIVES" in os.environ and not select.select([sys.stdin], [], [], 0.05)[0]:
+    print("alive", flush=True)
 sys.stdin.buffer.read()
 """
 
@@ -34,6 +37,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that note what they were told."""
     monkeypatch.setattr(rank_process, "COMMAND", (sys.executable, "-c", RANK))
     monkeypatch.setattr(host_ranks, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(host_ranks, "LOOK_SECONDS", 0.05)
 
 
 @contextmanager
@@ -73,3 +77,15 @@ def test_ranks_wait_until_it_is_known_where_they_join(tmp_path: Path) -> None:
     ranks = HostRanks([1], lambda: next(asked), {**os.environ, "SEEN": str(seen)})
     with running(ranks):
         wait_for(lambda: len(read(seen)) == 1)
+
+
+def test_a_rank_that_was_alive_and_does_not_run_any_more_is_replaced(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    environment = {**os.environ, "SEEN": str(seen), "LIVES": ""}
+    with running(HostRanks([1], lambda: MEMBERSHIP, environment)):
+        wait_for(lambda: len(read(seen)) == 1)
+        ((pid, *_),) = read(seen)
+        time.sleep(0.5)  # it shows that it is alive
+        os.kill(int(pid), signal.SIGSTOP)
+        wait_for(lambda: len(read(seen)) == 2)
+    assert not Path(f"/proc/{pid}").exists()
