@@ -93,6 +93,7 @@ def group_of_one(device: torch.device) -> Iterator[None]:
             connect_group(HashStore(), shape, 0, device, pulses),
             Followers([], lambda: None),
             RankWatch(pulses, shape, lambda _rank, _reason: None),
+            ["here"],
         )
         return parts._open_parts(config, group, clock, base_id)
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from .errors import InvalidParameter
 from .kv_policy import KvPolicy, parse_kv_policy
 from .option import Option, Unset, options_of
+from .shards.rank_address import parse_rank_address
 from .shards.rank_place import GroupShape
 
 GIB = 1 << 30
@@ -116,14 +117,23 @@ class EngineConfig:
     device: Annotated[str, Option()] = "auto"
     """auto, cpu or cuda."""
     tensor_parallel_size: Annotated[int, Option(minimum=1, maximum=MAX_RANKS)] = 1
-    """Processes among which the base and its adapters are divided, on one machine. On CUDA each
-    has a device of its own."""
+    """Processes among which the base and its adapters are divided. On CUDA each has a device of
+    its own."""
     enable_expert_parallel: Annotated[bool, Option()] = False
     """Give each process of --tensor-parallel-size whole experts. A base with experts is always
     divided so; with this option a base without experts is refused."""
     pipeline_parallel_size: Annotated[int, Option(minimum=1, maximum=MAX_RANKS)] = 1
-    """Stages among which the layers and their adapters are divided, on one machine, each of
-    --tensor-parallel-size processes. On the CPU only."""
+    """Stages among which the layers and their adapters are divided, each of --tensor-parallel-size
+    processes. On the CPU only."""
+    num_local_ranks: Annotated[int | None, Option(minimum=1), Unset("all")] = None
+    """Processes of --tensor-parallel-size times --pipeline-parallel-size that run on this host. The
+    others join from other hosts, see `loraplex ranks`."""
+    rank_address: Annotated[
+        str | None, Option(metavar="HOST:PORT"), Unset("the loopback interface")
+    ] = None
+    """Where the processes of other hosts join, on a private network."""
+    rank_secret: Annotated[str | None, Option(metavar="FILE"), Unset("a random secret")] = None
+    """File with the secret that the processes of other hosts know, 32 characters or more."""
     max_model_len: Annotated[int | None, Option(minimum=1), Unset("the model's length")] = None
     """Maximum tokens of a sequence."""
     max_num_seqs: Annotated[int, Option(minimum=1)] = 64
@@ -219,6 +229,11 @@ class EngineConfig:
         return self.group_shape.size
 
     @property
+    def has_remote_ranks(self) -> bool:
+        """Whether ranks join from other hosts."""
+        return self.num_local_ranks is not None and self.num_local_ranks < self.num_ranks
+
+    @property
     def ranks_obstacle(self) -> str:
         """Why something is refused that is not divided among ranks."""
         kind = "pipeline" if self.pipeline_parallel_size > 1 else "tensor"
@@ -242,6 +257,7 @@ class EngineConfig:
         self._check_quantization()
         if self.num_ranks > 1:
             self._check_ranks()
+        self._check_hosts()
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             raise InvalidParameter(
                 "enable_expert_parallel", "requires --tensor-parallel-size above 1"
@@ -276,6 +292,21 @@ class EngineConfig:
                 "quantization_group_size",
                 f"must be a multiple of {GROUP_SIZE_STEP}, or 0 for a scale per output",
             )
+
+    def _check_hosts(self) -> None:
+        """Check how ranks of other hosts join. Raises InvalidParameter."""
+        if (self.num_local_ranks or 1) > self.num_ranks:
+            raise InvalidParameter(
+                "num_local_ranks", f"must be at most the number of ranks, {self.num_ranks}"
+            )
+        for name in ("rank_address", "rank_secret"):
+            is_given = getattr(self, name) is not None
+            if is_given and not self.has_remote_ranks:
+                raise InvalidParameter(name, "requires --num-local-ranks below the number of ranks")
+            if self.has_remote_ranks and not is_given:
+                raise InvalidParameter(name, "is required if ranks join from other hosts")
+        if self.rank_address is not None:
+            parse_rank_address(self.rank_address, "rank_address")
 
     def _check_ranks(self) -> None:
         """Refuse what is not divided among ranks yet. Raises InvalidParameter."""

@@ -23,6 +23,10 @@ class RankLost(EngineError):
     """A rank of the tensor-parallel group has ended, so the whole group ends and starts again."""
 
 
+class RankRefused(EngineError):
+    """A process is not admitted to the group of ranks."""
+
+
 class NotNow(EngineError):
     """The server has no capacity for this request now."""
 

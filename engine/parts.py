@@ -84,8 +84,8 @@ def open_parts(
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         return _open_parts(config, None, clock, base_id)
-    torch.set_num_threads(threads_per_rank(config))
     group = open_group(config)
+    torch.set_num_threads(threads_per_rank(config, group.num_ranks_here))
     try:
         parts = _open_parts(config, group, clock, base_id)
     except BaseException:
@@ -112,6 +112,7 @@ def _open_parts(
         head_bytes=heads_bytes(loaded.medusas),
         num_exit_layers=num_exit_layers(config),
         ranks=None if group is None else group.links.sums,
+        num_ranks_here=1 if group is None else group.most_ranks_on_a_host,
     )
     if followers:
         followers.tell(

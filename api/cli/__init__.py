@@ -23,6 +23,7 @@ from .exit_codes import CommandFailed, exit_code_of
 COMMANDS: Mapping[str, str] = {
     "serve": "Serve a base model and its tenants' adapters.",
     "agent": "Serve a base model as a replica of a fleet.",
+    "ranks": "Run ranks of a base model that is divided among several hosts.",
     "fleet": "Manage the replicas of a fleet.",
     "login": "Save a server URL and API key as a profile.",
     "logout": "Delete a profile.",

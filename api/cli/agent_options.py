@@ -8,7 +8,10 @@ from typing import Any
 
 import typer
 
-CHOSEN_BY_NODES = ("--listen", "--data-dir", "--certificates")
+CHOSEN_BY_NODES = (
+    *("--listen", "--data-dir", "--certificates"),
+    *("--num-local-ranks", "--rank-address", "--rank-secret"),
+)
 """Options of an agent that a node's own folders and addresses decide."""
 
 

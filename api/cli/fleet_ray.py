@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...engine.shards.rank_place import GroupShape
 from .agent_options import CHOSEN_BY_NODES, agent_options
 from .connection import asks_no_server
 from .exit_codes import CommandFailed, ExitCode
@@ -47,10 +48,10 @@ def up(
     ] = None,
     ray: Ray = "auto",
     num_gpus: Annotated[
-        float, typer.Option(min=0, help="GPUs that Ray reserves for each replica.")
+        float, typer.Option(min=0, help="GPUs that Ray reserves for each stage of a replica.")
     ] = 0,
     num_cpus: Annotated[
-        float, typer.Option(min=0, help="CPUs that Ray reserves for each replica.")
+        float, typer.Option(min=0, help="CPUs that Ray reserves for each stage of a replica.")
     ] = 1,
     max_drain_seconds: Annotated[
         float, typer.Option(min=0, help="Maximum time that a leaving replica may take to finish.")
@@ -73,12 +74,18 @@ def up(
     if not num_cpus + num_gpus:
         raise CommandFailed("--num-cpus and --num-gpus cannot both be 0.", ExitCode.USAGE)
     limits = _limits(minimum, replicas, maximum)
-    agent_options = find_agent_options(context.args, certificates)
+    context_of_agent = agent_context(context.args, certificates)
     with _connected(ray):
         from ..ray.controller import FleetSpec, start_controller
         from ..ray.replica_actor import ReplicaSpec
 
-        spec = ReplicaSpec(str(certificates.absolute()), agent_options, num_cpus, num_gpus)
+        spec = ReplicaSpec(
+            str(certificates.absolute()),
+            agent_options(context_of_agent),
+            num_cpus,
+            num_gpus,
+            group_shape(context_of_agent),
+        )
         try:
             controller = start_controller(FleetSpec(spec, max_drain_seconds, limits))
         except ValueError:
@@ -152,7 +159,7 @@ def _limits(minimum: int | None, replicas: int, maximum: int | None) -> tuple[in
     return minimum, maximum
 
 
-def find_agent_options(options: Sequence[str], certificates: Path) -> tuple[str, ...]:
+def agent_context(options: Sequence[str], certificates: Path) -> typer.Context:
     """What the agents have to know, from the options, variables and a file.
 
     Raises a usage error for what `loraplex agent` would refuse on every node."""
@@ -162,7 +169,14 @@ def find_agent_options(options: Sequence[str], certificates: Path) -> tuple[str,
         if any(each.split("=")[0] == option for each in options):
             raise CommandFailed(f"{option} is chosen by the node.", ExitCode.USAGE)
     given = [*options, "--certificates", str(certificates)]
-    return agent_options(load_command("agent").make_context("agent", given))
+    context: typer.Context = load_command("agent").make_context("agent", given)
+    return context
+
+
+def group_shape(context: typer.Context) -> GroupShape:
+    """The ranks of a replica. `context`: with the options of an agent."""
+    found = context.params
+    return GroupShape(found["tensor_parallel_size"], found["pipeline_parallel_size"])
 
 
 def _controller() -> Any:

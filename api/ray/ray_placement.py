@@ -1,4 +1,4 @@
-"""Replicas on Ray: one placement group and one actor each, both named after the replica."""
+"""Replicas on Ray: a placement group each, and an actor for each stage, named after the replica."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from .agent_process import AgentReport
 from .cluster import NAMESPACE
 from .replica_actor import ReplicaActor, ReplicaSpec
+from .stage_actor import StageActor
 
 PREFIX = "loraplex-replica-"
 """Of the names of placement groups and actors."""
+_STAGE_PREFIX = "loraplex-stage-"
 ANSWER_SECONDS = 2.0
 _NUM_WANTED = b"num_wanted"
 
@@ -52,18 +54,35 @@ class RayPlacement:
         }
 
     def add(self, replica_id: str) -> None:
+        """One bundle for each stage: on one node if there is room, else on several. A bundle is on
+        one node, so the ranks of a stage stay together."""
         bundle = {"CPU": self._spec.num_cpus, "GPU": self._spec.num_gpus}
         needed = {name: number for name, number in bundle.items() if number}
-        placement_group([needed], name=PREFIX + replica_id, lifetime="detached")
+        placement_group(
+            [needed] * self._spec.shape.num_stages,
+            strategy="PACK",
+            name=PREFIX + replica_id,
+            lifetime="detached",
+        )
 
     def start(self, replica_id: str) -> None:
-        if self._actor(replica_id) is not None:
+        leader, size = PREFIX + replica_id, self._spec.shape.ranks_per_stage
+        self._start(ReplicaActor, leader, replica_id, 0, replica_id, self._spec)
+        for bundle in range(1, self._spec.shape.num_stages):
+            name = _stage_name(replica_id, bundle)
+            self._start(StageActor, name, replica_id, bundle, leader, bundle * size, size)
+
+    def _start(
+        self, kind: type, name: str, replica_id: str, bundle: int, *arguments: object
+    ) -> None:
+        """Start an actor in a bundle of a replica's placement group, unless it is there."""
+        if _find(name) is not None:
             return
         strategy = PlacementGroupSchedulingStrategy(
-            get_placement_group(PREFIX + replica_id), placement_group_bundle_index=0
+            get_placement_group(PREFIX + replica_id), placement_group_bundle_index=bundle
         )
-        actor = ray.remote(ReplicaActor).options(
-            name=PREFIX + replica_id,
+        actor = ray.remote(kind).options(
+            name=name,
             namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=-1,
@@ -71,7 +90,7 @@ class RayPlacement:
             num_gpus=self._spec.num_gpus,
             scheduling_strategy=strategy,
         )
-        actor.remote(replica_id, self._spec)
+        actor.remote(*arguments)
 
     def reports(self) -> Mapping[str, AgentReport]:
         """What they say within ANSWER_SECONDS; of others nothing is known."""
@@ -94,18 +113,17 @@ class RayPlacement:
             actor.stop.remote()
 
     def remove(self, replica_id: str) -> None:
-        actor = self._actor(replica_id)
-        if actor is not None:
-            ray.kill(actor)
+        stages = range(1, self._spec.shape.num_stages)
+        for name in (PREFIX + replica_id, *(_stage_name(replica_id, each) for each in stages)):
+            actor = _find(name)
+            if actor is not None:
+                ray.kill(actor)
         self._asked.pop(replica_id, None)
         remove_placement_group(get_placement_group(PREFIX + replica_id))
 
     def _actor(self, replica_id: str) -> Any:
-        """None if there is none."""
-        try:
-            return ray.get_actor(PREFIX + replica_id, namespace=NAMESPACE)
-        except ValueError:
-            return None
+        """That of rank 0; None if there is none."""
+        return _find(PREFIX + replica_id)
 
     def _answer(self, replica_id: str) -> AgentReport:
         done, _ = ray.wait([self._asked[replica_id]], timeout=0)
@@ -116,3 +134,15 @@ class RayPlacement:
             return answer
         except ray.exceptions.RayError as exc:  # the actor ended; Ray or `start` runs it again
             return AgentReport(failure=str(exc))
+
+
+def _stage_name(replica_id: str, bundle: int) -> str:
+    return f"{_STAGE_PREFIX}{replica_id}-{bundle}"
+
+
+def _find(name: str) -> Any:
+    """The actor of this name; None if there is none."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import ray
 
+from ...engine.ranks.host_ranks import Membership
+from ...engine.shards.rank_place import GroupShape
 from ..settings import load_settings
 from .agent_process import AgentProcess, AgentReport
 from .cluster import check_addresses
+from .stage_door import StageDoor
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,10 @@ class ReplicaSpec:
     agent_options: tuple[str, ...]
     """Those of `loraplex agent` but its address, certificates and data folder."""
     num_cpus: float
+    """Of each stage, like `num_gpus`."""
     num_gpus: float
+    shape: GroupShape
+    """The ranks of a replica."""
 
 
 class ReplicaActor:
@@ -31,12 +37,19 @@ class ReplicaActor:
         host: str = ray.util.get_node_ip_address()
         check_addresses([host])
         folder = load_settings().data_dir / "replicas" / replica_id
-        options = ("--certificates", spec.certificates, "--data-dir", str(folder))
+        options = [*("--certificates", spec.certificates, "--data-dir", str(folder))]
+        if spec.shape.num_stages > 1:
+            self._door = StageDoor(host, folder.with_suffix(".secret"))
+            options += self._door.options(spec.shape)
         self._agent = AgentProcess((*options, *spec.agent_options), host=host)
         self._agent.start()
 
     def report(self) -> AgentReport:
         return self._agent.report()
+
+    def membership(self) -> Membership:
+        """How the ranks of the other stages join."""
+        return self._door.membership
 
     def stop(self) -> None:
         """Ask the agent to end; `report` says when it has."""

@@ -13,6 +13,8 @@ class RankView(AnswerModel):
     """The memory of one rank."""
 
     rank: int
+    host: str
+    """Name of its machine."""
     resident_bytes: int
     """Of the process, mapped weights included."""
     weight_bytes: int
@@ -32,6 +34,7 @@ class RankView(AnswerModel):
         """The view of what a rank has reported."""
         return cls(
             rank=stats.rank,
+            host=stats.host,
             resident_bytes=stats.resident_bytes,
             weight_bytes=stats.weight_bytes,
             kv_bytes=stats.kv_bytes,

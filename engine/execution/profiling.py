@@ -43,12 +43,14 @@ def plan_engine(
     head_bytes: int = 0,
     num_exit_layers: int = 0,
     ranks: RankSums | None = None,
+    num_ranks_here: int = 1,
 ) -> MemoryPlan:
     """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
     of loaded Medusa heads. `num_exit_layers`: those of early exit. `ranks`: the connections to
-    those that call `profile_along` meanwhile; None: there is one rank.
+    those that call `profile_along` meanwhile; None: there is one rank. `num_ranks_here`: the ranks
+    that share the memory of a host.
     """
     groups = kv_groups(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
@@ -71,7 +73,7 @@ def plan_engine(
     )
     memory = measure_memory(base.device)
     if ranks:
-        memory = rank_memory(memory, config.num_ranks, ranks)
+        memory = rank_memory(memory, num_ranks_here, ranks)
     plan = plan_memory(config, memory, demand, proposers)
     if config.num_ranks > 1:
         plan.lines.insert(0, f"{_describe_group(config)}; all sizes are of each")
@@ -114,14 +116,15 @@ def profile_along(config: EngineConfig, base: BaseModel, ranks: RankSums) -> Non
     profile_step(config, base, groups)
     if serves_graphs(config, base):
         _profile_graph(config, base, groups)
-    rank_memory(measure_memory(base.device), config.num_ranks, ranks)
+    rank_memory(measure_memory(base.device), 1, ranks)
 
 
-def rank_memory(memory: DeviceMemory, num_ranks: int, ranks: RankSums) -> DeviceMemory:
-    """The memory that each rank has, all having loaded their weights: an equal share of the host,
-    which they share, else the least of all ranks' devices. `memory`: as this rank measures it."""
+def rank_memory(memory: DeviceMemory, num_ranks_here: int, ranks: RankSums) -> DeviceMemory:
+    """The memory that each rank has, all having loaded their weights: an equal share of the host
+    with `num_ranks_here`, else the least of all ranks' devices. `memory`: as this rank measures
+    it."""
     if memory.is_host:
-        return memory._replace(free_bytes=memory.free_bytes // num_ranks)
+        return memory._replace(free_bytes=memory.free_bytes // num_ranks_here)
     free = torch.tensor([memory.free_bytes], device=ranks.device)
     return memory._replace(free_bytes=-int(ranks.largest(-free)))
 

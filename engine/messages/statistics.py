@@ -74,6 +74,8 @@ class RankStats:
     host_bytes: int
     """The size of the adapters' host memory."""
     host_used_bytes: int
+    host: str = ""
+    """The name of the rank's machine."""
     age_seconds: float = 0.0
     """Since the rank said so. The group ends if a rank is silent for too long."""
 

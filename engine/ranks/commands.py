@@ -15,9 +15,11 @@ import numpy as np
 
 from ...adapters.extents import Extent, Placement
 from ...adapters.identity import AdapterKey
+from ..config import EngineConfig
 from ..kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from ..kv.sequence_blocks import BlockTable
 from ..messages import RankStats
+from ..shards.rank_pulses import Pulse
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -25,6 +27,20 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 # --- once, at the start --------------------------------------------------------------------------
+
+
+class StartRank(Message, frozen=True):
+    """All ranks have joined: connect to the others and load."""
+
+    config: EngineConfig
+    num_ranks_here: int
+    """The ranks of the group on the follower's host."""
+
+
+class StoreValue(Message, frozen=True):
+    """What a `StoreGet` asked for."""
+
+    value: bytes
 
 
 class OpenPools(Message, frozen=True):
@@ -232,7 +248,9 @@ JobCommand: TypeAlias = (
     ReadAdapter | CompleteAdapter | DropAdapters | CopyAdapter | MoveAdapter | EraseExtent
 )
 Command: TypeAlias = (
-    OpenPools
+    StartRank
+    | StoreValue
+    | OpenPools
     | JobCommand
     | PlaceAdapter
     | PlaceAgain
@@ -254,7 +272,29 @@ Command: TypeAlias = (
 
 
 class Joined(Message, frozen=True):
-    """The follower's process runs and is about to connect to the other ranks."""
+    """The follower's process runs."""
+
+    host: str
+    """The name of its host."""
+
+
+class StoreSet(Message, frozen=True):
+    """A value through which the ranks find each other, see `RankStore`."""
+
+    key: str
+    value: bytes
+
+
+class StoreGet(Message, frozen=True):
+    """Asks for a value; `StoreValue` comes once a rank has set it."""
+
+    key: str
+
+
+class PulseReport(Message, frozen=True):
+    """The follower's signs of life."""
+
+    pulse: Pulse
 
 
 class JobDone(Message, frozen=True):
@@ -274,7 +314,7 @@ class RankReport(Message, frozen=True):
     stats: RankStats
 
 
-Answer: TypeAlias = Joined | JobDone | RankReport
+Answer: TypeAlias = Joined | StoreSet | StoreGet | PulseReport | JobDone | RankReport
 
 
 def kv_command(operation: KvOperation) -> ZeroKv | CopyKv | SwapKvOut | SwapKvIn:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import assert_never
 
 import numpy as np
@@ -32,6 +31,7 @@ from ..model.row_magnitudes import RowMagnitudes
 from ..model.sharded_base import load_sharded_base
 from ..shards.group_links import GroupLinks
 from ..shards.rank_sums import RankSums
+from .adapter_files import AdapterFiles
 from .commands import (
     ClearKv,
     Command,
@@ -54,6 +54,8 @@ from .commands import (
     ReadAdapter,
     RetireAdapter,
     RunChunks,
+    StartRank,
+    StoreValue,
     SwapKvIn,
     SwapKvOut,
     ZeroKv,
@@ -75,10 +77,17 @@ REPORT_SECONDS = 1.0
 """How often it reports its memory, unless a step takes longer."""
 
 
-def follow(config: EngineConfig, links: GroupLinks, pipe: FollowerPipe, rank: int) -> None:
+def follow(
+    config: EngineConfig,
+    links: GroupLinks,
+    pipe: FollowerPipe,
+    rank: int,
+    files: AdapterFiles,
+) -> None:
     """Load this rank's part and do what rank 0 says, until it is gone.
 
-    Raises UnsupportedModel if the base cannot be divided, RuntimeError if another rank has died.
+    `files`: the adapters' files. Raises UnsupportedModel if the base cannot be divided,
+    RuntimeError if another rank has died.
     """
     base = load_sharded_base(config, links)
     profile_along(config, base, links.sums)
@@ -86,11 +95,10 @@ def follow(config: EngineConfig, links: GroupLinks, pipe: FollowerPipe, rank: in
         pools = pipe.receive()
         assert isinstance(pools, OpenPools), "it is the first command"
         bound = base.bound_to(pools.base_id)
-        follower = Follower(config, bound, pools, pipe, rank, links.sums)
+        follower = Follower(config, bound, pools, pipe, rank, files, links.sums)
         follower.steps.capture()
         _log.info("rank_ready", extra=asdict(follower.measure()))
-        with links.pulse.living():
-            follower.run(links.pulse.beat)
+        follower.run(links.pulse.beat)
     except (EOFError, OSError):
         return
 
@@ -105,11 +113,13 @@ class Follower:
         pools: OpenPools,
         pipe: FollowerPipe,
         rank: int,
+        files: AdapterFiles,
         ranks: RankSums,
     ) -> None:
         """`rank`: its number in the group. `ranks`: the connections to those of its stage."""
         self.base = base
         self.pipe = pipe
+        self._files = files
         duty = choose_duty(base.device) if config.loader_duty is None else config.loader_duty
         self._pace = Pace(duty)
         self._loader = LoaderThreads(1)
@@ -204,7 +214,7 @@ class Follower:
             case FreePlace(placement):
                 self.arena.free(placement)
             case ReadAdapter(_, key, path, extent):
-                self._begin(command, lambda: self._read(key, Path(path), extent))
+                self._begin(command, lambda: self._read(key, path, extent))
             case CompleteAdapter(_, key, squares):
                 own = squares[self.base.stages.place.stage]
                 self._begin(command, lambda: self._complete(key, own))
@@ -216,13 +226,14 @@ class Follower:
                 self._begin(command, lambda: self.arena.copy_between(source, target))
             case EraseExtent(_, placement):
                 self._begin(command, lambda: self.arena.erase(placement))
-            case OpenPools():
+            case StartRank() | StoreValue() | OpenPools():
                 raise AssertionError("the pools are open")
             case _:
                 assert_never(command)
 
-    def _read(self, key: AdapterKey, path: Path, extent: Extent) -> tuple[bytes, ...]:
-        self.host.read(key, path, extent)
+    def _read(self, key: AdapterKey, path: str, extent: Extent) -> tuple[bytes, ...]:
+        with self._files.open(path) as readable:
+            self.host.read(key, readable, extent)
         squares = self._magnitudes.squares(self.host[key])
         return tuple(own.tobytes() for own in squares)
 

@@ -32,6 +32,10 @@ def choose_rank_device(config: EngineConfig) -> torch.device:
         raise UnsupportedModel(
             "pipeline parallelism is supported on the CPU only: give --device cpu"
         )
+    if config.num_local_ranks not in (None, config.num_ranks):
+        raise UnsupportedModel(
+            "ranks on several hosts are supported on the CPU only: give --device cpu"
+        )
     if device.index is not None:
         raise InvalidParameter(
             "device",

@@ -1,35 +1,32 @@
-"""Starts the group of ranks that serves one base, on this machine."""
+"""Opens the group of ranks that serves one base: starts those of this host, awaits the others."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
+import socket
 import sys
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from multiprocessing.connection import Connection, Pipe
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-import msgspec
+import torch
 import torch.distributed as dist
 
 from ..config import EngineConfig
-from ..errors import UnsupportedModel
+from ..errors import InvalidParameter, RankLost, UnsupportedModel
 from ..shards.group_links import GroupLinks, connect_group
-from ..shards.rank_pulses import RankPulses
-from ..shards.rank_sums import open_store
+from ..shards.rank_address import LOOPBACK, RankAddress, parse_rank_address
+from .file_sender import FileSender
 from .followers import Followers
+from .group_secret import random_secret, secret_of_file
 from .rank_devices import choose_rank_device, rank_environment
-from .rank_pipe import LeaderPipe, leader_pipe
+from .rank_door import RankDoor
+from .rank_handshake import Purpose, RankLink
+from .rank_pipe import leader_pipe
+from .rank_process import FilesFrom, RankProcess, dump_and_kill, end_ranks, start_rank
 from .rank_watch import RankWatch
-
-_COMMAND = (sys.executable, "-P", "-m", "loraplex.engine.ranks.main")
-_STDERR = 2
-_END_SECONDS = 5.0
-_DUMP_SECONDS = 0.5
 
 
 class RankGroup(NamedTuple):
@@ -39,98 +36,112 @@ class RankGroup(NamedTuple):
     followers: Followers
     watch: RankWatch
     """Not started."""
+    hosts: Sequence[str]
+    """The names of the ranks' hosts, by rank."""
+
+    @property
+    def num_ranks_here(self) -> int:
+        """The ranks on rank 0's host."""
+        return self.hosts.count(self.hosts[0])
+
+    @property
+    def most_ranks_on_a_host(self) -> int:
+        return max(map(self.hosts.count, self.hosts))
 
 
 def open_group(config: EngineConfig) -> RankGroup:
-    """Start the followers and connect all ranks.
+    """Start the followers of this host, await those of other hosts, and connect all ranks.
 
-    Raises RankLost if one ends meanwhile, UnsupportedModel if this PyTorch cannot connect them,
-    InvalidParameter if there are fewer devices than ranks.
+    Raises RankLost if one ends meanwhile or does not join, InvalidParameter if the group's secret
+    or address cannot be used or there are fewer devices than ranks, UnsupportedModel if this
+    PyTorch cannot connect the ranks.
     """
     if not dist.is_available():
         raise UnsupportedModel("a group of ranks needs a PyTorch with torch.distributed")
+    from .rank_store import RankStore
+
     device = choose_rank_device(config)
-    shape = config.group_shape
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[RankProcess] = []
 
     def close() -> None:
         watch.stop()
-        _end(processes)
+        end_ranks(processes)
 
     def end(rank: int, reason: str) -> None:
         followers.lose(rank, reason)
-        _dump_and_kill(processes[rank - 1])
+        if rank <= len(processes):
+            dump_and_kill(processes[rank - 1])
+            return
+        followers.hang_up(rank)
+        links.abort()  # its connections may stay open: rank 0 must not wait for it
 
-    # A file without a name: it ends with the processes, however they end.
-    with (
-        tempfile.TemporaryFile() as store,
-        tempfile.TemporaryFile() as beats,
-        ExitStack() as on_failure,
-    ):
-        on_failure.callback(_end, processes)
-        beats.truncate(RankPulses.num_bytes(shape.size))
-        pulses = RankPulses(shape.size, beats.fileno())
-        watch = RankWatch(pulses, shape, end)
-        files = (store.fileno(), beats.fileno())
-        pipes = [
-            _start(config, rank, rank_environment(device, rank), files, processes)
-            for rank in range(1, shape.size)
-        ]
-        followers = Followers(pipes, close)
+    with ExitStack() as on_failure:
+        on_failure.callback(end_ranks, processes)
+        address, joined = _join_followers(config, device, processes)
+        followers = _open_followers(joined, close)
+        watch = RankWatch(followers.pulses, config.group_shape, end)
+        on_failure.callback(followers.close)
         followers.await_joined()
-        links = connect_group(open_store(store.fileno(), shape.size), shape, 0, device, pulses)
+        hosts = (socket.gethostname(), *followers.hosts)
+        followers.start(config, hosts[0])
+        store, shape = RankStore(followers.values), config.group_shape
+        links = connect_group(store, shape, 0, device, followers.pulses, host=address.host)
         if device.type == "cuda":
             followers.on_lost(links.sums.abort)
         on_failure.pop_all()
-    return RankGroup(links, followers, watch)
+    return RankGroup(links, followers, watch, hosts)
 
 
-def _start(
-    config: EngineConfig,
-    rank: int,
-    variables: Mapping[str, str],
-    files: tuple[int, int],
-    processes: list[subprocess.Popen[bytes]],
-) -> LeaderPipe:
-    """Start one follower; its standard input ends with this process. `variables`: of its
-    environment, in addition to this process's."""
-    ours: Connection[bytes, bytes]
-    theirs: Connection[bytes, bytes]
-    ours, theirs = Pipe()
-    arguments = map(str, (theirs.fileno(), rank, *files))
-    processes.append(
-        subprocess.Popen(
-            [*_COMMAND, *arguments, msgspec.json.encode(config).decode()],
-            stdin=subprocess.PIPE,
-            stdout=_STDERR,
-            env={
-                **os.environ,
-                **variables,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
-            pass_fds=[theirs.fileno(), *files],
-        )
-    )
-    theirs.close()
-    return leader_pipe(ours)
+def _join_followers(
+    config: EngineConfig, device: torch.device, processes: list[RankProcess]
+) -> tuple[RankAddress, dict[RankLink, socket.socket]]:
+    """Start those of this host and let all join; where they did, and their connections.
+
+    `processes`: takes those that are started, which are the first ranks.
+    """
+    num_local = config.num_local_ranks or config.num_ranks
+    secret = random_secret() if config.rank_secret is None else secret_of_file(config.rank_secret)
+    wanted = [RankLink(rank, Purpose.COMMANDS) for rank in range(1, config.num_ranks)]
+    wanted += [RankLink(rank, Purpose.FILES) for rank in range(num_local, config.num_ranks)]
+    path = os.pathsep.join(filter(None, sys.path))
+    with _open_door(config, secret, wanted) as door:
+        for rank in range(1, num_local):
+            environment = {**os.environ, **rank_environment(device, rank), "PYTHONPATH": path}
+            processes.append(start_rank(door.address, secret, rank, FilesFrom.DISK, environment))
+        return door.address, door.admit_all(check=partial(_check, processes))
 
 
-def _dump_and_kill(process: subprocess.Popen[bytes]) -> None:
-    """Let it print its stacks, if it still can, and end it: the others wait for it no longer."""
-    process.send_signal(signal.SIGUSR1)
-    time.sleep(_DUMP_SECONDS)
-    process.kill()
+def _open_door(config: EngineConfig, secret: bytes, wanted: Sequence[RankLink]) -> RankDoor:
+    address = LOOPBACK
+    if config.rank_address is not None:
+        address = parse_rank_address(config.rank_address, "rank_address")
+    try:
+        return RankDoor(address, secret, wanted)
+    except OSError as exc:
+        raise InvalidParameter("rank_address", f"cannot listen at {address}: {exc}") from exc
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End the followers, by force if they do not react."""
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
+def _open_followers(
+    joined: Mapping[RankLink, socket.socket], close: Callable[[], None]
+) -> Followers:
+    connections = {link: Connection(each.detach()) for link, each in joined.items()}
+    ordered = sorted(connections)
+
+    def lose(rank: int) -> None:
+        followers.lose(rank, f"The connection to rank {rank} has ended.")
+
+    senders = [
+        FileSender(connections[link], partial(lose, link.rank))
+        for link in ordered
+        if link.purpose is Purpose.FILES
+    ]
+    pipes = [leader_pipe(connections[link]) for link in ordered if link.purpose is Purpose.COMMANDS]
+    followers = Followers(pipes, close, senders)
+    return followers
+
+
+def _check(processes: Sequence[RankProcess]) -> None:
+    """Raises RankLost if a process has ended."""
+    for rank, process in enumerate(processes, 1):
+        if process.poll() is not None:
+            raise RankLost(f"Rank {rank} ended before it had started.")

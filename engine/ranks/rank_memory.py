@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from ...adapters.arena import Arena
 from ..messages import RankStats
@@ -30,6 +31,7 @@ class RankMemory:
             arena_used_bytes=sum(self._arena.row_bytes.values()),
             host_bytes=host_bytes,
             host_used_bytes=host_used_bytes,
+            host=socket.gethostname(),
         )
 
 

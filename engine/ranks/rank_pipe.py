@@ -1,6 +1,7 @@
 """The connection between rank 0 and one follower: typed messages as msgpack.
 
-The ends are those of an inherited socket pair. Only bytes cross it, nothing is unpickled.
+It is a TCP connection whose ends have proved that they know the group's secret. Only bytes cross
+it, nothing is unpickled.
 """
 
 from __future__ import annotations

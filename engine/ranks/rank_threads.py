@@ -1,4 +1,4 @@
-"""The CPU threads of one rank: the ranks of a group share the machine's cores."""
+"""The CPU threads of one rank: those on one host share its cores."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 from ..config import EngineConfig
 
 
-def threads_per_rank(config: EngineConfig) -> int:
-    """The operator's number, else an equal share of the cores."""
-    return config.num_threads or max(1, num_cores() // config.num_ranks)
+def threads_per_rank(config: EngineConfig, num_ranks_here: int) -> int:
+    """The operator's number, else an equal share of the host's cores."""
+    return config.num_threads or max(1, num_cores() // num_ranks_here)
 
 
 def num_cores() -> int:

@@ -34,7 +34,7 @@ hangs by the heartbeat."""
 TWO_SHOT_BYTES = 1 << 20
 """From this size on, sums are added in parts; measured over gloo with 3, 4 and 8 ranks by `make
 bench-rank-sums`."""
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
 class Work(Protocol):
@@ -168,33 +168,33 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-def open_store(descriptor: int, size: int) -> Store:
-    """The store in an open file, through which `size` ranks find each other."""
-    from torch._C._distributed_c10d import FileStore  # not every PyTorch has it
-
-    # The store opens its path again when it is destroyed: the descriptor stays open until the
-    # process ends, or another file would have its number then.
-    return FileStore(f"/dev/fd/{os.dup(descriptor)}", size)
-
-
 def connect_ranks(
-    store: Store, place: RankPlace, device: torch.device, pulse: RankPulse | None = None
+    store: Store,
+    place: RankPlace,
+    device: torch.device,
+    pulse: RankPulse | None = None,
+    *,
+    host: str = LOOPBACK,
 ) -> RankSums:
-    """Connect this rank to the others of its stage, on one machine. Waits for all of them.
+    """Connect this rank to the others of its stage. Waits for all of them.
 
-    `device`, `pulse`: see `RankSums`.
+    `device`, `pulse`: see `RankSums`. `host`: see `open_gloo`.
     """
-    open_group = open_nccl if device.type == "cuda" else open_gloo
-    ranks = RankSums(open_group(store, place.rank, place.size), place, device, pulse)
+    own: Any
+    if device.type == "cuda":
+        own = open_nccl(store, place.rank, place.size)
+    else:
+        own = open_gloo(store, place.rank, place.size, host)
+    ranks = RankSums(own, place, device, pulse)
     ranks.warm_up()  # gloo does not read the store after this
     return ranks
 
 
-def open_gloo(store: Store, rank: int, size: int) -> Any:
-    """A process group whose ranks talk over the loopback interface."""
+def open_gloo(store: Store, rank: int, size: int, host: str) -> Any:
+    """A process group. `host`: the numeric address of this rank's interface to the others."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+    options._devices = [gloo.create_device(hostname=host)]
     options._timeout = LONGEST_WAIT
     return gloo(store, rank, size, options)
 

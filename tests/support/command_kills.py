@@ -27,7 +27,8 @@ from support.rank_processes import until
 from support.rank_traffic import Traffic, wave
 
 HANG_SECONDS = 10.0
-KINDS = tuple(sorted(kind.__name__ for kind in get_args(Command) if kind.__name__ != "OpenPools"))
+AT_START = {"StartRank", "StoreValue", "OpenPools"}
+KINDS = tuple(sorted({kind.__name__ for kind in get_args(Command)} - AT_START))
 
 
 class Outcome(NamedTuple):

@@ -17,7 +17,7 @@ import msgspec
 
 from loraplex.engine.process import main as engine_main
 from loraplex.engine.ranks import main as follower_main
-from loraplex.engine.ranks import rank_group
+from loraplex.engine.ranks import rank_group, rank_process
 from loraplex.engine.ranks.follower import Follower
 from loraplex.engine.ranks.followers import Followers
 from loraplex.engine.shards.rank_sums import RankSums
@@ -78,12 +78,12 @@ class _Counter:
 def run_engine(plan: PlannedKill) -> int:
     """The engine's process, which kills itself or a follower."""
     pids = [os.getpid()]
-    start, send, counter = rank_group._start, Followers._send, _Counter(plan)
+    start, send, counter = rank_process.start_rank, Followers._send, _Counter(plan)
 
     def start_and_note(*args: Any) -> Any:
-        pipe = start(*args)
-        pids.append(args[-1][-1].pid)
-        return pipe
+        process = start(*args)
+        pids.append(process.pid)
+        return process
 
     def send_and_kill(followers: Followers, command: Any) -> None:
         is_due = counter.is_due(command) and plan.moment not in IN_FOLLOWERS
@@ -94,8 +94,8 @@ def run_engine(plan: PlannedKill) -> int:
             plan.kill(pids[plan.rank])
 
     with (
-        patch.object(rank_group, "_COMMAND", plan.command()),
-        patch.object(rank_group, "_start", start_and_note),
+        patch.object(rank_process, "COMMAND", plan.command()),
+        patch.object(rank_group, "start_rank", start_and_note),
         patch.object(Followers, "_send", send_and_kill),
     ):
         return engine_main.main()
@@ -135,7 +135,7 @@ def run_follower(plan: PlannedKill) -> int:
 
 def main() -> int:
     plan = msgspec.json.decode(sys.argv.pop(1), type=PlannedKill)
-    is_engine = len(sys.argv) == 4  # SOCKET HEARTBEAT CONFIG
+    is_engine = sys.argv[1].isdecimal()  # SOCKET HEARTBEAT CONFIG
     if is_engine:
         return run_engine(plan)
     if int(sys.argv[2]) == plan.rank and plan.moment in IN_FOLLOWERS:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.config import EngineConfig
@@ -21,7 +22,8 @@ PROMPT = [72, 101, 108, 108, 111]
 STALL_SECONDS = 3.0
 
 
-def make_config(model: Path, shape: GroupShape = GroupShape(2, 1)) -> EngineConfig:
+def make_config(model: Path, shape: GroupShape = GroupShape(2, 1), **settings: Any) -> EngineConfig:
+    """`settings`: further fields."""
     return EngineConfig(
         str(model),
         device="cpu",
@@ -31,6 +33,7 @@ def make_config(model: Path, shape: GroupShape = GroupShape(2, 1)) -> EngineConf
         kv_cache_bytes=4 * MIB,
         arena_bytes=4 * MIB,
         host_cache_bytes=8 * MIB,
+        **settings,
     )
 
 
@@ -52,11 +55,15 @@ async def generate(client: EngineClient, request_id: str) -> list[int]:
 
 @asynccontextmanager
 async def serving(
-    model: Path, shape: GroupShape = GroupShape(2, 1), stall_seconds: float = STALL_SECONDS
+    model: Path,
+    shape: GroupShape = GroupShape(2, 1),
+    stall_seconds: float = STALL_SECONDS,
+    **settings: Any,
 ) -> AsyncIterator[EngineClient]:
-    """A started client. It gives the engine up after `stall_seconds` without progress."""
+    """A started client. It gives the engine up after `stall_seconds` without progress. `settings`:
+    see `make_config`."""
     client = EngineClient(
-        make_config(model, shape),
+        make_config(model, shape, **settings),
         on_adapter_wanted=no_adapter,
         restarts=RestartPolicy(stall_seconds=stall_seconds, max_deaths=1000),
     )

@@ -20,9 +20,11 @@ from loraplex.engine.errors import EngineError
 from loraplex.engine.model import sharded_base
 from loraplex.engine.model.base_model import BaseModel
 from loraplex.engine.ranks import follower
+from loraplex.engine.ranks.adapter_files import LocalFiles
 from loraplex.engine.ranks.commands import Joined
 from loraplex.engine.ranks.follower import Follower
 from loraplex.engine.ranks.followers import Followers
+from loraplex.engine.ranks.pulse_reports import reporting_pulse
 from loraplex.engine.ranks.rank_group import RankGroup
 from loraplex.engine.ranks.rank_pipe import FollowerPipe, follower_pipe, leader_pipe
 from loraplex.engine.ranks.rank_watch import RankWatch
@@ -58,7 +60,7 @@ def run_group(shape: GroupShape, run: Callable[[GroupLinks, int], T]) -> list[T]
                 links.stages.tell_all(b"")  # nobody leaves before all have received
             return result
         except BaseException:
-            _disconnect(links)
+            links.abort()
             raise
 
     with ThreadPoolExecutor(shape.size) as threads:
@@ -76,15 +78,6 @@ def run_sharded(
 
     with loading_in_threads():
         return run_group(GroupShape(size, num_stages), run_rank)
-
-
-def _disconnect(links: GroupLinks) -> None:
-    """What the end of a process does: whoever waits for this rank meets an error."""
-    groups: list[Any] = [links.sums._group]
-    if links.stages:
-        groups.append(links.stages._group)
-    for group in groups:
-        group.abort()
 
 
 @contextmanager
@@ -119,15 +112,13 @@ def followers_as_threads() -> Iterator[list[Follower]]:
 
     def open_thread_group(config: EngineConfig) -> RankGroup:
         store, shape = HashStore(), config.group_shape
-        pipes, threads, pulses = [], [], RankPulses(shape.size)
+        pipes, threads = [], []
         for rank in range(1, shape.size):
             ours, theirs = Pipe()
             pipe = follower_pipe(theirs)
-            threads.append(Thread(target=_follow, args=(config, store, rank, pulses, pipe)))
+            threads.append(Thread(target=_follow, args=(config, store, rank, pipe)))
             pipes.append(leader_pipe(ours))
             threads[-1].start()
-
-        watch = RankWatch(pulses, shape, lambda rank, reason: followers.lose(rank, reason))
 
         def join() -> None:
             watch.stop()
@@ -135,8 +126,11 @@ def followers_as_threads() -> Iterator[list[Follower]]:
                 thread.join()
 
         followers = Followers(pipes, join)
+        watch = RankWatch(followers.pulses, shape, followers.lose)
         followers.await_joined()
-        return RankGroup(connect_group(store, shape, 0, CPU, pulses), followers, watch)
+        hosts = ["here"] * shape.size
+        links = connect_group(store, shape, 0, CPU, followers.pulses)
+        return RankGroup(links, followers, watch, hosts)
 
     with (
         loading_in_threads(),
@@ -146,14 +140,14 @@ def followers_as_threads() -> Iterator[list[Follower]]:
         yield states
 
 
-def _follow(
-    config: EngineConfig, store: HashStore, rank: int, pulses: RankPulses, pipe: FollowerPipe
-) -> None:
-    pipe.send(Joined())
+def _follow(config: EngineConfig, store: HashStore, rank: int, pipe: FollowerPipe) -> None:
+    pipe.send(Joined("here"))
+    pulses = RankPulses(config.group_shape.size)
     links = connect_group(store, config.group_shape, rank, CPU, pulses)
     try:
-        follower.follow(config, links, pipe, rank)
+        with reporting_pulse(pulses.of(rank), pipe, on_lost=lambda: None):
+            follower.follow(config, links, pipe, rank, LocalFiles())
     except (EngineError, RuntimeError):  # rank 0 meets the same, or has ended
-        _disconnect(links)
+        links.abort()
     finally:
         pipe.close()

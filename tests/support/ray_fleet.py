@@ -57,7 +57,9 @@ class RayFleet:
     address: str
     environment: Mapping[str, str]
     num_ranks: int
-    """Processes of each replica."""
+    """Processes of each replica's stages."""
+    num_stages: int = 1
+    """Of each replica."""
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`loraplex fleet` with these arguments, to its end."""
@@ -93,9 +95,10 @@ class RayFleet:
     @property
     def _base_options(self) -> tuple[str, ...]:
         """How the base is served; ranks have no `--quantize`."""
-        if self.num_ranks == 1:
+        if self.num_ranks * self.num_stages == 1:
             return ("--quantize", "int8")
-        return ("--tensor-parallel-size", str(self.num_ranks))
+        ranks, stages = str(self.num_ranks), str(self.num_stages)
+        return ("--tensor-parallel-size", ranks, "--pipeline-parallel-size", stages)
 
     @property
     def certificates(self) -> Path:
@@ -152,6 +155,23 @@ class RayFleet:
         """Kill the agent's parent."""
         os.kill(_parent(self.agent_pid(replica_id)), signal.SIGKILL)
 
+    def stage_rank_pids(self) -> list[int]:
+        """The ranks that are on other nodes than rank 0 of their replica."""
+        actors = [pid for pid, line in _command_lines() if line.startswith("ray::StageActor")]
+        raylets = set(self._pids("raylet", str(self.folder)))
+        own = {pid for pid in actors if _parent(pid) in raylets}
+        return [pid for pid in self._pids("loraplex.engine.ranks.main") if _parent(pid) in own]
+
+    def nodes_of(self, *pids: int) -> set[int]:
+        """The raylets on whose nodes these processes run."""
+        raylets = set(self._pids("raylet", str(self.folder)))
+        found = set()
+        for pid in pids:
+            while pid not in raylets:
+                pid = _parent(pid)
+            found.add(pid)
+        return found
+
     def controller_pid(self) -> int | None:
         """The controller's process; None while there is none."""
         raylets = set(self._pids("raylet", str(self.folder)))
@@ -178,9 +198,14 @@ class RayFleet:
 
 
 @contextmanager
-def running_ray(*, num_cpus: int = 3, num_ranks: int = 1) -> Iterator[RayFleet]:
-    """Ray on this machine with an empty database, until the block is left. `num_ranks`: processes
-    of each replica."""
+def running_ray(
+    *, num_cpus: int = 3, num_ranks: int = 1, num_stages: int = 1
+) -> Iterator[RayFleet]:
+    """Ray on this machine with an empty database, until the block is left.
+
+    `num_cpus`: of each node; there is one for each stage. `num_ranks`: processes of each of the
+    `num_stages` of a replica.
+    """
     folder = Path(tempfile.mkdtemp(prefix="lp-"))  # Ray's sockets need a short path
     try:
         _write_certificates(folder)
@@ -199,7 +224,15 @@ def running_ray(*, num_cpus: int = 3, num_ranks: int = 1) -> Iterator[RayFleet]:
                 timeout=COMMAND_SECONDS,
                 check=True,
             )
-            yield RayFleet(folder, f"{HOST}:{port}", environment, num_ranks)
+            for _ in range(1, num_stages):
+                subprocess.run(
+                    _join_command(f"{HOST}:{port}", num_cpus),
+                    env=child_environment(**environment),
+                    stdout=subprocess.DEVNULL,
+                    timeout=COMMAND_SECONDS,
+                    check=True,
+                )
+            yield RayFleet(folder, f"{HOST}:{port}", environment, num_ranks, num_stages)
         finally:
             _end_processes(folder, port)
     finally:
@@ -245,6 +278,16 @@ def _start_command(folder: Path, port: int, num_cpus: int) -> Sequence[str]:
         *("--include-dashboard=false", "--disable-usage-stats", "--num-cpus", str(num_cpus)),
         *("--object-store-memory", "80000000", "--temp-dir", str(folder / "ray")),
         *("--min-worker-port", "0", "--max-worker-port", "0"),
+    )
+
+
+def _join_command(address: str, num_cpus: int) -> Sequence[str]:
+    """Another node of this machine."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    return (
+        *(ray, "start", "--address", address, "--node-ip-address", HOST),
+        *("--disable-usage-stats", "--num-cpus", str(num_cpus)),
+        *("--object-store-memory", "80000000", "--min-worker-port", "0", "--max-worker-port", "0"),
     )
 
 

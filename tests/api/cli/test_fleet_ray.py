@@ -9,9 +9,10 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
+from loraplex.api.cli.agent_options import agent_options
 from loraplex.api.cli.exit_codes import CommandFailed, ExitCode
 from loraplex.api.cli.fleet import app
-from loraplex.api.cli.fleet_ray import find_agent_options
+from loraplex.api.cli.fleet_ray import agent_context
 
 UP = ("up", "--replicas", "2", "--certificates", "fleet")
 AGENT = ("--model", "base", "--quantize", "int8")
@@ -63,7 +64,7 @@ def test_variables_and_the_file_are_read_here_and_not_on_the_nodes(
     monkeypatch.setenv("LORAPLEX_CONFIG", str(tmp_path / "loraplex.yaml"))
     monkeypatch.setenv("LORAPLEX_MAX_NUM_SEQS", "9")
     monkeypatch.setenv("LORAPLEX_DATA_DIR", "/data")
-    found = find_agent_options(("--quantize", "int8"), Path("fleet"))
+    found = agent_options(agent_context(("--quantize", "int8"), Path("fleet")))
     assert set(found) >= {"--model", "base", "--max-num-seqs", "9", "--quantize", "int8"}
     assert not set(found) & {"--config", "--data-dir", "--certificates", "--port"}
 

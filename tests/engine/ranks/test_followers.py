@@ -20,7 +20,7 @@ def connect(count: int) -> tuple[Followers, list[FollowerPipe]]:
     theirs = [follower_pipe(end) for _, end in ends]
     followers = Followers([leader_pipe(end) for end, _ in ends], lambda: None)
     for pipe in theirs:
-        pipe.send(Joined())
+        pipe.send(Joined("here"))
     followers.await_joined()
     return followers, theirs
 

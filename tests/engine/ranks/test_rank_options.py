@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ def test_an_option_that_is_not_served_with_stages_is_refused(
 
 
 def test_the_ranks_share_the_cores_unless_the_operator_sets_a_number() -> None:
-    assert threads_per_rank(EngineConfig("base", tensor_parallel_size=2)) == max(
-        1, num_cores() // 2
-    )
-    assert threads_per_rank(EngineConfig("base", tensor_parallel_size=2, num_threads=7)) == 7
+    config = EngineConfig("base", tensor_parallel_size=4)
+    assert threads_per_rank(config, 4) == max(1, num_cores() // 4)
+    assert threads_per_rank(config, 1) == num_cores(), "the others are on other hosts"
+    assert threads_per_rank(replace(config, num_threads=7), 4) == 7
 
 
 def test_an_engine_of_ranks_reports_its_plan_and_what_it_does_not_serve(tmp_path: Path) -> None:

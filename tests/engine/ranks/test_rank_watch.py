@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable
+from multiprocessing.connection import Pipe
+from threading import Event
 
 import pytest
 
 from loraplex.engine.heartbeat import SILENT_LOOKS
+from loraplex.engine.ranks.commands import Joined
+from loraplex.engine.ranks.followers import Followers
+from loraplex.engine.ranks.pulse_reports import reporting_pulse
+from loraplex.engine.ranks.rank_pipe import follower_pipe, leader_pipe
 from loraplex.engine.ranks.rank_watch import HangWatch, _rank_0_waits
 from loraplex.engine.shards.rank_place import GroupShape
 from loraplex.engine.shards.rank_pulses import Pulse, RankPulses
+from support.waiting import wait_for
 
 SIZE = 4
 Looks = Callable[[int], list[Pulse]]
@@ -104,12 +110,24 @@ def test_rank_0_beats_while_a_stage_before_it_computes() -> None:
     assert not _rank_0_waits([computes, before], [computes, before._replace(num_marks=10)])
 
 
-def test_every_rank_reads_what_the_others_count_in_the_shared_file() -> None:
-    with tempfile.TemporaryFile() as file:
-        file.truncate(RankPulses.num_bytes(3))
-        ours, theirs = RankPulses(3, file.fileno()), RankPulses(3, file.fileno())
-        theirs.of(2).beat()
-        with theirs.of(1).exchanging():
-            assert ours.read() == [Pulse(0, 0, 0), Pulse(0, 1, 0), Pulse(1, 0, 0)]
-            assert [pulse.is_exchanging for pulse in ours.read()] == [False, True, False]
-        assert ours.read() == [Pulse(0, 0, 0), Pulse(0, 2, 0), Pulse(1, 0, 0)]
+def test_rank_0_reads_what_a_follower_counts_even_inside_an_exchange() -> None:
+    ours, theirs = Pipe()
+    followers, pipe = Followers([leader_pipe(ours)], lambda: None), follower_pipe(theirs)
+    pipe.send(Joined("here"))
+    followers.await_joined()
+    pulse = RankPulses(2).of(1)
+    with reporting_pulse(pulse, pipe, on_lost=lambda: None):
+        pulse.beat()
+        with pulse.exchanging():
+            wait_for(lambda: followers.pulses.read()[1][:2] == (1, 1))
+            before = followers.pulses.read()[1].num_lives
+            wait_for(lambda: followers.pulses.read()[1].num_lives > before + 1)
+    followers.close()
+
+
+def test_a_follower_notices_that_rank_0_is_gone_while_it_waits_for_another_rank() -> None:
+    ours, theirs = Pipe()
+    lost = Event()
+    with reporting_pulse(RankPulses(2).of(1), follower_pipe(theirs), on_lost=lost.set):
+        ours.close()
+        assert lost.wait(60)

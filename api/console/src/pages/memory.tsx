@@ -70,7 +70,7 @@ function Ranks({ ranks }: { ranks: RankMemory[] }): ReactNode {
         <table className="table">
           <thead>
             <tr>
-              <th scope="col">Rank</th><th scope="col" className="end">Resident</th>
+              <th scope="col">Rank</th><th scope="col">Host</th><th scope="col" className="end">Resident</th>
               <th scope="col" className="end">Weights</th><th scope="col" className="end">KV cache</th>
               <th scope="col" className="end">Arena</th><th scope="col" className="end">Host memory</th>
               <th scope="col" className="end">Reported</th>
@@ -80,6 +80,7 @@ function Ranks({ ranks }: { ranks: RankMemory[] }): ReactNode {
             {ranks.map((one) => (
               <tr key={one.rank}>
                 <td>{one.rank}</td>
+                <td>{one.host}</td>
                 <td className="end">{bytes(one.resident_bytes)}</td>
                 <td className="end">{bytes(one.weight_bytes)}</td>
                 <td className="end">{bytes(one.kv_bytes)}</td>

@@ -1,0 +1,134 @@
+"""A group over two hosts serves what one rank serves, and lives and dies together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from loraplex.engine.errors import RankLost
+from loraplex.engine.messages import RequestFinished
+from loraplex.engine.parts import open_parts
+from loraplex.engine.process.client import EngineClient
+from loraplex.engine.ranks import rank_door
+from loraplex.engine.shards.rank_place import GroupShape
+from support.cut_proxy import cut_proxy
+from support.families import SERVED, save_family
+from support.host_ranks import HOST, OtherHost, other_host, pids_of_ranks
+from support.rank_processes import generate, make_config, make_request, serving, until
+from support.rank_traffic import Traffic, is_same
+
+pytestmark = pytest.mark.slow
+STAGES = GroupShape(1, 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family(tmp_path_factory.mktemp("base"), *SERVED["llama"])
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> OtherHost:
+    return other_host(tmp_path)
+
+
+@pytest.fixture
+def rank_1(host: OtherHost) -> Iterator[None]:
+    with host.running([1]):
+        yield
+
+
+async def fail_and_recover(client: EngineClient, harm: Callable[[], None]) -> None:
+    """A request that runs while `harm` is done ends with a code; then the group serves again."""
+    expected = await generate(client, "before")
+    first = client.pid
+    stream = client.submit(make_request("long", max_tokens=200))
+    await anext(stream)
+    harm()
+    finished = [event async for event in stream][-1]
+    assert isinstance(finished, RequestFinished)
+    assert finished.error is not None
+    assert finished.error.code == "engine_restarted"
+    await until(lambda: client.is_ready and client.pid != first)
+    assert await generate(client, "after") == expected
+
+
+def test_mixed_traffic_has_the_tokens_of_one_rank(tmp_path: Path, host: OtherHost) -> None:
+    """With adapters, whose files only rank 0's host has; two ranks of each stage."""
+    traffic = Traffic(tmp_path)
+    alone = traffic.serve(GroupShape(1, 1), has_drafts=False)
+    with host.running([2, 3]):
+        group = traffic.serve(GroupShape(2, 2), has_drafts=False, **host.settings(2))
+        try:
+            different = [
+                name
+                for name, answer in alone.answers.items()
+                if not is_same(answer, group.answers[name])
+            ]
+        finally:
+            group.close()
+            alone.close()
+    assert different == []
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_the_group_is_back_after_a_follower_of_another_host_is_killed(
+    model: Path, host: OtherHost
+) -> None:
+    async def scenario() -> None:
+        async with serving(model, STAGES, **host.settings(1)) as client:
+            (victim,) = pids_of_ranks(host.port)
+            await fail_and_recover(client, lambda: os.kill(victim, signal.SIGKILL))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_a_follower_of_another_host_that_hangs_is_named(model: Path, host: OtherHost) -> None:
+    async def scenario() -> None:
+        async with serving(model, STAGES, stall_seconds=60.0, **host.settings(1)) as client:
+            expected = await generate(client, "before")
+            first, (victim,) = client.pid, pids_of_ranks(host.port)
+            await anext(client.submit(make_request("long", max_tokens=200)))
+            os.kill(victim, signal.SIGSTOP)
+            await until(lambda: client.failure is not None)
+            assert client.failure is not None
+            assert "rank 1 " in client.failure.message
+            await until(lambda: client.is_ready and client.pid != first)
+            assert await generate(client, "after") == expected
+
+    asyncio.run(scenario())
+
+
+def test_the_group_is_back_after_connections_were_cut_within_a_command(
+    model: Path, host: OtherHost
+) -> None:
+    async def scenario() -> None:
+        async with serving(model, STAGES, **host.settings(1)) as client:
+            await fail_and_recover(client, lambda: proxy.cut_after(50))
+
+    with cut_proxy((HOST, host.port)) as proxy, host.running([1], port=proxy.port):
+        asyncio.run(scenario())
+
+
+def test_a_rank_that_never_joins_is_a_failure_that_names_it(
+    model: Path, host: OtherHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_door, "JOIN_SECONDS", 1.0)
+    config = make_config(model, STAGES, **host.settings(1))
+    with pytest.raises(RankLost, match="rank 1 has joined"):
+        open_parts(config)
+
+
+def test_a_host_with_another_secret_does_not_join(
+    model: Path, host: OtherHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_door, "JOIN_SECONDS", 30.0)
+    stranger = OtherHost(host.port, tmp_path / "other.secret")
+    stranger.secret.write_text("x" * 64)
+    with stranger.running([1]), pytest.raises(RankLost, match="connections were refused"):
+        open_parts(make_config(model, STAGES, **host.settings(1)))
