@@ -91,7 +91,8 @@ class Traffic:
         return {
             **SETTINGS,
             "speculation": self._proposers(num_stages) if has_drafts else (),
-            "kv_cache_bytes": (96 if size == 1 else 36) * KIB // num_stages,
+            # A rank has half of the KV heads, also one of four.
+            "kv_cache_bytes": (96 if shape.size == 1 else 72 // min(size, 2)) * KIB // num_stages,
             "arena_bytes": (240 if size == 1 else 160) * KIB // num_stages,
             "tensor_parallel_size": size,
             "pipeline_parallel_size": num_stages,

@@ -30,6 +30,9 @@ VALUES: Mapping[str, str | list[str]] = {
     "tensor-parallel-size": "2",
     "enable-expert-parallel": "true",
     "pipeline-parallel-size": "3",
+    "num-local-ranks": "4",
+    "rank-address": "10.0.0.1:7080",
+    "rank-secret": "rank.secret",
     "max-model-len": "512",
     "max-num-seqs": "65",
     "max-num-batched-tokens": "300",
@@ -323,7 +326,8 @@ def test_a_bad_value_is_named_as_the_user_wrote_it(
     words = [each.format(file=path) for each in arguments]
     ended = CliRunner().invoke(serve.app, ["base", *words], env=variables)
     assert ended.exit_code == ExitCode.USAGE
-    assert named in ended.output
+    told = "".join(line.strip("│ ") for line in ended.output.splitlines())  # it may be folded
+    assert named.replace(" ", "") in told.replace(" ", "")
 
 
 @pytest.mark.parametrize(
