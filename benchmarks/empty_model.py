@@ -11,7 +11,6 @@ from torch import Tensor
 
 from loraplex.adapters.arena import Arena
 from loraplex.adapters.layout import BaseLayout
-from loraplex.adapters.layout_part import LayoutPart
 from loraplex.engine.execution.decode_graphs import DecodeGraphs
 from loraplex.engine.execution.decode_inputs import DecodeLayout
 from loraplex.engine.execution.runner import ModelRunner
@@ -60,11 +59,11 @@ def _base() -> BaseModel:
         SimpleNamespace(
             model=_model,
             device=torch.device("cpu"),
-            part=LayoutPart(BaseLayout("sha256:0", ())),
+            layout=BaseLayout("sha256:0", ()),
             head_name=None,
             absorbed=(),
             shared_heads=None,
-            vocab_size=1,
+            num_logits=1,
             forget_step=lambda: None,
         ),
     )

@@ -265,7 +265,7 @@ class ModelRunner:
                 if self.keeps_hidden_states:
                     seen = hooks.enter_context(head_inputs(self._base.model))
                 token_ids = inputs.input_ids
-                if adapters.head or adapters.embedding or adapters.num_added_tokens:
+                if adapters.head or adapters.embedding or adapters.vocabulary:
                     ends = self._base.ends.changed_by(adapters, token_ids)
                     token_ids = hooks.enter_context(ends)
                 logits = run_model(

@@ -64,8 +64,8 @@ class SamplingRow:
     """Of prompt and output so far, without draft tokens; None: `params` has no penalties."""
     draft_tokens: Sequence[int] = ()
     """Those before the one to sample."""
-    forbidden_tokens: Sequence[int] = ()
-    """Not sampled, unless nothing else is allowed."""
+    forbidden_tokens: Sequence[int] | None = None
+    """Not sampled, unless nothing else is allowed; None: `params` limits no tokens."""
 
 
 def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow:
@@ -76,7 +76,7 @@ def row_after(request: Request, draft_tokens: Sequence[int] = ()) -> SamplingRow
         position=len(request.token_ids) + len(draft_tokens),
         counts=request.current_counts() if request.has_penalties else None,
         draft_tokens=draft_tokens,
-        forbidden_tokens=request.forbidden_tokens(draft_tokens) if request.limits_tokens else (),
+        forbidden_tokens=request.forbidden_tokens(draft_tokens) if request.limits_tokens else None,
     )
 
 
@@ -189,8 +189,8 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Apply penalties, biases and limits; rows without any are left as they are."""
     adjusted = logits
     for index, row in enumerate(rows):
-        params = row.params
-        if row.counts is None and not params.logit_bias and not params.limits_tokens:
+        params, forbidden = row.params, row.forbidden_tokens
+        if row.counts is None and not params.logit_bias and forbidden is None:
             continue
         adjusted = adjusted.clone() if adjusted is logits else adjusted
         if row.counts is not None:
@@ -200,22 +200,23 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             values = list(params.logit_bias.values())
             biases = to_device(values, logits.device, logits.dtype)
             adjusted[index].index_add_(0, tokens, biases)
-        if params.limits_tokens:
-            adjusted[index] += _penalties_of_limits(row, logits.shape[-1], logits.device)
+        if forbidden is not None:
+            penalties = _penalties_of_limits(params, forbidden, logits.shape[-1])
+            adjusted[index] += to_device(penalties, logits.device)
     return adjusted
 
 
-def _penalties_of_limits(row: SamplingRow, vocab_size: int, device: torch.device) -> Tensor:
-    """fp32 `[vocab_size]`: `FORBIDDEN` of tokens that the row's limits forbid, of others 0.
+def _penalties_of_limits(
+    params: SamplingParams, forbidden: Sequence[int], vocab_size: int
+) -> Tensor:
+    """fp32 `[vocab_size]`: `FORBIDDEN` of tokens that are forbidden or not allowed, of others 0.
 
     They are finite: what a grammar forbids stays less likely.
     """
-    allowed = row.params.allowed_token_ids
-    penalties = torch.full((vocab_size,), FORBIDDEN if allowed else 0.0, device=device)
-    if allowed:
-        penalties[to_device(allowed, device)] = 0.0
-    if forbidden := [token for token in row.forbidden_tokens if token < vocab_size]:
-        penalties[to_device(forbidden, device)] = FORBIDDEN
+    allowed = list(params.allowed_token_ids)
+    penalties = torch.full((vocab_size,), FORBIDDEN if allowed else 0.0)
+    penalties[allowed] = 0.0
+    penalties[[token for token in forbidden if token < vocab_size]] = FORBIDDEN
     return penalties
 
 

@@ -8,8 +8,9 @@ import pytest
 from benchmarks.parallel_evidence import main, problems
 
 from support.families import SERVED
+from support.marks import PEFT_PATTERNS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, PEFT_PATTERNS]
 
 
 def test_a_sample_is_within_all_bounds(

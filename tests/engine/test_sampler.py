@@ -63,7 +63,9 @@ def make_row(
     if sampling.has_penalties:
         counts = TokenCounts(prompt)
         counts.follow([*prompt, *output])
-    return SamplingRow(sampling, seed, len(prompt) + len(output), counts)
+    forbidden = () if sampling.limits_tokens else None
+    position = len(prompt) + len(output)
+    return SamplingRow(sampling, seed, position, counts, forbidden_tokens=forbidden)
 
 
 def frequencies(count: int, **params: Any) -> Tensor:
