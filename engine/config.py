@@ -76,6 +76,15 @@ COPYING_PROPOSERS = ("ngram",)
 """Those whose draft tokens are copied from the request's own, whatever its vocabulary."""
 
 
+class GenerationConfig(StrEnum):
+    """Where sampling parameters come from that a request leaves out."""
+
+    AUTO = "auto"
+    """The base's `generation_config.json`."""
+    NONE = "none"
+    """They change nothing: temperature 1, all tokens."""
+
+
 class Acceptance(StrEnum):
     """The acceptance rule of draft tokens. Neither changes the output's distribution."""
 
@@ -202,6 +211,9 @@ class EngineConfig:
     medusa_tree:CHECKPOINT (a folder); or off. Of several, the fastest is used."""
     max_draft_tokens: Annotated[int, Option(minimum=1, maximum=MAX_DRAFT_TOKENS)] = 8
     """Maximum draft tokens per sequence and step."""
+    generation_config: Annotated[GenerationConfig, Option()] = GenerationConfig.AUTO
+    """Sampling parameters of requests that leave them out. auto: those of the base's
+    generation_config.json. none: temperature 1 and all tokens."""
     acceptance: Annotated[Acceptance, Option()] = Acceptance.COUPLED
     """How draft tokens are accepted. coupled: the output equals plain decoding. rejection: accepts
     more at high temperature; a seed no longer fixes the output."""

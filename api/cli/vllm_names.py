@@ -63,8 +63,6 @@ OPTIONS: Mapping[str, str] = {
     "chat-template": "Write the template to chat_template.jinja in the model's folder.",
     "chat-template-content-format": _LAYOUT,
     "response-role": "The role is always assistant: omit it.",
-    "generation-config": "Sampling values of generation_config.json are not used, only its end "
-    "tokens. Send temperature, top_p and others in requests.",
     "override-generation-config": "Send temperature, top_p and others in requests.",
     "reasoning-parser": "Reasoning is not separated from the answer: it is part of `content`. "
     "Omit it.",
@@ -137,6 +135,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("compressed-tensors", "modelopt"), _AS_IT_IS),
         "bitsandbytes": f"nf4 is its format of 4 bits. {_AS_IT_IS}",
     },
+    "generation_config": {"vllm": "It is named none."},
     "kv_dtype": {
         "fp8_e4m3": "It is named fp8.",
         "fp8_e5m2": "fp8 is e4m3.",

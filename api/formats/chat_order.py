@@ -51,6 +51,7 @@ async def order_chat(
             max_tokens=body.output_limit or inference.prompts.room_for_output(prompt),
             num_logprobs=body.num_logprobs,
             grammar=plan.grammar,
+            defaults=inference.generation_defaults,
         ),
         text=body.text_form(continues_prompt=False, visible_token_ids=plan.visible_token_ids),
         bad_words=tuple(body.bad_words or ()),

@@ -48,6 +48,7 @@ class ResponsesFormat:
         self._request_id = order.request_id
         self._created_at = int(time.time())
         self._model = order.model.name
+        self._sampling = order.sampling
         self._reader = plan.make_reader()
         self._tokenizer = tokenizer
         self._numbers = EventNumbers()
@@ -108,12 +109,12 @@ class ResponsesFormat:
             max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=self._sampling.temperature,
             text={"format": {"type": "text"}, **(asked.get("text") or {})},
             tool_choice=_tool_choice(asked.get("tool_choice")),
             tools=asked.get("tools") or [],
             top_logprobs=body.top_logprobs or 0,
-            top_p=1.0 if body.top_p is None else body.top_p,
+            top_p=self._sampling.top_p,
             user=body.user,
         )
 

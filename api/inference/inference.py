@@ -16,6 +16,7 @@ from ...engine.errors import (
     KvPolicyNotServed,
     ProposerNotServed,
 )
+from ...engine.generation_defaults import GenerationDefaults
 from ...engine.messages import RequestStarted
 from ...engine.process.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
@@ -103,6 +104,11 @@ class Inference:
     async def aclose(self) -> None:
         self.prompts.close()
         await self._grammars.aclose()
+
+    @property
+    def generation_defaults(self) -> GenerationDefaults:
+        """Of requests that leave sampling parameters out."""
+        return self._engine.info.generation_defaults
 
     def tokenizer_of(self, model: ServedModel) -> Tokenizer:
         """The tokenizer of a model's prompts and answers."""

@@ -64,7 +64,10 @@ async def create_completion(
         speculation=body.speculation_params,
         kv_policy=body.kv_policy_params,
         sampling=body.sampling(
-            max_tokens=body.output_limit, num_logprobs=body.logprobs, grammar=body.form_grammar
+            max_tokens=body.output_limit,
+            num_logprobs=body.logprobs,
+            grammar=body.form_grammar,
+            defaults=inference.generation_defaults,
         ),
         text=body.text_form(continues_prompt=True),
         bad_words=tuple(body.bad_words or ()),

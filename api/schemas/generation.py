@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from ...engine.config import MAX_DRAFT_TOKENS
+from ...engine.generation_defaults import GenerationDefaults
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.kv_policy import MAX_BUDGET, EvictionMethod, KvPolicy
 from ...engine.messages import SpeculationParams
@@ -30,7 +31,6 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_PRIORITY = 1000
 MAX_DEADLINE_MS = 24 * 3600 * 1000
-DEFAULT_TEMPERATURE = 1.0
 
 
 def _as_list(value: object) -> object:
@@ -200,17 +200,23 @@ class SamplingBody(RequestModel):
         )
 
     def sampling(
-        self, *, max_tokens: int, num_logprobs: int | None, grammar: GrammarSpec | None
+        self,
+        *,
+        max_tokens: int,
+        num_logprobs: int | None,
+        grammar: GrammarSpec | None,
+        defaults: GenerationDefaults = GenerationDefaults(),
     ) -> SamplingParams:
-        """The engine's parameters of the first choice."""
+        """The engine's parameters of the first choice. `defaults`: of what is left out."""
+        top_k = defaults.top_k if self.top_k is None else self.top_k
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens or 0,
-            temperature=_or(self.temperature, DEFAULT_TEMPERATURE),
-            top_k=max(0, self.top_k or 0),
-            top_p=_or(self.top_p, 1.0),
-            min_p=_or(self.min_p, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            temperature=_or(self.temperature, defaults.temperature),
+            top_k=max(0, top_k),
+            top_p=_or(self.top_p, defaults.top_p),
+            min_p=_or(self.min_p, defaults.min_p),
+            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
             presence_penalty=_or(self.presence_penalty, 0.0),
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             seed=self.seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...adapters.layout import BaseLayout
+from ..generation_defaults import GenerationDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class EngineInfo:
     """Maximum draft tokens per request and step."""
     acceptance: str = "coupled"
     """One of `config.Acceptance`."""
+    generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    """Of requests that leave sampling parameters out."""
     serves_grammars: bool = False
     """Whether requests may have a grammar."""
     kv_policy_obstacle: str | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ..checkpoint.base_identity import compute_runtime_id
-from ..config import EngineConfig, KvDtype
+from ..checkpoint.files import locate_base
+from ..config import EngineConfig, GenerationConfig, KvDtype
+from ..generation_defaults import GenerationDefaults, read_generation_defaults
 from ..kv.eviction import eviction_obstacle
 from ..memory.plan import MemoryPlan
 from ..messages import EngineInfo
@@ -51,10 +53,17 @@ def describe_engine(
         proposers=[] if base.has_states else config.proposers,
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
+        generation_defaults=_generation_defaults(config),
         serves_grammars=serves_grammars,
         kv_policy_obstacle=_kv_policy_obstacle(config, base, plan),
         embedding_size=base.embedding_size,
     )
+
+
+def _generation_defaults(config: EngineConfig) -> GenerationDefaults:
+    if config.generation_config == GenerationConfig.NONE:
+        return GenerationDefaults()
+    return read_generation_defaults(locate_base(config.model))
 
 
 def _kv_policy_obstacle(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> str | None:

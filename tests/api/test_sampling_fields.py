@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loraplex.api.schemas.completions import CompletionBody
+from loraplex.engine.generation_defaults import GenerationDefaults
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.sampling_params import SamplingParams
 
@@ -53,6 +54,20 @@ def test_what_is_left_out_changes_no_distribution(fields: dict[str, Any]) -> Non
 def test_a_zero_is_no_missing_value() -> None:
     fields = {"temperature": 0.0, "top_p": 0.0, "min_p": 0.0, "seed": 0}
     assert sampling_of(**fields) == SamplingParams(max_tokens=9, **fields)  # type: ignore[arg-type]
+
+
+def test_what_is_left_out_is_as_the_base_declares() -> None:
+    declared = GenerationDefaults(0.6, 0.95, 20, 0.01, 1.05)
+
+    def told(**fields: Any) -> SamplingParams:
+        body = CompletionBody.model_validate({"model": "m", "prompt": "x", **fields})
+        return body.sampling(max_tokens=9, num_logprobs=None, grammar=None, defaults=declared)
+
+    assert told() == SamplingParams(
+        9, temperature=0.6, top_p=0.95, top_k=20, min_p=0.01, repetition_penalty=1.05
+    )
+    chosen = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert told(**chosen) == SamplingParams(9, temperature=0.0)
 
 
 def test_a_route_adds_the_length_the_logprobs_and_the_grammar() -> None:

@@ -69,7 +69,7 @@ SERVERS = [
     Mistake(SERVE + "--chat-template x.jinja", _USAGE, "chat_template.jinja in the model's folder"),
     Mistake(SERVE + "--revision main", _USAGE, "hf download OWNER/NAME --revision"),
     Mistake(SERVE + "--ssl-certfile x.pem", _USAGE, "A proxy in front of the server does this"),
-    Mistake(SERVE + "--generation-config auto", _USAGE, "Send temperature, top_p"),
+    Mistake(SERVE + "--generation-config vllm", _USAGE, "It is named none"),
     Mistake(SERVE + "--reasoning-parser qwen3", _USAGE, "it is part of `content`"),
     Mistake(SERVE + "--api-key x", _USAGE, "`loraplex keys create --tenant SLUG`"),
     Mistake(SERVE + "--trust-remote-code", _USAGE, "Code of a checkpoint is never run"),

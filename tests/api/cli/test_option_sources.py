@@ -52,6 +52,7 @@ VALUES: Mapping[str, str | list[str]] = {
     "target-itl": "40",
     "speculation": "off",
     "max-draft-tokens": "3",
+    "generation-config": "none",
     "acceptance": "rejection",
     "max-queued": "100",
     "max-queued-per-tenant": "10",
