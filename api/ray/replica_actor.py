@@ -11,7 +11,7 @@ from ...engine.shards.rank_place import GroupShape
 from ..settings import load_settings
 from .agent_process import AgentProcess, AgentReport
 from .cluster import check_addresses
-from .stage_door import StageDoor
+from .stage_rendezvous import StageRendezvous
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class ReplicaActor:
         folder = load_settings().data_dir / "replicas" / replica_id
         options = [*("--certificates", spec.certificates, "--data-dir", str(folder))]
         if spec.shape.num_stages > 1:
-            self._door = StageDoor(host, folder.with_suffix(".secret"))
-            options += self._door.options(spec.shape)
+            self._rendezvous = StageRendezvous(host, folder.with_suffix(".secret"))
+            options += self._rendezvous.options(spec.shape)
         self._agent = AgentProcess((*options, *spec.agent_options), host=host)
         self._agent.start()
 
@@ -49,7 +49,7 @@ class ReplicaActor:
 
     def membership(self) -> Membership:
         """How the ranks of the other stages join."""
-        return self._door.membership
+        return self._rendezvous.membership
 
     def stop(self) -> None:
         """Ask the agent to end; `report` says when it has."""

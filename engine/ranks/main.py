@@ -30,8 +30,8 @@ from .adapter_files import AdapterFiles, LocalFiles, SentFiles
 from .commands import Joined, StartRank
 from .follower import follow
 from .pulse_reports import reporting_pulse
-from .rank_door import set_options
 from .rank_handshake import Purpose, RankLink, join
+from .rank_listener import set_options
 from .rank_pipe import FollowerPipe, follower_pipe
 from .rank_process import FilesFrom, read_secret
 from .rank_store import FollowerValues, RankStore

@@ -22,8 +22,8 @@ from .file_sender import FileSender
 from .followers import Followers
 from .group_secret import random_secret, secret_of_file
 from .rank_devices import choose_rank_device, rank_environment
-from .rank_door import RankDoor
 from .rank_handshake import Purpose, RankLink
+from .rank_listener import RankListener
 from .rank_pipe import leader_pipe
 from .rank_process import FilesFrom, RankProcess, dump_and_kill, end_ranks, start_rank
 from .rank_watch import RankWatch
@@ -104,19 +104,21 @@ def _join_followers(
     wanted = [RankLink(rank, Purpose.COMMANDS) for rank in range(1, config.num_ranks)]
     wanted += [RankLink(rank, Purpose.FILES) for rank in range(num_local, config.num_ranks)]
     path = os.pathsep.join(filter(None, sys.path))
-    with _open_door(config, secret, wanted) as door:
+    with _open_listener(config, secret, wanted) as listener:
         for rank in range(1, num_local):
             environment = {**os.environ, **rank_environment(device, rank), "PYTHONPATH": path}
-            processes.append(start_rank(door.address, secret, rank, FilesFrom.DISK, environment))
-        return door.address, door.admit_all(check=partial(_check, processes))
+            processes.append(
+                start_rank(listener.address, secret, rank, FilesFrom.DISK, environment)
+            )
+        return listener.address, listener.admit_all(check=partial(_check, processes))
 
 
-def _open_door(config: EngineConfig, secret: bytes, wanted: Sequence[RankLink]) -> RankDoor:
+def _open_listener(config: EngineConfig, secret: bytes, wanted: Sequence[RankLink]) -> RankListener:
     address = LOOPBACK
     if config.rank_address is not None:
         address = parse_rank_address(config.rank_address, "rank_address")
     try:
-        return RankDoor(address, secret, wanted)
+        return RankListener(address, secret, wanted)
     except OSError as exc:
         raise InvalidParameter("rank_address", f"cannot listen at {address}: {exc}") from exc
 

@@ -14,7 +14,7 @@ from loraplex.engine.errors import RankLost
 from loraplex.engine.messages import RequestFinished
 from loraplex.engine.parts import open_parts
 from loraplex.engine.process.client import EngineClient
-from loraplex.engine.ranks import rank_door
+from loraplex.engine.ranks import rank_listener
 from loraplex.engine.shards.rank_place import GroupShape
 from support.cut_proxy import cut_proxy
 from support.families import SERVED, save_family
@@ -118,7 +118,7 @@ def test_the_group_is_back_after_connections_were_cut_within_a_command(
 def test_a_rank_that_never_joins_is_a_failure_that_names_it(
     model: Path, host: OtherHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_door, "JOIN_SECONDS", 1.0)
+    monkeypatch.setattr(rank_listener, "JOIN_SECONDS", 1.0)
     config = make_config(model, STAGES, **host.settings(1))
     with pytest.raises(RankLost, match="rank 1 has joined"):
         open_parts(config)
@@ -127,7 +127,7 @@ def test_a_rank_that_never_joins_is_a_failure_that_names_it(
 def test_a_host_with_another_secret_does_not_join(
     model: Path, host: OtherHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_door, "JOIN_SECONDS", 30.0)
+    monkeypatch.setattr(rank_listener, "JOIN_SECONDS", 30.0)
     stranger = OtherHost(host.port, tmp_path / "other.secret")
     stranger.secret.write_text("x" * 64)
     with stranger.running([1]), pytest.raises(RankLost, match="connections were refused"):

@@ -30,7 +30,7 @@ _LOOK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
-class RankDoor:
+class RankListener:
     """Admits each wanted connection once."""
 
     def __init__(self, address: RankAddress, secret: bytes, wanted: Collection[RankLink]) -> None:

@@ -14,7 +14,7 @@ from ...engine.shards.rank_address import RankAddress, resolve
 from ...engine.shards.rank_place import GroupShape
 
 
-class StageDoor:
+class StageRendezvous:
     """An address of rank 0's node and a new secret, which only this node's user can read."""
 
     def __init__(self, host: str, path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import InvalidParameter, RankLost, RankRefused
-from loraplex.engine.ranks import rank_door, rank_handshake
+from loraplex.engine.ranks import rank_handshake, rank_listener
 from loraplex.engine.ranks.group_secret import random_secret, secret_of_file
-from loraplex.engine.ranks.rank_door import RankDoor
 from loraplex.engine.ranks.rank_handshake import Purpose, RankLink, join
+from loraplex.engine.ranks.rank_listener import RankListener
 from loraplex.engine.shards.rank_address import LOOPBACK, parse_rank_address
 
 SECRET = random_secret()
@@ -24,15 +24,15 @@ ONE, TWO = RankLink(1, Purpose.COMMANDS), RankLink(2, Purpose.COMMANDS)
 
 
 class Joining:
-    """A door that wants ranks 1 and 2, and the other ends of its connections."""
+    """A listener that wants ranks 1 and 2, and the other ends of its connections."""
 
-    def __init__(self, door: RankDoor, resources: ExitStack) -> None:
-        self.door = door
+    def __init__(self, listener: RankListener, resources: ExitStack) -> None:
+        self.listener = listener
         self._resources = resources
         self._threads = resources.enter_context(ThreadPoolExecutor())
 
     def connect(self) -> socket.socket:
-        return self._resources.enter_context(socket.create_connection(self.door.address))
+        return self._resources.enter_context(socket.create_connection(self.listener.address))
 
     def join(self, link: RankLink, secret: bytes = SECRET) -> socket.socket:
         """A connection that was admitted."""
@@ -45,7 +45,7 @@ class Joining:
         return self._threads.submit(self._admit_all)
 
     def _admit_all(self) -> dict[RankLink, socket.socket]:
-        found = self.door.admit_all(lambda: None)
+        found = self.listener.admit_all(lambda: None)
         for connected in found.values():
             self._resources.enter_context(connected)
         return found
@@ -53,8 +53,8 @@ class Joining:
 
 @pytest.fixture
 def joining() -> Iterator[Joining]:
-    with RankDoor(LOOPBACK, SECRET, [ONE, TWO]) as door, ExitStack() as resources:
-        yield Joining(door, resources)
+    with RankListener(LOOPBACK, SECRET, [ONE, TWO]) as listener, ExitStack() as resources:
+        yield Joining(listener, resources)
 
 
 def test_the_connections_of_all_ranks_carry_what_is_sent_after_the_handshake(
@@ -120,7 +120,7 @@ def test_a_proof_that_was_heard_does_not_admit_another_connection(joining: Joini
             super().sendall(data)
 
     with Recorder() as recorder:
-        recorder.connect(joining.door.address)
+        recorder.connect(joining.listener.address)
         with pytest.raises(RankRefused, match="joined already"):
             join(recorder, RankLink(9, Purpose.COMMANDS), SECRET)
     with joining.connect() as replaying:
@@ -143,7 +143,7 @@ def test_a_follower_refuses_a_listener_that_does_not_know_the_secret() -> None:
 def test_a_rank_that_never_joins_is_named(
     joining: Joining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_door, "JOIN_SECONDS", 0.5)
+    monkeypatch.setattr(rank_listener, "JOIN_SECONDS", 0.5)
     admitting = joining.begin()
     joining.join(ONE)
     with pytest.raises(RankLost, match=r"^No rank 2 has joined"):
@@ -166,7 +166,7 @@ def test_what_ends_meanwhile_ends_the_wait(joining: Joining) -> None:
         raise RankLost("Rank 1 ended before it had started.")
 
     with pytest.raises(RankLost, match="Rank 1 ended"):
-        joining.door.admit_all(check)
+        joining.listener.admit_all(check)
 
 
 def test_a_secret_has_to_be_readable_and_long(tmp_path: Path) -> None:
