@@ -23,11 +23,9 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Traffic:
 @pytest.mark.parametrize(
     ("kind", "number", "moment", "rank"),
     [
-        ("RunChunks", 5, Moment.BEFORE, 0),
         ("RunChunks", 5, Moment.EXCHANGE, 1),
         ("ReadAdapter", 2, Moment.DONE, 1),
         ("CopyAdapter", 1, Moment.SENT, 0),
-        ("PublishAdapter", 1, Moment.BEFORE, 1),
         ("MoveKv", 1, Moment.RECEIVED, 1),
     ],
 )
