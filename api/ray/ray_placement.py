@@ -122,7 +122,7 @@ class RayPlacement:
         remove_placement_group(get_placement_group(PREFIX + replica_id))
 
     def _actor(self, replica_id: str) -> Any:
-        """That of rank 0; None if there is none."""
+        """That of rank 0; None if it does not run."""
         return _find(PREFIX + replica_id)
 
     def _answer(self, replica_id: str) -> AgentReport:
@@ -141,7 +141,7 @@ def _stage_name(replica_id: str, bundle: int) -> str:
 
 
 def _find(name: str) -> Any:
-    """The actor of this name; None if there is none."""
+    """The actor of this name; None if it does not run."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
