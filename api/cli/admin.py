@@ -47,13 +47,12 @@ def open_current_database(settings: Settings) -> Iterator[Database]:
         yield database
 
 
-def load_settings_beside_server(*, database: str | None, data_dir: Path | None) -> Settings:
+def settings_beside_server(settings: Settings) -> Settings:
     """The settings of a command that works on the same data as the server of this user.
 
-    Where neither an option nor the environment names a place, the one server that runs decides.
+    Where no option, variable or settings file names a place, the one server that runs decides.
     Raises CommandFailed if that is ambiguous or if the server's database has to be named.
     """
-    settings = load_settings(database=database, data_dir=data_dir)
     servers = list_running_servers()
     named = settings.model_fields_set & {"database", "data_dir"}
     if named or not servers or str(settings.data_dir) in {server.data_dir for server in servers}:

@@ -16,12 +16,13 @@ from ...platform.database import Database
 from ...platform.keyring import Keyring
 from ...platform.secrets import AUDIT_CHAIN_KEY
 from ...platform.tenants import service as tenants
-from ..settings import Settings, load_settings
+from ..settings import Settings
 from .admin import open_current_database
 from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json, print_rows
 from .setting_options import DatabaseUrl, DataDir
+from .setting_sources import ConfigFile, settings_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -85,6 +86,7 @@ def export(
 
 @app.command("verify")
 def verify(
+    context: typer.Context,
     tenant: Annotated[
         str | None, typer.Option(help="Only the log of this tenant.", show_default="all logs")
     ] = None,
@@ -97,10 +99,11 @@ def verify(
     ] = None,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify the audit logs with the server's secret; fails if an entry was changed."""
-    settings = load_settings(database=database, data_dir=data_dir)
+    settings = settings_of(context, database=database, data_dir=data_dir)
     with open_current_database(settings) as opened:
         found = _verify(opened, settings, tenant, Checkpoint(checkpoint) if checkpoint else None)
     rows = [_row(name, verified) for name, verified in found.items()]

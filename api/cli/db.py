@@ -7,20 +7,24 @@ import typer
 from ...platform.keyring import secret_id
 from ...platform.revisions import head_revision
 from ...platform.secret_use import Needs, count_needs
-from ..settings import load_settings
 from .admin import open_current_database, open_database
 from .output import AsJson, note, print_json, print_rows
 from .setting_options import DatabaseUrl, DataDir
+from .setting_sources import ConfigFile, settings_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @app.command("upgrade")
 def upgrade(
-    database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
+    context: typer.Context,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Upgrade the schema to the newest revision; creates the embedded database if missing."""
-    with open_database(load_settings(database=database, data_dir=data_dir)) as opened:
+    with open_database(settings_of(context, database=database, data_dir=data_dir)) as opened:
         before = opened.current_revision()
         opened.upgrade()
         after = opened.current_revision()
@@ -30,21 +34,29 @@ def upgrade(
 
 @app.command("current")
 def current(
-    database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
+    context: typer.Context,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the schema's revision."""
-    with open_database(load_settings(database=database, data_dir=data_dir)) as opened:
+    with open_database(settings_of(context, database=database, data_dir=data_dir)) as opened:
         revision = opened.current_revision()
     _print_revision(revision, as_json=as_json)
 
 
 @app.command("secrets")
 def secrets(
-    database: DatabaseUrl = None, data_dir: DataDir = None, as_json: AsJson = False
+    context: typer.Context,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what each server secret is still needed for. Keys migrate to the current secret when
     they are used. A secret that nothing needs can be removed."""
-    settings = load_settings(database=database, data_dir=data_dir)
+    settings = settings_of(context, database=database, data_dir=data_dir)
     present, *previous = map(secret_id, settings.load_secrets())
     with open_current_database(settings) as opened:
         needs = count_needs(opened)

@@ -19,13 +19,14 @@ from ...adapters.confinement import Mechanism
 from ...adapters.store import check_usable, open_store
 from ...platform.database import Database, database_name
 from ..server.confinement import confinement_here
-from ..settings import Settings, load_settings
+from ..settings import Settings
 from .admin import naming_the_database
 from .client import open_client
 from .connection import find_connection, find_url
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, print_json, print_rows
 from .setting_options import DatabaseUrl, DataDir, StoreUrl
+from .setting_sources import ConfigFile, settings_of
 
 app = typer.Typer(add_completion=False)
 
@@ -46,13 +47,15 @@ class Finding(NamedTuple):
 
 @app.command()
 def doctor(
+    context: typer.Context,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Check packages, device, confinement, storage and server (read-only)."""
-    settings = load_settings(database=database, store=store, data_dir=data_dir)
+    settings = settings_of(context, database=database, store=store, data_dir=data_dir)
     findings = [*_installation(), *_confinement(), *_storage(settings), *_server()]
     if as_json:
         print_json([finding._asdict() for finding in findings])

@@ -13,12 +13,13 @@ from ...adapters.store import open_store
 from ...platform.errors import InvalidValue
 from ..adapters.staging import Staging
 from ..control_plane.control_plane import ControlPlane
-from ..settings import Settings, load_settings
+from ..settings import Settings
 from ..upkeep.garbage import GRACE_SECONDS, Collected, Garbage
 from .admin import open_current_database
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json
 from .setting_options import DatabaseUrl, DataDir, StoreUrl
+from .setting_sources import ConfigFile, settings_of
 
 app = typer.Typer(add_completion=False)
 
@@ -28,6 +29,7 @@ MAX_GRACE_HOURS = 24 * 3660.0
 
 @app.command()
 def gc(
+    context: typer.Context,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list what would be removed.")
     ] = False,
@@ -42,10 +44,11 @@ def gc(
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
     store: StoreUrl = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove objects that no version references, and abandoned uploads."""
-    settings = load_settings(database=database, data_dir=data_dir, store=store)
+    settings = settings_of(context, database=database, data_dir=data_dir, store=store)
     try:
         collected = asyncio.run(_collect(settings, grace_hours * 3600, dry_run=dry_run))
     except AdapterError as exc:

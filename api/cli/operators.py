@@ -16,12 +16,13 @@ from ...platform.keys.principal import OperatorRole
 from ...platform.operators.service import IssuedOperatorKey, OperatorService
 from ...platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
 from . import operator_keys
-from .admin import load_settings_beside_server, moment, open_current_database
+from .admin import moment, open_current_database, settings_beside_server
 from .client import api_path, open_client
 from .connection import find_url
 from .invitations import join_url, print_invitation
 from .output import AsJson, note, print_json, print_rows
 from .setting_options import DatabaseUrl, DataDir
+from .setting_sources import ConfigFile, settings_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(operator_keys.app, name="keys", help="Manage an operator's API keys.")
@@ -35,18 +36,20 @@ ExpiresInDays = Annotated[int, typer.Option(min=1, max=3650, help="Days until th
 
 @app.command("create")
 def create(
+    context: typer.Context,
     name: Name,
     role: Role = OperatorRole.ADMIN,
     expires_in_days: ExpiresInDays = 90,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an operator directly in the database and print its key once. Use it for the first
     operator, or if every operator key is lost. It finds the data folder of a running server; with
     several servers, pass --data-dir. The printed one-time link lets the operator set a console
     password within a day."""
-    settings = load_settings_beside_server(database=database, data_dir=data_dir)
+    settings = settings_beside_server(settings_of(context, database=database, data_dir=data_dir))
     with open_current_database(settings) as opened:
         issued, invitation = _create(
             opened, settings.load_secrets(), name, role, timedelta(days=expires_in_days)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -20,8 +19,9 @@ from ...engine.option import Option, options_of
 from ..contract.openapi_shapes import field_meanings
 from ..settings import Origin, Settings, environment_variable, load_settings
 from .exit_codes import CommandFailed, ExitCode
-from .server_command import POSITIONAL_MODEL, origins_of, use_settings_file
+from .server_command import POSITIONAL_MODEL
 from .setting_options import setting_option, typer_option
+from .setting_sources import ConfigFile, origins_of
 from .speculation import parse_speculation
 
 DEFAULT_SPECULATION = ["ngram"]
@@ -31,17 +31,6 @@ ALL_SETTINGS = tuple(options_of(Settings))
 
 Model = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        is_eager=True,
-        callback=use_settings_file,
-        envvar=environment_variable("config"),
-        help="YAML file of options by their names, such as `max-num-seqs: 128`.",
-        show_default="none",
-    ),
 ]
 
 

@@ -121,6 +121,33 @@ def test_the_flag_wins_over_the_environment(
     assert loraplex("db", "current", "--database", url).out == "none\n"
 
 
+def test_the_file_of_a_server_names_its_data(
+    loraplex: Loraplex, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LORAPLEX_DATA_DIR")
+    file = tmp_path / "loraplex.yaml"
+    file.write_text(f"model: ./a-base\nmax-num-seqs: 128\ndata-dir: {tmp_path / 'elsewhere'}\n")
+    config = ("--config", str(file))
+    assert loraplex("db", "upgrade", *config).exit_code == 0
+    assert loraplex("operators", "create", "root", *config).out.startswith("lpx_admin_")
+    assert loraplex("audit", "verify", *config).exit_code == 0
+    assert loraplex("gc", "--dry-run", *config).exit_code == 0
+    assert "present" in loraplex("db", "secrets", *config).out
+    assert (tmp_path / "elsewhere" / "loraplex.db").exists()
+    assert not (data_dir / "loraplex.db").exists()
+
+
+def test_a_bad_value_in_the_file_of_a_server_is_named_by_its_line(
+    loraplex: Loraplex, tmp_path: Path
+) -> None:
+    file = tmp_path / "loraplex.yaml"
+    config = ("--config", str(file))
+    file.write_text("max-num-seqs: 128\nmax-num-sequences: 3\n")
+    assert f"{file}:2: max-num-sequences" in loraplex("db", "current", *config).err
+    file.write_text("data-dir: [one, two]\n")
+    assert f"{file}:1: data-dir" in loraplex("db", "current", *config).err
+
+
 def test_asks_for_the_schema_before_anything_else(loraplex: Loraplex) -> None:
     outcome = loraplex("operators", "create", "root")
     assert (outcome.exit_code, outcome.out) == (7, "")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.api.cli.admin import load_settings_beside_server
+from loraplex.api.cli.admin import settings_beside_server
 from loraplex.api.cli.exit_codes import CommandFailed
 from loraplex.api.server.running_servers import RunningServer, registered
+from loraplex.api.settings import load_settings
 
 URL = "http://127.0.0.1:8000"
 
@@ -32,13 +33,13 @@ def test_the_data_folder_of_the_one_server_is_used(
 ) -> None:
     with ExitStack() as stack:
         run_server(stack, home / "elsewhere")
-        settings = load_settings_beside_server(database=None, data_dir=None)
+        settings = settings_beside_server(load_settings())
     assert settings.data_dir == home / "elsewhere"
     assert f"Using {home / 'elsewhere'}" in capsys.readouterr().err
 
 
 def test_without_a_server_the_default_folder_is_used(home: Path) -> None:
-    settings = load_settings_beside_server(database=None, data_dir=None)
+    settings = settings_beside_server(load_settings())
     assert settings.data_dir == home / "share" / "loraplex"
 
 
@@ -47,19 +48,17 @@ def test_a_folder_that_is_named_is_used_whatever_runs(
 ) -> None:
     with ExitStack() as stack:
         run_server(stack, home / "elsewhere")
-        named = load_settings_beside_server(database=None, data_dir=home / "named")
+        named = settings_beside_server(load_settings(data_dir=home / "named"))
         assert named.data_dir == home / "named"
         monkeypatch.setenv("LORAPLEX_DATA_DIR", str(home / "environment"))
-        assert load_settings_beside_server(database=None, data_dir=None).data_dir == (
-            home / "environment"
-        )
+        assert settings_beside_server(load_settings()).data_dir == (home / "environment")
 
 
 def test_a_database_that_the_server_was_given_has_to_be_named(home: Path) -> None:
     with ExitStack() as stack:
         run_server(stack, home / "elsewhere", embedded=False)
         with pytest.raises(CommandFailed, match="add the same --database"):
-            load_settings_beside_server(database=None, data_dir=None)
+            settings_beside_server(load_settings())
 
 
 def test_of_several_servers_one_has_to_be_named(
@@ -70,5 +69,5 @@ def test_of_several_servers_one_has_to_be_named(
             monkeypatch.setattr("os.getpid", lambda number=number: number)
             run_server(stack, home / name)
         with pytest.raises(CommandFailed, match="2 servers run here") as caught:
-            load_settings_beside_server(database=None, data_dir=None)
+            settings_beside_server(load_settings())
     assert f"--data-dir '{home}/an other'" in str(caught.value)
