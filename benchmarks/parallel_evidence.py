@@ -244,7 +244,7 @@ async def _kill_ranks(model: Path, shapes: Sequence[GroupShape], num_kills: int)
             for _ in range(num_kills):
                 number = counts["tried"]
                 pids = [client.pid, *follower_pids(client)]
-                watched = [_watch(client, f"{number}-{index}") for index in range(NUM_OPEN)]
+                watched = [_watch(client, number, index) for index in range(NUM_OPEN)]
                 await asyncio.sleep(rng.uniform(0, 0.3))
                 victim = rng.choice(pids)
                 assert victim is not None
@@ -266,9 +266,11 @@ async def _is_down_in_time(client: EngineClient, pid: int | None) -> bool:
     return time.monotonic() - killed_at <= HANG_SECONDS
 
 
-def _watch(client: EngineClient, request_id: str) -> Watched:
+def _watch(client: EngineClient, number: int, index: int) -> Watched:
     watched = Watched(NUM_TOKENS)
-    client.submit(make_request(request_id, NUM_TOKENS), watched.take)
+    # A prompt that runs while the engine is killed again and again is put in quarantine.
+    prompt = [4 + number, 4 + index]
+    client.submit(make_request(f"{number}-{index}", NUM_TOKENS, prompt), watched.take)
     return watched
 
 

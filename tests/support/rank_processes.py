@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,11 @@ def make_config(model: Path, shape: GroupShape = GroupShape(2, 1), **settings: A
     )
 
 
-def make_request(request_id: str, max_tokens: int) -> GenerationRequest:
+def make_request(
+    request_id: str, max_tokens: int, prompt: Sequence[int] = PROMPT
+) -> GenerationRequest:
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return GenerationRequest(request_id, "acme", PROMPT, sampling)
+    return GenerationRequest(request_id, "acme", list(prompt), sampling)
 
 
 async def no_adapter(key: AdapterKey) -> FetchedBlock:
