@@ -67,7 +67,7 @@ async def serving(
     client = EngineClient(
         make_config(model, shape, **settings),
         on_adapter_wanted=no_adapter,
-        restarts=RestartPolicy(stall_seconds=stall_seconds, max_deaths=1000),
+        restarts=RestartPolicy(stall_seconds=stall_seconds, max_deaths=1000, max_delay_seconds=1.0),
     )
     try:
         await client.start()
