@@ -17,15 +17,13 @@ from typer.models import OptionInfo
 from ...engine.config import EngineConfig
 from ...engine.errors import InvalidParameter
 from ...engine.option import Option, options_of
+from ...engine.proposer_list import DEFAULT_PROPOSERS
 from ..contract.openapi_shapes import field_meanings
 from ..settings import Origin, Settings, environment_variable, load_settings
 from .exit_codes import CommandFailed, ExitCode
 from .server_command import POSITIONAL_MODEL, origins_of, use_settings_file
 from .setting_options import setting_option, typer_option
 from .speculation import parse_speculation
-
-DEFAULT_SPECULATION = ["ngram"]
-"""Unlike an engine without configuration, a server proposes tokens."""
 
 ALL_SETTINGS = tuple(options_of(Settings))
 
@@ -96,7 +94,7 @@ def _engine_parameters() -> Iterator[Parameter]:
         kind = _kind(annotation, option)
         default = field.default
         if field.name == "speculation":
-            default = DEFAULT_SPECULATION
+            default = list(DEFAULT_PROPOSERS)
         elif default is MISSING:
             default = None  # the model, which may be given without the option
         elif option.unit != 1 and default is not None:

@@ -12,9 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 from ..settings import Origin, Source
+from ..vllm_names import VALUES, explain_foreign_options, explain_option
 from .exit_codes import CommandFailed, ExitCode
 from .settings_file import FileValue, read_settings_file
-from .vllm_names import VALUES, explain_foreign_options, explain_option
 
 POSITIONAL_MODEL = "model_argument"
 _PLACES = "loraplex.settings_file"

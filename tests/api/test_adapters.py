@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import IntakeReport
-from loraplex.api.adapters.examiner import check_fits
+from loraplex.api.adapters.memory_room import check_fits
 from support.envelopes import check_envelope
 from support.fake_engine import fake_info
 from support.http_uploads import WEIGHTS, commit, declaration, open_upload, put
