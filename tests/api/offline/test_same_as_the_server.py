@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from loraplex import LLM, SamplingParams
+from loraplex.api.formats.logprobs import spelled
+from loraplex.engine.text.tokenizer import Tokenizer
 from support.server import Caller, ServerUnderTest
 
 PROMPTS = ["hello", "The quick brown fox", "a"]
@@ -55,8 +57,9 @@ def served(caller: Caller, path: str, **body: Any) -> Any:
 
 
 def test_one_batch_of_all_adapters_has_the_servers_tokens(
-    llm: LLM, caller: Caller, adapters: list[Path]
+    llm: LLM, caller: Caller, adapters: list[Path], tiny_base: Path
 ) -> None:
+    tokenizer = Tokenizer(tiny_base)
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     folders = [None, *adapters] * len(PROMPTS)
     params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=0, ignore_eos=True)
@@ -70,7 +73,7 @@ def test_one_batch_of_all_adapters_has_the_servers_tokens(
         assert actual.finish_reason == expected["finish_reason"]
         assert actual.logprobs is not None
         found = [
-            (each[token].decoded_token, each[token].logprob)
+            (spelled(tokenizer.token_bytes(token)), each[token].logprob)
             for token, each in zip(actual.token_ids, actual.logprobs, strict=True)
         ]
         logprobs = expected["logprobs"]
