@@ -276,6 +276,28 @@ def test_full_matrices_are_refused_unless_they_are_allowed(
     assert output.outputs[0].finish_reason in {"stop", "length"}
 
 
+def test_an_adapter_larger_than_the_memory_for_adapters_is_rejected(
+    tiny_base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_adapter(tiny_base, tmp_path / "huge", seed=1, r=192)
+    with LLM(tiny_base, **TIGHT) as tight:
+        capfd.readouterr()
+        error = refused(lambda: tight.generate("hello", GREEDY, adapter=folder))
+        assert error.code == "adapter_too_large"
+        assert capfd.readouterr().out == "", "a script's output is its own"
+
+
+@pytest.mark.slow
+def test_several_ranks_give_the_tokens_of_one(
+    llm: LLM, tiny_base: Path, adapters: list[Path]
+) -> None:
+    folders = [None, *adapters]
+    prompts = [f"prompt {index}" for index in range(len(folders))]
+    with LLM(tiny_base, tensor_parallel_size=2, **SMALL) as group:
+        actual = tokens(group.generate(prompts, GREEDY, adapter=folders))
+    assert actual == tokens(llm.generate(prompts, GREEDY, adapter=folders))
+
+
 # --- mistakes -------------------------------------------------------------------------------------
 
 

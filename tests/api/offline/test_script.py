@@ -44,6 +44,7 @@ def test_the_readmes_script_prints_what_it_says(tmp_path: Path) -> None:
     assert "Error" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_closes_nothing_ends_well_and_leaves_no_files(
     tiny_base: Path, tmp_path: Path
 ) -> None:
