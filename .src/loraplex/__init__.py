@@ -27,4 +27,11 @@ def __getattr__(name: str) -> Any:
     """Import the offline classes when they are first used: the command line needs no torch."""
     if name not in _OFFLINE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".api.offline.{_OFFLINE[name]}", __name__), name)
+    try:
+        module = import_module(f".api.offline.{_OFFLINE[name]}", __name__)
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        message = f"{name} needs the package torch: pip install 'loraplex[engine]'"
+        raise ImportError(message) from exc
+    return getattr(module, name)

@@ -80,6 +80,7 @@ class LLM:
             model_dir = locate_base(config.model)
             check_drafts(config.speculation)
             self._tokenizer = Tokenizer(model_dir)
+            self._chat_prompts = ChatPrompts(self._tokenizer)
             folder = tempfile.TemporaryDirectory(prefix="loraplex-")
             blocks = Path(folder.name)
             try:
@@ -87,6 +88,7 @@ class LLM:
             except BaseException:
                 folder.cleanup()
                 raise
+        self._finalizer = weakref.finalize(self, _close, engine, folder)
         self._engine: EngineThread | None = engine
         self._adapters = Adapters(
             engine.info,
@@ -95,10 +97,8 @@ class LLM:
             num_base_tokens=self._tokenizer.vocab_size,
             max_full_matrix_bytes=round(max_full_matrix_mib * MIB),
         )
-        self._chat_prompts = ChatPrompts(self._tokenizer)
         self._numbers = count()
         self._lock = Lock()
-        self._finalizer = weakref.finalize(self, _close, engine, folder)
 
     def close(self) -> None:
         """End the engine and free its memory. Idempotent."""

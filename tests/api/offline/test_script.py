@@ -72,6 +72,16 @@ def test_the_package_alone_imports_neither_torch_nor_the_classes(tmp_path: Path)
     assert ended.stdout == "[]\nFalse SamplingParams\nFalse\n", ended.stderr
 
 
+def test_without_torch_the_import_says_what_to_install(tmp_path: Path) -> None:
+    ended = run_python(
+        "import sys\nsys.modules['torch'] = None\nfrom loraplex import LLM\n", tmp_path
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "ImportError: LLM needs the package torch: pip install 'loraplex[engine]'"
+    )
+
+
 @pytest.mark.parametrize("name", ["LLM", "LLMError", "RequestOutput", "CompletionOutput"])
 def test_the_classes_are_imported_from_the_package(name: str) -> None:
     import loraplex
