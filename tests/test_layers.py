@@ -98,6 +98,7 @@ CORE_TORCH_FREE = (
 HTTP_FREE = {
     *("contract", "control_plane", "adapters", "tools", "schemas", "telemetry", "inference"),
     "upkeep",
+    "offline",
 }
 """Packages of `api/`."""
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "xxhash"}

@@ -266,14 +266,8 @@ class Attestations:
 
 
 def _judge(effect: Effect) -> Verdict:
-    if effect.is_noticeable:
-        return Verdict(effect, None)
-    return Verdict(
-        effect,
-        "no_effect",
-        f"The adapter changes no logit by more than {effect.max_logit_delta:.3g}; the base "
-        f"model itself varies by {effect.noise_floor:.3g}.",
-    )
+    objection = effect.objection
+    return Verdict(effect, None) if objection is None else Verdict(effect, "no_effect", objection)
 
 
 def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> Changed[None]:

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import structlog
-
 from ...adapters.added_tokens import FIELD, AddedToken
 from ...adapters.disk_room import full_disk_told
 from ...adapters.errors import AdapterRejected, StorageFull
@@ -17,16 +15,13 @@ from ...engine.errors import TokenizerUnusable
 from ...engine.messages import EngineInfo
 from ...platform.adapters.models import Upload
 from ..control_plane.tenant_threads import AsyncTenantThreads
+from .memory_room import check_fits
 from .staging import Staging
 from .staging_budget import EXAMINATION_COPIES
 from .upload_room import UploadRoom
 
-log = structlog.get_logger(__name__)
-
 NUM_EXAMINERS = 1 + max(1, min(2, (os.cpu_count() or 1) // 2))
 """Concurrent intake processes; all but one may be of one tenant."""
-
-_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Examiner:
@@ -107,19 +102,6 @@ class Examiner:
             serving_dtype=self._info.dtype,
             max_full_matrix_bytes=self._max_full_matrix_bytes,
             room_bytes=room_bytes,
-        )
-
-
-def check_fits(report: IntakeReport, info: EngineInfo) -> None:
-    """Raise AdapterRejected if the adapter exceeds the memory for all adapters. The log contains
-    the size of this memory, but not the message, which the tenant reads."""
-    room = min(info.arena_bytes, info.host_cache_bytes)
-    needed = report.size_bytes * _ELEMENT_BYTES[info.dtype] // _ELEMENT_BYTES[report.dtype]
-    if needed > room:
-        log.info("adapter_too_large", adapter_digest=report.digest, needed=needed, room=room)
-        raise AdapterRejected(
-            "adapter_too_large",
-            f"The adapter needs {needed} bytes, more than the memory reserved for adapters.",
         )
 
 

@@ -49,6 +49,16 @@ class Effect:
     def is_noticeable(self) -> bool:
         return self.max_logit_delta > NOISE_MARGIN * self.noise_floor
 
+    @property
+    def objection(self) -> str | None:
+        """Why the adapter is rejected as `no_effect`; None: it has an effect."""
+        if self.is_noticeable:
+            return None
+        return (
+            f"The adapter changes no logit by more than {self.max_logit_delta:.3g}; the base "
+            f"model itself varies by {self.noise_floor:.3g}."
+        )
+
     def as_report(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 
+from ..local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from .client import ApiClient, ServerUnreachable, api_path
 from .exit_codes import CommandFailed, ExitCode
 from .progress import open_progress
-from .push import CONFIG_FILE, WEIGHTS_FILE
 
 
 def download_adapter(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable
@@ -11,18 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...adapters.added_tokens import FIELD as ADDED_TOKENS
+from ..local.adapter_folder import AdapterFolder, FolderUnusable, read_adapter_folder
 from .client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .polling import pauses
 from .progress import open_progress
-from .trained_tokenizer import TokenFields, read_added_tokens
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-MODEL_CONFIG_FILE = "config.json"
-PICKLED_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 PART_BYTES = 8 << 20
 MAX_RECONNECTS = 5
 FIRST_PAUSE_SECONDS = 0.5
@@ -42,37 +36,23 @@ class PushInterrupted(CommandFailed):
 
 @dataclass(frozen=True, slots=True)
 class LocalAdapter:
-    """A folder that PEFT's save_pretrained wrote."""
+    """An adapter to push."""
 
-    config: dict[str, Any]
-    weights: Path
+    folder: AdapterFolder
     size_bytes: int
+    """Of the weights, as `sha256`."""
     sha256: str
-    tokens: list[TokenFields]
-    """Those that the tokenizer beside it lists as added, the base's too."""
-
-    def config_for(self, num_base_tokens: int) -> dict[str, Any]:
-        """The configuration with the tokens that a base does not have."""
-        own = [token for token in self.tokens if _is_beyond(token["id"], num_base_tokens)]
-        return {ADDED_TOKENS: own, **self.config} if own else self.config
 
 
-def _is_beyond(token_id: object, num_tokens: int) -> bool:
-    return isinstance(token_id, int) and token_id >= num_tokens
-
-
-def read_adapter(folder: Path) -> LocalAdapter:
+def read_adapter(path: Path) -> LocalAdapter:
     """Check the folder and hash its weights. Raises CommandFailed, saying the way out."""
-    weights = folder / WEIGHTS_FILE
-    if not folder.is_dir():
-        raise _invalid(f"{folder} is not a folder. Give the one that save_pretrained wrote.")
-    if not weights.is_file():
-        raise _invalid(_explain_missing_weights(folder))
-    with weights.open("rb") as file:
+    try:
+        folder = read_adapter_folder(path)
+    except FolderUnusable as exc:
+        raise _invalid(str(exc)) from exc
+    with folder.weights.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return LocalAdapter(
-        _read_config(folder), weights, weights.stat().st_size, sha256, read_added_tokens(folder)
-    )
+    return LocalAdapter(folder, folder.weights.stat().st_size, sha256)
 
 
 def push_adapter(
@@ -109,16 +89,17 @@ def push_adapter(
 
 def _config_with_tokens(client: ApiClient, adapter: LocalAdapter) -> dict[str, Any]:
     """The adapter's configuration with the tokens that the server's base does not have."""
-    if not adapter.tokens:
-        return adapter.config
+    folder = adapter.folder
+    if not folder.tokens:
+        return folder.config
     try:
         num_base_tokens: int = client.get("/base")["num_tokens"]
     except ApiRefused as exc:
         if exc.code != "insufficient_scope":
             raise
         note("Added tokens are pushed without their texts: the key lacks the scope adapters:read.")
-        return adapter.config
-    return adapter.config_for(num_base_tokens)
+        return folder.config
+    return folder.config_for(num_base_tokens)
 
 
 def _send(
@@ -131,7 +112,7 @@ def _send(
 ) -> dict[str, Any]:
     if upload["received_bytes"] and not is_quiet:
         note(f"Resuming at {upload['received_bytes']} of {upload['size_bytes']} bytes.")
-    with open_progress(is_quiet) as progress, adapter.weights.open("rb") as weights:
+    with open_progress(is_quiet) as progress, adapter.folder.weights.open("rb") as weights:
         task = progress.add_task(name, total=adapter.size_bytes)
         _send_parts(
             client, upload, weights, lambda received: progress.update(task, completed=received)
@@ -222,35 +203,6 @@ def _ask_again(client: ApiClient, path: str, upload: dict[str, Any]) -> dict[str
         return latest
     except ServerUnreachable:
         return upload
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # as it will be sent
-    except FileNotFoundError:
-        raise _invalid(f"{folder} has no {CONFIG_FILE}: push what save_pretrained wrote.") from None
-    except (ValueError, RecursionError) as exc:
-        raise _invalid(f"{path} is not JSON: {exc}") from exc
-    if not isinstance(config, dict):
-        raise _invalid(f"{path} is not a JSON object.")
-    return config
-
-
-def _explain_missing_weights(folder: Path) -> str:
-    for name in PICKLED_FILES:
-        if (folder / name).exists():
-            return (
-                f"{folder / name} is a pickle, which could execute code. Save it again with "
-                "model.save_pretrained(path, safe_serialization=True)."
-            )
-    if (folder / MODEL_CONFIG_FILE).exists() and not (folder / CONFIG_FILE).exists():
-        return (
-            f"{folder} holds a whole model and no adapter. Save the PEFT model itself, before "
-            "merge_and_unload(): peft_model.save_pretrained(path)."
-        )
-    return f"{folder} has no {WEIGHTS_FILE}: push what PEFT's save_pretrained wrote."
 
 
 def _invalid(message: str) -> CommandFailed:

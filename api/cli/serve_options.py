@@ -16,6 +16,7 @@ from typer.models import OptionInfo
 from ...engine.config import EngineConfig
 from ...engine.errors import InvalidParameter
 from ...engine.option import Option, options_of
+from ...engine.proposer_list import DEFAULT_PROPOSERS
 from ..contract.openapi_shapes import field_meanings
 from ..settings import Origin, Settings, environment_variable, load_settings
 from .exit_codes import CommandFailed, ExitCode
@@ -23,9 +24,6 @@ from .server_command import POSITIONAL_MODEL
 from .setting_options import setting_option, typer_option
 from .setting_sources import ConfigFile, origins_of
 from .speculation import parse_speculation
-
-DEFAULT_SPECULATION = ["ngram"]
-"""Unlike an engine without configuration, a server proposes tokens."""
 
 ALL_SETTINGS = tuple(options_of(Settings))
 
@@ -85,7 +83,7 @@ def _engine_parameters() -> Iterator[Parameter]:
         kind = _kind(annotation, option)
         default = field.default
         if field.name == "speculation":
-            default = DEFAULT_SPECULATION
+            default = list(DEFAULT_PROPOSERS)
         elif default is MISSING:
             default = None  # the model, which may be given without the option
         elif option.unit != 1 and default is not None:

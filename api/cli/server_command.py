@@ -8,9 +8,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from ..vllm_names import VALUES, explain_foreign_options
 from .exit_codes import CommandFailed, ExitCode
 from .setting_sources import origin_of
-from .vllm_names import VALUES, explain_foreign_options
 
 POSITIONAL_MODEL = "model_argument"
 _LINK = "tcp://"

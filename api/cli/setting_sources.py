@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from ..settings import Origin, Settings, Source, environment_variable, load_settings
+from ..vllm_names import explain_option
 from .exit_codes import CommandFailed, ExitCode
 from .settings_file import FileValue, read_settings_file
-from .vllm_names import explain_option
 
 _PLACES = "loraplex.settings_file"
 _SERVERS = ("serve", "agent")

@@ -11,20 +11,21 @@ import tempfile
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from ...adapters.errors import AdapterRejected, IntakeUnavailable
 from ...adapters.examination import IntakeReport
-from ...adapters.intake import IntakeRequest, run_intake
 from ...adapters.rejections import REJECTIONS
 from ...engine.errors import EngineError, TokenizerUnusable
+from ..local.adapter_folder import AdapterFolder
+from ..local.examination import AdapterBase, examine_folder
 from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import AsJson, note, print_json
-from .push import LocalAdapter, read_adapter
+from .push import read_adapter
 
 MIB = 1 << 20
 
@@ -42,18 +43,6 @@ _ASKED_OF_WEIGHTS = frozenset(
     {"base_weights_included", "full_matrix_not_allowed", "full_matrix_too_large"}
 )
 """Refusals that a copy of the base's own matrix does not meet where the base's weights are."""
-
-
-class Base(NamedTuple):
-    """What the adapter must fit."""
-
-    layout_json: str
-    dtype: str
-    max_full_matrix_bytes: int
-    num_tokens: int | None
-    """Of the base's tokenizer; None: it has none."""
-    is_identified: bool
-    """The layout's `base_id` is that of the checkpoint, and so the digest is the server's."""
 
 
 def validate(
@@ -87,7 +76,7 @@ def validate(
     if max_full_matrix_mib is not None:
         fitted = fitted._replace(max_full_matrix_bytes=round(max_full_matrix_mib * MIB))
     try:
-        report = examine_here(adapter, fitted)
+        report = examine_here(adapter.folder, fitted)
     except AdapterRejected as exc:
         if as_json:
             print_json(_rejection(exc))
@@ -106,35 +95,21 @@ def validate(
         _print_accepted(folder, report, fitted)
 
 
-def examine_here(adapter: LocalAdapter, base: Base) -> IntakeReport:
+def examine_here(adapter: AdapterFolder, base: AdapterBase) -> IntakeReport:
     """What intake finds. Raises AdapterRejected or IntakeUnavailable."""
     with tempfile.TemporaryDirectory(prefix="loraplex-validate-") as name:
-        directory = Path(name)
-        layout_path, config_path = directory / "layout.json", directory / "config.json"
-        layout_path.write_text(base.layout_json)
-        config = adapter.config_for(base.num_tokens) if base.num_tokens else adapter.config
-        config_path.write_text(json.dumps(config))
-        return run_intake(
-            IntakeRequest(
-                config_path=str(config_path),
-                weights_path=str(adapter.weights.absolute()),
-                output_path=str(directory / "block"),
-                layout_path=str(layout_path),
-                serving_dtype=base.dtype,
-                max_full_matrix_bytes=base.max_full_matrix_bytes,
-            )
-        )
+        return examine_folder(adapter, base, Path(name) / "block")
 
 
-def _ask_server() -> Base:
+def _ask_server() -> AdapterBase:
     with open_client() as client:
         served, layout = client.get("/base"), client.get("/base/layout")
     limit: int = served["max_full_matrix_bytes"]
     num_tokens: int = served["num_tokens"]
-    return Base(json.dumps(layout), served["dtype"], limit, num_tokens, is_identified=True)
+    return AdapterBase(json.dumps(layout), served["dtype"], limit, num_tokens, is_identified=True)
 
 
-def _from_config(base: Path) -> Base:
+def _from_config(base: Path) -> AdapterBase:
     """The layout of a base whose weights need not be here. Raises CommandFailed."""
     try:
         from ...engine.model.skeleton import read_skeleton
@@ -148,7 +123,7 @@ def _from_config(base: Path) -> Base:
     except EngineError as exc:
         raise CommandFailed(str(exc), ExitCode.USAGE) from exc
     num_tokens = _num_tokens(base if base.is_dir() else base.parent)
-    return Base(skeleton.layout_json, skeleton.dtype, 0, num_tokens, is_identified=False)
+    return AdapterBase(skeleton.layout_json, skeleton.dtype, 0, num_tokens, is_identified=False)
 
 
 def _num_tokens(folder: Path) -> int | None:
@@ -160,7 +135,7 @@ def _num_tokens(folder: Path) -> int | None:
         return None
 
 
-def _report(report: IntakeReport, base: Base) -> dict[str, Any]:
+def _report(report: IntakeReport, base: AdapterBase) -> dict[str, Any]:
     fields = asdict(report)
     if not base.is_identified:  # the digest covers the checkpoint, which was not read
         fields |= {"digest": None, "base_id": None, "file_sha256": None}
@@ -186,7 +161,7 @@ def _refused(folder: Path, error: AdapterRejected) -> CommandFailed:
     )
 
 
-def _print_accepted(folder: Path, report: IntakeReport, base: Base) -> None:
+def _print_accepted(folder: Path, report: IntakeReport, base: AdapterBase) -> None:
     typer.echo(f"{folder} would be accepted")
     note(
         f"rank {report.min_rank}-{report.max_rank} on {report.num_modules} modules "

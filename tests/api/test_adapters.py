@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import IntakeReport
-from loraplex.api.adapters.examiner import check_fits
+from loraplex.api.adapters.memory_room import check_fits
 from support.envelopes import check_envelope
 from support.fake_engine import fake_info
 from support.http_uploads import WEIGHTS, commit, declaration, open_upload, put
@@ -232,6 +232,7 @@ def test_an_adapter_larger_than_the_arena_is_refused() -> None:
         assert rejection.value.reason == "adapter_too_large"
         assert "2000 bytes" in str(rejection.value)
         assert "1999" not in str(rejection.value), "how much room there is, is the machine's"
+        assert "1999" in rejection.value.__notes__[0], "and in the operator's log"
 
 
 def test_another_base_is_refused_before_a_byte_is_sent(

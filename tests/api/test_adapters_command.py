@@ -15,6 +15,7 @@ import pytest
 from loraplex.api.cli import push
 from loraplex.api.cli.client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from support.command import Command
 from support.server import Caller, free_port
 
@@ -241,11 +242,11 @@ def remove_folder(folder: Path) -> None:
 
 
 def spoil_config(folder: Path) -> None:
-    (folder / push.CONFIG_FILE).write_text("{")
+    (folder / CONFIG_FILE).write_text("{")
 
 
 def remove_config(folder: Path) -> None:
-    (folder / push.CONFIG_FILE).unlink()
+    (folder / CONFIG_FILE).unlink()
 
 
 def merge_into_a_model(folder: Path) -> None:
@@ -256,11 +257,11 @@ def merge_into_a_model(folder: Path) -> None:
 
 
 def remove_weights(folder: Path) -> None:
-    (folder / push.WEIGHTS_FILE).unlink()
+    (folder / WEIGHTS_FILE).unlink()
 
 
 def pickle_weights(folder: Path) -> None:
-    (folder / push.WEIGHTS_FILE).rename(folder / "adapter_model.bin")
+    (folder / WEIGHTS_FILE).rename(folder / "adapter_model.bin")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +356,7 @@ def test_an_interrupted_pushs_last_part_is_waited_for(
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             if request.method != "PUT" or refused:
                 return super().handle_request(request)
-            first = adapter.weights.read_bytes()[:others_part]
+            first = adapter.folder.weights.read_bytes()[:others_part]
             path = request.url.path
             octets = {"content-type": "application/octet-stream"}
             caller.http.put(path, params={"offset": 0}, content=first, headers=octets)
@@ -561,8 +562,8 @@ def test_a_download_is_what_was_pushed(
     folder = tmp_path / "back"
     code, out, _ = command("download", "bot@1", str(folder))
     assert code == ExitCode.OK
-    assert out.split() == [str(folder / name) for name in (push.CONFIG_FILE, push.WEIGHTS_FILE)]
-    assert {path.name for path in folder.iterdir()} == {push.CONFIG_FILE, push.WEIGHTS_FILE}
+    assert out.split() == [str(folder / name) for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    assert {path.name for path in folder.iterdir()} == {CONFIG_FILE, WEIGHTS_FILE}
     assert command.ask("push", str(folder), "copy")["digest"] == digest
     assert command("download", "bot", str(folder))[0] == ExitCode.CONFLICT
     assert command("download", "bot", str(folder), "--force")[0] == ExitCode.OK

@@ -115,7 +115,7 @@ def test_downloaded_files_are_the_same_adapter(speaker: Caller, tmp_path: Path) 
     path = f"/v1/adapters/speaker/versions/{version['version']}/files"
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).write_bytes(speaker.http.get(f"{path}/{name}").content)
-    assert read_adapter(tmp_path).tokens == []
+    assert read_adapter(tmp_path).folder.tokens == []
     assert speaker.push(tmp_path, "copy")["digest"] == version["digest"]
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import typer
 
-from loraplex.api.cli.serve_options import DEFAULT_SPECULATION
-from loraplex.api.cli.speculation import ARGUMENTS, describe_speculation, parse_speculation
+from loraplex.api.cli.speculation import describe_speculation, parse_speculation
 from loraplex.engine.config import PROPOSERS, EngineConfig
+from loraplex.engine.proposer_list import ARGUMENTS, DEFAULT_PROPOSERS
 from loraplex.engine.speculation.proposers import OPENERS
 from support.fake_engine import fake_info
 
@@ -17,7 +17,7 @@ from support.fake_engine import fake_info
 @pytest.mark.parametrize(
     ("said", "entries"),
     [
-        (DEFAULT_SPECULATION, ("ngram",)),
+        (list(DEFAULT_PROPOSERS), ("ngram",)),
         (["off"], ()),
         (["ngram", "draft:/models/small"], ("ngram", "draft:/models/small")),
         (["early_exit:4, ngram"], ("early_exit:4", "ngram")),

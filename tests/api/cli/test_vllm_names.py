@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from loraplex.api.cli import load_command, serve
 from loraplex.api.cli.exit_codes import CommandFailed, ExitCode
-from loraplex.api.cli.vllm_names import OPTIONS, SHORT, VALUES
 from loraplex.api.tools.tool_format import ToolFormatName
+from loraplex.api.vllm_names import OPTIONS, SHORT, VALUES
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
 
 

@@ -1,0 +1,92 @@
+"""A folder that PEFT's `save_pretrained` wrote: what is in it, before it is examined."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...adapters.added_tokens import FIELD as ADDED_TOKENS
+from .trained_tokenizer import TokenFields, read_added_tokens
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+MODEL_CONFIG_FILE = "config.json"
+PICKLED_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+
+
+class FolderUnusable(Exception):
+    """There is no adapter to examine in the folder; the message says the way out."""
+
+    def __init__(self, code: str, message: str) -> None:
+        """`code`: a published one."""
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """The parts of an adapter that a push sends."""
+
+    config: dict[str, Any]
+    weights: Path
+    tokens: list[TokenFields]
+    """Those that the tokenizer beside it lists as added, the base's too."""
+
+    def config_for(self, num_base_tokens: int) -> dict[str, Any]:
+        """The configuration with the tokens that a base does not have."""
+        own = [token for token in self.tokens if _is_beyond(token["id"], num_base_tokens)]
+        return {ADDED_TOKENS: own, **self.config} if own else self.config
+
+
+def read_adapter_folder(folder: Path) -> AdapterFolder:
+    """Read everything but the weights. Raises FolderUnusable."""
+    weights = folder / WEIGHTS_FILE
+    if not folder.is_dir():
+        raise _unusable(f"{folder} is not a folder. Give the one that save_pretrained wrote.")
+    if not weights.is_file():
+        raise _without_weights(folder)
+    return AdapterFolder(_read_config(folder), weights, read_added_tokens(folder))
+
+
+def _is_beyond(token_id: object, num_tokens: int) -> bool:
+    return isinstance(token_id, int) and token_id >= num_tokens
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # as it will be sent
+    except FileNotFoundError:
+        raise _unusable(
+            f"{folder} has no {CONFIG_FILE}: give the folder that save_pretrained wrote."
+        ) from None
+    except (ValueError, RecursionError) as exc:
+        raise FolderUnusable("malformed_config", f"{path} is not JSON: {exc}") from exc
+    if not isinstance(config, dict):
+        raise FolderUnusable("malformed_config", f"{path} is not a JSON object.")
+    return config
+
+
+def _without_weights(folder: Path) -> FolderUnusable:
+    for name in PICKLED_FILES:
+        if (folder / name).exists():
+            return FolderUnusable(
+                "pickle_refused",
+                f"{folder / name} is a pickle, which could execute code. Save it again with "
+                "model.save_pretrained(path, safe_serialization=True).",
+            )
+    if (folder / MODEL_CONFIG_FILE).exists() and not (folder / CONFIG_FILE).exists():
+        return _unusable(
+            f"{folder} holds a whole model and no adapter. Save the PEFT model itself, before "
+            "merge_and_unload(): peft_model.save_pretrained(path)."
+        )
+    return _unusable(
+        f"{folder} has no {WEIGHTS_FILE}: give the folder that PEFT's save_pretrained wrote."
+    )
+
+
+def _unusable(message: str) -> FolderUnusable:
+    return FolderUnusable("invalid_parameter", message)

@@ -1,0 +1,55 @@
+"""The proposers of an engine, as `EngineConfig.speculation` has them, from what a caller wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .config import PROPOSERS
+from .errors import InvalidParameter
+
+OFF = "off"
+DEFAULT_PROPOSERS = ("ngram",)
+"""Unlike an engine without configuration, a server and `LLM` propose tokens."""
+ARGUMENTS: dict[str, str | None] = {
+    "ngram": None,
+    "draft": "MODEL",
+    "early_exit": "LAYERS",
+    "medusa": "CHECKPOINT",
+    "medusa_tree": "CHECKPOINT",
+}
+"""The argument of each proposer; None: no argument is allowed."""
+
+
+def parse_proposers(values: Sequence[str]) -> tuple[str, ...]:
+    """The entries of `EngineConfig.speculation`, each value one or several separated by commas.
+
+    Raises InvalidParameter for errors that can be detected before the base is loaded.
+    """
+    entries = [entry.strip() for value in values for entry in value.split(",") if entry.strip()]
+    if entries == [OFF]:
+        return ()
+    names = []
+    for entry in entries:
+        name, _, argument = entry.partition(":")
+        if objection := _objection(name, argument):
+            raise InvalidParameter("speculation", objection)
+        names.append(name)
+    if len(set(names)) < len(names):
+        raise InvalidParameter("speculation", "a proposer is named twice")
+    return tuple(entries)
+
+
+def _objection(name: str, argument: str) -> str | None:
+    """Why this proposer is invalid; None if it is valid."""
+    if name == OFF:
+        return f"{OFF} cannot be combined with other proposers"
+    if name not in PROPOSERS:
+        return f"{name} is not one of {', '.join(PROPOSERS)}"
+    needed = ARGUMENTS[name]
+    if needed is None:
+        return f"{name} takes no argument" if argument else None
+    if not argument:
+        return f"{name} needs an argument: {name}:{needed}"
+    if name == "early_exit" and (not argument.isdecimal() or int(argument) < 1):
+        return f"{name} needs a number of layers, not {argument}"
+    return None
