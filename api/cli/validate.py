@@ -20,11 +20,11 @@ from ...adapters.examination import IntakeReport
 from ...adapters.intake import IntakeRequest, run_intake
 from ...adapters.rejections import REJECTIONS
 from ...engine.errors import EngineError, TokenizerUnusable
+from ..client.local_adapter import LocalAdapter, read_adapter
 from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import AsJson, note, print_json
-from .push import LocalAdapter, read_adapter
 
 MIB = 1 << 20
 

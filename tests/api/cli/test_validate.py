@@ -17,7 +17,7 @@ from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.examination import examine
 from loraplex.adapters.layout import BaseLayout
 from loraplex.api.cli.exit_codes import ExitCode
-from loraplex.api.cli.push import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.api.client.local_adapter import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.model.base_model import load_base_model
 from support.broken_adapters import BROKEN, SERVED
