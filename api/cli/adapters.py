@@ -13,9 +13,11 @@ from ..client.downloads import download_adapter
 from ..client.errors import ClientError
 from ..client.local_adapter import read_adapter
 from ..client.references import LIVE, version_path
+from ..client.sources.source import open_source
 from . import aliases, pins
 from .client import ApiClient, api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
+from .imports import import_
 from .output import AsJson, note, print_json, print_rows
 from .progress import TerminalProgress
 from .push import upload, wait
@@ -24,12 +26,19 @@ from .validate import validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="Folder written by PEFT's save_pretrained or a Trainer, its .tar, .tar.gz or .zip, "
+        "hf://OWNER/NAME[@REVISION][/FOLDER], or s3://BUCKET/PREFIX."
+    ),
+]
 LISTED = ["name", "latest", "versions", "aliases", "tier", "requests", "last_used"]
 
 
 @app.command("push")
 def push(
-    path: Annotated[Path, typer.Argument(help="Folder written by PEFT's save_pretrained.")],
+    source: Source,
     name: Name,
     alias: Annotated[
         list[str] | None, typer.Option(help="Alias to set once the version is ready; repeatable.")
@@ -44,9 +53,9 @@ def push(
 ) -> None:
     """Upload an adapter, wait until it is checked and measured, and print how to call it. After a
     broken connection, run it again: the upload resumes."""
-    adapter = read_adapter(path)
-    with open_client() as client:
-        progress = TerminalProgress(is_quiet=as_json)
+    progress = TerminalProgress(is_quiet=as_json)
+    with open_source(source, progress) as folder, open_client() as client:
+        adapter = read_adapter(folder)
         version = upload(
             client, adapter, name, aliases=alias or [], base_id=base_id, progress=progress
         )
@@ -203,6 +212,7 @@ def abandon(
         typer.echo(f"abandoned {abandoned['id']} of {abandoned['adapter']}")
 
 
+app.command("import")(import_)
 app.command("validate")(validate)
 app.command("rollback")(aliases.rollback)
 app.command("pin")(pins.pin)

@@ -15,6 +15,8 @@ from ..client.errors import (
     KeyUnusable,
     NotFound,
     ServerUnreachable,
+    SourceDenied,
+    SourceUnavailable,
     UnexpectedAnswer,
 )
 
@@ -61,11 +63,11 @@ _STATUS_CODES = {
 
 _EXIT_CODES: tuple[tuple[ExitCode, tuple[type[Exception], ...]], ...] = (
     (ExitCode.USAGE, (InvalidArgument,)),
-    (ExitCode.AUTHENTICATION, (KeyUnusable,)),
+    (ExitCode.AUTHENTICATION, (KeyUnusable, SourceDenied)),
     (ExitCode.NOT_FOUND, (NotFound,)),
     (ExitCode.CONFLICT, (FileExists,)),
     (ExitCode.INVALID_ADAPTER, (InvalidAdapter,)),
-    (ExitCode.UNAVAILABLE, (ServerUnreachable, UnexpectedAnswer)),
+    (ExitCode.UNAVAILABLE, (ServerUnreachable, UnexpectedAnswer, SourceUnavailable)),
     (ExitCode.USAGE, (errors.InvalidValue, errors.InsecureSecretFile)),
     (ExitCode.USAGE, (InvalidParameter, UnsupportedModel, InsufficientMemory)),
     (ExitCode.NOT_FOUND, (errors.TenantNotFound, errors.KeyNotFound)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class ClientError(Exception):
     """What could not be done, and why.
@@ -18,7 +20,7 @@ class ClientError(Exception):
         self.code = code or type(self).code
         self.hints: tuple[str, ...] = ()
 
-    def with_hint(self, hint: str) -> ClientError:
+    def with_hint(self, hint: str) -> Self:
         """This error, with one more sentence at its end that says what to do."""
         self.hints = (*self.hints, hint)
         return self
@@ -91,6 +93,18 @@ class NotFound(ClientError):
     """Something that the caller named is not there."""
 
     code = "not_found"
+
+
+class SourceDenied(ClientError):
+    """A hub or an object store refuses access to what the caller wants to push."""
+
+    code = "source_denied"
+
+
+class SourceUnavailable(ClientError):
+    """A hub or an object store cannot be reached, or failed."""
+
+    code = "source_unavailable"
 
 
 class FileExists(ClientError):
