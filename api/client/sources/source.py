@@ -26,29 +26,41 @@ def open_source(source: str | Path, progress: Progress) -> Iterator[Path]:
     scheme, has_scheme, _ = str(source).partition("://")
     path = Path(source).expanduser()
     if not has_scheme and not is_archive(path):
-        yield find_adapter(path)
+        with _files_reported():
+            yield find_adapter(path)
         return
     with temporary_folder() as directory:
-        if not has_scheme:
+        if has_scheme:
+            yield _download(scheme, str(source), directory, progress)
+        else:
             unpack(path, directory)
             yield directory
-        elif scheme == hub.SCHEME:
-            yield hub.download(hub.parse_hub_folder(str(source)), directory, progress)
-        elif scheme == bucket.SCHEME:
-            bucket.download(bucket.parse_bucket_folder(str(source)), directory, progress)
-            yield directory
-        else:
-            raise InvalidArgument(
-                f"{source} is not a source of adapters. Use a folder, an archive, "
-                "hf://OWNER/NAME or s3://BUCKET/PREFIX. Download other addresses first."
-            )
 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that only this user can read. Raises ClientError if nothing can be written to it."""
+    """A folder that only this user can read. In the block, a file that cannot be read or written
+    raises ClientError."""
+    with _files_reported(), tempfile.TemporaryDirectory(prefix="loraplex-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def _files_reported() -> Iterator[None]:
     try:
-        with tempfile.TemporaryDirectory(prefix="loraplex-") as name:
-            yield Path(name)
+        yield
     except OSError as exc:
         raise ClientError(f"{exc.filename or tempfile.gettempdir()}: {exc.strerror}") from exc
+
+
+def _download(scheme: str, source: str, directory: Path, progress: Progress) -> Path:
+    """The folder with the adapter's files, in the directory."""
+    if scheme == hub.SCHEME:
+        return hub.download(hub.parse_hub_folder(source), directory, progress)
+    if scheme == bucket.SCHEME:
+        bucket.download(bucket.parse_bucket_folder(source), directory, progress)
+        return directory
+    raise InvalidArgument(
+        f"{source} is not a source of adapters. Use a folder, an archive, hf://OWNER/NAME or "
+        "s3://BUCKET/PREFIX. Download other addresses first."
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +15,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import loraplex
 from loraplex import Client, ClientError
+from loraplex.adapters.rejections import REJECTIONS
 from loraplex.api.client.adapters import Adapters
 from loraplex.api.client.aliases import Aliases
 from loraplex.api.client.answers import as_view
@@ -90,9 +95,9 @@ def test_tensors_of_a_training_process_are_the_version_that_their_files_are(
 ) -> None:
     import torch
     from peft import PeftConfig
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file as load_torch_file
 
-    tensors = load_file(adapters[0] / "adapter_model.safetensors")
+    tensors = load_torch_file(adapters[0] / "adapter_model.safetensors")
     shared = {name: torch.nn.Parameter(tensor.T.contiguous().T) for name, tensor in tensors.items()}
     config = PeftConfig.from_pretrained(adapters[0])
     pushed = client.push_tensors("bot", shared, config, aliases=["prod"])
@@ -112,15 +117,28 @@ def test_an_error_answer_has_the_published_code_and_a_suggestion(
     assert error.request_id
 
 
-def test_a_rejected_version_has_the_code_of_its_reason(
+def test_files_that_intake_refuses_have_its_code_and_remedy(
     client: Client, adapters: list[Path], tmp_path: Path
 ) -> None:
+    shutil.copytree(adapters[0], tmp_path, dirs_exist_ok=True)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
-    weights = (adapters[0] / "adapter_model.safetensors").read_bytes()
-    (tmp_path / "adapter_model.safetensors").write_bytes(weights)
     with pytest.raises(ApiRefused) as refused:
         client.push("bot", tmp_path)
     assert refused.value.status == 422
+    assert REJECTIONS[refused.value.code].way_out in str(refused.value)
+
+
+def test_a_version_without_effect_is_rejected_with_the_code_of_the_reason(
+    client: Client, adapters: list[Path]
+) -> None:
+    tensors = {
+        name: np.zeros_like(tensor) if "lora_B" in name else tensor
+        for name, tensor in load_file(adapters[0] / "adapter_model.safetensors").items()
+    }
+    config = json.loads((adapters[0] / "adapter_config.json").read_text())
+    with pytest.raises(ClientError) as rejected:
+        client.push_tensors("bot", tensors, config)
+    assert rejected.value.code == "no_effect"
 
 
 @pytest.mark.parametrize(

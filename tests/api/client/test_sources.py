@@ -114,6 +114,15 @@ def test_what_looks_like_a_name_in_the_hub_says_how_to_write_it(
     assert "hf://acme/support-bot" in str(error_of("acme/support-bot"))
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    write(tmp_path, ADAPTER)
+    with (
+        pytest.raises(ClientError, match=f"{tmp_path / 'gone'}: No such file"),
+        open_source(tmp_path, Progress()) as folder,
+    ):
+        (folder / "gone").read_bytes()
+
+
 @pytest.mark.parametrize("source", ["https://example.com/bot.zip", "gs://bucket/bot", "hf:///x"])
 def test_other_addresses_are_refused(source: str) -> None:
     assert isinstance(error_of(source), InvalidArgument)
@@ -303,6 +312,10 @@ def test_what_the_hub_refuses_is_explained(hub: Hub) -> None:
 
 
 def test_a_hub_that_is_down_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.is_down = True
+    error = error_of("hf://acme/bot")
+    assert isinstance(error, SourceUnavailable)
+    assert "status 503" in str(error)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     assert isinstance(error_of("hf://acme/bot"), SourceUnavailable)
 
