@@ -30,7 +30,7 @@ OPTIONS: Mapping[str, str] = {
     "calculate-kv-scales": _LAYOUT,
     # Adapters
     "enable-lora": f"{_ALWAYS}. Add adapters with `loraplex adapters push FOLDER NAME`.",
-    "lora-modules": "Add adapters to the running server: `loraplex adapters push FOLDER NAME`.",
+    "lora-modules": "Add them to the running server: `loraplex adapters import NAME=PATH ...`.",
     "max-loras": "Omit it: a batch mixes any number of adapters. --arena-gib sets their device "
     "memory.",
     "max-lora-rank": "Omit it: adapters of any rank are served. --arena-gib sets their device "

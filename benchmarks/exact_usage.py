@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from loraplex.api.cli.client import ApiClient
+from loraplex.api.client.api_client import ApiClient
 from loraplex.platform.models import UsageRecord
 from support.beside_load import Pushes, checking, pushing
 from support.exact_usage import (

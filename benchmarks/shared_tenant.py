@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from loraplex.api.cli.polling import pauses
+from loraplex.api.client.polling import pauses
 
 WEIGHTS = "adapter_model.safetensors"
 REQUEST_SECONDS = 300.0

@@ -47,7 +47,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _short_polling_intervals() -> Iterator[None]:
     """Commands poll every 20 ms."""
-    with patch("loraplex.api.cli.polling.FIRST_SECONDS", 0.02):
+    with patch("loraplex.api.client.polling.FIRST_SECONDS", 0.02):
         yield
 
 

@@ -94,11 +94,11 @@ CORE_TORCH_FREE = (
     "api.cli",
     "api.cli.adapters",
     "api.app",
+    "api.client.client",
 )
 HTTP_FREE = {
     *("contract", "control_plane", "adapters", "tools", "schemas", "telemetry", "inference"),
-    "upkeep",
-    "offline",
+    *("upkeep", "client", "offline"),
 }
 """Packages of `api/`."""
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "xxhash"}

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from .platform.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .api.client.client import Client as Client
+    from .api.client.errors import ClientError as ClientError
     from .api.offline.errors import LLMError as LLMError
     from .api.offline.llm import LLM as LLM
     from .api.offline.outputs import CompletionOutput as CompletionOutput
@@ -13,22 +15,24 @@ if TYPE_CHECKING:
     from .api.offline.outputs import RequestOutput as RequestOutput
     from .api.offline.sampling_params import SamplingParams as SamplingParams
 
-_OFFLINE = {
-    "CompletionOutput": "outputs",
-    "EmbeddingRequestOutput": "outputs",
-    "LLM": "llm",
-    "LLMError": "errors",
-    "RequestOutput": "outputs",
-    "SamplingParams": "sampling_params",
+_LAZY = {
+    "Client": "client.client",
+    "ClientError": "client.errors",
+    "CompletionOutput": "offline.outputs",
+    "EmbeddingRequestOutput": "offline.outputs",
+    "LLM": "offline.llm",
+    "LLMError": "offline.errors",
+    "RequestOutput": "offline.outputs",
+    "SamplingParams": "offline.sampling_params",
 }
+"""Modules of `api/`, imported when they are first used: the command line needs no torch."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import the offline classes when they are first used: the command line needs no torch."""
-    if name not in _OFFLINE:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f".api.offline.{_OFFLINE[name]}", __name__)
+        module = import_module(f".api.{_LAZY[name]}", __name__)
     except ModuleNotFoundError as exc:
         if exc.name != "torch":
             raise

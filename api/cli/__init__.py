@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from ...engine.errors import EngineError, UnsupportedModel
 from ...platform.errors import PlatformError
+from ..client.errors import ClientError
 from .connection import add_connection_options
 from .exit_codes import CommandFailed, exit_code_of
 
@@ -91,7 +92,7 @@ def main() -> int:
     """Run the command line in `sys.argv`; returns the exit code."""
     try:
         app(prog_name="loraplex")
-    except (PlatformError, EngineError, CommandFailed) as exc:
+    except (PlatformError, EngineError, ClientError, CommandFailed) as exc:
         code = f" ({exc.code})" if isinstance(exc, UnsupportedModel) else ""
         typer.echo(f"Error: {exc}{code}", err=True)
         return exit_code_of(exc)

@@ -9,23 +9,36 @@ from typing import Annotated, Any
 
 import typer
 
+from ..client.downloads import download_adapter
+from ..client.errors import ClientError
+from ..client.local_adapter import read_adapter
+from ..client.references import LIVE, version_path
+from ..client.sources.source import open_source
 from . import aliases, pins
 from .client import ApiClient, api_path, open_client
-from .download import download_adapter
 from .exit_codes import CommandFailed, ExitCode
+from .imports import import_
 from .output import AsJson, note, print_json, print_rows
-from .push import push_adapter, read_adapter, wait_until_settled
-from .references import LIVE, Name, Version, version_path
+from .progress import TerminalProgress
+from .push import upload, wait
+from .references import Name, Version
 from .validate import validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="Folder written by PEFT's save_pretrained or a Trainer, its .tar, .tar.gz or .zip, "
+        "hf://OWNER/NAME[@REVISION][/FOLDER], or s3://BUCKET/PREFIX."
+    ),
+]
 LISTED = ["name", "latest", "versions", "aliases", "tier", "requests", "last_used"]
 
 
 @app.command("push")
 def push(
-    path: Annotated[Path, typer.Argument(help="Folder written by PEFT's save_pretrained.")],
+    source: Source,
     name: Name,
     alias: Annotated[
         list[str] | None, typer.Option(help="Alias to set once the version is ready; repeatable.")
@@ -33,18 +46,21 @@ def push(
     base_id: Annotated[
         str | None, typer.Option(help="Fail unless the server runs this base.")
     ] = None,
-    wait: Annotated[bool, typer.Option(help="Wait until the version is ready.")] = True,
+    is_waiting: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the version is ready.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Upload an adapter, wait until it is checked and measured, and print how to call it. After a
     broken connection, run it again: the upload resumes."""
-    adapter = read_adapter(path)
-    with open_client() as client:
-        version = push_adapter(
-            client, adapter, name, aliases=alias or [], base_id=base_id, is_quiet=as_json
+    progress = TerminalProgress(is_quiet=as_json)
+    with open_source(source, progress) as folder, open_client() as client:
+        adapter = read_adapter(folder)
+        version = upload(
+            client, adapter, name, aliases=alias or [], base_id=base_id, progress=progress
         )
-        if wait:
-            version = wait_until_settled(client, version)
+        if is_waiting:
+            version = wait(client, version)
         if as_json:
             print_json(version)
         else:
@@ -162,7 +178,8 @@ def download(
     """Download an adapter as PEFT files, identical to what was pushed."""
     with open_client() as client:
         path = version_path(client, version, "files")
-        files = download_adapter(client, path, directory, force=force, is_quiet=as_json)
+        progress = TerminalProgress(is_quiet=as_json)
+        files = download_adapter(client, path, directory, force=force, progress=progress)
     if as_json:
         print_json([str(file) for file in files])
     else:
@@ -195,6 +212,7 @@ def abandon(
         typer.echo(f"abandoned {abandoned['id']} of {abandoned['adapter']}")
 
 
+app.command("import")(import_)
 app.command("validate")(validate)
 app.command("rollback")(aliases.rollback)
 app.command("pin")(pins.pin)
@@ -224,7 +242,7 @@ def _live_version(client: ApiClient, name: str) -> int | None:
     """What the bare name means by its alias; None without one, and for a key that may not ask."""
     try:
         aliases: dict[str, int] = client.get(api_path("adapters", name))["aliases"]
-    except CommandFailed:  # the push is done: what only adds a hint does not fail it
+    except ClientError:  # the push is done: what only adds a hint does not fail it
         return None
     return aliases.get(LIVE)
 

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ..client.references import LIVE, check_alias
 from .client import api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import AsJson, print_json, print_rows
-from .references import LIVE, Alias, Name, VersionNumber, check_alias
+from .references import Alias, Name, VersionNumber
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..client.errors import ClientError
 from .client import ApiClient, open_client
-from .exit_codes import CommandFailed
 from .output import note
 
 app = typer.Typer(add_completion=False)
@@ -50,7 +50,7 @@ def _converse(client: ApiClient, body: dict[str, Any], messages: list[dict[str, 
         messages.append({"role": "user", "content": line.rstrip("\n")})
         try:
             answer = _ask(client, body, messages)
-        except CommandFailed as exc:
+        except ClientError as exc:
             if not is_terminal:
                 raise
             note(f"Error: {exc}")
@@ -60,7 +60,7 @@ def _converse(client: ApiClient, body: dict[str, Any], messages: list[dict[str, 
 
 
 def _ask(client: ApiClient, body: dict[str, Any], messages: list[dict[str, str]]) -> str:
-    """Print the answer while it comes; the whole of it. Raises CommandFailed."""
+    """Print the answer while it comes; the whole of it. Raises ClientError."""
     pieces: list[str] = []
     with client.stream(
         "/chat/completions", {**body, "messages": messages, "stream": True}

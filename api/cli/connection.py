@@ -1,22 +1,14 @@
-"""The server and key of a command, from flags, the environment or a profile.
-
-A profile named by flag takes precedence over the environment. A profile's key is sent only to its
-own URL, whatever else is set.
-"""
+"""The flags `--profile`, `--url` and `--tenant`, and the connection that they mean."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from .exit_codes import CommandFailed, ExitCode
-from .profiles import DEFAULT_PROFILE, Profile, check_profile_name, load_profiles
-
-DEFAULT_URL = "http://127.0.0.1:8000"
+from ..client import connection as connections
+from ..client.connection import Connection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,49 +16,26 @@ _flags: dict[str, str | None] = {}
 """The flags of this command; each command that is parsed sets them again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """What a client needs."""
-
-    url: str
-    key: str = field(repr=False)
-    tenant: str | None
-    """On which an operator acts."""
-
-
 def find_connection() -> Connection:
-    """The connection to use. Raises CommandFailed if there is no key for it."""
-    profile = _find_profile()
-    url = find_url()
-    key = _environment("LORAPLEX_API_KEY")
-    if key is None and profile is not None and _plain(profile.url) == url:
-        key = profile.key
-    if key is None:
-        raise CommandFailed(
-            f"No API key for {url}: run `loraplex login`, or set LORAPLEX_API_KEY.",
-            ExitCode.AUTHENTICATION,
-        )
-    return Connection(url, key, find_tenant())
+    """The connection to use. Raises ClientError if there is no key for it."""
+    return connections.find_connection(
+        url=flag("url"), tenant=flag("tenant"), profile=flag("profile")
+    )
 
 
 def find_url() -> str:
     """The URL to use, without a path."""
-    profile = _find_profile()
-    known = DEFAULT_URL if profile is None else profile.url
-    return _plain(_flags.get("url") or _environment("LORAPLEX_URL") or known)
+    return connections.find_url(flag("url"), flag("profile"))
 
 
 def find_tenant() -> str | None:
     """The tenant that an operator is to act on."""
-    profile = _find_profile()
-    known = None if profile is None else profile.tenant
-    return _flags.get("tenant") or _environment("LORAPLEX_TENANT") or known
+    return connections.find_tenant(flag("tenant"), flag("profile"))
 
 
 def profile_name() -> str:
-    """The name of the profile to use, whether or not it exists. Raises CommandFailed."""
-    chosen = _flags.get("profile") or os.environ.get("LORAPLEX_PROFILE") or DEFAULT_PROFILE
-    return check_profile_name(chosen)
+    """The name of the profile to use, whether or not it exists. Raises ClientError."""
+    return connections.profile_name(flag("profile"))
 
 
 def flag(name: str) -> str | None:
@@ -90,28 +59,6 @@ def add_connection_options(command: Any) -> None:
     is_local = _takes(command, "database") or hasattr(command.callback, "asks_no_server")
     if not hasattr(command, "commands") and not is_local:
         command.params.extend(_options(command))
-
-
-def _find_profile() -> Profile | None:
-    name = profile_name()
-    profile = load_profiles().get(name)
-    is_named = _flags.get("profile") or os.environ.get("LORAPLEX_PROFILE")
-    if profile is None and is_named:
-        raise CommandFailed(
-            f"Profile not found: {name}. Create it with `loraplex login --profile {name}`.",
-            ExitCode.USAGE,
-        )
-    return profile
-
-
-def _environment(name: str) -> str | None:
-    if _flags.get("profile"):
-        return None
-    return os.environ.get(name, "").strip() or None
-
-
-def _plain(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1")
 
 
 def _takes(command: Any, name: str) -> bool:

@@ -18,12 +18,13 @@ import typer
 from ...adapters.confinement import Mechanism
 from ...adapters.store import check_usable, open_store
 from ...platform.database import Database, database_name
+from ..client.errors import ClientError
 from ..server.confinement import confinement_here
 from ..settings import Settings
 from .admin import naming_the_database
 from .client import open_client
 from .connection import find_connection, find_url
-from .exit_codes import CommandFailed, ExitCode
+from .exit_codes import ExitCode
 from .output import AsJson, print_json, print_rows
 from .setting_options import DatabaseUrl, DataDir, StoreUrl
 from .setting_sources import ConfigFile, settings_of
@@ -186,7 +187,7 @@ def _clock_skew(answer: httpx.Response) -> float:
 def _key(url: str) -> Finding:
     try:
         find_connection()
-    except CommandFailed as exc:
+    except ClientError as exc:
         return Finding("key", SKIPPED, str(exc))
     with open_client() as client:
         me = client.get("/me")
@@ -199,7 +200,7 @@ def _fused_layers() -> Iterator[Finding]:
     try:
         with open_client() as client:
             servers = client.admin.get("/memory")["servers"]
-    except (CommandFailed, ValueError):  # the findings above say what is wrong
+    except (ClientError, ValueError):  # the findings above say what is wrong
         return
     for each in servers:
         for line in each.get("plan", ()):  # an older server tells none

@@ -6,6 +6,19 @@ from enum import IntEnum
 
 from ...engine.errors import EngineError, InsufficientMemory, InvalidParameter, UnsupportedModel
 from ...platform import errors
+from ..client.errors import (
+    ApiRefused,
+    ClientError,
+    FileExists,
+    InvalidAdapter,
+    InvalidArgument,
+    KeyUnusable,
+    NotFound,
+    ServerUnreachable,
+    SourceDenied,
+    SourceUnavailable,
+    UnexpectedAnswer,
+)
 
 
 class ExitCode(IntEnum):
@@ -37,7 +50,24 @@ class CommandFailed(Exception):
         self.exit_code = exit_code
 
 
+_STATUS_CODES = {
+    400: ExitCode.USAGE,
+    401: ExitCode.AUTHENTICATION,
+    403: ExitCode.AUTHENTICATION,
+    404: ExitCode.NOT_FOUND,
+    409: ExitCode.CONFLICT,
+    412: ExitCode.CONFLICT,
+    422: ExitCode.INVALID_ADAPTER,
+}
+"""Of error answers."""
+
 _EXIT_CODES: tuple[tuple[ExitCode, tuple[type[Exception], ...]], ...] = (
+    (ExitCode.USAGE, (InvalidArgument,)),
+    (ExitCode.AUTHENTICATION, (KeyUnusable, SourceDenied)),
+    (ExitCode.NOT_FOUND, (NotFound,)),
+    (ExitCode.CONFLICT, (FileExists,)),
+    (ExitCode.INVALID_ADAPTER, (InvalidAdapter,)),
+    (ExitCode.UNAVAILABLE, (ServerUnreachable, UnexpectedAnswer, SourceUnavailable)),
     (ExitCode.USAGE, (errors.InvalidValue, errors.InsecureSecretFile)),
     (ExitCode.USAGE, (InvalidParameter, UnsupportedModel, InsufficientMemory)),
     (ExitCode.NOT_FOUND, (errors.TenantNotFound, errors.KeyNotFound)),
@@ -45,14 +75,19 @@ _EXIT_CODES: tuple[tuple[ExitCode, tuple[type[Exception], ...]], ...] = (
     (ExitCode.UNAVAILABLE, (errors.DatabaseUnavailable, errors.RevisionMismatch, EngineError)),
     (ExitCode.UNAVAILABLE, (errors.RowSecurityMissing,)),
 )
-"""Of the errors that commands meet which work on the database or a model directly; the first that
-fits counts."""
+"""Of the errors of the client, and of commands that work on the database or a model directly; the
+first that fits counts."""
 
 
-def exit_code_of(error: errors.PlatformError | EngineError | CommandFailed) -> ExitCode:
+def exit_code_of(
+    error: errors.PlatformError | EngineError | ClientError | CommandFailed,
+) -> ExitCode:
     """The exit code for this kind of error."""
     if isinstance(error, CommandFailed):
         return error.exit_code
+    if isinstance(error, ApiRefused):
+        fallback = ExitCode.UNAVAILABLE if error.status >= 500 else ExitCode.FAILED
+        return _STATUS_CODES.get(error.status, fallback)
     for exit_code, kinds in _EXIT_CODES:
         if isinstance(error, kinds):
             return exit_code

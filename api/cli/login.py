@@ -7,11 +7,12 @@ import sys
 
 import typer
 
+from ..client.connection import DEFAULT_URL, Connection
+from ..client.profiles import Profile, config_path, load_profiles, save_profile
 from .client import open_client
-from .connection import DEFAULT_URL, Connection, flag, profile_name
+from .connection import flag, profile_name
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json
-from .profiles import Profile, config_path, load_profiles, save_profile
 
 app = typer.Typer(add_completion=False)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from ..client.profiles import remove_profile
 from .connection import profile_name
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
-from .profiles import remove_profile
 
 app = typer.Typer(add_completion=False)
 

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from ..client.polling import pauses
+from ..client.references import Reference, version_path
 from .client import ApiClient, api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import AsJson, note, print_json
-from .polling import pauses
-from .references import Reference, Version, version_path
+from .references import Version
 
 Ttl = Annotated[
     float | None,

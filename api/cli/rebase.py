@@ -16,12 +16,16 @@ from typing import Annotated, Any
 
 import typer
 
+from ..client.connection import Connection
+from ..client.downloads import download_adapter
+from ..client.errors import ClientError
+from ..client.local_adapter import read_adapter
+from ..client.uploads import push_adapter, wait_until_settled
 from .client import ApiClient, api_path, open_client
-from .connection import Connection, find_connection
-from .download import download_adapter
+from .connection import find_connection
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json, print_rows
-from .push import push_adapter, read_adapter, wait_until_settled
+from .progress import TerminalProgress
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -123,12 +127,13 @@ def _in_use(client: ApiClient, name: str) -> Mapping[int, list[str]]:
 def _push_one(old: ApiClient, new: ApiClient, name: str, number: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = api_path("adapters", name, "versions", number, "files")
-        download_adapter(old, path, Path(folder), force=False, is_quiet=True)
+        progress = TerminalProgress(is_quiet=True)
+        download_adapter(old, path, Path(folder), force=False, progress=progress)
         try:
             adapter = read_adapter(Path(folder))
-            pushed = push_adapter(new, adapter, name, aliases=[], base_id=None, is_quiet=True)
+            pushed = push_adapter(new, adapter, name, aliases=[], base_id=None, progress=progress)
             settled = wait_until_settled(new, pushed)
-        except CommandFailed as exc:
+        except ClientError as exc:
             return {"new_version": None, "state": "rejected", "reason": str(exc)}
     return {"new_version": settled["version"], "state": settled["state"], "reason": None}
 

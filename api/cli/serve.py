@@ -10,10 +10,10 @@ import typer
 
 from ...adapters.errors import AdapterError, ConfinementMissing
 from ...engine.config import EngineConfig
+from ..client.connection import DEFAULT_URL
 from ..server.running_servers import registered
 from ..settings import Settings, default_data_dir
 from .admin import describe_running_server, naming_the_database
-from .client import DEFAULT_URL
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .serve_on_ray import RayReplicas, bring_up, find_replicas

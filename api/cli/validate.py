@@ -19,13 +19,13 @@ from ...adapters.errors import AdapterRejected, IntakeUnavailable
 from ...adapters.examination import IntakeReport
 from ...adapters.rejections import REJECTIONS
 from ...engine.errors import EngineError, TokenizerUnusable
+from ..client.local_adapter import read_adapter
 from ..local.adapter_folder import AdapterFolder
 from ..local.examination import AdapterBase, examine_folder
 from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import AsJson, note, print_json
-from .push import read_adapter
 
 MIB = 1 << 20
 

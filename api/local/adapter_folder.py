@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...adapters.added_tokens import FIELD as ADDED_TOKENS
-from .trained_tokenizer import TokenFields, read_added_tokens
+from .trained_tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenFields, read_added_tokens
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MODEL_CONFIG_FILE = "config.json"
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+"""All that is read."""
 PICKLED_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 
@@ -46,7 +50,7 @@ def read_adapter_folder(folder: Path) -> AdapterFolder:
     if not folder.is_dir():
         raise _unusable(f"{folder} is not a folder. Give the one that save_pretrained wrote.")
     if not weights.is_file():
-        raise _without_weights(folder)
+        raise missing_weights(str(folder), os.listdir(folder))
     return AdapterFolder(_read_config(folder), weights, read_added_tokens(folder))
 
 
@@ -70,21 +74,22 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _without_weights(folder: Path) -> FolderUnusable:
+def missing_weights(where: str, names: Collection[str]) -> FolderUnusable:
+    """Why the files of these names in the place `where` are no adapter, and the way out."""
     for name in PICKLED_FILES:
-        if (folder / name).exists():
+        if name in names:
             return FolderUnusable(
                 "pickle_refused",
-                f"{folder / name} is a pickle, which could execute code. Save it again with "
+                f"{where}/{name} is a pickle, which could execute code. Save it again with "
                 "model.save_pretrained(path, safe_serialization=True).",
             )
-    if (folder / MODEL_CONFIG_FILE).exists() and not (folder / CONFIG_FILE).exists():
+    if MODEL_CONFIG_FILE in names and CONFIG_FILE not in names:
         return _unusable(
-            f"{folder} holds a whole model and no adapter. Save the PEFT model itself, before "
+            f"{where} holds a whole model and no adapter. Save the PEFT model itself, before "
             "merge_and_unload(): peft_model.save_pretrained(path)."
         )
     return _unusable(
-        f"{folder} has no {WEIGHTS_FILE}: give the folder that PEFT's save_pretrained wrote."
+        f"{where} has no {WEIGHTS_FILE}: give the folder that PEFT's save_pretrained wrote."
     )
 
 

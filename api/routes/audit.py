@@ -22,7 +22,7 @@ from ..http.auth import require, require_operator
 from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.audit import AuditEntryView, BreachView, VerificationView
-from ..schemas.identity import ActorView
+from ..schemas.me import ActorView
 from ..server.runtime import CurrentRuntime
 from .pages import Page, PageRequest
 

@@ -13,17 +13,15 @@ from ...platform.operators.service import IssuedOperatorKey
 from ...platform.tenants.models import Tenant
 from ...platform.users.models import User
 from ..schemas.identity import (
-    ActorView,
     IssuedKeyView,
     IssuedOperatorKeyView,
     KeyView,
-    MeView,
     OperatorKeyView,
     OperatorView,
-    TenantName,
     TenantView,
     UserView,
 )
+from ..schemas.me import ActorView, MeView, TenantName
 from ..schemas.sessions import InvitationView
 
 

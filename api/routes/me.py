@@ -8,7 +8,7 @@ from starlette.responses import Response
 from ..contract.promises import answers
 from ..http.auth import Caller
 from ..http.json_response import json_response
-from ..schemas.identity import MeView
+from ..schemas.me import MeView
 from .identity_views import me_view
 
 router = APIRouter(prefix="/v1/me")

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ..contract.answer_model import AnswerModel
-from .identity import ActorView
+from .me import ActorView
 
 
 @dataclass(frozen=True, slots=True)

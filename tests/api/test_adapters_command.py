@@ -12,9 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from loraplex.api.cli import push
-from loraplex.api.cli.client import ApiClient, ApiRefused, ServerUnreachable, api_path
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.client import uploads
+from loraplex.api.client.api_client import ApiClient, api_path
+from loraplex.api.client.errors import ApiRefused, ServerUnreachable
+from loraplex.api.client.local_adapter import read_adapter
+from loraplex.api.client.progress import Progress
 from loraplex.api.local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from support.command import Command
 from support.server import Caller, free_port
@@ -62,9 +65,7 @@ def test_push_does_not_say_how_to_call_what_is_not_ready(
         "attestation": None,
         "report": {"warnings": []},
     }
-    monkeypatch.setattr(
-        "loraplex.api.cli.adapters.push_adapter", lambda *_args, **_options: unattested
-    )
+    monkeypatch.setattr("loraplex.api.cli.adapters.upload", lambda *_args, **_options: unattested)
     code, out, err = command("push", str(adapters[0]), "bot", "--no-wait")
     assert (code, out) == (ExitCode.OK, "acme/bot@1\n")
     assert "curl" not in err
@@ -124,7 +125,7 @@ def test_a_url_of_something_else_is_named(
     for status in (200, 404, 502):
         answer = httpx.Response(status, text="<html>")
         monkeypatch.setattr(
-            "loraplex.api.cli.client.httpx.Client.request",
+            "httpx.Client.request",
             lambda *_args, answer=answer, **_options: answer,
         )
         code, _, err = command("ls")
@@ -315,8 +316,8 @@ def test_a_broken_connection_is_taken_up_again(
     caller: Caller, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other part is lost on the way back, and one on the way there."""
-    monkeypatch.setattr(push, "PART_BYTES", 10_000)
-    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "PART_BYTES", 10_000)
+    monkeypatch.setattr(uploads, "FIRST_PAUSE_SECONDS", 0.0)
     num_parts = 0
 
     class Flaky(httpx.HTTPTransport):
@@ -336,8 +337,8 @@ def test_a_broken_connection_is_taken_up_again(
     headers = {"authorization": f"Bearer {caller.key}"}
     with httpx.Client(base_url=caller.url, headers=headers, transport=Flaky()) as http:
         client = ApiClient(http, caller.url)
-        version = push.push_adapter(
-            client, push.read_adapter(adapters[0]), "bot", aliases=[], base_id=None, is_quiet=True
+        version = uploads.push_adapter(
+            client, read_adapter(adapters[0]), "bot", aliases=[], base_id=None, progress=Progress()
         )
     assert num_parts > 3
     assert version["version"] == 1
@@ -347,8 +348,8 @@ def test_an_interrupted_pushs_last_part_is_waited_for(
     caller: Caller, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is between may still send what the command that was interrupted gave it."""
-    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.0)
-    adapter = push.read_adapter(adapters[0])
+    monkeypatch.setattr(uploads, "FIRST_PAUSE_SECONDS", 0.0)
+    adapter = read_adapter(adapters[0])
     others_part = 10_000
     refused: list[httpx.Response] = []
 
@@ -366,7 +367,9 @@ def test_an_interrupted_pushs_last_part_is_waited_for(
     headers = {"authorization": f"Bearer {caller.key}"}
     with httpx.Client(base_url=caller.url, headers=headers, transport=Busy()) as http:
         client = ApiClient(http, caller.url)
-        version = push.push_adapter(client, adapter, "bot", aliases=[], base_id=None, is_quiet=True)
+        version = uploads.push_adapter(
+            client, adapter, "bot", aliases=[], base_id=None, progress=Progress()
+        )
     assert refused[0].status_code == 409
     assert version["version"] == 1
 
@@ -378,7 +381,7 @@ def test_a_commit_is_asked_for_again_while_that_may_succeed(
     monkeypatch: pytest.MonkeyPatch,
     num_refused: int,
 ) -> None:
-    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "FIRST_PAUSE_SECONDS", 0.0)
     post = ApiClient.post
     num_tries = 0
 
@@ -387,12 +390,7 @@ def test_a_commit_is_asked_for_again_while_that_may_succeed(
         if path.endswith("/commit"):
             num_tries += 1
             if num_tries <= num_refused:
-                raise ApiRefused(
-                    "planted",
-                    ExitCode.UNAVAILABLE,
-                    code="store_unavailable",
-                    is_retryable=True,
-                )
+                raise ApiRefused("planted", code="store_unavailable", status=503, is_retryable=True)
         return post(client, path, body, is_slow=is_slow)
 
     monkeypatch.setattr(ApiClient, "post", refused)
@@ -400,14 +398,14 @@ def test_a_commit_is_asked_for_again_while_that_may_succeed(
     if num_refused == 2:
         assert (code, num_tries) == (ExitCode.OK, 3)
     else:
-        assert (code, num_tries) == (ExitCode.UNAVAILABLE, 1 + push.MAX_RECONNECTS)
-        assert "planted The uploaded bytes are kept: run the same command to resume." in err
+        assert (code, num_tries) == (ExitCode.UNAVAILABLE, 1 + uploads.MAX_RECONNECTS)
+        assert "(store_unavailable). The uploaded bytes are kept: push again to resume." in err
 
 
 def test_a_server_that_stays_away_is_given_up(
     caller: Caller, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "FIRST_PAUSE_SECONDS", 0.0)
 
     class Cut(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -420,13 +418,13 @@ def test_a_server_that_stays_away_is_given_up(
         httpx.Client(base_url=caller.url, headers=headers, transport=Cut()) as http,
         pytest.raises(ServerUnreachable, match="planted"),
     ):
-        push.push_adapter(
+        uploads.push_adapter(
             ApiClient(http, caller.url),
-            push.read_adapter(adapters[0]),
+            read_adapter(adapters[0]),
             "bot",
             aliases=[],
             base_id=None,
-            is_quiet=True,
+            progress=Progress(),
         )
 
 
@@ -448,7 +446,7 @@ def test_bytes_that_are_there_are_not_sent_again(
 def test_an_interrupted_push_shows_nothing_and_the_same_command_goes_on(
     command: Command, adapters: list[Path], caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push, "PART_BYTES", 10_000)
+    monkeypatch.setattr(uploads, "PART_BYTES", 10_000)
     sent: list[int] = []
     put_bytes = ApiClient.put_bytes
 
@@ -621,8 +619,8 @@ def test_an_interrupted_wait_says_what_goes_on(
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(push, "SETTLED_STATES", frozenset({"settled"}))
-    monkeypatch.setattr("loraplex.api.cli.push.time.sleep", interrupt)
+    monkeypatch.setattr(uploads, "SETTLED_STATES", frozenset({"settled"}))
+    monkeypatch.setattr("loraplex.api.client.uploads.time.sleep", interrupt)
     code, out, err = command("push", str(adapters[0]), "bot")
     assert (code, out) == (ExitCode.INTERRUPTED, "")
     assert "loraplex adapters why bot@1" in err

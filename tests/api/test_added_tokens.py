@@ -10,9 +10,11 @@ import pytest
 from openai import BadRequestError
 from tokenizers import AddedToken
 
-from loraplex.api.cli.client import ApiClient
-from loraplex.api.cli.exit_codes import CommandFailed
-from loraplex.api.cli.push import push_adapter, read_adapter
+from loraplex.api.client.api_client import ApiClient
+from loraplex.api.client.errors import ClientError
+from loraplex.api.client.local_adapter import read_adapter
+from loraplex.api.client.progress import Progress
+from loraplex.api.client.uploads import push_adapter
 from support.resized_adapters import RECIPES, save_resized, save_tokenizer
 from support.server import Caller, ServerUnderTest
 
@@ -120,7 +122,7 @@ def test_downloaded_files_are_the_same_adapter(speaker: Caller, tmp_path: Path) 
 
 
 def test_a_key_that_may_not_read_pushes_without_the_texts(
-    speaker: Caller, folder: Path, capsys: pytest.CaptureFixture[str]
+    speaker: Caller, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = {"name": "writer", "scopes": ["adapters:write"]}
     created = speaker.http.post("/v1/keys", json=body).json()
@@ -133,11 +135,11 @@ def test_a_key_that_may_not_read_pushes_without_the_texts(
             "written",
             aliases=[],
             base_id=None,
-            is_quiet=True,
+            progress=Progress(),
         )
     assert version["report"]["vocab_size"] is not None
     assert version["report"]["added_tokens"] == []
-    assert "adapters:read" in capsys.readouterr().err
+    assert "adapters:read" in caplog.text
 
 
 def test_tokens_that_do_not_follow_the_bases_are_refused(
@@ -147,5 +149,5 @@ def test_tokens_that_do_not_follow_the_bases_are_refused(
     save_tokenizer(tiny_base, tmp_path, [WORD, END])
     text = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(text.replace('"<word>"', '"<|user|>"'))
-    with pytest.raises(CommandFailed, match="resized_vocabulary"):
+    with pytest.raises(ClientError, match="resized_vocabulary"):
         speaker.push(tmp_path, "wrong")

@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from loraplex.api.cli.client import ApiClient
-from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
+from loraplex.api.client.api_client import ApiClient
+from loraplex.api.client.local_adapter import read_adapter
+from loraplex.api.client.progress import Progress
+from loraplex.api.client.uploads import push_adapter, wait_until_settled
 from support.browser import signed_in_user
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest
@@ -178,7 +180,12 @@ def test_the_history_says_who_it_was_whoever_it_was(
         browser.http.post(f"{PROD}/rollback")
         client = ApiClient(browser.http, server.url)
         pushed = push_adapter(
-            client, read_adapter(adapters[0]), "new", aliases=["prod"], base_id=None, is_quiet=True
+            client,
+            read_adapter(adapters[0]),
+            "new",
+            aliases=["prod"],
+            base_id=None,
+            progress=Progress(),
         )
         wait_until_settled(client, pushed)
         browser.http.delete(PROD)

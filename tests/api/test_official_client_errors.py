@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from loraplex.api.cli.exit_codes import CommandFailed
+from loraplex.api.client.errors import ClientError
 from loraplex.platform.keys.principal import Scope
 from support.models import make_adapter
 from support.server import Caller, ServerUnderTest, free_port
@@ -41,7 +41,7 @@ def callers(
     """A tenant whose adapter `broken` was rejected, and one whose key may only read."""
     all_scopes = server.make_caller("errors-all")
     loud = make_adapter(tiny_base, tmp_path_factory.mktemp("loud"), seed=1, scale=1e18)
-    with pytest.raises(CommandFailed):
+    with pytest.raises(ClientError):
         all_scopes.push(loud, "broken")
     return {
         "all": all_scopes,

@@ -29,7 +29,7 @@ from loraplex.api.adapters.quantization_contract import (
     check_reference,
     compare_with_reference,
 )
-from loraplex.api.cli.push import SETTLED_STATES
+from loraplex.api.client.uploads import SETTLED_STATES
 from loraplex.engine.config import Quantization
 from loraplex.platform.errors import InvalidValue
 from support.command import Command

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from loraplex.api.cli import push
-from loraplex.api.cli.exit_codes import CommandFailed
+from loraplex.api.client.errors import ClientError
 from support.erasure import check_erasure, needs_proc
 from support.fault_proxy import Fault, FaultProxy, fair
 from support.http_uploads import WEIGHTS, commit, open_upload, put
@@ -97,7 +97,7 @@ def test_adapters_in_memory_answer_while_the_store_is_down(
     try:
         during = complete(caller)
         listed = caller.http.get("/v1/models")
-        with pytest.raises(CommandFailed, match="store_unavailable"):
+        with pytest.raises(ClientError, match="store_unavailable"):
             caller.push(adapters[1], "second")
     finally:
         proxy.is_down = False

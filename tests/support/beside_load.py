@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,13 +12,11 @@ from pathlib import Path
 
 import httpx
 
-from loraplex.api.cli.client import ApiRefused
-from loraplex.api.cli.exit_codes import CommandFailed
+from loraplex.api.client.errors import ClientError
 from support.server import Caller
 
 PAUSE_SECONDS = 0.05
 LAST_ACT_SECONDS = 180.0
-_REJECTION = re.compile(r" was rejected: .* \((\w+)\)$")
 
 
 @dataclass
@@ -50,21 +47,11 @@ def pushing(caller: Caller, *folders: Path) -> Iterator[Pushes]:
         try:
             caller.push(folder, name)
             pushes.ready[name] = folder
-        except CommandFailed as exc:
-            pushes.failed[code_of(exc)] += 1
+        except ClientError as exc:
+            pushes.failed[exc.code] += 1
 
     with repeating(push):
         yield pushes
-
-
-def code_of(error: CommandFailed) -> str:
-    """The published code of the server's refusal, of the last of several, or of the rejection of
-    what was pushed; else what it is."""
-    refused = error if isinstance(error, ApiRefused) else error.__cause__
-    if isinstance(refused, ApiRefused):
-        return refused.code
-    rejection = _REJECTION.search(str(error))
-    return rejection[1] if rejection else type(error).__name__
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from sqlalchemy import create_engine
 
 from loraplex.adapters.failpoints import FAILPOINTS, VARIABLE
 from loraplex.api.cli import push
-from loraplex.api.cli.exit_codes import CommandFailed
+from loraplex.api.client.errors import ClientError
 from support.models import make_adapter, make_tiny_llama
 from support.server import (
     LORAPLEX,
@@ -89,7 +89,7 @@ class Trial:
         with serving(self.base, self.data_dir, program=LORAPLEX, **failing) as server:
             caller = self._introduce(server)
             hasty = patch.object(push, "FIRST_PAUSE_SECONDS", 0.01)  # nobody comes back to wait for
-            with hasty, suppress(CommandFailed, httpx.TransportError, AssertionError):
+            with hasty, suppress(ClientError, httpx.TransportError, AssertionError):
                 self.acknowledged = caller.push(self.adapter, NAME)
                 self.was_deletion_asked = True
                 caller.http.delete(f"/v1/adapters/{NAME}", params={"drain_seconds": 0})

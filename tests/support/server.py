@@ -19,8 +19,10 @@ import httpx
 from openai import AsyncOpenAI, OpenAI
 from sqlalchemy import delete
 
-from loraplex.api.cli.client import ApiClient
-from loraplex.api.cli.push import push_adapter, read_adapter, wait_until_settled
+from loraplex.api.client.api_client import ApiClient
+from loraplex.api.client.local_adapter import read_adapter
+from loraplex.api.client.progress import Progress
+from loraplex.api.client.uploads import push_adapter, wait_until_settled
 from loraplex.api.settings import Settings
 from loraplex.platform.accounts.models import SignInFailures
 from loraplex.platform.database import Database
@@ -74,7 +76,7 @@ class Caller:
         client = ApiClient(self.http, self.url)
         adapter = read_adapter(folder)
         pushed = push_adapter(
-            client, adapter, name, aliases=aliases or [], base_id=None, is_quiet=True
+            client, adapter, name, aliases=aliases or [], base_id=None, progress=Progress()
         )
         return wait_until_settled(client, pushed)
 

@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import select
 
 from loraplex.api import cli
-from loraplex.api.cli.client import DEFAULT_URL
 from loraplex.api.cli.serve import next_steps
+from loraplex.api.client.connection import DEFAULT_URL
 from loraplex.api.settings import Settings, default_data_dir, load_settings
 from loraplex.platform.accounts.service import AccountService
 from loraplex.platform.audit.models import PlatformAuditEntry

@@ -16,7 +16,7 @@ import pytest
 
 from loraplex.api import cli
 from loraplex.api.cli.exit_codes import ExitCode
-from loraplex.api.cli.profiles import Profile, config_path, load_profiles, save_profile
+from loraplex.api.client.profiles import Profile, config_path, load_profiles, save_profile
 from support.browser import Browser
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest, child_environment

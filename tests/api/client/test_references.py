@@ -1,4 +1,4 @@
-"""`NAME[@VERSION]` on the command line."""
+"""`NAME[@VERSION]`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from loraplex.api.cli.client import ApiClient, Filter
-from loraplex.api.cli.exit_codes import CommandFailed, ExitCode
-from loraplex.api.cli.references import Reference, find_number, parse_reference
+from loraplex.api.client.api_client import ApiClient, Filter
+from loraplex.api.client.errors import InvalidArgument, NotFound
+from loraplex.api.client.references import Reference, find_number, parse_reference
 
 
 class Answering(ApiClient):
@@ -39,9 +39,8 @@ def test_a_reference_is_taken_apart(text: str, version: int | str | None) -> Non
      "bot@٣", "bot@1234567890", "bot@sha256:0", "bot@a@b", "bot@../x", ".."],
 )  # fmt: skip
 def test_what_names_no_version_is_refused(text: str) -> None:
-    with pytest.raises(CommandFailed) as refusal:
+    with pytest.raises(InvalidArgument) as refusal:
         parse_reference(text)
-    assert refusal.value.exit_code is ExitCode.USAGE
     assert "NAME@VERSION" in str(refusal.value)
 
 
@@ -63,6 +62,5 @@ def test_a_reference_means_what_a_request_would_get(
 
 
 def test_an_alias_that_is_not_there_is_not_found() -> None:
-    with pytest.raises(CommandFailed) as missing:
+    with pytest.raises(NotFound):
         find_number(Answering({1: "ready"}), Reference("bot", "blue"))
-    assert missing.value.exit_code is ExitCode.NOT_FOUND

@@ -9,49 +9,45 @@ from pathlib import Path
 import httpx
 
 from ..local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
-from .client import ApiClient, ServerUnreachable, api_path
-from .exit_codes import CommandFailed, ExitCode
-from .progress import open_progress
+from .api_client import ApiClient, api_path
+from .errors import ClientError, FileExists, ServerUnreachable
+from .progress import Progress
 
 
 def download_adapter(
-    client: ApiClient, path: str, directory: Path, *, force: bool, is_quiet: bool
+    client: ApiClient, path: str, directory: Path, *, force: bool, progress: Progress
 ) -> list[Path]:
     """Write the files below the API's `path` to `directory`; their paths here.
 
-    A file has its name only when it is whole. Raises CommandFailed, also if one is there and may
-    not be replaced.
+    A file has its name only when it is whole. Raises ClientError, also if one is there and
+    may not be replaced.
     """
     files = [directory / CONFIG_FILE, directory / WEIGHTS_FILE]
     for file in files:
         if file.exists() and not force:
-            raise CommandFailed(
-                f"{file} exists. Use another folder, or --force to overwrite it.",
-                ExitCode.CONFLICT,
-            )
+            raise FileExists(f"{file} exists. Use another folder, or force to overwrite it.")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:
             with client.download(path + api_path(file.name)) as response:
-                _write(response, file, is_quiet=is_quiet)
+                _write(response, file, progress)
     except OSError as exc:
-        raise CommandFailed(f"{exc.filename or directory}: {exc.strerror}") from exc
+        raise ClientError(f"{exc.filename or directory}: {exc.strerror}") from exc
     return files
 
 
-def _write(response: httpx.Response, file: Path, *, is_quiet: bool) -> None:
+def _write(response: httpx.Response, file: Path, progress: Progress) -> None:
     unfinished = file.with_name(f"{file.name}.part")
     size_bytes = int(response.headers["content-length"])
     hasher = hashlib.sha256()
     try:
-        with open_progress(is_quiet) as progress, unfinished.open("wb") as output:
-            task = progress.add_task(file.name, total=size_bytes)
+        with progress.transfer(file.name, size_bytes) as report, unfinished.open("wb") as output:
             for piece in response.iter_bytes():
                 output.write(piece)
                 hasher.update(piece)
-                progress.advance(task, len(piece))
+                report(output.tell())
         if response.headers["repr-digest"] != _repr_digest(hasher.digest()):
-            raise ServerUnreachable(f"{file.name} was damaged in transit.", ExitCode.UNAVAILABLE)
+            raise ServerUnreachable(f"{file.name} was damaged in transit.")
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...platform.names import is_adapter_name
-from .exit_codes import CommandFailed, ExitCode
+from .errors import InvalidArgument
 
 DEFAULT_PROFILE = "default"
 
@@ -44,7 +44,7 @@ def config_path() -> Path:
 
 
 def load_profiles() -> dict[str, Profile]:
-    """The profiles by name; none without the file. Raises CommandFailed if others may read the
+    """The profiles by name; none without the file. Raises InvalidArgument if others may read the
     file, or if another user owns it."""
     path = config_path()
     try:
@@ -52,21 +52,18 @@ def load_profiles() -> dict[str, Profile]:
     except FileNotFoundError:
         return {}
     if mode & 0o077:
-        raise CommandFailed(
-            f"{path} is readable by other users: run `chmod 600` on it.", ExitCode.USAGE
-        )
+        raise InvalidArgument(f"{path} is readable by other users: run `chmod 600` on it.")
     try:
         found = tomllib.loads(path.read_text()).get("profiles", {})
         return {name: Profile(**fields) for name, fields in found.items()}
     except (tomllib.TOMLDecodeError, TypeError, AttributeError) as exc:
-        raise CommandFailed(
-            f"{path} is not a valid configuration: fix it, or remove it and log in again.",
-            ExitCode.USAGE,
+        raise InvalidArgument(
+            f"{path} is not a valid configuration: fix it, or remove it and log in again."
         ) from exc
 
 
 def save_profile(name: str, profile: Profile) -> None:
-    """Add the profile, or put it in the place of the one of this name. Raises CommandFailed."""
+    """Add the profile, or put it in the place of the one of this name. Raises InvalidArgument."""
     _write({**load_profiles(), check_profile_name(name): profile})
 
 
@@ -80,11 +77,9 @@ def remove_profile(name: str) -> bool:
 
 
 def check_profile_name(name: str) -> str:
-    """The name. Raises CommandFailed."""
+    """The name. Raises InvalidArgument."""
     if not is_adapter_name(name):
-        raise CommandFailed(
-            "A profile's name is 1 to 64 of a-z, 0-9, '.', '_' and '-'.", ExitCode.USAGE
-        )
+        raise InvalidArgument("A profile's name is 1 to 64 of a-z, 0-9, '.', '_' and '-'.")
     return name
 
 
