@@ -24,6 +24,7 @@ from ..platform.secrets import (
     parse_secrets,
 )
 from .log_options import LogFormat, LogLevel
+from .tools.reasoning_format import ReasoningParser
 from .tools.tool_format import ToolFormatName
 
 MIB = 1 << 20
@@ -78,6 +79,10 @@ class Settings(BaseSettings):
         Unset("that of its chat template"),
     ] = None
     """Tool call format of the base model."""
+    reasoning_parser: Annotated[
+        ReasoningParser | None, Option(metavar="FORMAT"), Unset("that of its chat template")
+    ] = None
+    """How the base model writes its reasoning, such as `qwen3`; `none` leaves it in the answer."""
     max_full_matrix_mib: Annotated[float, Option(), Unset("refused")] = Field(
         default=0.0, ge=0, allow_inf_nan=False
     )

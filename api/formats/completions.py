@@ -65,7 +65,7 @@ class CompletionFormat(PlainEvents):
         """The offset of the next token in the choice's text."""
         self._num_read = [0] * len(positions)
         """Tokens of its prompt that it has repeated with log-probabilities."""
-        super().__init__(has_plain_text=self._num_logprobs is None)
+        super().__init__()
 
     def opening(self) -> Iterator[Completion]:
         for index, echo in enumerate(self._echoes):
@@ -74,6 +74,9 @@ class CompletionFormat(PlainEvents):
                 yield self._answer(
                     [CompletionChoice(index, echo.text, None, logprobs)], self._no_usage
                 )
+
+    def is_plain(self, index: int) -> bool:
+        return self._num_logprobs is None
 
     def chunks(self, delta: Delta) -> Iterator[Completion]:
         if not (delta.text or delta.logprobs or delta.prompt_logprobs or delta.finish_reason):

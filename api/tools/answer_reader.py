@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from .answer_part import AnswerPart, ArgumentsText, CallOpened, Text
 from .call_scanner import CallScanner
+from .marker import num_begun
 from .tool_format import ToolFormat
 
 
@@ -28,6 +29,8 @@ class AnswerReader:
     function that is not allowed, is returned unchanged. The concatenated parts do not depend on how
     the text was split.
     """
+
+    is_plain = False
 
     def __init__(self, written: ToolFormat, names: Collection[str]) -> None:
         self.num_calls = 0
@@ -83,7 +86,7 @@ class AnswerReader:
     def _read_text(self) -> Iterator[AnswerPart]:
         opening = self._format.opening
         found = self._pending.find(opening)
-        end = found if found >= 0 else len(self._pending) - self._num_opening_begun()
+        end = found if found >= 0 else len(self._pending) - num_begun(self._pending, opening)
         certain = self._pending[:end].rstrip()
         if certain:
             yield Text(certain)
@@ -91,12 +94,6 @@ class AnswerReader:
         if found >= 0:
             self._mode = _Mode.LEAD_IN
             self._cursor = end - len(certain) + len(opening)
-
-    def _num_opening_begun(self) -> int:
-        """The number of characters at the end that may be the beginning of an opening."""
-        opening = self._format.opening
-        longest = min(len(opening) - 1, len(self._pending))
-        return next((n for n in range(longest, 0, -1) if self._pending.endswith(opening[:n])), 0)
 
     def _read_lead_in(self) -> Iterator[AnswerPart]:
         first = self._skip_blanks()

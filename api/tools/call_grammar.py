@@ -45,7 +45,7 @@ def call_grammar(
         rules["start"] = f"{spelled.opening} calls"
     elif answer_schema is not None:
         rules["start"] = f"answer | {spelled.opening} calls"
-        rules["answer"] = _json(answer_schema)
+        rules["answer"] = as_json(answer_schema)
     else:
         rules.update(_free_text_rules(spelled))
     text = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
@@ -86,7 +86,7 @@ def _call_rules(use: ToolUse, spelled: _Spelling) -> dict[str, str]:
         head = spelled.literal(written.call_head(tool.name))
         tail = spelled.literal(written.call_tail)
         rules[f"call_{index}"] = f"{head} arguments_{index} {tail}"
-        rules[f"arguments_{index}"] = _json(_arguments_schema(use, tool))
+        rules[f"arguments_{index}"] = as_json(_arguments_schema(use, tool))
     return rules
 
 
@@ -112,5 +112,5 @@ def _free_text_rules(spelled: _Spelling) -> dict[str, str]:
     }
 
 
-def _json(schema: Mapping[str, Any]) -> str:
+def as_json(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": _SPELLING})

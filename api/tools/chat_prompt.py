@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...engine.errors import EngineError, InvalidParameter
+from ...engine.errors import InvalidParameter
 from ...engine.text.chat_form import ChatForm
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError
 from .conversation import ChatMessage, PastCall
+from .rendering import rendered
 from .tool import Tool
 from .tool_format import HERMES, TOOL_FORMATS, ToolFormat, ToolFormatName
 
@@ -109,7 +110,7 @@ def describe_tools(written: ToolFormat, tools: Sequence[Tool]) -> str:
 
 
 def _knows_tools(tokenizer: Tokenizer) -> bool:
-    return _PROBE in _rendered(tokenizer, [ChatMessage("user", "x")], [_PROBE_TOOL])
+    return _PROBE in rendered(tokenizer, [ChatMessage("user", "x")], [_PROBE_TOOL])
 
 
 def _find_format(
@@ -121,17 +122,6 @@ def _find_format(
         return HERMES
     calling = ChatMessage("assistant", "", calls=(_PROBE_CALL,))
     answer = ChatMessage("tool", "x", call_id=_PROBE_CALL.id, tool_name=_PROBE)
-    written = _rendered(tokenizer, [ChatMessage("user", "x"), calling, answer], [_PROBE_TOOL])
+    written = rendered(tokenizer, [ChatMessage("user", "x"), calling, answer], [_PROBE_TOOL])
     found = (name for name, pattern in _WRITTEN if re.search(pattern, written))
     return next((TOOL_FORMATS[name] for name in found), None)
-
-
-def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
-    """Empty if the template refuses them."""
-    try:
-        return tokenizer.render_chat(
-            [message.for_template() for message in messages],
-            tools=[tool.for_template() for tool in tools],
-        )
-    except EngineError:
-        return ""

@@ -61,3 +61,11 @@ XML_TEMPLATE = (
     "<parameter={{ name }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
     "{%- endfor %}{% endfor %}"
 )
+THINKING_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n"
+    "{% if enable_thinking is defined and not enable_thinking %}</think>\n{% endif %}{% endif %}"
+)
+"""Opens the reasoning; `enable_thinking` false closes it again."""
