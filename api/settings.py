@@ -75,10 +75,10 @@ class Settings(BaseSettings):
     """Name of the base model in API requests."""
     tool_format: Annotated[
         ToolFormatName | None,
-        Option(aliases=("tool-call-parser",)),
+        Option(metavar="FORMAT", aliases=("tool-call-parser",)),
         Unset("that of its chat template"),
     ] = None
-    """Tool call format of the base model."""
+    """Tool call format of the base model, such as `hermes`."""
     reasoning_parser: Annotated[
         ReasoningParser | None, Option(metavar="FORMAT"), Unset("that of its chat template")
     ] = None

@@ -82,12 +82,13 @@ def _plan_answer(
             "be told from them; require a call, or leave the form of the answer free",
             param="tools",
         )
+    schemas = {tool.name: tool.parameters for tool in use.callable_tools}
     grammar = None
     if needs_grammar(use) or answer_schema is not None:
         grammar = call_grammar(use, tool_format, tokenizer, answer_schema=answer_schema)
     return AnswerPlan(
         grammar,
         visible_token_ids=tokenizer.special_token_ids_of(tool_format.markers).values(),
-        make_reader=lambda: AnswerReader(tool_format, use.callable_names),
+        make_reader=lambda: AnswerReader(tool_format, use.callable_names, schemas),
         may_call=True,
     )

@@ -75,7 +75,9 @@ SERVERS = [
     Mistake(SERVE + "--api-key x", _USAGE, "`loraplex keys create --tenant SLUG`"),
     Mistake(SERVE + "--trust-remote-code", _USAGE, "Code of a checkpoint is never run"),
     Mistake(SERVE + "--data-parallel-size 2", _USAGE, "Use a fleet of replicas"),
-    Mistake(SERVE + "--tool-call-parser pythonic", _USAGE, "'pythonic' is not one of 'hermes'"),
+    Mistake(
+        SERVE + "--tool-call-parser pythonic", _USAGE, "'pythonic' is not one of 'deepseek_v3'"
+    ),
     Mistake(SERVE + "--speculation eagle", _USAGE, "eagle is not one of ngram, draft"),
     Mistake(SERVE + "--port 99999", _USAGE, "less than or equal to 65535"),
     Mistake(SERVE + "--port http", _USAGE, "Invalid value for --port"),

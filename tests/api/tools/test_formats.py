@@ -34,7 +34,7 @@ from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
 from loraplex.api.tools.reasoning import Reasoning
 from loraplex.api.tools.reasoning_format import THINK, Beginning
 from loraplex.api.tools.tool import Tool, ToolUse
-from loraplex.api.tools.tool_format import HERMES, MISTRAL, ToolFormat
+from loraplex.api.tools.tool_format import HERMES, MISTRAL, TOOL_FORMATS, ToolFormat
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer
@@ -157,6 +157,23 @@ def test_a_streamed_chat_is_the_whole_one(tokenizer: Tokenizer, answer: str, see
     assert choice.logprobs is not None
     assert len(streamed.logprobs.content or []) == len(choice.logprobs.content or [])
     assert bool(choice.message.tool_calls) == ("tool_call" in answer)
+
+
+@pytest.mark.parametrize("written", TOOL_FORMATS.values(), ids=lambda f: str(f.name))
+def test_calls_of_every_format_are_streamed_like_the_whole_ones(
+    tokenizer: Tokenizer, written: ToolFormat
+) -> None:
+    answer = "<think>Which?</think>" + written.write([("f", {"a": "ü"}), ("g", {})])
+    plan = plan_of(tokenizer, written)
+    deltas = deltas_of(tokenizer, plan, answer, range(len(answer)), FinishReason.STOP)
+    whole = ChatFormat(order(), plan, tokenizer, streams_usage=False).whole([deltas], USAGE)
+    message = whole.choices[0].message
+    assert (message.reasoning, message.content) == ("Which?", None)
+    assert _called(message) == [("f", '{"a": "ü"}'), ("g", "{}")]
+    form = ChatFormat(order(), plan, tokenizer, streams_usage=False)
+    (streamed,) = streamed_chat(form, deltas).choices
+    assert _called(streamed.message) == _called(message)
+    assert streamed.finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
