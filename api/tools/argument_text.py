@@ -45,11 +45,16 @@ def _types(schema: object) -> Iterator[str]:
     if not isinstance(schema, Mapping):
         return
     declared = schema.get("type")
-    yield from [declared] if isinstance(declared, str) else declared or ()
-    for value in [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]:
-        yield _TYPE_NAMES.get(type(value), "other")
-    for option in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
+    yield from (name for name in [declared, *as_list(declared)] if isinstance(name, str))
+    values = as_list(schema.get("enum")) + ([schema["const"]] if "const" in schema else [])
+    yield from (_TYPE_NAMES.get(type(value), "other") for value in values)
+    for option in as_list(schema.get("anyOf")) + as_list(schema.get("oneOf")):
         yield from _types(option)
+
+
+def as_list(value: object) -> list[Any]:
+    """A keyword's list; empty if the schema has something else there."""
+    return value if isinstance(value, list) else []
 
 
 def _is_json(text: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...engine.errors import InvalidGrammar
-from .argument_text import argument_types, property_schema
+from .argument_text import argument_types, as_list, property_schema
 from .call_spelling import TaggedSpelling
 
 _ANY_KEY = '/[^<>"\\n]{1,64}/'
@@ -40,12 +40,12 @@ class TaggedRules:
     def of(self, name: str, schema: Mapping[str, Any], *, is_strict: bool) -> dict[str, str]:
         """The rule `name` and those that it uses. Raises InvalidGrammar for a strict schema that
         tags cannot enforce."""
-        properties = schema.get("properties") or {}
-        if not properties:
+        properties = schema.get("properties")
+        if not properties or not isinstance(properties, Mapping):
             if schema.get("additionalProperties") is False:
                 return {name: '""'}
             return {name: f"{name}_any*", **self._any_argument(f"{name}_any")}
-        required = frozenset(schema.get("required") or ())
+        required = as_list(schema.get("required"))
         rules = {
             name: " ".join(
                 f"{name}_{number}" + ("" if key in required else "?")
@@ -71,8 +71,8 @@ class TaggedRules:
         if not isinstance(value, Mapping):
             return {rule: f"{head} {rule}_text", **self._text(f"{rule}_text")}
         types = argument_types(value)
-        choices = value.get("enum", [value["const"]] if "const" in value else None)
-        if types == {"string"} and choices is not None:
+        choices = [value["const"]] if "const" in value else as_list(value.get("enum"))
+        if types == {"string"} and choices:
             words = " | ".join(self._literal(choice) or '""' for choice in choices)
             return {rule: f"{head} ({words}) {tail}"}
         if "string" in types:

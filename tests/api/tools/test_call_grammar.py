@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from tokenizers import AddedToken
 
 from loraplex.api.contract.errors import ApiError
+from loraplex.api.tools.answer_part import ArgumentsText
 from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
+from loraplex.api.tools.answer_reader import AnswerReader
 from loraplex.api.tools.call_grammar import call_grammar, needs_grammar
 from loraplex.api.tools.tool import NO_ARGUMENTS, Tool, ToolUse
 from loraplex.api.tools.tool_format import (
@@ -240,3 +243,40 @@ def test_a_pattern_between_tags_is_refused_if_it_must_be_enforced(
     else:
         accepts = accepting(tokenizer, use, QWEN3_CODER)
         assert accepts(QWEN3_CODER.write([("f", {"day": "y"})]))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": 5},
+        {"properties": ["city"]},
+        {"properties": {"a": 5}},
+        {"properties": {"a": {"type": 5}}},
+        {"properties": {"a": {"type": ["string", 5]}}},
+        {"properties": {"a": {"type": "string", "enum": 5}}},
+        {"properties": {"a": {"type": "string", "enum": []}}},
+        {"properties": {"a": {"enum": [[1], {}, None, "x"]}}},
+        {"properties": {"a": {"const": {"x": 1}}}},
+        {"properties": {"a": {"anyOf": "x", "oneOf": [5]}}},
+        {"properties": {"a": {"$ref": "#/properties/a"}}},
+        {"properties": {"a": {"$ref": 5}}},
+        {"properties": {"a": {"$ref": "#/nowhere"}}},
+        {"properties": {"a": {"type": "string"}}, "required": 5, "$defs": 5},
+        {"properties": {"a": {"type": "string"}}, "required": [["a"]]},
+    ],
+    ids=str,
+)
+def test_a_schema_that_is_none_harms_neither_grammar_nor_reader(
+    tokenizer: Tokenizer, schema: dict[str, Any]
+) -> None:
+    """Its grammar is valid, or the compiler refuses it."""
+    tool = Tool("f", None, schema, is_strict=True)
+    use = ToolUse([tool], frozenset({"f"}), is_required=True, is_parallel=False)
+    spec = call_grammar(use, QWEN3_CODER, tokenizer)
+    vocabulary = llguidance.LLTokenizer(tokenizer.backend.to_str())
+    grammar = llguidance.LLMatcher.grammar_from_lark(spec.text)
+    llguidance.LLMatcher(vocabulary, grammar, log_level=0)
+    reader = AnswerReader(QWEN3_CODER, {"f"}, {"f": schema})
+    parts = reader.push(QWEN3_CODER.write([("f", {"a": "x", "b": 1})]))
+    written = "".join(part.text for part in parts if isinstance(part, ArgumentsText))
+    assert json.loads(written)["a"] == "x"
