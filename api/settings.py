@@ -24,6 +24,7 @@ from ..platform.secrets import (
     parse_secrets,
 )
 from .log_options import LogFormat, LogLevel
+from .tools.reasoning_format import ReasoningParser
 from .tools.tool_format import ToolFormatName
 
 MIB = 1 << 20
@@ -74,10 +75,14 @@ class Settings(BaseSettings):
     """Name of the base model in API requests."""
     tool_format: Annotated[
         ToolFormatName | None,
-        Option(aliases=("tool-call-parser",)),
+        Option(metavar="FORMAT", aliases=("tool-call-parser",)),
         Unset("that of its chat template"),
     ] = None
-    """Tool call format of the base model."""
+    """Tool call format of the base model, such as `hermes`."""
+    reasoning_parser: Annotated[
+        ReasoningParser | None, Option(metavar="FORMAT"), Unset("that of its chat template")
+    ] = None
+    """How the base model writes its reasoning, such as `qwen3`; `none` leaves it in the answer."""
     max_full_matrix_mib: Annotated[float, Option(), Unset("refused")] = Field(
         default=0.0, ge=0, allow_inf_nan=False
     )

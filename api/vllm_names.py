@@ -64,10 +64,8 @@ OPTIONS: Mapping[str, str] = {
     "chat-template-content-format": _LAYOUT,
     "response-role": "The role is always assistant: omit it.",
     "override-generation-config": "Send temperature, top_p and others in requests.",
-    "reasoning-parser": "Reasoning is not separated from the answer: it is part of `content`. "
-    "Omit it.",
-    "enable-reasoning": "Reasoning is not separated from the answer: it is part of `content`. "
-    "Omit it.",
+    "enable-reasoning": "Omit it: --reasoning-parser and most chat templates turn it on.",
+    "reasoning-parser-plugin": "--reasoning-parser lists the formats of reasoning that are read.",
     "enable-auto-tool-choice": f'{_ALWAYS} for requests with tools and tool_choice "auto".',
     "tool-parser-plugin": "--tool-format lists the formats of tool calls that are read.",
     "seed": "Send `seed` in requests.",

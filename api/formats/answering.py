@@ -79,11 +79,13 @@ class PlainEvents(ABC):
 
     ending = DONE
 
-    def __init__(self, *, has_plain_text: bool) -> None:
-        """`has_plain_text`: a delta with only text is one chunk with nothing else."""
-        self._has_plain_text = has_plain_text
+    def __init__(self) -> None:
         self._texts: dict[int, TextEvents] = {}
         """By choice."""
+
+    @abstractmethod
+    def is_plain(self, index: int) -> bool:
+        """The next delta of this choice, if it has only text, is one chunk with nothing else."""
 
     @abstractmethod
     def chunks(self, delta: Delta) -> Iterable[AnswerModel]:
@@ -94,7 +96,8 @@ class PlainEvents(ABC):
         """The chunk of a delta that only adds text to a choice."""
 
     def events(self, delta: Delta) -> bytes:
-        if self._has_plain_text and delta.text and delta.finish_reason is None and delta.is_text:
+        is_text = delta.text and delta.finish_reason is None and delta.is_text
+        if is_text and self.is_plain(delta.index):
             texts = self._texts.get(delta.index) or self._add_texts(delta.index)
             return texts.event(delta.text)
         return b"".join(map(self.event, self.chunks(delta)))
@@ -151,6 +154,7 @@ def usage_of(counts: TokenCounts) -> Usage:
         completion_tokens_details=CompletionTokensDetails(
             accepted_prediction_tokens=counts.num_accepted_tokens,
             rejected_prediction_tokens=counts.num_draft_tokens - counts.num_accepted_tokens,
+            reasoning_tokens=counts.num_reasoning_tokens,
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ...engine.text.tokenizer import Tokenizer
 from ..inference.order import Order
@@ -25,8 +25,9 @@ from ..schemas.answers import (
     ToolCallDelta,
     Usage,
 )
-from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, Text
-from ..tools.answer_plan import AnswerPlan, Reader
+from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, ReasoningText, Text
+from ..tools.answer_plan import AnswerPlan
+from ..tools.readers import Reader
 from .answering import PlainEvents
 from .chat_logprobs import chat_logprob
 
@@ -45,13 +46,15 @@ class ChatFormat(PlainEvents):
         self._readers = [plan.make_reader() for _ in range(order.num_choices)]
         self._tokenizer = tokenizer
         self._streams_usage = streams_usage
-        is_plain = not (plan.may_call or self._has_logprobs)
-        super().__init__(has_plain_text=is_plain)
+        super().__init__()
 
     def opening(self) -> Iterator[ChatChunk]:
         content = None if self._may_call else ""
         for index in range(len(self._readers)):
             yield self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content=content)))
+
+    def is_plain(self, index: int) -> bool:
+        return not self._has_logprobs and self._readers[index].is_plain
 
     def chunks(self, delta: Delta) -> Iterator[ChatChunk]:
         reader = self._readers[delta.index]
@@ -107,6 +110,8 @@ def _finish_reason(reader: Reader, delta: Delta) -> ChatFinishReason:
 
 def _chat_delta(part: AnswerPart) -> ChatDelta:
     match part:
+        case ReasoningText(text):
+            return ChatDelta(reasoning_content=text, reasoning=text)
         case Text(text):
             return ChatDelta(content=text)
         case CallOpened(index, name, call_id):
@@ -117,11 +122,14 @@ def _chat_delta(part: AnswerPart) -> ChatDelta:
 
 
 def _message(parts: Iterator[AnswerPart]) -> ChatMessage:
+    reasoning: list[str] = []
     texts: list[str] = []
     calls: list[CallOpened] = []
     arguments: list[str] = []
     for part in parts:
         match part:
+            case ReasoningText(text):
+                reasoning.append(text)
             case Text(text):
                 texts.append(text)
             case CallOpened():
@@ -129,10 +137,16 @@ def _message(parts: Iterator[AnswerPart]) -> ChatMessage:
                 arguments.append("")
             case ArgumentsText(index, text):
                 arguments[index] += text
-    if not calls:
-        return ChatMessage("".join(texts))
-    made = [
+    reasoned = "".join(reasoning) or UNSET
+    text, made = "".join(texts), _calls(calls, arguments)
+    has_other = made is not UNSET or reasoned is not UNSET
+    return ChatMessage(text or None if has_other else text, reasoned, reasoned, made)
+
+
+def _calls(opened: Sequence[CallOpened], arguments: Sequence[str]) -> list[ToolCall] | UnsetType:
+    if not opened:
+        return UNSET
+    return [
         ToolCall(call.id, CalledFunction(call.name, written))
-        for call, written in zip(calls, arguments, strict=True)
+        for call, written in zip(opened, arguments, strict=True)
     ]
-    return ChatMessage("".join(texts) or None, made)

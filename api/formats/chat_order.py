@@ -27,13 +27,26 @@ async def order_chat(
 ) -> ChatOrder:
     """Raises ApiError, PlatformError or EngineError if it cannot be generated."""
     model = await inference.models.resolve(principal, body.model, request_id=split_key(request))
-    use = body.tool_use
-    plan = inference.prompts.plan_answer(
-        use, form_grammar=body.form_grammar, answer_schema=body.answer_schema
+    prompts, use, messages = inference.prompts, body.tool_use, body.conversation()
+    form = prompts.reasoning.form_with_effort(body.chat_form, body.effort, param=body.effort_param)
+    prompt = await prompts.encode_chat(
+        principal,
+        messages,
+        use.tools if use else (),
+        tokenizer=model.own_tokenizer,
+        form=form,
     )
-    tools = use.tools if use else ()
-    prompt = await inference.prompts.encode_chat(
-        principal, body.conversation(), tools, tokenizer=model.own_tokenizer, form=body.chat_form
+    plan = prompts.plan_answer(
+        use,
+        form_grammar=body.form_grammar,
+        answer_schema=body.answer_schema,
+        reasoning=prompts.reasoning.of_prompt(
+            prompt,
+            messages,
+            form,
+            tokenizer=model.own_tokenizer,
+            is_returned=body.returns_reasoning,
+        ),
     )
     order = Order(
         request_id=request.state.request_id,
@@ -48,12 +61,13 @@ async def order_chat(
         speculation=body.speculation_params,
         kv_policy=body.kv_policy_params,
         sampling=body.sampling(
-            max_tokens=body.output_limit or inference.prompts.room_for_output(prompt),
+            max_tokens=body.output_limit or prompts.room_for_output(prompt),
             num_logprobs=body.num_logprobs,
             grammar=plan.grammar,
             defaults=inference.generation_defaults,
         ),
         text=body.text_form(continues_prompt=False, visible_token_ids=plan.visible_token_ids),
+        reasoning=plan.reasoning,
         bad_words=tuple(body.bad_words or ()),
         grammar_param="tools" if plan.may_call else body.form_param,
     )

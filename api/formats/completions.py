@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -22,6 +23,7 @@ from ..schemas.answers import (
     Usage,
 )
 from .answering import PlainEvents
+from .best_of import best_choices
 from .logprobs import distinct_spellings, reported, spelled
 
 
@@ -46,18 +48,23 @@ class CompletionFormat(PlainEvents):
         streams_usage: bool,
         echoes: Sequence[Echo] = (),
         num_prompt_logprobs: int | None = None,
+        num_returned: int | None = None,
+        returns_logprobs: bool = True,
     ) -> None:
         """`echoes`: the prompts, if answers repeat them. `num_prompt_logprobs`: the number of most
-        likely tokens per prompt token, if these have their own field."""
+        likely tokens per prompt token, if these have their own field. `num_returned`: the number of
+        choices per prompt that a complete answer has; None: all. `returns_logprobs`: if not, the
+        order's log-probabilities only serve to choose them."""
         self._id = f"cmpl-{order.request_id}"
         self._created = int(time.time())
         self._model = order.model.name
-        self._num_logprobs = order.sampling.num_logprobs
+        self._num_logprobs = order.sampling.num_logprobs if returns_logprobs else None
         self._num_prompt_logprobs = num_prompt_logprobs
         self._tokenizer = tokenizer
         self._streams_usage = streams_usage
         self._no_usage: UnsetType | None = None if streams_usage else UNSET
         self._num_choices = order.num_choices
+        self._num_returned = num_returned or order.num_choices
         positions = [index for index in range(len(order.prompts)) for _ in range(order.num_choices)]
         self._echoes = [echoes[position] if echoes else None for position in positions]
         """Per choice, as the two below."""
@@ -65,7 +72,7 @@ class CompletionFormat(PlainEvents):
         """The offset of the next token in the choice's text."""
         self._num_read = [0] * len(positions)
         """Tokens of its prompt that it has repeated with log-probabilities."""
-        super().__init__(has_plain_text=self._num_logprobs is None)
+        super().__init__()
 
     def opening(self) -> Iterator[Completion]:
         for index, echo in enumerate(self._echoes):
@@ -74,6 +81,9 @@ class CompletionFormat(PlainEvents):
                 yield self._answer(
                     [CompletionChoice(index, echo.text, None, logprobs)], self._no_usage
                 )
+
+    def is_plain(self, index: int) -> bool:
+        return self._num_logprobs is None
 
     def chunks(self, delta: Delta) -> Iterator[Completion]:
         if not (delta.text or delta.logprobs or delta.prompt_logprobs or delta.finish_reason):
@@ -95,7 +105,13 @@ class CompletionFormat(PlainEvents):
             yield self._answer([], usage)
 
     def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> Completion:
-        whole = [self._whole(index, choices) for index in range(len(choices))]
+        indices = best_choices(
+            choices, num_generated=self._num_choices, num_returned=self._num_returned
+        )
+        whole = [
+            replace(self._whole(index, choices), index=number)
+            for number, index in enumerate(indices)
+        ]
         return self._answer(whole, usage)
 
     def _answer(

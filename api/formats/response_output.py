@@ -11,9 +11,12 @@ from ..schemas.response_objects import (
     MessageItem,
     OutputItem,
     OutputText,
+    ReasoningItem,
+    ReasoningText,
     ResponseEvent,
     Status,
 )
+from ..tools import answer_part
 from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, Text
 
 
@@ -29,14 +32,14 @@ class EventNumbers:
 
 
 class ResponseOutput:
-    """Creates items one after another: a text is a message, a call is a separate item."""
+    """Creates items one after another: the reasoning, a text as a message, each call."""
 
     def __init__(self, request_id: str, numbers: EventNumbers) -> None:
         self.items: list[OutputItem] = []
         """The completed items."""
         self._request_id = request_id
         self._numbers = numbers
-        self._open: _OpenMessage | _OpenCall | None = None
+        self._open: _OpenReasoning | _OpenMessage | _OpenCall | None = None
         self._logprobs: list[ChatLogprob] = []
         """For tokens whose text has not arrived yet."""
 
@@ -47,6 +50,8 @@ class ResponseOutput:
         self._logprobs += logprobs
         for part in parts:
             match part:
+                case answer_part.ReasoningText(text):
+                    yield from self._push_reasoning(text)
                 case Text(text):
                     yield from self._push_text(text)
                 case CallOpened():
@@ -67,6 +72,9 @@ class ResponseOutput:
     def finish_item(self, status: Status) -> Iterator[ResponseEvent]:
         """End the current item, complete or not."""
         match self._open:
+            case _OpenReasoning() as reasoning:
+                yield self._text_event("reasoning_text.done", text=reasoning.text)
+                yield self._text_event("content_part.done", part=reasoning.part)
             case _OpenMessage() as message:
                 message.logprobs += self._take_logprobs()
                 part, text = message.part, message.text
@@ -84,6 +92,14 @@ class ResponseOutput:
         self.items.append(item)
         self._open = None
 
+    def _push_reasoning(self, text: str) -> Iterator[ResponseEvent]:
+        if self._open is None:
+            yield from self._begin(_OpenReasoning(self._item_id("rs")))
+        assert isinstance(self._open, _OpenReasoning), "reasoning comes first"
+        self._logprobs = []
+        self._open.text += text
+        yield self._text_event("reasoning_text.delta", delta=text)
+
     def _push_text(self, text: str) -> Iterator[ResponseEvent]:
         if not isinstance(self._open, _OpenMessage):
             yield from self.finish_item("completed")
@@ -94,15 +110,18 @@ class ResponseOutput:
         self._open.logprobs += logprobs
         yield self._text_event("output_text.delta", delta=text, logprobs=logprobs)
 
-    def _begin(self, item: _OpenMessage | _OpenCall) -> Iterator[ResponseEvent]:
+    def _begin(self, item: _OpenReasoning | _OpenMessage | _OpenCall) -> Iterator[ResponseEvent]:
         self._open = item
         yield self._numbers.event(
             "response.output_item.added",
             output_index=len(self.items),
             item=item.item("in_progress"),
         )
-        if isinstance(item, _OpenMessage):
-            yield self._text_event("content_part.added", part=OutputText(""))
+        match item:
+            case _OpenReasoning():
+                yield self._text_event("content_part.added", part=ReasoningText(""))
+            case _OpenMessage():
+                yield self._text_event("content_part.added", part=OutputText(""))
 
     def _take_logprobs(self) -> list[ChatLogprob]:
         taken, self._logprobs = self._logprobs, []
@@ -120,6 +139,19 @@ class ResponseOutput:
         return self._numbers.event(
             f"response.{kind}", output_index=len(self.items), item_id=self._open.id, **fields
         )
+
+
+class _OpenReasoning:
+    def __init__(self, item_id: str) -> None:
+        self.id = item_id
+        self.text = ""
+
+    @property
+    def part(self) -> ReasoningText:
+        return ReasoningText(self.text)
+
+    def item(self, status: Status) -> ReasoningItem:
+        return ReasoningItem(self.id, [] if status == "in_progress" else [self.part], status)
 
 
 class _OpenMessage:

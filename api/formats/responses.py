@@ -134,6 +134,7 @@ def _usage(usage: Usage) -> ResponseUsage:
         output_tokens_details=OutputTokensDetails(
             accepted_prediction_tokens=details.accepted_prediction_tokens,
             rejected_prediction_tokens=details.rejected_prediction_tokens,
+            reasoning_tokens=details.reasoning_tokens,
         ),
         total_tokens=usage.total_tokens,
     )

@@ -25,6 +25,7 @@ from ...platform.overview.figures import FigureSums
 from ..contract.errors import ApiError
 from ..telemetry.metrics import Metrics
 from ..telemetry.request_measures import RequestMeasures
+from ..tools.reasoning import Reasoning
 from .arrivals import Arrivals
 from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
@@ -46,6 +47,8 @@ class SequenceSpec:
     is_first_choice: bool
     """Whether it accounts for its prompt; further choices of the same prompt do not."""
     text: TextForm
+    reasoning: Reasoning | None = None
+    """What its text may begin with."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class TokenCounts:
     """Draft tokens for the answer."""
     num_accepted_tokens: int = 0
     """Accepted draft tokens in the answer."""
+    num_reasoning_tokens: int = 0
+    """Completion tokens of the reasoning of the sequences that have ended."""
 
     def add_output(self, num_tokens: int, num_draft_tokens: int) -> None:
         """Add the tokens of one step that belong to the answer; the last of them is not a draft
@@ -215,6 +220,7 @@ class Generation:
                 spec.request,
                 tokenizer=self._tokenizer,
                 form=spec.text,
+                reasoning=spec.reasoning,
             ),
             SequenceTimes(self._metrics, arrived_at=self._arrived_at, figures=self._figures),
         )
@@ -246,6 +252,7 @@ class Generation:
 
     def _end_well(self, sequence: _OpenSequence, finish_reason: str) -> None:
         self._finish_reason = finish_reason
+        self.counts.num_reasoning_tokens += sequence.text.num_reasoning_tokens
         self._end(sequence, finish_reason)
         self._submit_waiting()
         if not self._open:

@@ -27,6 +27,7 @@ from ...platform.quotas.service import Demand
 from ..contract.errors import ApiError
 from ..control_plane.control_plane import ControlPlane
 from ..telemetry.metrics import Metrics
+from ..tools.reasoning_format import ReasoningParser
 from ..tools.tool_format import ToolFormatName
 from .admission import Admission
 from .generation import Generation, Outcome, SequenceSpec
@@ -79,6 +80,7 @@ class Inference:
         served_model_name: str,
         adapter_wait_seconds: float,
         tool_format: ToolFormatName | None = None,
+        reasoning_parser: ReasoningParser | None = None,
         tenant_figures: Callable[[str], FigureSums] = lambda tenant_id: FigureSums(),
     ) -> None:
         """`tenant_figures`: to which a tenant's tokens are added as they come."""
@@ -91,7 +93,7 @@ class Inference:
             seen_adapters=seen_adapters,
             tokenizers=version_tokenizers,
         )
-        self.prompts = Prompts(tokenizer, engine, tool_format)
+        self.prompts = Prompts(tokenizer, engine, tool_format, reasoning_parser)
         self._grammars = GrammarChecks(tokenizer, lambda: engine.info.vocab_size)
         self._engine = engine
         self._metering = metering

@@ -11,6 +11,7 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.text.text_form import TextForm
 from ...platform.keys.principal import Principal
 from ..telemetry.request_measures import RequestMeasures
+from ..tools.reasoning import Reasoning
 from .served_models import ServedModel
 
 
@@ -35,6 +36,8 @@ class Order:
     sampling: SamplingParams
     """Of the first choice; the others differ in their seed."""
     text: TextForm
+    reasoning: Reasoning | None = None
+    """What the text may begin with."""
     bad_words: tuple[str, ...] = ()
     """Texts whose tokens do not follow each other in the output."""
     num_prompt_logprobs: int | None = None

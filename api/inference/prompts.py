@@ -16,6 +16,9 @@ from ..control_plane.tenant_threads import AsyncTenantThreads
 from ..tools.answer_plan import AnswerPlan, plan_answer
 from ..tools.chat_prompt import ChatPrompts
 from ..tools.conversation import ChatMessage
+from ..tools.reasoning import Reasoning
+from ..tools.reasoning_control import ReasoningControl
+from ..tools.reasoning_format import ReasoningParser
 from ..tools.tool import Tool, ToolUse
 from ..tools.tool_format import ToolFormatName
 from .echo import Echo, echo_of
@@ -32,11 +35,16 @@ class Prompts:
     """Renders chat templates and tokenizes, in threads that tenants share fairly."""
 
     def __init__(
-        self, tokenizer: Tokenizer, engine: Engine, tool_format: ToolFormatName | None = None
+        self,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        tool_format: ToolFormatName | None = None,
+        reasoning_parser: ReasoningParser | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._engine = engine
         self._chat_prompts = ChatPrompts(tokenizer, tool_format)
+        self.reasoning = ReasoningControl(tokenizer, reasoning_parser)
         self._threads = AsyncTenantThreads(
             "tokenizer", NUM_TOKENIZERS, max_calls=MAX_TOKENIZER_CALLS
         )
@@ -50,6 +58,7 @@ class Prompts:
         *,
         form_grammar: GrammarSpec | None,
         answer_schema: Mapping[str, Any] | None = None,
+        reasoning: Reasoning | None = None,
     ) -> AnswerPlan:
         """How an answer is kept to its request's tools and form; see `plan_answer`."""
         return plan_answer(
@@ -58,6 +67,7 @@ class Prompts:
             self._tokenizer,
             form_grammar=form_grammar,
             answer_schema=answer_schema,
+            reasoning=reasoning,
         )
 
     async def encode_chat(

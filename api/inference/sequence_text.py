@@ -19,6 +19,8 @@ from ...engine.text.detokenizer import Detokenizer
 from ...engine.text.text_form import TextForm
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import from_error_info
+from ..tools.reasoning import Reasoning
+from .reasoning_count import ReasoningCount
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -53,8 +55,11 @@ class SequenceText:
         *,
         tokenizer: Tokenizer,
         form: TextForm,
+        reasoning: Reasoning | None = None,
     ) -> None:
+        """`reasoning`: what the text may begin with, of which the tokens are counted."""
         self._index = index
+        self._reasoning = None if reasoning is None else ReasoningCount(reasoning)
         prompt = request.prompt_token_ids if form.continues_prompt else ()
         special = tokenizer.special_token_ids if form.shows_special_tokens else ()
         self._detokenizer = Detokenizer(
@@ -64,10 +69,16 @@ class SequenceText:
             include_stop=form.includes_stop,
             num_unstopped_tokens=form.num_unstopped_tokens,
             visible_token_ids=special or form.visible_token_ids,
+            observe=None if self._reasoning is None else self._reasoning.push,
         )
-        self._is_plain = not self._detokenizer.has_stops
+        self._is_plain = not self._detokenizer.has_stops and self._reasoning is None
         end_ids = () if form.includes_stop else request.sampling.stop_token_ids
         self._hidden_end_ids = frozenset(end_ids)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """The tokens of the reasoning so far."""
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def read(self, event: PromptOutput) -> Delta:
         """Process the results for the prompt."""
@@ -84,6 +95,8 @@ class SequenceText:
             return Delta(self._index, text, event.logprobs or ()), 1
         ends_here = bool(token_ids) and token_ids[-1] in self._hidden_end_ids
         piece = self._detokenizer.push(token_ids[:-1] if ends_here else token_ids)
+        if self._reasoning is not None and self._reasoning.is_final:
+            self._is_plain = not self._detokenizer.has_stops
         logprobs = (event.logprobs or [])[: piece.num_tokens]
         if piece.stop is not None:
             delta = Delta(self._index, piece.text, logprobs, "stop", stop=piece.stop)

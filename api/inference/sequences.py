@@ -25,6 +25,7 @@ def sequences_of(
             counter=counter,
             is_first_choice=order.is_first_choice(index),
             text=order.text,
+            reasoning=order.reasoning,
         )
         for index, counter in enumerate(counters)
     ]

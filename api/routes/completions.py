@@ -58,14 +58,14 @@ async def create_completion(
         principal=principal,
         model=model,
         prompts=prompts,
-        num_choices=body.num_choices,
+        num_choices=body.num_generated,
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         speculation=body.speculation_params,
         kv_policy=body.kv_policy_params,
         sampling=body.sampling(
             max_tokens=body.output_limit,
-            num_logprobs=body.logprobs,
+            num_logprobs=body.num_logprobs,
             grammar=body.form_grammar,
             defaults=inference.generation_defaults,
         ),
@@ -87,6 +87,8 @@ async def create_completion(
         streams_usage=body.includes_usage,
         echoes=echoes,
         num_prompt_logprobs=body.prompt_logprobs,
+        num_returned=body.num_choices,
+        returns_logprobs=body.logprobs is not None,
     )
     if body.stream:
         return answer_stream(request, running, form)

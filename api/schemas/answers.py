@@ -24,6 +24,8 @@ class CompletionTokensDetails(AnswerModel):
     """Draft tokens that are in the answer."""
     rejected_prediction_tokens: int
     """Other draft tokens; not part of `completion_tokens`."""
+    reasoning_tokens: int = 0
+    """Tokens of the reasoning, its markers included; part of `completion_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,10 @@ class ToolCall(AnswerModel):
 @dataclass(frozen=True, slots=True)
 class ChatMessage(AnswerModel):
     content: str | None
-    """Null if the answer consists of tool calls only."""
+    """Null if the output consists of tool calls or reasoning only."""
+    reasoning_content: str | Absent = UNSET
+    reasoning: str | Absent = UNSET
+    """The same, under its newer name."""
     tool_calls: list[ToolCall] | Absent = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
@@ -120,6 +125,9 @@ class ToolCallDelta(AnswerModel):
 class ChatDelta(AnswerModel):
     role: Literal["assistant"] | Absent = UNSET
     content: str | Absent | None = UNSET
+    reasoning_content: str | Absent = UNSET
+    reasoning: str | Absent = UNSET
+    """The same, under its newer name."""
     tool_calls: list[ToolCallDelta] | Absent = UNSET
 
 

@@ -11,7 +11,7 @@ from ..contract.request_model import invalid
 from ..tools.conversation import ChatMessage
 from ..tools.tool import ToolUse
 from .chat_form import ChatFormBody
-from .generation import GenerationBody, NumLogprobs, OutputTokens
+from .generation import GenerationBody, NumLogprobs, OutputTokens, ReasoningEffort
 from .messages import MAX_MESSAGES, Message, as_conversation
 from .tools import MAX_TOOLS, ChatTool, OptionalToolChoice, tool_use
 
@@ -24,6 +24,10 @@ class ChatBody(GenerationBody, ChatFormBody):
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: OptionalToolChoice = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """Passed to the chat template; `none`: no reasoning. Default: as the template decides."""
+    include_reasoning: bool | None = None
+    """`false`: the reasoning is generated but not returned."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"model": "support-bot", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64},
@@ -54,9 +58,7 @@ class ChatBody(GenerationBody, ChatFormBody):
         "echo": (False,),
         "functions": ([],),
         "function_call": ("none",),
-        "include_reasoning": (True, False),
         "modalities": (["text"],),
-        "reasoning_effort": ("none",),
         "verbosity": ("medium",),
     }
 
@@ -80,6 +82,17 @@ class ChatBody(GenerationBody, ChatFormBody):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    effort_param: ClassVar[str] = "reasoning_effort"
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        """How much the model reasons; None: as the template decides."""
+        return self.reasoning_effort
+
+    @property
+    def returns_reasoning(self) -> bool:
+        return self.include_reasoning is not False
 
     def conversation(self) -> list[ChatMessage]:
         """The messages as prompts are made of them."""

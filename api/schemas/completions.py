@@ -13,6 +13,7 @@ from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
 
 MAX_SEQUENCES = 64
 """Prompts times choices of one request."""
+MAX_BEST_OF = 20
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -24,6 +25,9 @@ class CompletionBody(GenerationBody, PromptOptions):
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
     """0: only the prompt is computed, for its log-probabilities."""
+    best_of: Annotated[int, Field(ge=1, le=MAX_BEST_OF)] | None = None
+    """The number of choices to generate, of which the `n` with the highest mean log-probability are
+    returned; default: `n`."""
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
     """Repeat the prompt before the output, with its log-probabilities if `logprobs` is set."""
@@ -42,14 +46,18 @@ class CompletionBody(GenerationBody, PromptOptions):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerationBody.neutral,
-        "best_of": (1,),
         "suffix": ("",),
     }
 
     @model_validator(mode="after")
     def check_num_sequences(self) -> Self:
-        if len(self.prompt) * self.num_choices > MAX_SEQUENCES:
-            raise invalid("n", f"requests more than {MAX_SEQUENCES} sequences")
+        if self.num_generated < self.num_choices:
+            raise invalid("best_of", "is less than `n`")
+        if self.stream and self.num_generated > self.num_choices:
+            raise invalid("best_of", "cannot be greater than `n` in streams")
+        if len(self.prompt) * self.num_generated > MAX_SEQUENCES:
+            field = "n" if self.best_of is None else "best_of"
+            raise invalid(field, f"requests more than {MAX_SEQUENCES} sequences")
         return self
 
     @model_validator(mode="after")
@@ -65,6 +73,17 @@ class CompletionBody(GenerationBody, PromptOptions):
     @property
     def output_limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_generated(self) -> int:
+        """Choices per prompt, `num_choices` of which are returned."""
+        return self.num_choices if self.best_of is None else self.best_of
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The log-probabilities to compute: choices are also chosen by them."""
+        is_chosen = self.num_generated > self.num_choices
+        return 0 if self.logprobs is None and is_chosen else self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:

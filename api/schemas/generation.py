@@ -45,6 +45,7 @@ def _is_short(text: str) -> str:
     return text
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ProposerName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 OutputTokens = Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)]

@@ -43,7 +43,23 @@ class FunctionCallItem(AnswerModel):
     status: Status
 
 
-OutputItem = Annotated[MessageItem | FunctionCallItem, Field(discriminator="type")]
+@dataclass(frozen=True, slots=True)
+class ReasoningText(AnswerModel):
+    text: str
+    type: Literal["reasoning_text"] = "reasoning_text"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningItem(AnswerModel):
+    type: Literal["reasoning"] = field(default="reasoning", kw_only=True)
+    id: str
+    content: list[ReasoningText]
+    status: Status
+    summary: list[str] = field(default_factory=list)
+    """Always empty: the reasoning itself is in `content`."""
+
+
+OutputItem = Annotated[MessageItem | FunctionCallItem | ReasoningItem, Field(discriminator="type")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +75,8 @@ class OutputTokensDetails(AnswerModel):
     """Draft tokens that are in the answer."""
     rejected_prediction_tokens: int
     """Other draft tokens; not part of `output_tokens`."""
-    reasoning_tokens: Literal[0] = 0
-    """Always 0: reasoning is counted as output."""
+    reasoning_tokens: int
+    """Tokens of the reasoning, its markers included; part of `output_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +136,7 @@ class ResponseEvent(AnswerModel):
     content_index: int | Absent = UNSET
     item_id: str | Absent = UNSET
     item: OutputItem | Absent = UNSET
-    part: OutputText | Absent = UNSET
+    part: Annotated[OutputText | ReasoningText, Field(discriminator="type")] | Absent = UNSET
     delta: str | Absent = UNSET
     text: str | Absent = UNSET
     logprobs: list[ChatLogprob] | Absent = UNSET

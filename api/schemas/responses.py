@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -12,7 +13,7 @@ from ...engine.text.chat_form import ChatForm
 from ..contract.request_model import RequestModel, invalid, unsupported
 from ..tools.conversation import ChatMessage, PastCall
 from ..tools.tool import ToolUse
-from .generation import NumLogprobs, OutputTokens, SamplingBody
+from .generation import NumLogprobs, OutputTokens, ReasoningEffort, SamplingBody
 from .messages import MAX_MESSAGES, MAX_PARTS, CallId, parsed_arguments
 from .output_format import OutputFormat, SchemaName
 from .tools import MAX_TOOLS, FunctionName, OptionalToolChoice, ResponsesTool, tool_use
@@ -20,6 +21,7 @@ from .tools import MAX_TOOLS, FunctionName, OptionalToolChoice, ResponsesTool, t
 LOGPROBS = "message.output_text.logprobs"
 TEXT_PARTS = frozenset({"input_text", "output_text"})
 ROLES = frozenset({"system", "developer", "user", "assistant"})
+KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning"})
 
 
 class TextPart(RequestModel):
@@ -92,6 +94,26 @@ class FunctionCallOutputItem(Item):
     output: Content
 
 
+class ReasoningPart(RequestModel):
+    """A part of a reasoning item."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Item):
+    """The reasoning of an earlier response. The chat template decides whether the model sees it."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = None
+
+    tolerated: ClassVar[frozenset[str]] = Item.tolerated | {"summary"}
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or ())
+
+
 class OtherItem(RequestModel):
     """Any other item; refused."""
 
@@ -106,13 +128,14 @@ class OtherItem(RequestModel):
 def _kind_of_item(item: object) -> str:
     """In brackets: it is no part of where a field is."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
-    return f"[{kind if kind in ('message', 'function_call', 'function_call_output') else 'other'}]"
+    return f"[{kind if kind in KINDS else 'other'}]"
 
 
 InputItem = Annotated[
     Annotated[MessageItem, Tag("[message]")]
     | Annotated[FunctionCallItem, Tag("[function_call]")]
     | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
+    | Annotated[ReasoningItem, Tag("[reasoning]")]
     | Annotated[OtherItem, Tag("[other]")],
     Discriminator(_kind_of_item),
 ]
@@ -152,6 +175,16 @@ class TextOptions(RequestModel):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": ("medium",)}
 
 
+class ReasoningOptions(RequestModel):
+    effort: ReasoningEffort | None = None
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        # Reasoning is returned as it is: no summary is the server's choice.
+        "generate_summary": ("auto",),
+        "summary": ("auto",),
+    }
+
+
 class ResponsesBody(SamplingBody):
     chat_form: ClassVar[ChatForm] = ChatForm()
 
@@ -165,6 +198,7 @@ class ResponsesBody(SamplingBody):
     parallel_tool_calls: bool | None = None
     top_logprobs: NumLogprobs | None = None
     include: Annotated[list[str], Field(max_length=16)] | None = None
+    reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
     """Returned unchanged."""
     user: str | None = None
@@ -179,7 +213,6 @@ class ResponsesBody(SamplingBody):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **SamplingBody.neutral,
         "background": (False,),
-        "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
         "store": (False,),
         "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
         "truncation": ("disabled",),
@@ -198,6 +231,14 @@ class ResponsesBody(SamplingBody):
             if self.structured_outputs is not None and other is not None:
                 raise invalid("structured_outputs", f"cannot be combined with `{name}`")
         return self
+
+    effort_param: ClassVar[str] = "reasoning.effort"
+    returns_reasoning: ClassVar[bool] = True
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        """How much the model reasons; None: as the template decides."""
+        return self.reasoning.effort if self.reasoning else None
 
     @property
     def num_choices(self) -> int:
@@ -244,28 +285,44 @@ class ResponsesBody(SamplingBody):
 
 
 def _messages(items: Sequence[InputItem]) -> Iterator[ChatMessage]:
-    """Calls belong to the assistant's message before them, or to one of their own."""
     names = {item.call_id: item.name for item in items if isinstance(item, FunctionCallItem)}
-    assistant: ChatMessage | None = None
+    last: ChatMessage | None = None
     for item in items:
-        if isinstance(item, FunctionCallItem):
-            before = assistant or ChatMessage("assistant", "")
-            calls = (*before.calls, item.as_past_call())
-            assistant = ChatMessage("assistant", before.text, calls)
-            continue
-        if assistant is not None:
-            yield assistant
-            assistant = None
-        match item:
-            case MessageItem(role="assistant"):
-                assistant = ChatMessage("assistant", _text(item.content))
-            case MessageItem(role="developer"):
-                yield ChatMessage("system", _text(item.content))
-            case MessageItem():
-                yield ChatMessage(item.role, _text(item.content))
-            case FunctionCallOutputItem():
-                name = names.get(item.call_id)
-                text = _text(item.output)
-                yield ChatMessage("tool", text, call_id=item.call_id, tool_name=name)
-    if assistant is not None:
-        yield assistant
+        extended = None if last is None else _extended(last, item)
+        if extended is None and last is not None:
+            yield last
+        last = extended or _begun(item, names)
+    if last is not None:
+        yield last
+
+
+def _extended(last: ChatMessage, item: InputItem) -> ChatMessage | None:
+    """The message with an item that belongs to it: calls belong to the assistant's message before
+    them, and text to the reasoning before it."""
+    if last.role != "assistant":
+        return None
+    match item:
+        case FunctionCallItem():
+            return replace(last, calls=(*last.calls, item.as_past_call()))
+        case MessageItem(role="assistant") if last.reasoning is not None and not (
+            last.text or last.calls
+        ):
+            return replace(last, text=_text(item.content))
+        case _:
+            return None
+
+
+def _begun(item: InputItem, names: Mapping[str, str]) -> ChatMessage:
+    match item:
+        case ReasoningItem():
+            return ChatMessage("assistant", "", reasoning=item.text)
+        case FunctionCallItem():
+            return ChatMessage("assistant", "", (item.as_past_call(),))
+        case FunctionCallOutputItem():
+            text, name = _text(item.output), names.get(item.call_id)
+            return ChatMessage("tool", text, call_id=item.call_id, tool_name=name)
+        case MessageItem():
+            role = "system" if item.role == "developer" else item.role
+            return ChatMessage(role, _text(item.content))
+        case OtherItem():
+            raise AssertionError("it was refused")

@@ -65,6 +65,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         served_model_name=planes.served_model_name,
         adapter_wait_seconds=planes.settings.adapter_wait_seconds,
         tool_format=planes.settings.tool_format,
+        reasoning_parser=planes.settings.reasoning_parser,
     )
     stack.push_async_callback(inference.aclose)
     return InferenceServices(metrics, metering, admission, memories, overview, inference)

@@ -1,4 +1,4 @@
-"""The parts of an answer: text and function calls."""
+"""The parts of an output: reasoning, text and function calls."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ _ID_LENGTH = 9
 def new_call_id() -> str:
     """Names a call: nine letters and digits, the only form that Mistral's templates take back."""
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """The next piece of the reasoning."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +47,4 @@ class ArgumentsText:
     text: str
 
 
-AnswerPart = Text | CallOpened | ArgumentsText
+AnswerPart = ReasoningText | Text | CallOpened | ArgumentsText

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError
-from .answer_part import AnswerPart, Text
 from .answer_reader import AnswerReader
 from .call_grammar import call_grammar, needs_grammar
+from .readers import Reader, ReasoningReader, TextReader
+from .reasoning import Reasoning
+from .reasoning_grammar import grammar_after_reasoning
 from .tool import ToolUse
 from .tool_format import ToolFormat
-
-
-class Reader(Protocol):
-    """Parses an answer's text as it arrives."""
-
-    num_calls: int
-
-    def push(self, text: str) -> list[AnswerPart]: ...
-
-    def finish(self) -> list[AnswerPart]: ...
-
-
-class TextReader:
-    """Reads answers of requests without tools: everything is text."""
-
-    num_calls = 0
-
-    def push(self, text: str) -> list[AnswerPart]:
-        return [Text(text)] if text else []
-
-    def finish(self) -> list[AnswerPart]:
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +24,11 @@ class AnswerPlan:
 
     grammar: GrammarSpec | None
     visible_token_ids: Collection[int] = ()
-    """Special tokens that mark calls: they have to be seen."""
+    """Special tokens that mark calls and reasoning: they have to be seen."""
     make_reader: Callable[[], Reader] = TextReader
     may_call: bool = False
+    reasoning: Reasoning | None = None
+    """None: outputs are answers only."""
 
 
 def plan_answer(
@@ -56,13 +38,40 @@ def plan_answer(
     *,
     form_grammar: GrammarSpec | None,
     answer_schema: Mapping[str, Any] | None,
+    reasoning: Reasoning | None = None,
 ) -> AnswerPlan:
     """`written` is called only if there are tools. The text of an answer follows `form_grammar`,
-    which is that of `answer_schema` if there is one.
+    which is that of `answer_schema` if there is one. `reasoning`: it may precede the answer.
 
     Raises ApiError if the base's call format is unknown or incompatible with the output format,
-    InvalidGrammar if schemas are too long.
+    InvalidGrammar if a grammar is malformed or too long.
     """
+    plan = _plan_answer(
+        use, written, tokenizer, form_grammar=form_grammar, answer_schema=answer_schema
+    )
+    return plan if reasoning is None else _after_reasoning(plan, reasoning, tokenizer)
+
+
+def _after_reasoning(plan: AnswerPlan, reasoning: Reasoning, tokenizer: Tokenizer) -> AnswerPlan:
+    grammar = plan.grammar and grammar_after_reasoning(plan.grammar, reasoning, tokenizer)
+    markers = tokenizer.special_token_ids_of(reasoning.format.markers).values()
+    return replace(
+        plan,
+        grammar=grammar,
+        visible_token_ids=frozenset((*plan.visible_token_ids, *markers)),
+        make_reader=lambda: ReasoningReader(reasoning, plan.make_reader()),
+        reasoning=reasoning,
+    )
+
+
+def _plan_answer(
+    use: ToolUse | None,
+    written: Callable[[], ToolFormat],
+    tokenizer: Tokenizer,
+    *,
+    form_grammar: GrammarSpec | None,
+    answer_schema: Mapping[str, Any] | None,
+) -> AnswerPlan:
     if use is None:
         return AnswerPlan(form_grammar)
     tool_format = written()
@@ -73,12 +82,13 @@ def plan_answer(
             "be told from them; require a call, or leave the form of the answer free",
             param="tools",
         )
+    schemas = {tool.name: tool.parameters for tool in use.callable_tools}
     grammar = None
     if needs_grammar(use) or answer_schema is not None:
         grammar = call_grammar(use, tool_format, tokenizer, answer_schema=answer_schema)
     return AnswerPlan(
         grammar,
         visible_token_ids=tokenizer.special_token_ids_of(tool_format.markers).values(),
-        make_reader=lambda: AnswerReader(tool_format, use.callable_names),
+        make_reader=lambda: AnswerReader(tool_format, use.callable_names, schemas),
         may_call=True,
     )

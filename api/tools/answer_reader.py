@@ -7,6 +7,8 @@ from enum import Enum, auto
 
 from .answer_part import AnswerPart, ArgumentsText, CallOpened, Text
 from .call_scanner import CallScanner
+from .call_spelling import Schemas
+from .marker import num_begun
 from .tool_format import ToolFormat
 
 
@@ -29,8 +31,14 @@ class AnswerReader:
     the text was split.
     """
 
-    def __init__(self, written: ToolFormat, names: Collection[str]) -> None:
+    is_plain = False
+
+    def __init__(
+        self, written: ToolFormat, names: Collection[str], schemas: Schemas | None = None
+    ) -> None:
+        """`schemas`: those of the functions' arguments, for formats that write them as text."""
         self.num_calls = 0
+        self._schemas = schemas or {}
         self._format = written
         self._names = names
         self._mode = _Mode.START if written.is_bare else _Mode.TEXT
@@ -83,7 +91,7 @@ class AnswerReader:
     def _read_text(self) -> Iterator[AnswerPart]:
         opening = self._format.opening
         found = self._pending.find(opening)
-        end = found if found >= 0 else len(self._pending) - self._num_opening_begun()
+        end = found if found >= 0 else len(self._pending) - num_begun(self._pending, opening)
         certain = self._pending[:end].rstrip()
         if certain:
             yield Text(certain)
@@ -92,16 +100,14 @@ class AnswerReader:
             self._mode = _Mode.LEAD_IN
             self._cursor = end - len(certain) + len(opening)
 
-    def _num_opening_begun(self) -> int:
-        """The number of characters at the end that may be the beginning of an opening."""
-        opening = self._format.opening
-        longest = min(len(opening) - 1, len(self._pending))
-        return next((n for n in range(longest, 0, -1) if self._pending.endswith(opening[:n])), 0)
-
     def _read_lead_in(self) -> Iterator[AnswerPart]:
         first = self._skip_blanks()
-        if first in self._format.lead_ins:
-            self._cursor += 1
+        rest = self._pending[self._cursor :]
+        lead_in = next((text for text in self._format.lead_ins if rest.startswith(text)), None)
+        if lead_in is not None:
+            self._cursor += len(lead_in)
+        elif any(text.startswith(rest) for text in self._format.lead_ins):
+            return
         elif first and not self._begin_call(first):
             yield from self._give_up()
 
@@ -124,22 +130,25 @@ class AnswerReader:
         if written := "".join(arguments):
             yield ArgumentsText(self.num_calls - 1, written)
         if scanner.is_done or scanner.is_broken:
+            self._pending = scanner.unread + self._pending
             self._mode = _Mode.AFTER if scanner.is_done else _Mode.TEXT
             self._scanner = None
 
     def _read_after(self) -> Iterator[AnswerPart]:
-        first = self._skip_blanks()
+        self._skip_blanks()
         rest = self._pending[self._cursor :]
-        opening = self._format.opening
+        opening, reopening = self._format.opening, self._format.reopening
         separator = next((s for s in self._format.separators if rest.startswith(s)), None)
         if separator is not None:
             self._pass_over(self._cursor + len(separator))
         elif rest.startswith(opening):
             self._mode = _Mode.LEAD_IN
             self._cursor += len(opening)
-        elif first == "{" and self._format.is_list:
-            self._begin_call(first)
-        elif rest and not any(m.startswith(rest) for m in (opening, *self._format.separators)):
+        elif reopening is not None and rest.startswith(reopening):
+            self._mode = _Mode.LEAD_IN
+        elif rest and not any(
+            m.startswith(rest) for m in (opening, reopening or "", *self._format.separators)
+        ):
             self._pass_over(self._cursor)
             self._mode = _Mode.TEXT
         yield from ()
@@ -151,7 +160,7 @@ class AnswerReader:
         return self._pending[self._cursor : self._cursor + 1]
 
     def _begin_call(self, first: str) -> bool:
-        self._scanner = self._format.scanner(first, self._names)
+        self._scanner = self._format.scanner(first, self._names, self._schemas)
         if self._scanner is not None:
             self._mode = _Mode.CALL
         return self._scanner is not None

@@ -13,6 +13,8 @@ from typing import Any
 
 from ...engine.grammars.spec import GrammarKind, GrammarSpec
 from ...engine.text.tokenizer import Tokenizer
+from .call_spelling import TaggedSpelling
+from .tagged_grammar import TaggedRules
 from .tool import NO_ARGUMENTS, Tool, ToolUse
 from .tool_format import ToolFormat
 
@@ -45,7 +47,7 @@ def call_grammar(
         rules["start"] = f"{spelled.opening} calls"
     elif answer_schema is not None:
         rules["start"] = f"answer | {spelled.opening} calls"
-        rules["answer"] = _json(answer_schema)
+        rules["answer"] = as_json(answer_schema)
     else:
         rules.update(_free_text_rules(spelled))
     text = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
@@ -59,7 +61,11 @@ class _Spelling:
         self.format = written
         self._token_ids = tokenizer.special_token_ids_of(written.markers)
         self.opening = "" if written.is_bare else self.literal(written.opening)
-        self.is_opening_special = written.opening in self._token_ids
+        self.is_opening_special = self.is_special(written.opening)
+
+    def is_special(self, text: str) -> bool:
+        """Whether a marker is a special token."""
+        return text in self._token_ids
 
     def literal(self, text: str) -> str:
         """A text; the empty text is no symbol at all."""
@@ -83,11 +89,21 @@ def _call_rules(use: ToolUse, spelled: _Spelling) -> dict[str, str]:
         "call": " | ".join(f"call_{index}" for index in range(len(tools))),
     }
     for index, tool in enumerate(tools):
-        head = spelled.literal(written.call_head(tool.name))
-        tail = spelled.literal(written.call_tail)
+        head = spelled.literal(written.spelling.head(tool.name))
+        tail = spelled.literal(written.spelling.tail)
         rules[f"call_{index}"] = f"{head} arguments_{index} {tail}"
-        rules[f"arguments_{index}"] = _json(_arguments_schema(use, tool))
+        rules |= _arguments_rules(f"arguments_{index}", use, tool, spelled)
     return rules
+
+
+def _arguments_rules(name: str, use: ToolUse, tool: Tool, spelled: _Spelling) -> dict[str, str]:
+    schema, spelling = _arguments_schema(use, tool), spelled.format.spelling
+    if not isinstance(spelling, TaggedSpelling):
+        return {name: as_json(schema)}
+    rules = TaggedRules(
+        spelling, literal=spelled.literal, as_json=as_json, is_special=spelled.is_special
+    )
+    return rules.of(name, schema, is_strict=tool.is_strict)
 
 
 def _arguments_schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
@@ -112,5 +128,5 @@ def _free_text_rules(spelled: _Spelling) -> dict[str, str]:
     }
 
 
-def _json(schema: Mapping[str, Any]) -> str:
+def as_json(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": _SPELLING})

@@ -15,6 +15,8 @@ from .json_end import JsonEnd, Place
 
 ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
 _BLANKS = frozenset(" \t\r\n")
+_MAX_HEAD_CHARACTERS = 256
+"""Of a name and what surrounds it."""
 
 
 class CallScanner(Protocol):
@@ -25,6 +27,8 @@ class CallScanner(Protocol):
     is_done: bool
     is_broken: bool
     """The scanned text is not a call of an allowed function."""
+    unread: str
+    """Once it is done: consumed text that follows the call."""
 
     def push(self, char: str) -> str:
         """Consume a character; returns the arguments that are now certain, empty before it is
@@ -41,6 +45,8 @@ class _Expects(Enum):
 
 class ObjectCallScanner:
     """`{"name": "f", "arguments": {…}}`, its members in any order; others are passed over."""
+
+    unread = ""
 
     def __init__(self, names: Collection[str]) -> None:
         self.name: str | None = None
@@ -153,24 +159,31 @@ class ObjectCallScanner:
 
 
 class NamedCallScanner:
-    """`f[ARGS]{…}`, in between perhaps `[CALL_ID]` and an id: as Mistral's newer models write."""
+    """The name after `before` and up to `name_end`, and then the arguments as an object, such as
+    `f[ARGS]{…}`. Between the two may be more, such as `[CALL_ID]` and an id."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    unread = ""
+
+    def __init__(self, names: Collection[str], *, before: str = "", name_end: str = "[") -> None:
         self.name: str | None = None
         self.is_done = False
         self.is_broken = False
         self._names = names
-        self._head: list[str] = []
+        self._before = before
+        self._name_end = name_end
+        self._head = ""
         self._value: JsonEnd | None = None
 
     def push(self, char: str) -> str:
         if self._value is None and char != "{":
-            self._head.append(char)
+            self._head += char
+            is_begun = self._head.startswith(self._before[: len(self._head)])
+            self.is_broken = not is_begun or len(self._head) > _MAX_HEAD_CHARACTERS
             return ""
         if self._value is None:
             self._value = JsonEnd()
-            name = "".join(self._head).partition("[")[0].strip()
-            if name not in self._names:
+            name = self._head.removeprefix(self._before).partition(self._name_end)[0].strip()
+            if name not in self._names or not self._head.startswith(self._before):
                 self.is_broken = True
                 return ""
             self.name = name

@@ -7,22 +7,43 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...engine.errors import EngineError, InvalidParameter
+from ...engine.errors import InvalidParameter
 from ...engine.text.chat_form import ChatForm
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError
 from .conversation import ChatMessage, PastCall
+from .rendering import rendered
 from .tool import Tool
 from .tool_format import HERMES, TOOL_FORMATS, ToolFormat, ToolFormatName
 
 _PROBE = "lpx_probe"
 _PROBE_TOOL = Tool(_PROBE, "A probe.", {"type": "object", "properties": {}}, is_strict=False)
 _PROBE_CALL = PastCall("probe0000", _PROBE, {"x": 1})
+_OBJECT = r'\{"name": ?"lpx_probe", ?'
 _WRITTEN = (
-    (ToolFormatName.HERMES, r'<tool_call>\s*\{"name": ?"lpx_probe", ?"arguments": ?\{'),
-    (ToolFormatName.MISTRAL, r'\[TOOL_CALLS\]\s*\[\{"name": ?"lpx_probe", ?"arguments": ?\{'),
+    (ToolFormatName.HERMES, rf'<tool_call>\s*{_OBJECT}"arguments": ?\{{'),
+    (ToolFormatName.MISTRAL, rf'\[TOOL_CALLS\]\s*\[{_OBJECT}"arguments": ?\{{'),
     (ToolFormatName.MISTRAL_ARGS, r"\[TOOL_CALLS\]\s*lpx_probe(\[CALL_ID\]\w*)?\[ARGS\]\s*\{"),
-    (ToolFormatName.LLAMA, r'\{"name": ?"lpx_probe", ?"parameters": ?\{'),
+    (ToolFormatName.GRANITE, rf'<\|tool_call\|>\s*\[{_OBJECT}"arguments": ?\{{'),
+    (ToolFormatName.JAMBA, rf'<tool_calls>\s*\[\s*{_OBJECT}"arguments": ?\{{'),
+    (ToolFormatName.PHI4_MINI, rf'functools\s*\[{_OBJECT}"arguments": ?\{{'),
+    (
+        ToolFormatName.INTERNLM,
+        rf'<\|action_start\|>\s*<\|plugin\|>\s*{_OBJECT}"parameters": ?\{{',
+    ),
+    (ToolFormatName.LLAMA, rf'{_OBJECT}"parameters": ?\{{'),
+    (
+        ToolFormatName.DEEPSEEK_V3,
+        r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>lpx_probe\n```json\n\{",
+    ),
+    (ToolFormatName.DEEPSEEK_V31, r"<｜tool▁call▁begin｜>lpx_probe<｜tool▁sep｜>\{"),
+    (ToolFormatName.QWEN3_CODER, r"<tool_call>\s*<function=lpx_probe>\s*<parameter=x>"),
+    (ToolFormatName.SEED_OSS, r"<seed:tool_call>\s*<function=lpx_probe>\s*<parameter=x>"),
+    (
+        ToolFormatName.MINIMAX_M2,
+        r'<minimax:tool_call>\s*<invoke name="lpx_probe">\s*<parameter name="x">',
+    ),
+    (ToolFormatName.GLM45, r"<tool_call>\s*lpx_probe\s*<arg_key>x</arg_key>\s*<arg_value>"),
 )
 """The text that a template writes for the probe's call, which identifies the format."""
 
@@ -39,7 +60,8 @@ class ChatPrompts:
         """`chosen` is how the base writes calls; None: as its template does."""
         self._tokenizer = tokenizer
         self._knows_tools = _knows_tools(tokenizer)
-        self._format = _find_format(tokenizer, chosen, knows_tools=self._knows_tools)
+        self._takes_arguments_as_text = _takes_arguments_as_text(tokenizer)
+        self._format = self._find_format(chosen)
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -70,12 +92,28 @@ class ChatPrompts:
             raise InvalidParameter("continue_final_message", message)
         if not self._knows_tools:
             messages = self._described(messages, tools)
+        elif self._takes_arguments_as_text:
+            messages = [self._with_written_calls(message) for message in messages]
         return (tokenizer or self._tokenizer).encode_chat(
             [message.for_template() for message in messages],
             tools=[tool.for_template() for tool in tools] if self._knows_tools else [],
             form=form,
             max_tokens=max_tokens,
         )
+
+    def _find_format(self, chosen: ToolFormatName | None) -> ToolFormat | None:
+        if chosen is not None:
+            return TOOL_FORMATS[chosen]
+        if not self._knows_tools:
+            return HERMES
+        talk = _with_call(as_text=self._takes_arguments_as_text)
+        written = rendered(self._tokenizer, talk, [_PROBE_TOOL])
+        found = (name for name, pattern in _WRITTEN if re.search(pattern, written))
+        return next((TOOL_FORMATS[name] for name in found), None)
+
+    def _with_written_calls(self, message: ChatMessage) -> ChatMessage:
+        calls = (replace(call, is_written_as_text=True) for call in message.calls)
+        return replace(message, calls=tuple(calls))
 
     def _described(
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
@@ -109,29 +147,21 @@ def describe_tools(written: ToolFormat, tools: Sequence[Tool]) -> str:
 
 
 def _knows_tools(tokenizer: Tokenizer) -> bool:
-    return _PROBE in _rendered(tokenizer, [ChatMessage("user", "x")], [_PROBE_TOOL])
+    return _PROBE in rendered(tokenizer, [ChatMessage("user", "x")], [_PROBE_TOOL])
 
 
-def _find_format(
-    tokenizer: Tokenizer, chosen: ToolFormatName | None, *, knows_tools: bool
-) -> ToolFormat | None:
-    if chosen is not None:
-        return TOOL_FORMATS[chosen]
-    if not knows_tools:
-        return HERMES
-    calling = ChatMessage("assistant", "", calls=(_PROBE_CALL,))
-    answer = ChatMessage("tool", "x", call_id=_PROBE_CALL.id, tool_name=_PROBE)
-    written = _rendered(tokenizer, [ChatMessage("user", "x"), calling, answer], [_PROBE_TOOL])
-    found = (name for name, pattern in _WRITTEN if re.search(pattern, written))
-    return next((TOOL_FORMATS[name] for name in found), None)
+def _with_call(*, as_text: bool) -> list[ChatMessage]:
+    """A conversation with a call and its result."""
+    call = replace(_PROBE_CALL, is_written_as_text=as_text)
+    calling = ChatMessage("assistant", "", calls=(call,))
+    answer = ChatMessage("tool", "x", call_id=call.id, tool_name=_PROBE)
+    return [ChatMessage("user", "x"), calling, answer]
 
 
-def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
-    """Empty if the template refuses them."""
-    try:
-        return tokenizer.render_chat(
-            [message.for_template() for message in messages],
-            tools=[tool.for_template() for tool in tools],
-        )
-    except EngineError:
-        return ""
+def _takes_arguments_as_text(tokenizer: Tokenizer) -> bool:
+    """Whether the template appends arguments to a text, as DeepSeek's do."""
+    takes_object, takes_text = (
+        rendered(tokenizer, _with_call(as_text=as_text), [_PROBE_TOOL]) != ""
+        for as_text in (False, True)
+    )
+    return takes_text and not takes_object

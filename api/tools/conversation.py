@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,14 @@ class PastCall:
     id: str
     name: str
     arguments: Mapping[str, Any]
+    is_written_as_text: bool = False
+    """The template gets the arguments as a JSON text, not as an object."""
 
     def for_template(self) -> dict[str, Any]:
-        function = {"name": self.name, "arguments": dict(self.arguments)}
+        arguments: dict[str, Any] | str = dict(self.arguments)
+        if self.is_written_as_text:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {"name": self.name, "arguments": arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 

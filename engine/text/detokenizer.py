@@ -8,7 +8,7 @@ until it is not one.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from .tokenizer import Tokenizer
@@ -46,13 +46,16 @@ class Detokenizer:
         include_stop: bool = False,
         num_unstopped_tokens: int = 0,
         visible_token_ids: Collection[int] = (),
+        observe: Callable[[str], None] | None = None,
     ) -> None:
         """Of special tokens only `visible_token_ids` are part of the text. No stop string begins
-        within the text of the first `num_unstopped_tokens`."""
+        within the text of the first `num_unstopped_tokens`. `observe` is called with the text of
+        each token that `push` takes, before stop strings apply."""
         make_decoder = _ByteDecoder if tokenizer.decodes_bytes else _WindowDecoder
         self._decoder = make_decoder(tokenizer, prompt_token_ids, visible_token_ids)
         self._stops = _StopFinder(stop, include_stop=include_stop) if any(stop) else None
         self._num_unstopped = num_unstopped_tokens
+        self._observe = observe
         self._stopped = False
 
     @property
@@ -69,11 +72,14 @@ class Detokenizer:
         for num_tokens, token_id in enumerate(token_ids, start=1):
             if self._stopped:
                 return Piece("".join(texts), 0)
+            text = self._decoder.push(token_id)
+            if self._observe is not None:
+                self._observe(text)
             if self._num_unstopped > 0:
                 self._num_unstopped -= 1
-                texts.append(self._decoder.push(token_id))
+                texts.append(text)
                 continue
-            text, stop = self._scan(self._decoder.push(token_id))
+            text, stop = self._scan(text)
             texts.append(text)
             if stop is not None:
                 return Piece("".join(texts), num_tokens, stop)

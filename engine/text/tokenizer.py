@@ -66,6 +66,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat.chat_template is not None
 
+    @property
+    def chat_template_text(self) -> str:
+        """The source of all chat templates; empty if there are none."""
+        templates = self._chat.chat_template or ""
+        return "\n".join(templates.values()) if isinstance(templates, dict) else templates
+
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
         """Tokens that are never part of the text."""
@@ -144,9 +150,7 @@ class Tokenizer:
         """What transformers itself passes to templates is no variable of a request."""
         if name in _OWN_VARIABLES:
             return False
-        templates = self._chat.chat_template
-        texts = templates.values() if isinstance(templates, dict) else [templates]
-        return any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
+        return re.search(rf"\b{re.escape(name)}\b", self.chat_template_text) is not None
 
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is None or self.most_bytes_per_token is None:

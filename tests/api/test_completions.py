@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from openai.types import CompletionChoice
 
 from loraplex.api.formats.logprobs import distinct_spellings
 from loraplex.engine.text.tokenizer import Tokenizer
@@ -173,3 +175,46 @@ def test_repeated_prompts_count_cached_tokens(resident: Caller) -> None:
     assert usage is not None
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens == 64
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("echo", [False, True])
+def test_best_of_returns_the_likeliest_choices_and_charges_all(
+    resident: Caller, logprobs: int | None, echo: bool
+) -> None:
+    client = resident.openai
+    ask: dict[str, Any] = {"model": "bot", "prompt": ["one", "two"], "max_tokens": 6, "seed": 5}
+    ask |= {"extra_body": GO_ON, "temperature": 1.5}
+    every = client.completions.create(**ask, n=5, logprobs=0)
+    best = client.completions.create(**ask, n=2, best_of=5, logprobs=logprobs, echo=echo)
+
+    def mean(choice: CompletionChoice) -> float:
+        assert choice.logprobs is not None
+        token_logprobs = choice.logprobs.token_logprobs or []
+        return sum(token_logprobs) / len(token_logprobs)
+
+    ranked = [sorted(every.choices[at : at + 5], key=mean, reverse=True)[:2] for at in (0, 5)]
+    expected = [
+        (prompt if echo else "") + choice.text
+        for prompt, choices in zip(ask["prompt"], ranked, strict=True)
+        for choice in choices
+    ]
+    assert [choice.text for choice in best.choices] == expected
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert all((choice.logprobs is None) == (logprobs is None) for choice in best.choices)
+    assert best.usage is not None
+    assert best.usage.completion_tokens == 2 * 5 * 6
+    assert best.usage.prompt_tokens == len("onetwo")
+
+
+def test_best_of_as_many_as_are_returned_changes_nothing(resident: Caller) -> None:
+    ask: dict[str, Any] = {"model": "bot", "prompt": "one", "max_tokens": 6, "seed": 5, "n": 3}
+    create = resident.openai.completions.create
+    plain = create(**ask, extra_body=GO_ON)
+    chosen = create(**ask, best_of=3, extra_body=GO_ON)
+    assert chosen.choices == plain.choices
+    chunks = list(create(**ask, best_of=3, stream=True, extra_body=GO_ON))
+    texts = [
+        "".join(c.choices[0].text for c in chunks if c.choices[0].index == i) for i in range(3)
+    ]
+    assert texts == [choice.text for choice in plain.choices]

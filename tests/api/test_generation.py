@@ -15,6 +15,8 @@ from loraplex.adapters.manager import Tier
 from loraplex.api.contract.errors import ApiError
 from loraplex.api.inference import generation
 from loraplex.api.inference.sequence_text import Delta, SequenceText
+from loraplex.api.tools.reasoning import Reasoning
+from loraplex.api.tools.reasoning_format import THINK, Beginning
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import (
     FinishReason,
@@ -404,3 +406,62 @@ def test_an_ended_request_is_freed_without_looking_for_garbage(tokenizer: Tokeni
         assert ended() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("size", [1, 3, 50])
+@pytest.mark.parametrize("stop", [(), ("never",), ("</think>!",), ("Yes",)])
+@pytest.mark.parametrize(
+    ("beginning", "output", "num_reasoning"),
+    [
+        (Beginning.EITHER, "<think>Hm.</think>Yes.", len("<think>Hm.</think>")),
+        (Beginning.EITHER, "\n<think></think>", len("\n<think></think>")),
+        (Beginning.EITHER, "No <think>.</think>", 0),
+        (Beginning.EITHER, "<thi", 0),
+        (
+            Beginning.REASONING,
+            "Hm. \u00fc</think>Yes",
+            len("Hm. \u00fc".encode()) + len("</think>"),
+        ),
+        (Beginning.REASONING, "Hm. </think", len("Hm. </think")),
+        (Beginning.ANSWER, "Hm.</think>Yes", 0),
+    ],
+)
+def test_the_tokens_of_the_reasoning_are_counted_to_the_token(
+    tokenizer: Tokenizer,
+    size: int,
+    stop: tuple[str, ...],
+    beginning: Beginning,
+    output: str,
+    num_reasoning: int,
+) -> None:
+    """The tokenizer has one token per byte. Steps with draft tokens give several at once."""
+    ids = tokenizer.encode(output)
+    pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
+    eos = min(tokenizer.eos_token_ids)
+    events: list[Event] = [started(), *(TokensGenerated("r", piece) for piece in pieces)]
+    events += [TokensGenerated("r", [eos]), finished(FinishReason.STOP)]
+    scenario = Scenario(
+        tokenizer,
+        script(*events),
+        script(*events),
+        stop=stop,
+        stop_token_ids=(eos,),
+        reasoning=Reasoning(THINK, beginning),
+    )
+    run(scenario.deltas())
+    counts = scenario.generation.counts
+    assert counts.num_reasoning_tokens == 2 * num_reasoning, "over both choices"
+    assert counts.num_completion_tokens >= counts.num_reasoning_tokens
+
+
+def test_a_stop_string_ends_the_reasoning_too(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Hm, so. More</think>Yes")
+    scenario = Scenario(
+        tokenizer,
+        script(started(), TokensGenerated("r", ids), finished()),
+        stop=("so",),
+        reasoning=Reasoning(THINK, Beginning.REASONING),
+    )
+    assert run(scenario.text()) == ("Hm, ", "stop")
+    counts = scenario.generation.counts
+    assert counts.num_completion_tokens == counts.num_reasoning_tokens == len("Hm, so")

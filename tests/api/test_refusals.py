@@ -60,6 +60,10 @@ BAD_VALUES = [
     (PLAIN, {"prompt": [100000]}, "prompt"),
     (PLAIN, {"prompt": ["a", 3]}, "prompt.1"),
     (PLAIN, {"prompt": ["a"] * 9, "n": 8}, "n"),
+    (PLAIN, {"prompt": ["a"] * 9, "best_of": 8}, "best_of"),
+    (PLAIN, {"best_of": 21}, "best_of"),
+    (PLAIN, {"best_of": 1, "n": 2}, "best_of"),
+    (PLAIN, {"best_of": 2, "stream": True}, "best_of"),
     (PLAIN, {"logprobs": 21}, "logprobs"),
     (PLAIN, {"max_tokens": 0}, "max_tokens"),
     (PLAIN, {"prompt_logprobs": 21}, "prompt_logprobs"),
@@ -101,7 +105,6 @@ UNSUPPORTED = [
         "messages.0.content.0.type",
     ),
     (PLAIN, {"suffix": "x"}, "suffix"),
-    (PLAIN, {"best_of": 2}, "best_of"),
     (PLAIN, {"prompt_embeds": "AA=="}, "prompt_embeds"),
 ]
 

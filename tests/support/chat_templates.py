@@ -52,7 +52,7 @@ MISTRAL_ARGS_TEMPLATE = (
     "{{- call.function.arguments | tojson }}{% endfor %}"
     "[{{ message.role }}]{{ message.content }}{% endfor %}"
 )
-XML_TEMPLATE = (
+QWEN3_CODER_TEMPLATE = (
     "{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
     "{%- for message in messages %}{{ message.content }}"
     "{%- for call in message.tool_calls or [] %}"
@@ -60,4 +60,65 @@ XML_TEMPLATE = (
     "{%- for name, value in call.function.arguments.items() %}"
     "<parameter={{ name }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
     "{%- endfor %}{% endfor %}"
+)
+THINKING_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n"
+    "{% if enable_thinking is defined and not enable_thinking %}</think>\n{% endif %}{% endif %}"
+)
+"""Opens the reasoning; `enable_thinking` false closes it again."""
+_TALK = (
+    "{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{%- for message in messages %}{{ message.content }}"
+    "{%- for call in message.tool_calls or [] %}{% set call = call.function %}CALL"
+    "{%- endfor %}{% endfor %}"
+)
+GLM45_TEMPLATE = _TALK.replace(
+    "CALL",
+    "<tool_call>{{ call.name }}\n{% for key, value in call.arguments.items() %}"
+    "<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}</arg_value>\n{% endfor %}</tool_call>",
+)
+MINIMAX_M2_TEMPLATE = _TALK.replace(
+    "CALL",
+    '<minimax:tool_call>\n<invoke name="{{ call.name }}">\n'
+    "{% for key, value in call.arguments.items() %}"
+    '<parameter name="{{ key }}">{{ value }}</parameter>\n{% endfor %}'
+    "</invoke>\n</minimax:tool_call>",
+)
+SEED_OSS_TEMPLATE = QWEN3_CODER_TEMPLATE.replace("tool_call>", "seed:tool_call>")
+DEEPSEEK_V3_TEMPLATE = _TALK.replace(
+    "CALL",
+    "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.name "
+    "+ '\n```json\n' + call.arguments + '\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}",
+)
+"""It appends arguments to a text, so they have to be one."""
+DEEPSEEK_V31_TEMPLATE = _TALK.replace(
+    "CALL",
+    "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.name + '<｜tool▁sep｜>' "
+    "+ call.arguments + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}",
+)
+JAMBA_TEMPLATE = _TALK.replace(
+    "CALL",
+    '<tool_calls>[\n    {"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}\n]'
+    "</tool_calls>",
+)
+GRANITE_TEMPLATE = _TALK.replace(
+    "CALL",
+    '<|tool_call|>[{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}]',
+)
+PHI4_MINI_TEMPLATE = _TALK.replace(
+    "CALL",
+    'functools[{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}]',
+)
+INTERNLM_TEMPLATE = _TALK.replace(
+    "CALL",
+    '<|action_start|><|plugin|>\n{"name": "{{ call.name }}", "parameters": '
+    "{{ call.arguments | tojson }}}<|action_end|>\n",
+)
+PYTHONIC_TEMPLATE = _TALK.replace(
+    "CALL",
+    "[{{ call.name }}({% for key, value in call.arguments.items() %}{{ key }}={{ value }}"
+    "{% endfor %})]",
 )

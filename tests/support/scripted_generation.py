@@ -14,6 +14,7 @@ from loraplex.api.inference.generation import Generation, Outcome, SequenceSpec
 from loraplex.api.inference.sequence_text import Delta
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.api.telemetry.request_measures import RequestMeasures
+from loraplex.api.tools.reasoning import Reasoning
 from loraplex.engine.messages import (
     ErrorInfo,
     FinishReason,
@@ -98,6 +99,7 @@ class Scenario:
         *scripts: Sequence[Event],
         stop: tuple[str, ...] = (),
         visible_token_ids: Collection[int] = (),
+        reasoning: Reasoning | None = None,
         **sampling: Any,
     ) -> None:
         self.engine = ScriptedEngine(*scripts)
@@ -118,6 +120,7 @@ class Scenario:
                 counter=cast(Any, None),
                 is_first_choice=index == 0,
                 text=TextForm(stop=stop, visible_token_ids=visible_token_ids),
+                reasoning=reasoning,
             )
             for index in range(len(scripts))
         ]

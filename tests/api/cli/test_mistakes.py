@@ -70,11 +70,14 @@ SERVERS = [
     Mistake(SERVE + "--revision main", _USAGE, "hf download OWNER/NAME --revision"),
     Mistake(SERVE + "--ssl-certfile x.pem", _USAGE, "A proxy in front of the server does this"),
     Mistake(SERVE + "--generation-config vllm", _USAGE, "It is named none"),
-    Mistake(SERVE + "--reasoning-parser qwen3", _USAGE, "it is part of `content`"),
+    Mistake(SERVE + "--reasoning-parser gemma4", _USAGE, "'gemma4' is not one of 'none'"),
+    Mistake(SERVE + "--enable-reasoning", _USAGE, "--reasoning-parser"),
     Mistake(SERVE + "--api-key x", _USAGE, "`loraplex keys create --tenant SLUG`"),
     Mistake(SERVE + "--trust-remote-code", _USAGE, "Code of a checkpoint is never run"),
     Mistake(SERVE + "--data-parallel-size 2", _USAGE, "Use a fleet of replicas"),
-    Mistake(SERVE + "--tool-call-parser pythonic", _USAGE, "'pythonic' is not one of 'hermes'"),
+    Mistake(
+        SERVE + "--tool-call-parser pythonic", _USAGE, "'pythonic' is not one of 'deepseek_v3'"
+    ),
     Mistake(SERVE + "--speculation eagle", _USAGE, "eagle is not one of ngram, draft"),
     Mistake(SERVE + "--port 99999", _USAGE, "less than or equal to 65535"),
     Mistake(SERVE + "--port http", _USAGE, "Invalid value for --port"),

@@ -70,6 +70,7 @@ VALUES: Mapping[str, str | list[str]] = {
     "store": "s3://bucket/prefix",
     "served-model-name": "base",
     "tool-format": "mistral",
+    "reasoning-parser": "qwen3",
     "max-full-matrix-mib": "1.5",
     "require-confinement": "true",
     "reference-base": "./reference",

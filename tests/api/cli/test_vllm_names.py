@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from loraplex.api.cli import load_command, serve
 from loraplex.api.cli.exit_codes import CommandFailed, ExitCode
+from loraplex.api.tools.reasoning_format import ReasoningParser
 from loraplex.api.tools.tool_format import ToolFormatName
 from loraplex.api.vllm_names import OPTIONS, SHORT, VALUES
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
@@ -37,6 +38,7 @@ def test_a_command_line_of_vllm_serves_the_same(monkeypatch: pytest.MonkeyPatch)
         *("--quantization", "fp8", "--max-num-batched-tokens", "2048", "--kv-cache-dtype", "fp8"),
         *("--swap-space", "4", "--enforce-eager", "--tensor-parallel-size", "1"),
         *("--served-model-name", "name", "--tool-call-parser", "llama3_json"),
+        *("--reasoning-parser", "deepseek_r1"),
         *("--host", "0.0.0.0", "--port", "8001"),
     ]
     assert CliRunner().invoke(serve.app, words).exit_code == 0
@@ -55,6 +57,7 @@ def test_a_command_line_of_vllm_serves_the_same(monkeypatch: pytest.MonkeyPatch)
     )
     assert settings.served_model_name == "name"
     assert settings.tool_format == ToolFormatName("llama3_json")
+    assert settings.reasoning_parser == ReasoningParser("deepseek_r1")
     assert (where["host"], where["port"]) == ("0.0.0.0", 8001)
 
 

@@ -1,4 +1,4 @@
-"""A server whose base has a template with tool support and a sufficient context."""
+"""Servers whose bases have templates with tool support and with reasoning."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-from support.chat_templates import HERMES_TEMPLATE
+from support.chat_templates import HERMES_TEMPLATE, THINKING_TEMPLATE
 from support.models import make_tiny_llama
 from support.server import Caller, serving
 
@@ -21,3 +22,18 @@ def tool_caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     data_dir = tmp_path_factory.mktemp("tool-server")
     with serving(base, data_dir, "--tool-format", "hermes") as running:
         yield running.make_caller("tools")
+
+
+@pytest.fixture(scope="session")
+def thinking_caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    """A tenant of a server whose base, `thinking`, has the markers of reasoning as tokens: 260 and
+    261."""
+    base: Path = tmp_path_factory.mktemp("thinking") / "thinking"
+    make_tiny_llama(base, vocab_size=262)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.save(str(base / "tokenizer.json"))
+    (base / "chat_template.jinja").write_text(THINKING_TEMPLATE)
+    data_dir = tmp_path_factory.mktemp("thinking-server")
+    with serving(base, data_dir) as running:
+        yield running.make_caller("thinking")

@@ -11,11 +11,22 @@ from hypothesis import strategies as st
 
 from loraplex.api.tools.answer_part import ArgumentsText, CallOpened, Text
 from loraplex.api.tools.answer_reader import AnswerReader
+from loraplex.api.tools.call_spelling import Schemas, TaggedSpelling
 from loraplex.api.tools.tool_format import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    GLM45,
+    GRANITE,
     HERMES,
+    INTERNLM,
+    JAMBA,
     LLAMA,
+    MINIMAX_M2,
     MISTRAL,
     MISTRAL_ARGS,
+    PHI4_MINI,
+    QWEN3_CODER,
+    SEED_OSS,
     TOOL_FORMATS,
     ToolFormat,
 )
@@ -25,8 +36,8 @@ Read = tuple[str, list[tuple[str, str]]]
 """The text of an answer, and its calls: names and arguments as written."""
 
 
-def read(written: ToolFormat, pieces: list[str]) -> Read:
-    reader = AnswerReader(written, NAMES)
+def read(written: ToolFormat, pieces: list[str], schemas: Schemas | None = None) -> Read:
+    reader = AnswerReader(written, NAMES, schemas)
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.finish()
     text, calls = "", list[tuple[str, str]]()
     for part in parts:
@@ -124,9 +135,15 @@ JSON_OBJECTS = st.dictionaries(
 )
 
 
+WITH_JSON = [
+    written for written in TOOL_FORMATS.values() if not isinstance(written.spelling, TaggedSpelling)
+]
+"""Formats that can write any arguments."""
+
+
 @settings(max_examples=150, deadline=None)
 @given(
-    written=st.sampled_from(list(TOOL_FORMATS.values())),
+    written=st.sampled_from(WITH_JSON),
     calls=st.lists(st.tuples(st.sampled_from(sorted(NAMES)), JSON_OBJECTS), min_size=1, max_size=3),
     data=st.data(),
 )
@@ -142,6 +159,23 @@ def test_what_a_format_writes_is_read_whatever_the_pieces(
 
 
 PIECES = [
+    *("<function=f>", "<parameter=k>", "</parameter>", "</function>", "<arg_key>k</arg_key>"),
+    *("<arg_value>", "</arg_value>", '<invoke name="f">', '<parameter name="k">', "</invoke>"),
+    *("<minimax:tool_call>", "<tool_calls>", "functools", "<|tool_call|>", "f"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "function<｜tool▁sep｜>",
+        "<｜tool▁sep｜>",
+    ),
+    *(
+        "<｜tool▁call▁end｜>",
+        "```json\n",
+        "```",
+        "<|action_start|>",
+        "<|plugin|>",
+        "<seed:tool_call>",
+    ),
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "f[ARGS]", "<|python_tag|>"),
     *('{"name": "f", ', '"arguments": ', "{}", "}", "{", '"', "[", "]", ",", ";"),
     *(" ", "\n", "<", "x"),
@@ -169,3 +203,155 @@ def test_text_without_calls_is_left_alone(words: list[str]) -> None:
     answer = "".join(words)
     assert not re.search("<tool_call>", answer)
     assert read(HERMES, [answer]) == (answer, [])
+
+
+SCHEMAS: Schemas = {
+    "f": {
+        "type": "object",
+        "$defs": {"Unit": {"type": "string", "enum": ["C", "F"]}},
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "near": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "unit": {"$ref": "#/$defs/Unit"},
+        },
+    }
+}
+TRANSCRIPTS: list[tuple[ToolFormat, str, Read]] = [
+    (
+        QWEN3_CODER,
+        "I look.\n\n<tool_call>\n<function=f>\n<parameter=city>\nSão \"Paulo\"\nBR\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n"
+        '<parameter=tags>\n["a", "</x>"]\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=get-weather_2>\n</function>\n</tool_call>\n",
+        (
+            "I look.",
+            [
+                (
+                    "f",
+                    '{"city": "São \\"Paulo\\"\\nBR", "days": 3, "exact": true, '
+                    '"tags": ["a", "</x>"]}',
+                ),
+                ("get-weather_2", "{}"),
+            ],
+        ),
+    ),
+    (
+        SEED_OSS,
+        "<seed:tool_call>\n<function=f>\n<parameter=near>null</parameter>\n"
+        "<parameter=unit>C</parameter>\n</function>\n</seed:tool_call>Done.",
+        ("Done.", [("f", '{"near": null, "unit": "C"}')]),
+    ),
+    (
+        GLM45,
+        "Sure.\n<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>1 < 2</arg_value>\n"
+        "<arg_key>other</arg_key>\n<arg_value>[1, null]</arg_value>\n</tool_call>\n"
+        "<tool_call>get-weather_2<arg_key>x</arg_key><arg_value>y</arg_value></tool_call>",
+        (
+            "Sure.",
+            [("f", '{"city": "1 < 2", "other": [1, null]}'), ("get-weather_2", '{"x": "y"}')],
+        ),
+    ),
+    (
+        MINIMAX_M2,
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="city">Oslo</parameter>\n'
+        '<parameter name="days">many</parameter>\n</invoke>\n<invoke name="f">\n</invoke>\n'
+        "</minimax:tool_call>\nDone.",
+        ("Done.", [("f", '{"city": "Oslo", "days": "many"}'), ("f", "{}")]),
+    ),
+    (
+        DEEPSEEK_V3,
+        "OK<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        '{"city": "Oslo"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n'
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ("OK", [("f", '{"city": "Oslo"}'), ("f", "{}")]),
+    ),
+    (
+        DEEPSEEK_V31,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>get-weather_2<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ("", [("f", '{"a": 1}'), ("get-weather_2", "{}")]),
+    ),
+    (
+        GRANITE,
+        '<|tool_call|> [{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {}}]',
+        ("", [("f", '{"a": 1}'), ("f", "{}")]),
+    ),
+    (
+        JAMBA,
+        'Yes.<tool_calls>[\n    {"name": "f", "arguments": {"a": 1}},\n'
+        '    {"name": "f", "arguments": {}}\n]</tool_calls>',
+        ("Yes.", [("f", '{"a": 1}'), ("f", "{}")]),
+    ),
+    (
+        INTERNLM,
+        'Yes.<|action_start|><|plugin|>\n{"name": "f", "parameters": {"a": 1}}<|action_end|>\n',
+        ("Yes.", [("f", '{"a": 1}')]),
+    ),
+    (PHI4_MINI, 'functools[{"name": "f", "arguments": {"a": 1}}]', ("", [("f", '{"a": 1}')])),
+    # Malformed
+    (QWEN3_CODER, "<tool_call>\n<function=h>\n", ("<tool_call>\n<function=h>\n", [])),
+    (QWEN3_CODER, "<tool_call>\n<funktion=f>", ("<tool_call>\n<funktion=f>", [])),
+    (QWEN3_CODER, "<tool_call>\n<function=f", ("<tool_call>\n<function=f", [])),
+    (QWEN3_CODER, "<tool_call><function=f>\n</tool_call>\nA", ("A", [("f", "{}")])),
+    (GLM45, "<tool_call>hello</tool_call>", ("<tool_call>hello</tool_call>", [])),
+    (GLM45, "<tool_call>f<arg_key>a</arg_key>1</arg_value></tool_call>", ("", [("f", '{"a": 1}')])),
+    (MINIMAX_M2, "<minimax:tool_call>f()", ("<minimax:tool_call>f()", [])),
+    (DEEPSEEK_V3, "<｜tool▁calls▁begin｜>f{}", ("<｜tool▁calls▁begin｜>f{}", [])),
+    (DEEPSEEK_V31, "<｜tool▁calls▁begin｜>h{}", ("<｜tool▁calls▁begin｜>h{}", [])),
+    (GRANITE, "<|tool_call|> nothing", ("<|tool_call|> nothing", [])),
+    (INTERNLM, "<|action_start|><|interpreter|>", ("<|action_start|><|interpreter|>", [])),
+    (PHI4_MINI, "functools is a module", ("functools is a module", [])),
+    # Cut off
+    (QWEN3_CODER, "<tool_call><function=f><parameter=city>\nOs", ("", [("f", '{"city": "Os')])),
+    (GLM45, "<tool_call>f\n<arg_key>days</arg_key><arg_value>1", ("", [("f", '{"days": ')])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "answer", "expected"), TRANSCRIPTS)
+def test_transcripts_are_read_wherever_they_are_split(
+    written: ToolFormat, answer: str, expected: Read
+) -> None:
+    assert read(written, [answer], SCHEMAS) == expected
+    assert read(written, list(answer), SCHEMAS) == expected
+    for cut in range(len(answer)):
+        assert read(written, [answer[:cut], answer[cut:]], SCHEMAS) == expected
+
+
+@pytest.mark.parametrize("written", [QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45])
+def test_a_string_between_tags_arrives_as_it_is_written(written: ToolFormat) -> None:
+    assert isinstance(written.spelling, TaggedSpelling)
+    reader = AnswerReader(written, NAMES, SCHEMAS)
+    spelling = written.spelling
+    reader.push(written.opening + written.before + spelling.head("f"))
+    reader.push(spelling.argument_head("city"))
+    given = [part.text for part in reader.push('O"s') if isinstance(part, ArgumentsText)]
+    assert "".join(given).lstrip('"') == 'O\\"s'
+    (part,) = reader.push("lo <")
+    assert part == ArgumentsText(0, "lo ")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    written=st.sampled_from([QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45]),
+    city=st.text(max_size=8).filter(
+        lambda text: not text.startswith("\n") and not text.endswith("\n")
+    ),
+    days=st.integers(),
+    tags=st.lists(st.text(st.characters(exclude_characters="<"), max_size=3), max_size=3),
+    data=st.data(),
+)
+def test_arguments_between_tags_keep_their_values_and_types(
+    written: ToolFormat, city: str, days: int, tags: list[str], data: st.DataObject
+) -> None:
+    arguments = {"city": city, "days": days, "tags": tags, "near": None}
+    answer = written.write([("f", arguments), ("get-weather_2", {})])
+    cut = data.draw(st.integers(0, len(answer)))
+    text, made = read(written, [answer[:cut], answer[cut:]], SCHEMAS)
+    assert text == ""
+    assert [(name, json.loads(written)) for name, written in made] == [
+        ("f", arguments),
+        ("get-weather_2", {}),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,25 @@ import pytest
 from tokenizers import AddedToken
 
 from loraplex.api.contract.errors import ApiError
+from loraplex.api.tools.answer_part import ArgumentsText
 from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
+from loraplex.api.tools.answer_reader import AnswerReader
 from loraplex.api.tools.call_grammar import call_grammar, needs_grammar
 from loraplex.api.tools.tool import NO_ARGUMENTS, Tool, ToolUse
-from loraplex.api.tools.tool_format import HERMES, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
+from loraplex.api.tools.tool_format import (
+    DEEPSEEK_V3,
+    GLM45,
+    HERMES,
+    INTERNLM,
+    LLAMA,
+    MINIMAX_M2,
+    MISTRAL,
+    QWEN3_CODER,
+    SEED_OSS,
+    TOOL_FORMATS,
+    ToolFormat,
+)
+from loraplex.engine.errors import InvalidGrammar
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.models import save_byte_tokenizer
 
@@ -123,20 +139,26 @@ def test_an_answer_with_a_form_is_that_or_calls(tokenizer: Tokenizer, written: T
     assert not accepts('{"n": "x"}')
 
 
-@pytest.mark.parametrize("written", [HERMES, MISTRAL], ids=lambda f: str(f.name))
+@pytest.mark.parametrize(
+    "written", [HERMES, MISTRAL, DEEPSEEK_V3, INTERNLM, GLM45], ids=lambda f: str(f.name)
+)
 @pytest.mark.parametrize("is_required", [True, False])
 def test_markers_that_are_special_tokens_are_asked_for_as_tokens(
     tmp_path: Path, written: ToolFormat, is_required: bool
 ) -> None:
     save_byte_tokenizer(tmp_path)
     base = Tokenizer(tmp_path)
-    base.backend.add_special_tokens([AddedToken(m, special=True) for m in written.markers[:2]])
+    base.backend.add_special_tokens([AddedToken(m, special=True) for m in _marks(written)])
     base.backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path)
     answer = written.write([("f", {"city": "x"})])
     assert written.opening in tokenizer.special_token_ids_of([written.opening])
     assert accepting(tokenizer, use_of(is_required=is_required), written)(answer)
     assert not accepting(base, use_of(is_required=is_required), written)("Hello") or not is_required
+
+
+def _marks(written: ToolFormat) -> list[str]:
+    return [marker for marker in written.markers if len(marker) > 3]
 
 
 def test_json_cannot_be_told_from_calls_that_are_plain_json(tokenizer: Tokenizer) -> None:
@@ -162,3 +184,99 @@ def test_a_model_that_may_do_as_it_likes_is_not_held_to_a_grammar(
     use: ToolUse, needed: bool
 ) -> None:
     assert needs_grammar(use) is needed
+
+
+TAGGED = [QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45]
+TYPED: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"Unit": {"type": "string", "enum": ["C", "F"]}, "Place": {"required": ["x"]}},
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "near": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "at": {"type": "object", "properties": {"x": {"$ref": "#/$defs/Unit"}}, "required": ["x"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("written", TAGGED, ids=lambda f: str(f.name))
+def test_arguments_between_tags_follow_the_types_of_the_schema(
+    tokenizer: Tokenizer, written: ToolFormat
+) -> None:
+    use = ToolUse(
+        [Tool("f", None, TYPED, is_strict=True)],
+        frozenset({"f"}),
+        is_required=True,
+        is_parallel=False,
+    )
+    accepts = accepting(tokenizer, use, written)
+
+    def is_accepted(arguments: dict[str, Any]) -> bool:
+        return accepts(written.write([("f", arguments)]))
+
+    assert is_accepted({"city": "1 < 2\nand", "unit": "C"})
+    assert is_accepted({"city": "", "days": 3, "unit": "F", "near": None, "at": {"x": "C"}})
+    assert not is_accepted({"city": "x", "unit": "K"})
+    assert not is_accepted({"city": "x", "days": "three", "unit": "C"})
+    assert not is_accepted({"city": "x"}), "unit is required"
+    assert not is_accepted({"city": "x", "unit": "C", "more": 1})
+    assert not is_accepted({"city": "x", "unit": "C", "at": {"x": "K"}})
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_pattern_between_tags_is_refused_if_it_must_be_enforced(
+    tokenizer: Tokenizer, is_strict: bool
+) -> None:
+    schema = {"type": "object", "properties": {"day": {"type": "string", "pattern": "x"}}}
+    use = ToolUse(
+        [Tool("f", None, schema, is_strict=is_strict)],
+        frozenset({"f"}),
+        is_required=True,
+        is_parallel=False,
+    )
+    if is_strict:
+        with pytest.raises(InvalidGrammar, match="`pattern` of the argument 'day'"):
+            call_grammar(use, QWEN3_CODER, tokenizer)
+    else:
+        accepts = accepting(tokenizer, use, QWEN3_CODER)
+        assert accepts(QWEN3_CODER.write([("f", {"day": "y"})]))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": 5},
+        {"properties": ["city"]},
+        {"properties": {"a": 5}},
+        {"properties": {"a": {"type": 5}}},
+        {"properties": {"a": {"type": ["string", 5]}}},
+        {"properties": {"a": {"type": "string", "enum": 5}}},
+        {"properties": {"a": {"type": "string", "enum": []}}},
+        {"properties": {"a": {"enum": [[1], {}, None, "x"]}}},
+        {"properties": {"a": {"const": {"x": 1}}}},
+        {"properties": {"a": {"anyOf": "x", "oneOf": [5]}}},
+        {"properties": {"a": {"$ref": "#/properties/a"}}},
+        {"properties": {"a": {"$ref": 5}}},
+        {"properties": {"a": {"$ref": "#/nowhere"}}},
+        {"properties": {"a": {"type": "string"}}, "required": 5, "$defs": 5},
+        {"properties": {"a": {"type": "string"}}, "required": [["a"]]},
+    ],
+    ids=str,
+)
+def test_a_schema_that_is_none_harms_neither_grammar_nor_reader(
+    tokenizer: Tokenizer, schema: dict[str, Any]
+) -> None:
+    """Its grammar is valid, or the compiler refuses it."""
+    tool = Tool("f", None, schema, is_strict=True)
+    use = ToolUse([tool], frozenset({"f"}), is_required=True, is_parallel=False)
+    spec = call_grammar(use, QWEN3_CODER, tokenizer)
+    vocabulary = llguidance.LLTokenizer(tokenizer.backend.to_str())
+    grammar = llguidance.LLMatcher.grammar_from_lark(spec.text)
+    llguidance.LLMatcher(vocabulary, grammar, log_level=0)
+    reader = AnswerReader(QWEN3_CODER, {"f"}, {"f": schema})
+    parts = reader.push(QWEN3_CODER.write([("f", {"a": "x", "b": 1})]))
+    written = "".join(part.text for part in parts if isinstance(part, ArgumentsText))
+    assert json.loads(written)["a"] == "x"

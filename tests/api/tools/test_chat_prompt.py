@@ -15,11 +15,21 @@ from loraplex.api.tools.tool import Tool
 from loraplex.api.tools.tool_format import ToolFormatName
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.chat_templates import (
+    DEEPSEEK_V3_TEMPLATE,
+    DEEPSEEK_V31_TEMPLATE,
+    GLM45_TEMPLATE,
+    GRANITE_TEMPLATE,
     HERMES_TEMPLATE,
+    INTERNLM_TEMPLATE,
+    JAMBA_TEMPLATE,
     LLAMA_TEMPLATE,
+    MINIMAX_M2_TEMPLATE,
     MISTRAL_ARGS_TEMPLATE,
     MISTRAL_TEMPLATE,
-    XML_TEMPLATE,
+    PHI4_MINI_TEMPLATE,
+    PYTHONIC_TEMPLATE,
+    QWEN3_CODER_TEMPLATE,
+    SEED_OSS_TEMPLATE,
 )
 from support.models import CHAT_TEMPLATE, save_byte_tokenizer
 
@@ -58,6 +68,16 @@ def prompt_of(
         (MISTRAL_TEMPLATE, ToolFormatName.MISTRAL),
         (MISTRAL_ARGS_TEMPLATE, ToolFormatName.MISTRAL_ARGS),
         (CHAT_TEMPLATE, ToolFormatName.HERMES),
+        (DEEPSEEK_V3_TEMPLATE, ToolFormatName.DEEPSEEK_V3),
+        (DEEPSEEK_V31_TEMPLATE, ToolFormatName.DEEPSEEK_V31),
+        (GLM45_TEMPLATE, ToolFormatName.GLM45),
+        (GRANITE_TEMPLATE, ToolFormatName.GRANITE),
+        (INTERNLM_TEMPLATE, ToolFormatName.INTERNLM),
+        (JAMBA_TEMPLATE, ToolFormatName.JAMBA),
+        (MINIMAX_M2_TEMPLATE, ToolFormatName.MINIMAX_M2),
+        (PHI4_MINI_TEMPLATE, ToolFormatName.PHI4_MINI),
+        (QWEN3_CODER_TEMPLATE, ToolFormatName.QWEN3_CODER),
+        (SEED_OSS_TEMPLATE, ToolFormatName.SEED_OSS),
     ],
 )
 def test_the_template_shows_how_the_base_writes_calls(
@@ -69,7 +89,7 @@ def test_the_template_shows_how_the_base_writes_calls(
 def test_an_unknown_form_of_calls_is_refused_by_name_until_the_operator_names_one(
     tmp_path: Path,
 ) -> None:
-    tokenizer = tokenizer_with(tmp_path, XML_TEMPLATE)
+    tokenizer = tokenizer_with(tmp_path, PYTHONIC_TEMPLATE)
     with pytest.raises(ApiError, match="--tool-format") as refused:
         _ = ChatPrompts(tokenizer).tool_format
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tools")
@@ -142,3 +162,8 @@ def test_the_template_is_given_what_the_assistant_thought(tmp_path: Path) -> Non
     )
     messages = [message.for_template() for message in body.conversation()]
     assert tokenizer.render_chat(messages, tools=[]) == "user:2+2(|)assistant:4(easy|easy)"
+
+
+def test_a_template_that_appends_arguments_gets_them_as_text(tmp_path: Path) -> None:
+    prompt = prompt_of(tokenizer_with(tmp_path, DEEPSEEK_V31_TEMPLATE), TALK, [WEATHER])
+    assert 'weather<｜tool▁sep｜>{"city": "Köln"}<｜tool▁call▁end｜>' in prompt

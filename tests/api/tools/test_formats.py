@@ -31,8 +31,10 @@ from loraplex.api.schemas.answers import (
 )
 from loraplex.api.schemas.responses import ResponsesBody
 from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
+from loraplex.api.tools.reasoning import Reasoning
+from loraplex.api.tools.reasoning_format import THINK, Beginning
 from loraplex.api.tools.tool import Tool, ToolUse
-from loraplex.api.tools.tool_format import HERMES, MISTRAL, ToolFormat
+from loraplex.api.tools.tool_format import HERMES, MISTRAL, TOOL_FORMATS, ToolFormat
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer
@@ -55,6 +57,10 @@ ANSWERS = [
     f"One {HERMES.write([('f', {'n': 1})])} and {HERMES.write([('g', {'n': 2})])}\n",
     '<tool_call>\n{"name": "f", "arguments": {"a": [1, 2',
     "",
+    "<think>\nShould I call f? ü\n</think>\n\nNo.",
+    f"<think>I call f.</think>Let me see. {CALLS}",
+    f"<think></think>{CALLS}",
+    "<think>Still reasoning",
 ]
 USAGE = Usage(3, 9, 12, PromptTokensDetails(0), CompletionTokensDetails(0, 0))
 
@@ -70,8 +76,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(path)
 
 
-def plan_of(tokenizer: Tokenizer, written: ToolFormat) -> AnswerPlan:
-    return plan_answer(USE, lambda: written, tokenizer, form_grammar=None, answer_schema=None)
+def plan_of(tokenizer: Tokenizer, written: ToolFormat, *, is_returned: bool = True) -> AnswerPlan:
+    return plan_answer(
+        USE,
+        lambda: written,
+        tokenizer,
+        form_grammar=None,
+        answer_schema=None,
+        reasoning=Reasoning(THINK, Beginning.EITHER, is_returned),
+    )
 
 
 def deltas_of(
@@ -135,6 +148,8 @@ def test_a_streamed_chat_is_the_whole_one(tokenizer: Tokenizer, answer: str, see
     (choice,) = whole.choices
     (streamed,) = streamed_chat(form(), deltas).choices
     assert (streamed.message.content or "") == (choice.message.content or "")
+    assert _reasoning(streamed.message) == _reasoning(choice.message)
+    assert bool(_reasoning(choice.message)) == ("<think>" in answer and "<think></" not in answer)
     assert _called(streamed.message) == _called(choice.message)
     assert streamed.finish_reason == choice.finish_reason
     assert choice.finish_reason == ("tool_calls" if choice.message.tool_calls else "stop")
@@ -142,6 +157,23 @@ def test_a_streamed_chat_is_the_whole_one(tokenizer: Tokenizer, answer: str, see
     assert choice.logprobs is not None
     assert len(streamed.logprobs.content or []) == len(choice.logprobs.content or [])
     assert bool(choice.message.tool_calls) == ("tool_call" in answer)
+
+
+@pytest.mark.parametrize("written", TOOL_FORMATS.values(), ids=lambda f: str(f.name))
+def test_calls_of_every_format_are_streamed_like_the_whole_ones(
+    tokenizer: Tokenizer, written: ToolFormat
+) -> None:
+    answer = "<think>Which?</think>" + written.write([("f", {"a": "ü"}), ("g", {})])
+    plan = plan_of(tokenizer, written)
+    deltas = deltas_of(tokenizer, plan, answer, range(len(answer)), FinishReason.STOP)
+    whole = ChatFormat(order(), plan, tokenizer, streams_usage=False).whole([deltas], USAGE)
+    message = whole.choices[0].message
+    assert (message.reasoning, message.content) == ("Which?", None)
+    assert _called(message) == [("f", '{"a": "ü"}'), ("g", "{}")]
+    form = ChatFormat(order(), plan, tokenizer, streams_usage=False)
+    (streamed,) = streamed_chat(form, deltas).choices
+    assert _called(streamed.message) == _called(message)
+    assert streamed.finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
@@ -176,6 +208,10 @@ def test_a_streamed_response_is_the_whole_one(
     told = [item.type for item in whole.output]
     assert told, "an answer without a word is an empty message"
     assert told.count("function_call") == answer.count("<tool_call>")
+    has_reasoning = "<think>" in answer and "<think></" not in answer
+    assert told.count("reasoning") == has_reasoning
+    if has_reasoning:
+        assert told[0] == "reasoning"
 
 
 def test_the_response_of_text_and_calls_is_an_item_each(tokenizer: Tokenizer) -> None:
@@ -207,6 +243,76 @@ def test_markers_that_are_special_tokens_are_seen_in_requests_with_tools_alone(
     plain = AnswerPlan(None)
     unseen = deltas_of(tokenizer, plain, answer, [2, 5], FinishReason.STOP)
     assert MISTRAL.opening not in "".join(delta.text for delta in unseen)
+
+
+def test_reasoning_is_an_item_before_the_message(tokenizer: Tokenizer) -> None:
+    answer = "<think>\nShould I? Yes.\n</think>\n\nSure."
+    plan = plan_of(tokenizer, HERMES)
+    deltas = deltas_of(tokenizer, plan, answer, cuts_of(answer, 1), FinishReason.STOP)
+    body = ResponsesBody.model_validate({"model": "m", "input": "hi"})
+    form = ResponsesFormat(body, order(), plan, tokenizer)
+    events = [event for delta in deltas for event in form.chunks(delta)]
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert list(dict.fromkeys(kinds)) == [
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_text.delta", "output_text.done"),
+    ]
+    whole = msgspec.to_builtins(form.whole([[]], USAGE))
+    reasoning, message = whole["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Should I? Yes."}]
+    assert (reasoning["type"], reasoning["summary"]) == ("reasoning", [])
+    assert message["content"][0]["text"] == "Sure."
+    assert len(message["content"][0]["logprobs"]) <= len("</think>\n\nSure.")
+
+
+def test_the_output_items_of_a_response_are_messages_of_the_next_prompt() -> None:
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "Rain?"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed",
+         "content": [{"type": "reasoning_text", "text": "I look."}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "Yes."},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "So."}]},
+        {"type": "message", "role": "assistant", "content": "It rains."},
+        {"type": "message", "role": "assistant", "content": "Really."},
+        {"type": "reasoning", "summary": []},
+        {"role": "developer", "content": "Be brief."},
+    ]  # fmt: skip
+    body = ResponsesBody.model_validate({"model": "m", "input": items})
+    told = [(m.role, m.reasoning, m.text, len(m.calls)) for m in body.conversation()]
+    assert told == [
+        ("user", None, "Rain?", 0),
+        ("assistant", "I look.", "", 1),
+        ("tool", None, "Yes.", 0),
+        ("assistant", "So.", "It rains.", 0),
+        ("assistant", None, "Really.", 0),
+        ("assistant", "", "", 0),
+        ("system", None, "Be brief.", 0),
+    ]
+
+
+def test_reasoning_that_is_not_asked_for_is_in_no_chunk(tokenizer: Tokenizer) -> None:
+    answer = "<think>Secret.</think>Sure."
+    plan = plan_of(tokenizer, HERMES, is_returned=False)
+    deltas = deltas_of(tokenizer, plan, answer, [2, 9, 20], FinishReason.STOP)
+    whole = ChatFormat(order(), plan, tokenizer, streams_usage=False).whole([deltas], USAGE)
+    assert msgspec.to_builtins(whole.choices[0].message) == {
+        "role": "assistant",
+        "content": "Sure.",
+        "refusal": None,
+    }
+    form = ChatFormat(order(), plan, tokenizer, streams_usage=False)
+    chunks = [chunk for delta in deltas for chunk in form.chunks(delta)]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Sure."
+    assert not any(chunk.choices[0].delta.reasoning_content for chunk in chunks)
+
+
+def _reasoning(message: Any) -> str:
+    """The same under both names."""
+    extra = message.model_extra
+    assert extra.get("reasoning_content") == extra.get("reasoning")
+    return extra.get("reasoning") or ""
 
 
 def _called(message: Any) -> list[tuple[str, str]]:
