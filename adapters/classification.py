@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeGuard
 
 from .errors import AdapterRejected
 
@@ -63,7 +63,8 @@ def parse_labels(value: object) -> tuple[str, ...]:
     texts = tuple(label for label in labels if _is_label(label))
     if len(texts) < len(labels):
         raise _malformed(
-            LABELS_FIELD, f"has a label that is not 1 to {MAX_LABEL_CHARACTERS} printable characters"
+            LABELS_FIELD,
+            f"has a label that is not 1 to {MAX_LABEL_CHARACTERS} printable characters",
         )
     if sum(map(len, texts)) > MAX_CHARACTERS:
         raise _malformed(LABELS_FIELD, f"has more than {MAX_CHARACTERS} characters in its labels")
@@ -101,12 +102,8 @@ def classification_of(report: Mapping[str, Any]) -> Classification | None:
     return Classification(tuple(stored["labels"]), parse_problem_type(stored["problem_type"]))
 
 
-def _is_label(label: object) -> bool:
-    return (
-        isinstance(label, str)
-        and 0 < len(label) <= MAX_LABEL_CHARACTERS
-        and label.isprintable()
-    )
+def _is_label(label: object) -> TypeGuard[str]:
+    return isinstance(label, str) and 0 < len(label) <= MAX_LABEL_CHARACTERS and label.isprintable()
 
 
 def _malformed(field: str, fault: str) -> AdapterRejected:

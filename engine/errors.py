@@ -202,7 +202,7 @@ class ChatTemplateMissing(EngineError):
 
 
 class NotAClassifier(EngineError):
-    """The model has no classification head."""
+    """The model has no classification head; name an adapter that was trained as one."""
 
     code = "not_a_classifier"
 

@@ -17,6 +17,7 @@ from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .polling import pauses
 from .progress import open_progress
+from .trained_labels import with_labels
 from .trained_tokenizer import TokenFields, read_added_tokens
 
 CONFIG_FILE = "adapter_config.json"
@@ -70,9 +71,8 @@ def read_adapter(folder: Path) -> LocalAdapter:
         raise _invalid(_explain_missing_weights(folder))
     with weights.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return LocalAdapter(
-        _read_config(folder), weights, weights.stat().st_size, sha256, read_added_tokens(folder)
-    )
+    config = with_labels(_read_config(folder), folder / MODEL_CONFIG_FILE)
+    return LocalAdapter(config, weights, weights.stat().st_size, sha256, read_added_tokens(folder))
 
 
 def push_adapter(
