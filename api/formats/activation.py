@@ -27,4 +27,5 @@ def _sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _softmax(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     powers: npt.NDArray[np.float64] = np.exp(values - values.max())
-    return powers / powers.sum()
+    powers /= powers.sum()
+    return powers

@@ -37,6 +37,7 @@ from .pooled import Pooled, run_pooled
 router = APIRouter()
 
 Caller = Annotated[Principal, Depends(require(Scope.INFER))]
+RerankRequest = Annotated[RerankBody, Depends(json_body(RerankBody, INFERENCE_BODY_BYTES))]
 
 
 @router.post("/v1/score")
@@ -61,14 +62,12 @@ async def score(
 
 
 @router.post("/v1/rerank")
-@router.post("/v2/rerank")
-@router.post("/rerank")
 @answers(Ranking, errors=SCORE_ERRORS, headers=SERVED_HEADERS)
 async def rerank(
     request: Request,
     runtime: CurrentRuntime,
     principal: Caller,
-    body: Annotated[RerankBody, Depends(json_body(RerankBody, INFERENCE_BODY_BYTES))],
+    body: RerankRequest,
 ) -> Response:
     """Rank documents by their relevance to a query."""
     scored = await _score(request, runtime, principal, body, prompt_param="documents")
@@ -81,6 +80,24 @@ async def rerank(
     )
     headers = answer_headers(scored.pooled.running)
     return Response(encode_json(answer), media_type="application/json", headers=headers)
+
+
+@router.post("/v2/rerank")
+@answers(Ranking, errors=SCORE_ERRORS, headers=SERVED_HEADERS)
+async def rerank_v2(
+    request: Request, runtime: CurrentRuntime, principal: Caller, body: RerankRequest
+) -> Response:
+    """Rank documents as `/v1/rerank`, under the path of Cohere's clients."""
+    return await rerank(request, runtime, principal, body)
+
+
+@router.post("/rerank")
+@answers(Ranking, errors=SCORE_ERRORS, headers=SERVED_HEADERS)
+async def rerank_at_root(
+    request: Request, runtime: CurrentRuntime, principal: Caller, body: RerankRequest
+) -> Response:
+    """Rank documents as `/v1/rerank`, under vLLM's path without a version."""
+    return await rerank(request, runtime, principal, body)
 
 
 class _Scored(NamedTuple):

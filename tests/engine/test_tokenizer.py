@@ -60,7 +60,7 @@ def test_a_pair_has_the_special_tokens_of_the_library_and_loses_its_end(tmp_path
     with pytest.raises(InvalidParameter, match="too few"):
         tokenizer.encode_pair("ab", "cde", truncate=4)
     with pytest.raises(PromptTooLong):
-        tokenizer.encode_pair("ab" * 90, "cde" * 90, max_tokens=100)
+        tokenizer.encode_pair("ab" * 900, "cde" * 900, max_tokens=100)
 
 
 def test_renders_a_chat_with_the_base_models_template(tokenizer: Tokenizer) -> None:
