@@ -38,6 +38,19 @@ class ProblemType(StrEnum):
     MULTI_LABEL = "multi_label_classification"
 
 
+class Task(StrEnum):
+    """What an adapter answers with."""
+
+    GENERATE = "generate"
+    """Text."""
+    CLASSIFY = "classify"
+    """The outputs of its classification head."""
+
+    @classmethod
+    def of(cls, *, is_classifier: bool) -> Task:
+        return cls.CLASSIFY if is_classifier else cls.GENERATE
+
+
 @dataclass(frozen=True, slots=True)
 class Classification:
     """The meaning of a head's outputs."""

@@ -11,10 +11,12 @@ import torch
 from peft import PeftModel
 
 from loraplex.api.cli.client import ApiRefused
+from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.schemas.classification import ClassifyBody
 from loraplex.api.schemas.scores import RerankBody, ScoreBody
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.classifiers import class_logits, save_classifier
+from support.command import Command
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest
 
@@ -229,9 +231,39 @@ def test_versions_name_their_labels_and_are_attested_as_others(caller: Caller) -
     (version,) = caller.http.get("/v1/adapters/topics").json()["versions"]
     assert "classification" in version["features"]
     assert version["report"]["classification"] == {"labels": LABELS, "problem_type": None}
+    assert version["task"] == "classify"
     (plain,) = caller.http.get("/v1/adapters/bot").json()["versions"]
     assert plain["report"]["classification"] is None
+    assert plain["task"] == "generate"
     assert version["attestation"].keys() == plain["attestation"].keys()
+
+
+def test_lists_tell_classifiers_from_other_models(caller: Caller) -> None:
+    classifiers = {"topics", "tags", "relevance", "rating"}
+    cards = caller.http.get("/v1/models").json()["data"]
+    assert {card["id"] for card in cards if card["task"] == "classify"} == classifiers
+    assert {card["id"] for card in cards if card["task"] == "generate"} == {"bot", "tiny"}
+    listed = caller.http.get("/v1/adapters").json()["data"]
+    assert {row["name"] for row in listed if row["task"] == "classify"} == classifiers
+    for name in ("topics", "bot"):
+        card = caller.http.get(f"/v1/models/{name}").json()
+        assert card["task"] == ("classify" if name in classifiers else "generate")
+
+
+def test_push_says_how_to_call_a_classifier(
+    server: ServerUnderTest,
+    folder: Path,
+    tuned: dict[str, PeftModel],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    caller = server.make_caller("pushes-classifiers")
+    command = Command(monkeypatch, capsys, caller)
+    code, out, err = command("push", str(folder / "tags"), "tags")
+    assert (code, out) == (ExitCode.OK, "pushes-classifiers/tags@1\n")
+    assert f"curl {caller.url}/v1/classify" in err
+    assert '"model": "pushes-classifiers/tags@1"' in err
+    assert "chat" not in err
 
 
 def test_labels_that_are_not_those_of_the_head_are_refused(
