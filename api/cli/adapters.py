@@ -74,7 +74,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
         return
     rows = [_version_row(version) for version in adapter["versions"]]
     print_rows(
-        rows, ["version", "state", "aliases", "task", "tier", "rank", "effect", "digest", "reason"]
+        rows, ["version", "state", "aliases", "tier", "task", "rank", "effect", "digest", "reason"]
     )
     for alias, split in adapter["canaries"].items():
         note(f"{name}@{alias} sends {split['percent']:g} % to {name}@{split['version']}")
