@@ -23,12 +23,13 @@ from loraplex.kernels.quantize import WeightFormat
 from support.classifiers import class_logits, load_classifier, name_labels, save_classifier
 from support.engine import LocalEngine
 from support.families import SERVED, VOCAB_SIZE, save_family
+from support.marks import marked_slow
 from support.models import make_adapter
 from support.quantized import load_rounded, logit_bound
 from support.ranks import followers_as_threads
 
 TOLERANCE = 1e-4
-FAMILIES = ("llama", "gemma2-softcap-window", "gpt2-conv1d", "opt")
+FAMILIES = ("llama", "gpt2-conv1d", "gemma2-softcap-window", "opt")
 NUM_LABELS = (1, 2, 3, 7, 40)
 
 
@@ -69,7 +70,7 @@ def engine(base: Path, tmp_path: Path) -> Iterator[LocalEngine]:
     local.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", marked_slow(FAMILIES, slow=FAMILIES[2:]))
 def test_heads_of_several_label_counts_equal_peft_in_one_batch_with_generation(
     family: str, tmp_path: Path
 ) -> None:
@@ -115,7 +116,9 @@ def test_the_last_token_is_classified_behind_a_cached_prefix(
         assert (outputs_of(engine, request_id) - expected).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("form", [WeightFormat.INT8, WeightFormat.INT4])
+@pytest.mark.parametrize(
+    "form", marked_slow([WeightFormat.INT8, WeightFormat.INT4], slow=[WeightFormat.INT8])
+)
 def test_over_a_quantized_base_the_head_reads_the_states_of_its_rounded_weights(
     form: WeightFormat, base: Path, classifier: Path, tmp_path: Path
 ) -> None:
