@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block import ALIGNMENT_ELEMENTS, VECTOR_KINDS, PlacedExtra
+from .block import ALIGNMENT_ELEMENTS, VECTOR_KINDS, ExtraKind, PlacedExtra
 from .block_reader import PIECE_ELEMENTS
 from .extents import Extent, ExtentAllocator, Placement
 from .host_cache import HostBlock
@@ -73,13 +73,15 @@ class Arena:
     row_tables: list[list[SliceEntry]]
     """The same rows on the host, as Python numbers."""
     row_auxiliary: list[RowAuxiliary]
-    """The auxiliary tensors of each row's adapter."""
+    """The auxiliary tensors of each row's adapter that change slices of the base."""
     replacing_rows: set[int]
     """The published rows whose adapters replace a matrix of the base or rows of it: they hold
     auxiliary tensors that are not `vectors`."""
     row_vocabularies: dict[int, int]
     """The published rows whose adapters have another number of tokens than the base, with that
     number."""
+    row_heads: dict[int, PlacedExtra]
+    """The classification heads of the published rows whose adapters have one."""
     row_bytes: dict[int, int]
     """The bytes of the adapter of each placed row."""
     published: dict[int, tuple[AdapterKey, int]]
@@ -114,6 +116,7 @@ class Arena:
         self.row_auxiliary = [{}] * num_rows
         self.replacing_rows = set()
         self.row_vocabularies = {}
+        self.row_heads = {}
         size = (num_rows, len(layout.slices), 3)
         self.table = torch.zeros(size, dtype=torch.int64, device=device)
         self.vectors = torch.full(size, NO_VECTOR, dtype=torch.int64, device=device)
@@ -253,7 +256,6 @@ class Arena:
         occupant = self._occupants[placement.row]
         assert occupant.generation == placement.generation
         self.published[placement.row] = (occupant.key, occupant.generation)
-        self.row_auxiliary[placement.row] = occupant.auxiliary
         self.row_tables[placement.row] = [(a, b, rank) for a, b, rank in occupant.entries.tolist()]
         self._write_row(self.table, placement.row, occupant.entries)
         if occupant.auxiliary:
@@ -261,14 +263,30 @@ class Arena:
         if occupant.vocab_size is not None:
             self.row_vocabularies[placement.row] = occupant.vocab_size
 
+    def classification_head(self, row: int) -> Tensor | None:
+        """`[labels, hidden_size]` of a published row's adapter; None if it has none. It may be read
+        while the adapter is leased."""
+        placed = self.row_heads.get(row)
+        if placed is None:
+            return None
+        values = self.flat[placed.offset : placed.offset + placed.extra.num_elements]
+        return values.view(placed.extra.shape)
+
     def _publish_auxiliary(self, row: int, auxiliary: RowAuxiliary) -> None:
         vectors = np.full(self.vectors.shape[1:], NO_VECTOR, dtype=np.int64)
+        changing: dict[int, tuple[PlacedExtra, ...]] = {}
         for placed in chain.from_iterable(auxiliary.values()):
+            if placed.extra.kind is ExtraKind.CLASSIFICATION_HEAD:
+                self.row_heads[row] = placed
+                continue
+            index = placed.extra.slice_index
+            changing[index] = (*changing.get(index, ()), placed)
             if placed.extra.kind in VECTOR_KINDS:
                 kind = VECTOR_KINDS.index(placed.extra.kind)
                 vectors[placed.extra.slice_index, kind] = placed.offset
             else:
                 self.replacing_rows.add(row)
+        self.row_auxiliary[row] = changing
         self._write_row(self.vectors, row, vectors)
 
     def retire(self, placement: Placement) -> None:
@@ -285,6 +303,7 @@ class Arena:
             self.row_auxiliary[placement.row] = {}
             self.replacing_rows.discard(placement.row)
             self.row_vocabularies.pop(placement.row, None)
+            self.row_heads.pop(placement.row, None)
             self.table[placement.row].zero_()
             self.vectors[placement.row].fill_(NO_VECTOR)
         if self._cuda is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from .added_tokens import MAX_ADDED_TOKENS
 from .block import Extra, ExtraKind
 from .bound import BaseCopy, BoundExtra, BoundSlice
+from .classification import HEAD, MAX_LABELS, TASK
 from .errors import AdapterRejected
 from .expert_names import find_expert_matrix
 from .formats import refusal_message
@@ -95,6 +96,13 @@ class _ExtraBinder:
                 self._check_has(index, ExtraKind.MAGNITUDE, f"{part.module}.lora_magnitude_vector")
             if self._config.uses_lora_bias:
                 self._check_has(index, ExtraKind.LORA_BIAS, f"{part.module}.lora_B.bias")
+        head = (self._layout.output_head, ExtraKind.CLASSIFICATION_HEAD)
+        if self._config.is_classifier and head not in self.auxiliary:
+            raise AdapterRejected(
+                "config_contradiction",
+                f"the task_type {TASK} announces {HEAD}.weight, which is not there",
+                pointer="/task_type",
+            )
         for name, tokens in self._config.trained_tokens:
             if not self._has_rows(name, tokens):
                 raise AdapterRejected(
@@ -149,7 +157,11 @@ class _ExtraBinder:
         self._add(_vector(index, layer, ExtraKind.BIAS, tensor))
 
     def _bind_matrix(self, name: TensorName, tensor: TensorEntry) -> None:
-        """A whole matrix of the embedding or the head: trained, or the base's own."""
+        """A whole matrix of the embedding or the head: trained, or the base's own; or the matrix of
+        a classification head."""
+        if self._config.is_classifier and name == TensorName(HEAD, TensorRole.MATRIX, 0):
+            self._bind_classification_head(tensor)
+            return
         index = self._layout.slice_index.get(name.module)
         if index is None or index not in (self._layout.embedding, self._layout.output_head):
             raise AdapterRejected(
@@ -170,6 +182,26 @@ class _ExtraBinder:
             return
         extra = Extra(index, ExtraKind.MATRIX, (rows, width))
         self._add(BoundExtra(extra, layer, tensor))
+
+    def _bind_classification_head(self, tensor: TensorEntry) -> None:
+        index = self._layout.output_head
+        if index is None:
+            raise AdapterRejected(
+                "unsupported_module",
+                f"{tensor.name}: {refusal_message('classifier_of_this_base')}",
+                pointer=tensor.name,
+            )
+        width = self._layout.slices[index].in_features
+        num_labels = tensor.shape[0] if tensor.shape else 0
+        _check_shape(tensor, (num_labels, width))
+        if num_labels > MAX_LABELS:
+            raise AdapterRejected(
+                "unsupported_feature",
+                f"{tensor.name} has {num_labels} labels: {refusal_message('too_many_labels')}",
+                pointer=tensor.name,
+            )
+        extra = Extra(index, ExtraKind.CLASSIFICATION_HEAD, tensor.shape)
+        self._add(BoundExtra(extra, Slice(HEAD, width, num_labels), tensor))
 
     def _bind_token_rows(self, name: TensorName, tensor: TensorEntry) -> None:
         index = self._layout.slice_index.get(name.module)

@@ -59,6 +59,8 @@ class ExtraKind(StrEnum):
     TOKEN_ROWS = "token_rows"
     """`[tokens, out]`, in place of an embedding's rows of `token_ids`; of a tied output head's
     too, where the slice is that head: `[tokens, in]`."""
+    CLASSIFICATION_HEAD = "classification_head"
+    """`[labels, in]`, beside the output head, whose input it has too."""
 
 
 VECTOR_KINDS = (ExtraKind.MAGNITUDE, ExtraKind.BIAS, ExtraKind.LORA_BIAS)

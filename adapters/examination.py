@@ -16,6 +16,7 @@ from .binding import bind
 from .block import ExtraKind
 from .bound import Binding
 from .canonical import WrittenBlock, block_dtype, write_block
+from .classification import HEAD_NAMES, Classification, labels_of
 from .errors import AdapterRejected
 from .identity import adapter_digest
 from .layout import BaseLayout
@@ -72,6 +73,8 @@ class IntakeReport:
     """The rows of the adapter's embedding and head, if it is not the base's number."""
     added_tokens: tuple[AddedToken, ...] = ()
     """The texts of its added tokens."""
+    classification: Classification | None = None
+    """The meaning of its classification head's outputs, if it has one."""
 
 
 def examine(
@@ -102,6 +105,7 @@ def examine(
         check_base_copies(weights, binding.copies, layout)
         check_twins(weights, binding.twins)
         config = _with_added_rows(config, binding)
+        classification = _classification(config, binding)
         named = config.added_tokens
         config = _without_absent_tokens(config, binding, layout)
         measured = measure(weights, binding, layout, serving_dtype)
@@ -125,6 +129,7 @@ def examine(
         warnings=warnings,
         features=features_of(binding, config, layout),
         config=config,
+        classification=classification,
     )
 
 
@@ -139,6 +144,15 @@ def _without_absent_tokens(config: PeftConfig, binding: Binding, layout: BaseLay
     size = binding.vocab_size or vocabulary_of((), layout, layout.embedding) or 0
     kept = tuple(token for token in config.added_tokens if token.id < size)
     return replace(config, added_tokens=kept)
+
+
+def _classification(config: PeftConfig, binding: Binding) -> Classification | None:
+    """Raises AdapterRejected if its labels are not those of its head."""
+    for part in binding.auxiliary:
+        if part.extra.kind is ExtraKind.CLASSIFICATION_HEAD:
+            labels = labels_of(config.labels, part.layer.out_features)
+            return Classification(labels, config.problem_type)
+    return None
 
 
 def _check_declared_base(declared: str | None, layout: BaseLayout) -> None:
@@ -186,6 +200,7 @@ def _report(
     warnings: tuple[IntakeWarning, ...],
     features: tuple[str, ...],
     config: PeftConfig,
+    classification: Classification | None,
 ) -> IntakeReport:
     ranks = [part.rank for part in binding.slices] or [0]
     modules = _touched_modules(binding)
@@ -208,6 +223,7 @@ def _report(
         trained_on=_trained_on(config),
         vocab_size=binding.vocab_size,
         added_tokens=config.added_tokens,
+        classification=classification,
     )
 
 
@@ -287,6 +303,8 @@ def _unmatched_patterns(config: PeftConfig, modules: Sequence[str]) -> list[str]
 def _absent_targets(config: PeftConfig, modules: Sequence[str]) -> list[str]:
     present = {suffix for name in modules for suffix in _dotted_suffixes(name)}
     listed = [*config.target_modules, *config.modules_to_save]
+    if config.is_classifier:
+        listed = [name for name in listed if name not in HEAD_NAMES]
     return [target for target in listed if target not in present]
 
 

@@ -149,6 +149,14 @@ SERVED: tuple[ServedFeature, ...] = (
         "trained, only the rows beyond the base's are stored. `adapters push` reads the tokens' "
         "texts from the `tokenizer.json` beside the adapter.",
     ),
+    ServedFeature(
+        "classification",
+        "`task_type='SEQ_CLS'`, with a head named `score` of at most 1,024 labels",
+        "The head is applied to the last token's final hidden state, as in transformers, by "
+        "`/v1/classify`, `/v1/score` and `/v1/rerank`. The labels are `id2label` and "
+        "`problem_type` of the model's configuration; `adapters push` reads them from the "
+        "`config.json` beside the adapter.",
+    ),
 )
 
 _MERGE = "Merge it into its own base model."
@@ -166,10 +174,10 @@ REFUSED: tuple[RefusedFeature, ...] = (
     ),
     RefusedFeature(
         "other_task",
-        "`task_type` other than `CAUSAL_LM`",
+        "`task_type` other than `CAUSAL_LM` and `SEQ_CLS`",
         "unsupported_feature",
-        "The server has no classification head.",
-        "Train with `task_type='CAUSAL_LM'`.",
+        "The server has no heads for other tasks.",
+        "Train with `task_type='CAUSAL_LM'` or `task_type='SEQ_CLS'`.",
     ),
     RefusedFeature(
         "changed_base",
@@ -286,9 +294,11 @@ REFUSED: tuple[RefusedFeature, ...] = (
     ),
     RefusedFeature(
         "other_modules_to_save",
-        "`modules_to_save` with other modules than the output head and the input embedding",
+        "`modules_to_save` with other modules than the output head, the input embedding and, with "
+        "`task_type='SEQ_CLS'`, a classification head named `score`",
         "unsupported_module",
-        "Only these two can have a full matrix per adapter.",
+        "Only these can have a matrix per adapter. Heads named `classifier` follow layers that "
+        "the served base does not have.",
         "Train without these modules, or merge the adapter into its own base model.",
     ),
     RefusedFeature(
@@ -364,6 +374,20 @@ UNUSUAL: tuple[RefusedFeature, ...] = (
         "unsupported_module",
         "The message says why this module is not served.",
         "Leave the module out of `target_modules`.",
+    ),
+    RefusedFeature(
+        "classifier_of_this_base",
+        "`task_type='SEQ_CLS'` if the output head supports no adapters",
+        "unsupported_module",
+        "A classification head reads the input of the output head.",
+        "Merge it into its own base model.",
+    ),
+    RefusedFeature(
+        "too_many_labels",
+        "`task_type='SEQ_CLS'` with more than 1,024 labels",
+        "unsupported_feature",
+        "The number of labels of one adapter is limited.",
+        "Train with fewer labels.",
     ),
     RefusedFeature(
         "other_token_rows",

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from .added_tokens import added_tokens_of
 from .child import start_child
+from .classification import classification_of
 from .confinement import ProcessLimits, confine
 from .errors import AdapterRejected, IntakeUnavailable, StorageFull
 from .examination import IntakeReport, IntakeWarning, examine
@@ -212,6 +213,7 @@ def _parse_report(fields: dict[str, Any]) -> IntakeReport:
             "targets": tuple(fields["targets"]),
             "features": tuple(fields["features"]),
             "added_tokens": added_tokens_of(fields),
+            "classification": classification_of(fields),
             "largest_deltas": tuple(ModuleDelta(**delta) for delta in fields["largest_deltas"]),
             "warnings": tuple(IntakeWarning(**warning) for warning in fields["warnings"]),
         }

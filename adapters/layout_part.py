@@ -84,13 +84,16 @@ class LayoutPart:
 
     def extra_part(self, extra: Extra) -> Extra | None:
         """The rank's part of an auxiliary tensor; None: it holds nothing of it. The token ids are
-        counted from the rank's first token. Raises ObjectCorrupt as `extra_range`."""
+        counted from the rank's first token. The rank with the base's first token, which answers,
+        holds a classification head whole. Raises ObjectCorrupt as `extra_range`."""
         if not self.holds(extra.slice_index):
             return None
         whole = self.whole.slices[extra.slice_index]
         held = self.ranges.get(whole.name)
         if held is None:
             return extra
+        if extra.kind is ExtraKind.CLASSIFICATION_HEAD:
+            return extra if held.outputs.start == 0 else None
         rows, columns = self.extra_range(extra)
         if extra.kind in VECTOR_KINDS:
             return replace(extra, shape=(len(columns),))

@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .added_tokens import FIELD, AddedToken, as_fields, parse_added_tokens
+from .classification import (
+    LABELS_FIELD,
+    PROBLEM_FIELD,
+    TASK,
+    ProblemType,
+    parse_labels,
+    parse_problem_type,
+)
 from .errors import AdapterRejected
 from .peft_fields import check_fields, field_pointer, shown_value
 from .safetensors_header import NAME_CHARACTERS
@@ -57,6 +65,11 @@ class PeftConfig:
     ensures_weight_tying: bool = False
     added_tokens: tuple[AddedToken, ...] = ()
     """The texts of tokens that the trainer added to the base's tokenizer."""
+    is_classifier: bool = False
+    """The task is classification: the adapter has a head of its own."""
+    labels: tuple[str, ...] = ()
+    """Of the head's outputs; empty: they have no names."""
+    problem_type: ProblemType | None = None
     initialization: str | None = None
     """A special one; informational."""
 
@@ -99,6 +112,9 @@ class PeftConfig:
             "trainable_token_indices": self._token_indices(),
             "ensure_weight_tying": self.ensures_weight_tying,
             FIELD: as_fields(self.added_tokens),
+            "task_type": TASK if self.is_classifier else "",
+            LABELS_FIELD: {str(number): label for number, label in enumerate(self.labels)},
+            PROBLEM_FIELD: self.problem_type,
         }
         return {
             "peft_type": "LORA",
@@ -155,6 +171,9 @@ def parse_peft_config(data: bytes) -> PeftConfig:
         trained_tokens=_trained_tokens(fields.get("trainable_token_indices")),
         ensures_weight_tying=_flag(fields, "ensure_weight_tying"),
         added_tokens=parse_added_tokens(fields.get(FIELD)),
+        is_classifier=fields.get("task_type") == TASK,
+        labels=parse_labels(fields.get(LABELS_FIELD)),
+        problem_type=parse_problem_type(fields.get(PROBLEM_FIELD)),
         initialization=_initialization(fields.get("init_lora_weights")),
     )
 

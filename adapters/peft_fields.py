@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .added_tokens import FIELD
+from .classification import FIELDS as CLASSIFIER_FIELDS
+from .classification import TASK as CLASSIFICATION
 from .errors import AdapterRejected
 from .formats import refusal_message
 from .strict_json import escaped, shown
@@ -34,6 +36,7 @@ READ = frozenset(
         "auto_mapping",
         "megatron_core",
         FIELD,
+        *CLASSIFIER_FIELDS,
     }
 )
 WITHOUT_EFFECT = frozenset(
@@ -80,8 +83,7 @@ def check_fields(fields: Mapping[str, object]) -> None:
         raise _unsupported("peft_type", "other_type", fields.get("peft_type"))
     for name, value in fields.items():
         _check_field(name, value)
-    if fields.get("task_type") not in (None, "CAUSAL_LM"):
-        raise _unsupported("task_type", "other_task", fields["task_type"])
+    _check_task(fields)
     if fields.get("megatron_core") not in (None, "megatron.core"):
         raise AdapterRejected(
             "code_reference_refused",
@@ -92,6 +94,19 @@ def check_fields(fields: Mapping[str, object]) -> None:
         raise _unsupported("lora_bias", "dora_with_lora_bias")
     _check_auto_mapping(fields.get("auto_mapping"))
     _check_initialization(fields.get("init_lora_weights"))
+
+
+def _check_task(fields: Mapping[str, object]) -> None:
+    task = fields.get("task_type")
+    if task not in (None, "CAUSAL_LM", CLASSIFICATION):
+        raise _unsupported("task_type", "other_task", task)
+    for name in CLASSIFIER_FIELDS:
+        if task != CLASSIFICATION and fields.get(name) is not None:
+            raise AdapterRejected(
+                "config_contradiction",
+                f"{name} has no effect without the task_type {CLASSIFICATION}",
+                pointer=field_pointer(name),
+            )
 
 
 def field_pointer(*parts: str) -> str:

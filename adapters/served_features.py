@@ -17,6 +17,7 @@ _OF_AUXILIARY = {
     ExtraKind.BIAS: "bias",
     ExtraKind.MATRIX: "full_matrix",
     ExtraKind.TOKEN_ROWS: "token_rows",
+    ExtraKind.CLASSIFICATION_HEAD: "classification",
 }
 
 

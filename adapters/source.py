@@ -135,7 +135,7 @@ def _regions(region: Sequence[Any] | None) -> Iterator[tuple[int | None, Region 
 def _peft_fields(config: PeftConfig) -> dict[str, object]:
     """The fields that the digest covers, without the base's name."""
     fields = {**config.to_peft(), "base_model_name_or_path": None}
-    return {**fields, "task_type": "CAUSAL_LM", "inference_mode": True}
+    return {"task_type": "CAUSAL_LM", **fields, "inference_mode": True}
 
 
 def _target_modules(binding: Binding) -> list[str]:

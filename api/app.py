@@ -16,6 +16,7 @@ from .routes import (
     aliases,
     audit,
     chat,
+    classification,
     completions,
     device,
     embeddings,
@@ -33,6 +34,7 @@ from .routes import (
     requests,
     residency,
     responses,
+    scores,
     server_settings,
     servers,
     sessions,
@@ -45,7 +47,7 @@ from .routes import (
 from .server.runtime import Runtime
 
 _CLOSED = (
-    *(chat, completions, responses, embeddings, tokens, models),
+    *(chat, completions, responses, embeddings, classification, scores, tokens, models),
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),

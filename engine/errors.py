@@ -201,6 +201,12 @@ class ChatTemplateMissing(EngineError):
     code = "chat_template_missing"
 
 
+class NotAClassifier(EngineError):
+    """The model has no classification head; name an adapter that was trained as one."""
+
+    code = "not_a_classifier"
+
+
 class NumericalError(EngineError):
     """The model's output for this request is not finite."""
 

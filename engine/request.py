@@ -167,7 +167,7 @@ def _positions_to_read(submitted: GenerationRequest) -> range:
     match submitted.pooling:
         case Pooling.MEAN:
             return range(length)
-        case Pooling.LAST:
+        case Pooling.LAST | Pooling.CLASSIFY:
             return range(length - 1, length)
         case None:
             return range(0)

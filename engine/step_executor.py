@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from .execution.execution import Execution
@@ -41,7 +42,7 @@ class StepExecutor:
             runner=parts.runner,
             scheduler=parts.scheduler,
             speculation=parts.speculation,
-            read=read_prompt,
+            read=partial(read_prompt, self._arena),
             draw=NextTokens(parts.speculation.acceptor, parts.grammars).draw,
             requests=requests,
         )

@@ -9,11 +9,11 @@ import pytest
 from benchmarks.quantization_list import newest, sections, with_section
 from benchmarks.quantized_states import KV_BASES, find_faults
 
-from loraplex.adapters.formats import SERVED
 from loraplex.engine.config import KvDtype
 from support.quantized_bases import makers
 from support.quantized_checkpoints import FORMATS
 from support.quantized_states import BASES
+from support.served_features import features_by_base
 
 PAGE = Path(__file__).parents[1] / "docs" / "quantization.md"
 
@@ -33,7 +33,7 @@ def test_the_evidence_has_every_format() -> None:
 def test_the_matrix_has_every_combination() -> None:
     rows = {row["format"]: row for row in newest("matrix")["formats"]}
     assert rows.keys() == makers().keys()
-    features = {feature.name for feature in SERVED}
+    features = {name for names in features_by_base().values() for name in names}
     for name, row in rows.items():
         assert row["kv"].keys() == set(KvDtype)
         if not name.startswith("gguf"):

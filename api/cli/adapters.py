@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...adapters.classification import Task
 from ..client.downloads import download_adapter
 from ..client.errors import ClientError
 from ..client.local_adapter import read_adapter
@@ -33,7 +34,7 @@ Source = Annotated[
         "hf://OWNER/NAME[@REVISION][/FOLDER], or s3://BUCKET/PREFIX."
     ),
 ]
-LISTED = ["name", "latest", "versions", "aliases", "tier", "requests", "last_used"]
+LISTED = ["name", "latest", "versions", "aliases", "task", "tier", "requests", "last_used"]
 
 
 @app.command("push")
@@ -88,7 +89,9 @@ def show(name: Name, as_json: AsJson = False) -> None:
         print_json(adapter)
         return
     rows = [_version_row(version) for version in adapter["versions"]]
-    print_rows(rows, ["version", "state", "aliases", "tier", "rank", "effect", "digest", "reason"])
+    print_rows(
+        rows, ["version", "state", "aliases", "tier", "task", "rank", "effect", "digest", "reason"]
+    )
     for alias, split in adapter["canaries"].items():
         note(f"{name}@{alias} sends {split['percent']:g} % to {name}@{split['version']}")
 
@@ -230,7 +233,9 @@ def _print_pushed(client: ApiClient, version: dict[str, Any], aliases: list[str]
     if version["state"] != "ready":
         return
     name, _, number = version["id"].rpartition("@")
-    note(_how_to_call(client.url, f"{name}@{aliases[0] if aliases else number}"))
+    model = f"{name}@{aliases[0] if aliases else number}"
+    is_classifier = version["task"] == Task.CLASSIFY
+    note((_how_to_classify if is_classifier else _how_to_call)(client.url, model))
     if _live_version(client, version["adapter"]) not in (None, version["version"]):
         note(
             f"Make it live: loraplex adapters alias set {version['adapter']} {LIVE} "
@@ -257,6 +262,16 @@ def _how_to_call(url: str, model: str) -> str:
         f"or, with the openai package:\n"
         f'  client = OpenAI(base_url="{url}/v1", api_key=os.environ["LORAPLEX_API_KEY"])\n'
         f'  client.chat.completions.create(model="{model}", messages=[...])'
+    )
+
+
+def _how_to_classify(url: str, model: str) -> str:
+    body = {"model": model, "input": ["Hello"]}
+    return (
+        f"Call it:\n"
+        f"  curl {url}/v1/classify -H 'Content-Type: application/json' \\\n"
+        f'    -H "Authorization: Bearer $LORAPLEX_API_KEY" \\\n'
+        f"    -d '{json.dumps(body)}'"
     )
 
 

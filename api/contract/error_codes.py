@@ -173,6 +173,17 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
         "the operator allows. Push it to a server of the unquantized base, lower alpha, or "
         "train on the quantized base.",
     ),
+    "not_a_classifier": ErrorCode(
+        400, "The model has no classification head; name an adapter that was trained as one."
+    ),
+    "not_a_scorer": ErrorCode(
+        400, "The model's classification head does not have exactly one label, as scores need."
+    ),
+    "classifier_only": ErrorCode(
+        400,
+        "The adapter is a classifier and generates no text; use `/v1/classify`, `/v1/score` or "
+        "`/v1/rerank`.",
+    ),
     "chat_template_missing": ErrorCode(
         400, "The base model has no chat template; use `/v1/completions`."
     ),

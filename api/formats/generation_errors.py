@@ -1,11 +1,11 @@
-"""The errors of a generation request before its answer starts."""
+"""The errors of a request for generation or pooling before its answer starts."""
 
 from __future__ import annotations
 
 MODEL_ERRORS = ("model_not_found", "adapter_not_ready", "base_mismatch")
 GRAMMAR_ERRORS = ("invalid_grammar", "grammar_not_served", "grammar_failed")
 """Errors of output constraints."""
-GENERATION_ERRORS = (
+REQUEST_ERRORS = (
     *MODEL_ERRORS,
     "proposer_not_served",
     "kv_policy_not_served",
@@ -31,3 +31,7 @@ GENERATION_ERRORS = (
     "deadline_exceeded",
     "request_cancelled",
 )
+"""Errors of anything that the engine computes."""
+GENERATION_ERRORS = (*REQUEST_ERRORS, "classifier_only")
+CLASSIFICATION_ERRORS = (*REQUEST_ERRORS, "not_a_classifier")
+SCORE_ERRORS = (*CLASSIFICATION_ERRORS, "not_a_scorer")

@@ -99,10 +99,15 @@ def _published_error(error: Exception) -> ApiError:
             return as_api_error(error)
 
 
+_WITHOUT_PREFIX = (
+    *("/chat/", "/completions", "/embeddings", "/models", "/responses", "/classify", "/score"),
+)
+
+
 def _explain_missing_path(request: Request, error: ApiError) -> ApiError:
     path: str = request.scope["path"]
     if path in ("/v1/tokenize", "/v1/detokenize"):
         return ApiError(error.code, f"This route has no /v1 prefix: did you mean {path[3:]}?")
-    if not path.startswith(("/chat/", "/completions", "/embeddings", "/models", "/responses")):
+    if not path.startswith(_WITHOUT_PREFIX):
         return error
     return ApiError(error.code, f"API paths begin with /v1: did you mean /v1{path}?")

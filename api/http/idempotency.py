@@ -46,6 +46,9 @@ _GENERATION = (
     "/v1/completions",
     "/v1/responses",
     "/v1/embeddings",
+    "/v1/classify",
+    "/v1/score",
+    "/v1/rerank",
     "/v1/tokenize",
     "/v1/detokenize",
 )

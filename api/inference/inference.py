@@ -14,10 +14,11 @@ from ...engine.errors import (
     GrammarNotServed,
     InvalidGrammar,
     KvPolicyNotServed,
+    NotAClassifier,
     ProposerNotServed,
 )
 from ...engine.generation_defaults import GenerationDefaults
-from ...engine.messages import RequestStarted
+from ...engine.messages import Pooling, RequestStarted
 from ...engine.process.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
 from ...platform.errors import DatabaseBusy, DatabaseUnavailable
@@ -147,6 +148,7 @@ class Inference:
 
     async def _check(self, order: Order) -> None:
         """Raises ApiError or an EngineError for what this engine cannot generate."""
+        _check_task(order)
         self._check_token_ids(order)
         self._check_proposer(order)
         self._check_kv_policy(order)
@@ -256,6 +258,15 @@ class Inference:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
         return tiers.get(model.adapter.key) is not Tier.DEVICE
+
+
+def _check_task(order: Order) -> None:
+    """A classifier's head is all that was trained to answer; its embeddings are of use too."""
+    is_classifier = order.model.classification is not None
+    if order.pooling is Pooling.CLASSIFY and not is_classifier:
+        raise NotAClassifier
+    if order.pooling is None and is_classifier:
+        raise ApiError("classifier_only")
 
 
 def _note_model(order: Order) -> None:

@@ -43,7 +43,7 @@ class Order:
     num_prompt_logprobs: int | None = None
     """Asked of each prompt once, whatever the number of choices."""
     pooling: Pooling | None = None
-    """Each prompt's embedding is asked for, and no output."""
+    """One vector for each prompt is asked for, and no output."""
     grammar_param: str = "structured_outputs"
     """What the caller knows the grammar of the answer by."""
     prompt_param: str = "prompt"

@@ -129,6 +129,30 @@ class Prompts:
         kept = room if truncate < 0 else truncate
         return [prompt[max(len(prompt) - kept, 0) :] for prompt in encoded]
 
+    async def encode_pairs(
+        self,
+        principal: Principal,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        tokenizer: Tokenizer | None = None,
+        add_special_tokens: bool = True,
+        truncate: int | None = None,
+    ) -> list[list[int]]:
+        """Each pair's token ids; see `Tokenizer.encode_pair`.
+
+        `truncate`: keep this many of its tokens; -1: as many as fit. `tokenizer`: as of
+        `encode_chat`.
+        """
+        encode_pair = partial(
+            (tokenizer or self._tokenizer).encode_pair,
+            add_special_tokens=add_special_tokens,
+            max_tokens=self._capacity if truncate is None else None,
+            truncate=self._capacity if truncate == -1 else truncate,
+        )
+        return await self._threads.run(
+            principal.tenant_id, lambda: [encode_pair(*pair) for pair in pairs]
+        )
+
     async def decode(
         self,
         principal: Principal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...adapters.classification import Classification
 from ...engine.process.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
 from ...platform.adapters import registry
@@ -25,6 +26,11 @@ class ServedModel:
     """None is the base model."""
     own_tokenizer: Tokenizer | None = None
     """That of an adapter that adds tokens; None: the base's."""
+
+    @property
+    def classification(self) -> Classification | None:
+        """The meaning of its head's outputs; None: it is no classifier."""
+        return self.adapter.classification if self.adapter else None
 
 
 class ServedModels:

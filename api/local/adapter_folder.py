@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ...adapters.added_tokens import FIELD as ADDED_TOKENS
+from .trained_labels import with_labels
 from .trained_tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenFields, read_added_tokens
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MODEL_CONFIG_FILE = "config.json"
-ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+ADAPTER_FILES = (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    MODEL_CONFIG_FILE,
+)
 """All that is read."""
 PICKLED_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
@@ -71,7 +78,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise FolderUnusable("malformed_config", f"{path} is not JSON: {exc}") from exc
     if not isinstance(config, dict):
         raise FolderUnusable("malformed_config", f"{path} is not a JSON object.")
-    return config
+    return with_labels(config, folder / MODEL_CONFIG_FILE)
 
 
 def missing_weights(where: str, names: Collection[str]) -> FolderUnusable:

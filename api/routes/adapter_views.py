@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ...adapters.classification import Task
 from ...adapters.identity import AdapterKey
 from ...adapters.manager import Tier
 from ...adapters.status import AdapterLoad
@@ -74,6 +76,7 @@ class AdapterViews:
             size_bytes=version.size_bytes,
             aliases=[alias.name for alias in adapter.aliases if alias.version_id == version.id],
             tier=self._tiers.get(AdapterKey(version.tenant_id, version.digest), Tier.STORE),
+            task=_task(version.intake_report),
             features=list(version.intake_report.get("features", ())),
             created_at=version.created_at,
             report=version.intake_report,
@@ -81,6 +84,10 @@ class AdapterViews:
             history=f"{path}/history",
             readiness=f"{path}/readiness",
         )
+
+
+def _task(report: Mapping[str, Any]) -> Task:
+    return Task.of(is_classifier=report.get("classification") is not None)
 
 
 def tiers_of(stats: EngineStats | None) -> Mapping[AdapterKey, Tier]:
@@ -99,6 +106,7 @@ def summary_view(row: AdapterSummary, tiers: Mapping[AdapterKey, Tier]) -> Adapt
         latest_version=row.latest.number,
         state=row.latest.state,
         aliases=row.aliases,
+        task=_task(report),
         rank=report.get("max_rank") or None,
         bytes=int(row.num_bytes),
         effect=attestation.get("max_logit_delta"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...adapters.classification import Task
 from ...platform.adapters import service
 from ...platform.adapters.models import Adapter
 from ...platform.keys.principal import Principal, Scope
+from ...platform.sessions import TenantSession
 from ..contract.promises import answers
 from ..formats.generation_errors import MODEL_ERRORS
 from ..http.auth import require
@@ -29,12 +32,22 @@ Caller = Annotated[Principal, Depends(require(Scope.INFER))]
 async def list_models(runtime: CurrentRuntime, principal: Caller) -> Response:
     """The base model and the adapters that the key can use."""
     base_id = runtime.engine.info.base_id
-    adapters = await runtime.control_plane.read(
-        principal.tenant_id,
-        lambda session: service.list_callable_adapters(session, base_id, names=principal.adapters),
-    )
+
+    def read(session: TenantSession) -> tuple[Sequence[Adapter], set[str]]:
+        adapters = service.list_callable_adapters(session, base_id, names=principal.adapters)
+        return adapters, service.list_classifier_ids(session, base_id)
+
+    adapters, classifiers = await runtime.control_plane.read(principal.tenant_id, read)
     base = _base_card(runtime)
-    cards = [_adapter_card(adapter, principal, parent=base.id) for adapter in adapters]
+    cards = [
+        _adapter_card(
+            adapter,
+            principal,
+            parent=base.id,
+            task=Task.of(is_classifier=adapter.id in classifiers),
+        )
+        for adapter in adapters
+    ]
     return json_response(ModelList([base, *cards] if principal.may_use(None) else cards))
 
 
@@ -53,7 +66,9 @@ async def get_model(
         principal.tenant_id, lambda session: service.get_adapter(session, name)
     )
     created = int(adapter.created_at.timestamp())
-    return json_response(ModelCard(model, created, principal.tenant_slug, served.name, base.id))
+    task = Task.of(is_classifier=served.classification is not None)
+    card = ModelCard(model, created, principal.tenant_slug, served.name, base.id, task)
+    return json_response(card)
 
 
 def _base_card(runtime: Runtime) -> ModelCard:
@@ -61,7 +76,7 @@ def _base_card(runtime: Runtime) -> ModelCard:
     return ModelCard(name, runtime.started_at, "loraplex", name, None)
 
 
-def _adapter_card(adapter: Adapter, principal: Principal, *, parent: str) -> ModelCard:
+def _adapter_card(adapter: Adapter, principal: Principal, *, parent: str, task: Task) -> ModelCard:
     created = int(adapter.created_at.timestamp())
     full_name = f"{principal.tenant_slug}/{adapter.name}"
-    return ModelCard(adapter.name, created, principal.tenant_slug, full_name, parent)
+    return ModelCard(adapter.name, created, principal.tenant_slug, full_name, parent, task)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field, StringConstraints
 
+from ...adapters.classification import Task
 from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
 
@@ -63,6 +64,8 @@ class VersionView(AnswerModel):
     aliases: list[str]
     tier: str
     """The tier of its weights now: `device`, `host`, or `store` (also for disk)."""
+    task: Task
+    """`classify` for a classifier, else `generate`."""
     features: list[str]
     """Features besides A and B, such as `dora`."""
     created_at: datetime
@@ -138,6 +141,8 @@ class AdapterSummaryView(AnswerModel):
     state: str
     """State of the latest version, which `rank` and `effect` also describe."""
     aliases: Mapping[str, int]
+    task: Task
+    """`classify` if the latest version is a classifier, else `generate`."""
     rank: int | None
     """The largest rank of its matrices; null without A and B."""
     bytes: int

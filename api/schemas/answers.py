@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET
 
+from ...adapters.classification import Task
 from ..contract.answer_model import Absent, AnswerModel
 
 FinishReason = Literal["stop", "length"]
@@ -205,6 +206,8 @@ class ModelCard(AnswerModel):
     owned_by: str
     root: str
     parent: str | None
+    task: Task = Task.GENERATE
+    """`classify` for a classifier, else `generate`; of several versions that of the newest one."""
     object: Literal["model"] = "model"
 
 

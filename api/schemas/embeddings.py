@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from ..contract.answer_model import AnswerModel
 from .generation import MAX_DEADLINE_MS, MAX_PRIORITY, ModelName
+from .prompt_usage import PromptUsage
 from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
 
 MAX_INPUTS = 2048
@@ -55,16 +56,10 @@ class Embedding(AnswerModel):
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingUsage(AnswerModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class EmbeddingList(AnswerModel):
     id: str
     created: int
     model: str
     data: list[Embedding]
-    usage: EmbeddingUsage
+    usage: PromptUsage
     object: Literal["list"] = "list"

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import NumericalError
+from ..errors import NotAClassifier, NumericalError
 from ..messages import Pooling
 from ..request import Request
 
@@ -31,19 +31,25 @@ def last_hidden_states(model: PreTrainedModel) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def pool(request: Request, states: Tensor) -> bytes | None:
+def pool(request: Request, states: Tensor, head: Tensor | None = None) -> bytes | None:
     """Add the next rows that the request reads, `states [num_rows, hidden_size]`.
 
     Returns their mean over the whole prompt in fp32 once all have arrived; last-token pooling is a
-    mean of one. Raises NumericalError if it is not finite.
+    mean of one, and a classification is the product of `head [labels, hidden_size]`, that of the
+    request's adapter, with it. Raises NumericalError if the result is not finite, NotAClassifier if
+    the head is missing.
     """
     total = states.float().sum(0)
     request.pooled = total if request.pooled is None else request.pooled + total
     if len(states) < len(request.unread):
         return None
-    is_last = request.submitted.pooling is Pooling.LAST
-    vector = request.pooled / (1 if is_last else request.num_prompt_tokens)
+    pooling = request.submitted.pooling
+    vector = request.pooled / (request.num_prompt_tokens if pooling is Pooling.MEAN else 1)
+    if pooling is Pooling.CLASSIFY:
+        if head is None:
+            raise NotAClassifier
+        vector = head.float() @ vector
     if not vector.isfinite().all():
         raise NumericalError
-    embedding: bytes = vector.cpu().numpy().tobytes()
-    return embedding
+    pooled: bytes = vector.cpu().numpy().tobytes()
+    return pooled

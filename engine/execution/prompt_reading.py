@@ -1,4 +1,5 @@
-"""Computes prompt log-probabilities and embeddings for requests that ask for them."""
+"""Computes prompt log-probabilities, embeddings and classifications for requests that ask for
+them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ...adapters.arena import Arena
 from ..messages import PromptOutput, TokenLogprobs
 from ..scheduling.batch import ScheduledSequence
 from .execution import StepRows
@@ -15,7 +17,7 @@ from .sampler import MAX_DRAWN_CELLS, logprobs_of, ranks_of
 
 
 def read_prompt(
-    sequence: ScheduledSequence, output: StepOutput, rows: StepRows
+    arena: Arena, sequence: ScheduledSequence, output: StepOutput, rows: StepRows
 ) -> PromptOutput | None:
     """The results for the positions `sequence.read`; None while a pooling is incomplete.
 
@@ -29,7 +31,8 @@ def read_prompt(
         return PromptOutput(request.request_id, logprobs=_logprobs(logits, targets, num_top))
     assert output.token_states is not None, "a step with an embedding keeps its states"
     first = rows.computed.start + read.start - sequence.start
-    vector = pool(request, output.token_states[first : first + len(read)])
+    head = None if sequence.lease is None else arena.classification_head(sequence.lease.row)
+    vector = pool(request, output.token_states[first : first + len(read)], head)
     return None if vector is None else PromptOutput(request.request_id, embedding=vector)
 
 

@@ -81,7 +81,8 @@ class PromptOutput:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the next tokens of the prompt. All parts together cover its second to its last token."""
     embedding: bytes | None = None
-    """fp32 `[embedding_size]`, not normalized; only with the last part."""
+    """fp32 `[embedding_size]`, not normalized, or of a classification `[labels]`, before softmax or
+    sigmoid; only with the last part."""
 
 
 @dataclass(frozen=True, slots=True)

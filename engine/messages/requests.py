@@ -19,6 +19,8 @@ class Pooling(StrEnum):
     """The last token's, which depends on all others."""
     MEAN = "mean"
     """The mean over all tokens."""
+    CLASSIFY = "classify"
+    """The outputs of the adapter's classification head for the last token's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class GenerationRequest:
     deadline_seconds: float | None = None
     """Time from arrival in the engine until the request must have ended; None: no limit."""
     pooling: Pooling | None = None
-    """Send the prompt's embedding; `max_tokens` must be 0."""
+    """Send one vector for the prompt; `max_tokens` must be 0."""
     num_prompt_logprobs: int | None = None
     """Send log-probabilities of the prompt's tokens except the first, each with this many most
     likely tokens; None: none. Not with `pooling`."""

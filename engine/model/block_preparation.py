@@ -29,6 +29,7 @@ from torch import Tensor
 from ...adapters.added_tokens import MAX_ADDED_TOKENS
 from ...adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind
 from ...adapters.block_reader import PIECE_ELEMENTS
+from ...adapters.classification import MAX_LABELS
 from ...adapters.errors import AdapterUnavailable, ObjectCorrupt
 from ...adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from .adapted_module import BaseWeights, ExtendedModule
@@ -87,6 +88,8 @@ class BlockPreparation:
             extra = placed.extra
             place = self._places[extra.slice_index]
             _check(extra, place.part, has_matrices=extra.slice_index in header.ranks)
+            if extra.kind is ExtraKind.CLASSIFICATION_HEAD:
+                continue  # served as it is, whatever the base's output head is
             if place.base is None:
                 raise AdapterUnavailable(f"{place.part.name} serves A and B only, no {extra.kind}")
             values = block[placed.offset : placed.offset + extra.num_elements]
@@ -220,6 +223,7 @@ def _check(extra: Extra, part: Slice, *, has_matrices: bool) -> None:
     shapes = {
         ExtraKind.MATRIX: (num_rows, inner),
         ExtraKind.TOKEN_ROWS: (len(extra.token_ids), inner),
+        ExtraKind.CLASSIFICATION_HEAD: (min(extra.shape[0], MAX_LABELS), inner),
     }
     expected = shapes.get(extra.kind, (part.out_features,))
     if part.kind is SliceKind.EXPERTS or extra.kind not in allowed or extra.shape != expected:

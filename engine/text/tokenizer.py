@@ -99,6 +99,33 @@ class Tokenizer:
         self._check_length(text, max_tokens)
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_pair(
+        self,
+        first: str,
+        second: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        truncate: int | None = None,
+    ) -> list[int]:
+        """Token ids of two texts, with the special tokens that the tokenizer puts around a pair.
+
+        `truncate`: of a longer pair, the last tokens of `second` are left out until it has so many.
+        Raises InvalidParameter if `second` has too few for this, and PromptTooLong as `encode`.
+        """
+        self._check_length(first + second, max_tokens)
+        encoding = self.backend.encode(first, second, add_special_tokens=add_special_tokens)
+        surplus = 0 if truncate is None else len(encoding.ids) - truncate
+        if surplus <= 0:
+            return encoding.ids
+        of_second = [place for place, text in enumerate(encoding.sequence_ids) if text == 1]
+        if surplus > len(of_second):
+            raise InvalidParameter(
+                "truncate_prompt_tokens", "leaves too few tokens for the first text"
+            )
+        left_out = set(of_second[-surplus:])
+        return [token for place, token in enumerate(encoding.ids) if place not in left_out]
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...adapters.added_tokens import AddedToken, added_tokens_of
+from ...adapters.classification import Classification, classification_of
 from ...adapters.identity import DIGEST_PREFIX, AdapterKey
 from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
 from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
@@ -70,6 +71,8 @@ class AdapterRef:
     """The number of its tokens, if it is not the base's."""
     added_tokens: tuple[AddedToken, ...] = ()
     """The texts of tokens that the base does not have."""
+    classification: Classification | None = None
+    """The meaning of its head's outputs, if it is a classifier."""
 
     @property
     def pinned(self) -> str:
@@ -253,4 +256,5 @@ def _reference(
         is_canary=is_canary,
         vocab_size=version.intake_report.get("vocab_size"),
         added_tokens=added_tokens_of(version.intake_report),
+        classification=classification_of(version.intake_report),
     )

@@ -69,6 +69,18 @@ def list_callable_adapters(
     return session.scalars(query.order_by(Adapter.name)).all()
 
 
+def list_classifier_ids(session: TenantSession, base_id: str) -> set[str]:
+    """The adapters whose newest ready version for this base is a classifier."""
+    labels = AdapterVersion.intake_report[("classification", "labels")].as_string()
+    query = (
+        select(AdapterVersion.adapter_id, labels.is_not(None))
+        .where(AdapterVersion.state == VersionState.READY, AdapterVersion.base_id == base_id)
+        .order_by(AdapterVersion.number)
+    )
+    newest: dict[str, bool] = dict(session.execute(query).tuples().all())
+    return {adapter_id for adapter_id, is_classifier in newest.items() if is_classifier}
+
+
 def _visible_adapters() -> Select[Adapter]:
     return (
         select(Adapter)

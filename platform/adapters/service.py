@@ -123,6 +123,11 @@ def list_callable_adapters(
     return repository.list_callable_adapters(session, base_id, names=names)
 
 
+def list_classifier_ids(session: TenantSession, base_id: str) -> set[str]:
+    """The adapters whose newest ready version for this base is a classifier."""
+    return repository.list_classifier_ids(session, base_id)
+
+
 def version_history(session: TenantSession, name: str, number: int) -> VersionHistory:
     """How the version came to its state; of a deleted one too.
 

@@ -364,3 +364,35 @@ def test_two_tenants_with_equal_content_have_rows_of_their_own(tmp_path: Path) -
     assert not placements[0].extent.overlaps(placements[1].extent)
     remove(arena, placements[0])
     assert arena.published.get(placements[1].row) == (keys[1], placements[1].generation)
+
+
+def test_a_classification_head_moves_with_its_adapter_and_changes_no_slice() -> None:
+    arena = make_arena()
+    source = place_extras(arena, "first", Extra(2, ExtraKind.CLASSIFICATION_HEAD, (3, 20)))
+    start = source.extent.offset
+    size = source.extent.end - start
+    arena.flat[start : source.extent.end] = torch.arange(size)
+    assert arena.classification_head(source.row) is None, "it is not published"
+    arena.publish(source)
+    head = arena.classification_head(source.row)
+    assert head is not None
+    values = head.clone()
+    assert values.shape == (3, 20)
+    assert values.any()
+    assert arena.row_auxiliary[source.row] == {}
+    assert arena.replacing_rows == set()
+    assert vectors(arena) == {}
+
+    target = arena.place_again(source.row)
+    assert target is not None
+    arena.copy_between(source, target)
+    arena.publish(target)
+    remove(arena, source)
+    assert not head.any()
+    assert arena.classification_head(source.row) is None
+    moved = arena.classification_head(target.row)
+    assert moved is not None
+    assert torch.equal(moved, values)
+    remove(arena, target)
+    assert arena.row_heads == {}
+    assert not arena.flat.any()

@@ -12,6 +12,7 @@ from loraplex.adapters.added_tokens import MAX_ADDED_TOKENS
 from loraplex.adapters.binding import bind
 from loraplex.adapters.block import Extra, ExtraKind
 from loraplex.adapters.bound import Binding
+from loraplex.adapters.classification import MAX_LABELS
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.layout import BaseLayout, Halves, Projection, Slice, SliceKind
 from loraplex.adapters.peft_config import MAX_RANK, PeftConfig
@@ -722,3 +723,57 @@ def test_every_tensor_has_one_place_or_is_refused_with_a_published_reason(
     bound = [tensor.name for tensor in outcome.tensors]
     copies = [copy.tensor.name for copy in outcome.copies]
     assert sorted(bound + copies) == sorted(tensors)
+
+
+SCORE = "base_model.model.score.weight"
+CLASSIFIER: dict[str, Any] = {
+    "is_classifier": True,
+    "modules_to_save": ("classifier", "score"),
+}
+
+
+def test_a_classification_head_is_bound_beside_the_output_head() -> None:
+    shapes = {**pair(Q, 8, 8), SCORE: (5, 8)}
+    (head,) = bind_shapes(shapes, make_config(**CLASSIFIER)).auxiliary
+    assert head.extra == Extra(len(LAYOUT.slices) - 1, ExtraKind.CLASSIFICATION_HEAD, (5, 8))
+    assert (head.layer.name, head.layer.out_features) == ("score", 5)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "config", "layout", "reason"),
+    [
+        ({}, CLASSIFIER, LAYOUT, "config_contradiction"),
+        ({SCORE: (5, 7)}, CLASSIFIER, LAYOUT, "shape_mismatch"),
+        ({SCORE: (8,)}, CLASSIFIER, LAYOUT, "shape_mismatch"),
+        ({SCORE: (MAX_LABELS + 1, 8)}, CLASSIFIER, LAYOUT, "unsupported_feature"),
+        (
+            {"base_model.model.classifier.weight": (5, 8)},
+            CLASSIFIER,
+            LAYOUT,
+            "unsupported_module",
+        ),
+        ({SCORE: (5, 8)}, {"modules_to_save": ("score",)}, LAYOUT, "unsupported_module"),
+        (
+            {SCORE: (5, 8)},
+            CLASSIFIER,
+            replace(LAYOUT, projections=LAYOUT.projections[1:-1]),
+            "unsupported_module",
+        ),
+    ],
+    ids=[
+        "no head",
+        "another width",
+        "a vector",
+        "too many labels",
+        "a head of another name",
+        "another task",
+        "a base whose output head takes no adapters",
+    ],
+)
+def test_a_classification_head_that_cannot_be_served_is_refused(
+    shapes: Shapes, config: dict[str, Any], layout: BaseLayout, reason: str
+) -> None:
+    with pytest.raises(AdapterRejected) as caught:
+        bind_shapes({**pair(Q, 8, 8), **shapes}, make_config(**config), layout)
+    assert caught.value.reason == reason
+    assert caught.value.pointer

@@ -46,6 +46,7 @@ USED_WITH: dict[str, set[str]] = {
     "full_matrix": {"lora"},
     "token_rows": {"lora"},
     "added_tokens": {"lora", "token_rows"},
+    "classification": {"lora"},
 }
 """What else the adapter of each row uses."""
 

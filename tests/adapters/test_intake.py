@@ -334,6 +334,7 @@ ADAPTERS_OF_INTAKE = {
         "binding",
         "block",
         "bound",
+        "classification",
         "canonical",
         "child",
         "confinement",

@@ -91,7 +91,43 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "another type": ({"peft_type": "LOHA"}, "unsupported_feature", "/peft_type"),
     "no type": ({"peft_type": None}, "unsupported_feature", "/peft_type"),
     "type not text": ({"peft_type": ["LORA"]}, "unsupported_feature", "/peft_type"),
-    "classification": ({"task_type": "SEQ_CLS"}, "unsupported_feature", "/task_type"),
+    "token classification": ({"task_type": "TOKEN_CLS"}, "unsupported_feature", "/task_type"),
+    "labels of no classifier": (
+        {"id2label": {"0": "no"}},
+        "config_contradiction",
+        "/id2label",
+    ),
+    "labels that are no object": (
+        {"task_type": "SEQ_CLS", "id2label": ["no"]},
+        "malformed_config",
+        "/id2label",
+    ),
+    "labels not numbered from 0": (
+        {"task_type": "SEQ_CLS", "id2label": {"1": "no", "2": "yes"}},
+        "malformed_config",
+        "/id2label",
+    ),
+    "a label that cannot be printed": (
+        {"task_type": "SEQ_CLS", "id2label": {"0": "no\u0000"}},
+        "malformed_config",
+        "/id2label",
+    ),
+    "no label": ({"task_type": "SEQ_CLS", "id2label": {}}, "malformed_config", "/id2label"),
+    "too many labels": (
+        {"task_type": "SEQ_CLS", "id2label": {str(n): "x" for n in range(1025)}},
+        "malformed_config",
+        "/id2label",
+    ),
+    "labels of too many characters": (
+        {"task_type": "SEQ_CLS", "id2label": {str(n): "x" * 200 for n in range(400)}},
+        "malformed_config",
+        "/id2label",
+    ),
+    "another problem": (
+        {"task_type": "SEQ_CLS", "problem_type": "ranking"},
+        "malformed_config",
+        "/problem_type",
+    ),
     "dora and lora bias": (
         {"use_dora": True, "lora_bias": True},
         "unsupported_feature",

@@ -40,6 +40,9 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": [{"role": "user", "content": MARK}], "tools": MARK}),
     ("/v1/embeddings", {"input": MARK}),
     ("/v1/embeddings", {"input": [MARK, 7]}),
+    ("/v1/classify", {"input": MARK}),
+    ("/v1/score", {"text_1": MARK, "text_2": [MARK, 7]}),
+    ("/v1/rerank", {"query": MARK, "documents": [MARK]}),
     ("/tokenize", {"prompt": MARK}),
     ("/detokenize", {"tokens": MARK}),
 ]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from loraplex.adapters.added_tokens import MAX_ADDED_TOKENS
 from loraplex.adapters.arena import Arena
 from loraplex.adapters.block import BlockHeader, BlockPlan, Extra, ExtraKind
+from loraplex.adapters.classification import MAX_LABELS
 from loraplex.adapters.errors import AdapterUnavailable, ObjectCorrupt
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.engine.model.adapted_module import BaseWeights
@@ -240,6 +241,13 @@ MISFITS = {
     "a token twice": Extra(EMBEDDING, ExtraKind.TOKEN_ROWS, (2, HIDDEN), (3, 3)),
     "fewer tokens than rows": Extra(EMBEDDING, ExtraKind.TOKEN_ROWS, (2, HIDDEN), (3,)),
     "no tokens": Extra(EMBEDDING, ExtraKind.TOKEN_ROWS, (0, HIDDEN)),
+    "a classification head of other width": Extra(
+        HEAD, ExtraKind.CLASSIFICATION_HEAD, (3, HIDDEN + 1)
+    ),
+    "too many labels": Extra(HEAD, ExtraKind.CLASSIFICATION_HEAD, (MAX_LABELS + 1, HIDDEN)),
+    "a classification head for a table": Extra(
+        EMBEDDING, ExtraKind.CLASSIFICATION_HEAD, (3, HIDDEN)
+    ),
     "anything for experts": Extra(EXPERTS, ExtraKind.BIAS, (WIDE,)),
 }
 

@@ -6,9 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from loraplex.engine.errors import ChatTemplateMissing, InvalidParameter, UnsupportedModel
+from loraplex.engine.errors import (
+    ChatTemplateMissing,
+    InvalidParameter,
+    PromptTooLong,
+    UnsupportedModel,
+)
 from loraplex.engine.text.chat_form import ChatForm
 from loraplex.engine.text.tokenizer import Tokenizer
 from support.models import save_byte_tokenizer
@@ -31,6 +37,30 @@ def test_encodes_and_decodes_like_the_library(tokenizer: Tokenizer, model_dir: P
     text = "Grüße, 你好 🦙\n"
     assert tokenizer.encode(text) == library(text)["input_ids"]
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_pair_has_the_special_tokens_of_the_library_and_loses_its_end(tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path)
+    backend = PreTrainedTokenizerFast.from_pretrained(tmp_path).backend_tokenizer
+    backend.post_processor = TemplateProcessing(
+        single="<|user|> $A",
+        pair="<|user|> $A <|end|> $B <|end|>",
+        special_tokens=[(text, backend.token_to_id(text)) for text in ("<|user|>", "<|end|>")],
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    library = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode_pair("ab", "cde") == library("ab", "cde")["input_ids"]
+    bare = library("ab", "cde", add_special_tokens=False)["input_ids"]
+    assert tokenizer.encode_pair("ab", "cde", add_special_tokens=False) == bare
+    assert tokenizer.encode_pair("ab", "cde", truncate=6) == library("ab", "c")["input_ids"]
+    begin, a, b, middle, _, end = library("ab", "c")["input_ids"]
+    assert tokenizer.encode_pair("ab", "cde", truncate=5) == [begin, a, b, middle, end]
+    assert tokenizer.encode_pair("ab", "cde", truncate=99) == library("ab", "cde")["input_ids"]
+    with pytest.raises(InvalidParameter, match="too few"):
+        tokenizer.encode_pair("ab", "cde", truncate=4)
+    with pytest.raises(PromptTooLong):
+        tokenizer.encode_pair("ab" * 900, "cde" * 900, max_tokens=100)
 
 
 def test_renders_a_chat_with_the_base_models_template(tokenizer: Tokenizer) -> None:

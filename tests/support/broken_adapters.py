@@ -154,12 +154,12 @@ def _other_method(config: Callable[[], PeftConfig]) -> Callable[[Path, Path], ob
     return make
 
 
-def _classifier(base: Path, folder: Path) -> None:
-    """Trained as a classifier, with a head of its own."""
-    from transformers import AutoModelForSequenceClassification
+def _token_classifier(base: Path, folder: Path) -> None:
+    """Trained to classify each token, with a head of its own."""
+    from transformers import AutoModelForTokenClassification
 
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
-    lora = LoraConfig(r=4, task_type="SEQ_CLS", target_modules=list(ATTENTION_TARGETS))
+    model = AutoModelForTokenClassification.from_pretrained(base, num_labels=2)
+    lora = LoraConfig(r=4, task_type="TOKEN_CLS", target_modules=list(ATTENTION_TARGETS))
     get_peft_model(model, lora).save_pretrained(folder)
 
 
@@ -345,5 +345,5 @@ BROKEN: dict[str, BrokenKind] = {
         "unsupported_feature",
         "/peft_type",
     ),
-    "classifier": BrokenKind(_classifier, "unsupported_feature", "/"),
+    "token classifier": BrokenKind(_token_classifier, "unsupported_feature", "/"),
 }

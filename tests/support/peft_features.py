@@ -17,6 +17,7 @@ from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -148,6 +149,9 @@ def tuned_model(feature: str, base: PreTrainedModel, adapter: Path) -> Any:
         return merge_experts(base, adapter)
     if feature == "added_tokens":
         _resize(base, NUM_ADDED_TOKENS)
+    if feature == "classification":  # its layers, under the base's output head
+        PeftModel.from_pretrained(_classifier_of(base), adapter)
+        return base
     return PeftModel.from_pretrained(base, adapter)
 
 
@@ -193,6 +197,17 @@ def _save_added_tokens(model: PreTrainedModel, directory: Path, seed: int) -> No
     _save(resized, directory, seed, lora, save_embedding_layers=False)
 
 
+def _classifier_of(model: Any) -> Any:
+    """A classifier over the same layers."""
+    classifier = AutoModelForSequenceClassification.from_config(model.config)
+    classifier.model = model.model
+    return classifier
+
+
+def _save_classifier(model: PreTrainedModel, directory: Path, seed: int) -> None:
+    _save(_classifier_of(model), directory, seed, {"task_type": "SEQ_CLS"})
+
+
 def _save_resized(model: PreTrainedModel, directory: Path, seed: int) -> None:
     resized = copy.deepcopy(model)
     _resize(resized, 8)
@@ -227,6 +242,7 @@ _SPECIAL: dict[str, Callable[[Any, Path, int], None]] = {
     "other_part": _save_other_part,
     "other_type": _save_other_type,
     "added_tokens": _save_added_tokens,
+    "classification": _save_classifier,
     "resized_vocabulary": _save_resized,
     "separate_experts": _save_separate_experts,
     "stacked_experts": _save_stacked_experts,

@@ -36,9 +36,12 @@ class FeatureLogits(NamedTuple):
 
 
 def features_by_base() -> dict[str, list[str]]:
-    """The rows of the published table, by the base that they can be trained on."""
+    """The rows of the published table, by the base that they can be trained on; without that of
+    classifiers, whose answers are no logits of tokens."""
     rows: dict[str, list[str]] = defaultdict(list)
     for feature in SERVED:
+        if feature.name == "classification":
+            continue
         rows[base_name(feature.name)].append(feature.name)
     return rows
 
