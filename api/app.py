@@ -23,6 +23,7 @@ from .routes import (
     keys,
     me,
     memory,
+    messages,
     models,
     operations,
     operators,
@@ -45,7 +46,7 @@ from .routes import (
 from .server.runtime import Runtime
 
 _CLOSED = (
-    *(chat, completions, responses, embeddings, tokens, models),
+    *(chat, completions, responses, messages, embeddings, tokens, models),
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),

@@ -45,6 +45,7 @@ _GENERATION = (
     "/v1/chat/",
     "/v1/completions",
     "/v1/responses",
+    "/v1/messages",
     "/v1/embeddings",
     "/v1/tokenize",
     "/v1/detokenize",

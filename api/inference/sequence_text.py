@@ -33,6 +33,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """For the prompt's next tokens; the first has none."""
     embedding: bytes | None = None
     """The embedding of the whole prompt, fp32."""
+    stop: str | None = None
+    """The stop string that ended the choice."""
 
     @property
     def is_text(self) -> bool:
@@ -84,7 +86,8 @@ class SequenceText:
         piece = self._detokenizer.push(token_ids[:-1] if ends_here else token_ids)
         logprobs = (event.logprobs or [])[: piece.num_tokens]
         if piece.stop is not None:
-            return Delta(self._index, piece.text, logprobs, "stop"), piece.num_tokens
+            delta = Delta(self._index, piece.text, logprobs, "stop", stop=piece.stop)
+            return delta, piece.num_tokens
         return Delta(self._index, piece.text, logprobs), len(token_ids)
 
     def finish(self, event: RequestFinished) -> Delta:
@@ -94,4 +97,5 @@ class SequenceText:
         assert event.reason is not FinishReason.ABORTED, "who aborts does not listen any more"
         piece = self._detokenizer.finish()
         by_length = event.reason is FinishReason.LENGTH and piece.stop is None
-        return Delta(self._index, piece.text, [], "length" if by_length else "stop")
+        reason: Literal["stop", "length"] = "length" if by_length else "stop"
+        return Delta(self._index, piece.text, [], reason, stop=piece.stop)

@@ -28,7 +28,13 @@ WRITE_SECONDS = 1.0
 MAX_PENDING = 10_000
 MAX_BATCH = 500
 GENERATING_ROUTES = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"}
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+    }
 )
 
 

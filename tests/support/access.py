@@ -64,6 +64,8 @@ ROUTES: Mapping[str, Access] = {
     "POST /v1/chat/completions": INFER,
     "POST /v1/completions": INFER,
     "POST /v1/responses": INFER,
+    "POST /v1/messages": INFER,
+    "POST /v1/messages/count_tokens": INFER,
     "POST /v1/embeddings": INFER,
     "POST /tokenize": INFER,
     "POST /detokenize": INFER,
