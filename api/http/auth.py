@@ -203,12 +203,18 @@ def origin_of(request: Request, caller: AnyPrincipal) -> Origin:
 
 
 def check_metrics_access(
-    request: Request, token: str | None, trusted_proxies: Sequence[Network]
+    request: Request,
+    token: str | None,
+    trusted_proxies: Sequence[Network],
+    networks: Sequence[Network] = (),
 ) -> None:
     """Metrics show all tenants: the operator's token opens them, or, without one, this machine.
+    `networks` need no token.
 
     Raises ApiError.
     """
+    if is_within(peer_address(request, trusted_proxies), networks):
+        return
     if token is None:
         if not _is_local(request, trusted_proxies):
             raise ApiError(
