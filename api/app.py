@@ -21,6 +21,7 @@ from .routes import (
     embeddings,
     files,
     keys,
+    lora_adapters,
     me,
     memory,
     messages,
@@ -47,7 +48,7 @@ from .server.runtime import Runtime
 
 _CLOSED = (
     *(chat, completions, responses, messages, embeddings, tokens, models),
-    *(adapters, aliases, residency, files, uploads),
+    *(adapters, aliases, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),
     *(tenants, operators, servers, replicas, server_settings, readiness),

@@ -238,6 +238,8 @@ FOREIGN_BODIES = [
     ("POST /v1/messages", {**ASK_MESSAGE, "max_tokens": 1}),
     ("POST /v1/messages/count_tokens", ASK_MESSAGE),
     ("POST /v1/embeddings", {"model": "{model}", "input": "x"}),
+    ("POST /v1/load_lora_adapter", {"lora_name": "{model}"}),
+    ("POST /v1/unload_lora_adapter", {"lora_name": "{model}"}),
     ("POST /tokenize", {"model": "{model}", "prompt": "x"}),
     ("POST /detokenize", {"model": "{model}", "tokens": [1]}),
     ("POST /v1/keys", {"name": "x", "scopes": ["infer"], "user": "{user_id}"}),

@@ -71,6 +71,8 @@ ROUTES: Mapping[str, Access] = {
     "POST /detokenize": INFER,
     "GET /v1/models": INFER,
     "GET /v1/models/{model}": INFER,
+    "POST /v1/load_lora_adapter": WRITE,
+    "POST /v1/unload_lora_adapter": WRITE,
     "GET /v1/base": READ,
     "GET /v1/base/layout": READ,
     "GET /v1/adapters": READ,
