@@ -22,8 +22,10 @@ from .routes import (
     embeddings,
     files,
     keys,
+    lora_adapters,
     me,
     memory,
+    messages,
     models,
     operations,
     operators,
@@ -47,8 +49,8 @@ from .routes import (
 from .server.runtime import Runtime
 
 _CLOSED = (
-    *(chat, completions, responses, embeddings, classification, scores, tokens, models),
-    *(adapters, aliases, residency, files, uploads),
+    *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
+    *(adapters, aliases, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),
     *(tenants, operators, servers, replicas, server_settings, readiness),

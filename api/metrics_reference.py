@@ -19,6 +19,7 @@ from .telemetry.loop_histogram import LoopHistogram
 from .telemetry.metrics import Metrics
 from .telemetry.speculation_metrics import SpeculationCollector
 from .telemetry.tier_metrics import TierCollector
+from .telemetry.vllm_metrics import AskedAdapters, EngineSizes, VllmCollector, VllmSource
 
 
 class _Section(NamedTuple):
@@ -32,9 +33,9 @@ _INTRODUCTION = """\
 # Metrics and traces
 
 `GET /metrics` responds in Prometheus' text format. It is open to callers on the same machine, or to
-callers with `LORAPLEX_METRICS_TOKEN`. Labels are bounded: adapters are never labels, and only the
-first 50 tenants since the start have their own label; the others share `_other`. Codes are listed
-in [errors.md](errors.md).
+callers with `LORAPLEX_METRICS_TOKEN` or from `--metrics-networks`. Labels are bounded: adapters are
+never labels, except [for routers](#under-vllms-names), and only the first 50 tenants since the
+start have their own label; the others share `_other`. Codes are listed in [errors.md](errors.md).
 """
 _OF_THE_ENGINE = """
 These metrics come from the engine's last snapshot (two per second). They are absent while the
@@ -107,6 +108,30 @@ max by (replica) (loraplex_replica_up) == 0
 topk(3, max by (replica) (loraplex_replica_requests_waiting))
 ```
 """
+_UNDER_VLLMS_NAMES = """
+Only a server with `--vllm-metrics` has these metrics. They have the values of our own metrics under
+the names that routers for vLLM read. Routers send no token: `--metrics-networks` opens `/metrics`
+to their network. `vllm:lora_requests_info` has the names in the `model` fields of open requests as
+labels, of all tenants. So Prometheus should drop it.
+"""
+_ROUTERS = """
+What reads which name:
+
+| reader | reads |
+|---|---|
+| Gateway API Inference Extension, llm-d | `vllm:num_requests_waiting`, \
+`vllm:num_requests_running`, `vllm:kv_cache_usage_perc`, \
+`vllm:lora_requests_info` (`running_lora_adapters`, \
+`waiting_lora_adapters`, `max_lora`), `vllm:cache_config_info` (`block_size`, `num_gpu_blocks`) |
+| the router of vLLM's production-stack | `vllm:num_requests_running`, \
+`vllm:num_requests_waiting`, \
+`vllm:gpu_cache_usage_perc`, `vllm:gpu_prefix_cache_hits_total`, \
+`vllm:gpu_prefix_cache_queries_total` |
+| dashboards for vLLM | the histograms, with our buckets |
+
+A server has as many adapters in a step as sequences, if they fit into the arena. So `max_lora` is
+`--max-num-seqs`.
+"""
 _TRACES = """
 ## Traces
 
@@ -154,6 +179,12 @@ def _sections() -> Iterator[_Section]:
         ),
         ("Utilization", "", UtilizationCollector(_idle_engine), _PEAKS),
         ("Ranks", _OF_RANKS, RankCollector(_idle_engine), ""),
+        (
+            "Under vLLM's names",
+            _UNDER_VLLMS_NAMES,
+            VllmCollector(VllmSource("", _idle_engine, EngineSizes, AskedAdapters, metrics.own)),
+            _ROUTERS,
+        ),
         ("Replicas", _OF_REPLICAS, FleetCollector(lambda: [_idle_replica()]), _LOST_REPLICAS),
     )
     yield _Section("Requests", "", metrics.own, "")

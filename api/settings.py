@@ -114,6 +114,12 @@ class Settings(BaseSettings):
     """Accepted `Host` names, separated by commas, such as `*.example.com`."""
     metrics_token: Annotated[SecretStr | None, Unset("`/metrics` only from this machine")] = None
     """Bearer token for `/metrics`."""
+    metrics_networks: Annotated[
+        tuple[Network, ...], NoDecode, Option(metavar="NETWORK"), Unset("none")
+    ] = ()
+    """Networks from which `/metrics` can be read without the token."""
+    vllm_metrics: Annotated[bool, Option()] = False
+    """Also write the metrics that routers for vLLM read, under vLLM's names."""
     trusted_proxies: Annotated[
         tuple[Network, ...], NoDecode, Option(metavar="NETWORK"), Unset("none")
     ] = ()
@@ -176,7 +182,7 @@ class Settings(BaseSettings):
         """Child processes run in other folders."""
         return value.expanduser().absolute()
 
-    @field_validator("trusted_proxies", "replica_addresses", mode="before")
+    @field_validator("trusted_proxies", "metrics_networks", "replica_addresses", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
         """Several are separated by commas."""

@@ -15,7 +15,7 @@ from ..contract.answer_model import AnswerModel
 from ..contract.errors import ApiError, as_api_error, encode_error
 from ..http.disconnects import unless_disconnected
 from ..http.json_response import encode_json
-from ..http.sse import DONE, EventStream, sse_data
+from ..http.sse import DONE, PING, EventStream, sse_data
 from ..http.text_events import TextEvents
 from ..inference.generation import TokenCounts
 from ..inference.inference import Running
@@ -54,6 +54,8 @@ class AnswerFormat(Protocol):
 
     ending: bytes
     """The end of a successful stream, after its last chunk."""
+    ping: bytes
+    """What keeps a stream open while there is nothing to tell."""
 
     def opening(self) -> Iterable[AnswerModel]:
         """The chunks that a stream begins with."""
@@ -78,6 +80,7 @@ class PlainEvents(ABC):
     """The events of chats and completions: the chunk alone."""
 
     ending = DONE
+    ping = PING
 
     def __init__(self) -> None:
         self._texts: dict[int, TextEvents] = {}
@@ -140,6 +143,7 @@ def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Res
         _events(request, running, form, send_at_once),
         headers=answer_headers(running),
         close=running.generation.aclose,
+        ping=form.ping,
         patience_seconds=request.app.state.runtime.settings.reader_patience_seconds,
     )
     return stream

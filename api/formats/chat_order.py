@@ -1,4 +1,4 @@
-"""Converts a conversation to a generation, for chats and responses."""
+"""Converts a conversation to a generation, for chats, responses and messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ...platform.keys.principal import Principal
 from ..http.request_context import split_key
 from ..inference.inference import Inference
 from ..inference.order import Order
+from ..schemas.anthropic_messages import MessagesBody
 from ..schemas.chat import ChatBody
 from ..schemas.responses import ResponsesBody
 from ..tools.answer_plan import AnswerPlan
@@ -23,7 +24,10 @@ class ChatOrder(NamedTuple):
 
 
 async def order_chat(
-    request: Request, inference: Inference, principal: Principal, body: ChatBody | ResponsesBody
+    request: Request,
+    inference: Inference,
+    principal: Principal,
+    body: ChatBody | ResponsesBody | MessagesBody,
 ) -> ChatOrder:
     """Raises ApiError, PlatformError or EngineError if it cannot be generated."""
     model = await inference.models.resolve(principal, body.model, request_id=split_key(request))

@@ -13,7 +13,7 @@ from ...engine.text.tokenizer import Tokenizer
 from ..contract.answer_model import AnswerModel
 from ..contract.errors import ApiError, error_body
 from ..http.json_response import encode_json
-from ..http.sse import sse_data
+from ..http.sse import PING, sse_data
 from ..inference.order import Order
 from ..inference.sequence_text import Delta
 from ..schemas.answers import Usage
@@ -38,6 +38,7 @@ class ResponsesFormat:
 
     ending = b""
     """The last event marks the end."""
+    ping = PING
 
     def __init__(
         self, body: ResponsesBody, order: Order, plan: AnswerPlan, tokenizer: Tokenizer

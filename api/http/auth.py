@@ -26,6 +26,7 @@ from ...platform.keys.principal import (
 from ...platform.keys.token import parse_token as parse_key
 from ...platform.networks import Network, is_within
 from ..contract.errors import ApiError
+from ..contract.message_errors import is_messages_path
 from ..contract.promises import terms
 from ..server.runtime import Runtime
 from .browser import (
@@ -38,6 +39,8 @@ from .browser import (
 )
 from .peer_address import peer_address
 
+MESSAGES_KEY_HEADER = "x-api-key"
+"""The header in which clients of Anthropic's API send the key, below `/v1/messages`."""
 TENANT_HEADER = "x-loraplex-tenant"
 """The header with which an operator names a tenant."""
 
@@ -80,7 +83,7 @@ async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
     tenant = request.headers.get(TENANT_HEADER)
     cookie = _cookie(request, runtime.settings.trusted_proxies)
     if cookie is None:
-        return await runtime.control_plane.authenticate(bearer_token(request), tenant)
+        return await runtime.control_plane.authenticate(_api_key(request), tenant)
     token = parse_token(cookie, SESSION_PREFIX)
     if token is None:
         raise SessionEnded
@@ -97,15 +100,30 @@ def credential_id(request: Request, trusted_proxies: Sequence[Network]) -> str:
     """The id of the key or session of an authenticated request; not a secret."""
     cookie = _cookie(request, trusted_proxies)
     if cookie is None:
-        return parse_key(bearer_token(request)).key_id
+        return parse_key(_api_key(request)).key_id
     return AccountToken(cookie).hash
 
 
 def _cookie(request: Request, trusted_proxies: Sequence[Network]) -> str | None:
     """The session cookie, if the request uses it: a key takes precedence."""
-    if "authorization" in request.headers:
+    if "authorization" in request.headers or _messages_key(request) is not None:
         return None
     return session_token(request, transport_of(request, trusted_proxies))
+
+
+def _api_key(request: Request) -> str:
+    """The key of the request: the bearer token, or where Anthropic's clients call, their header.
+    Raises ApiError."""
+    key = _messages_key(request)
+    return bearer_token(request) if key is None or "authorization" in request.headers else key
+
+
+def _messages_key(request: Request) -> str | None:
+    """The value of Anthropic's header, on the paths that its clients call."""
+    is_theirs = is_messages_path(request.scope["path"])
+    return (
+        request.headers.get(MESSAGES_KEY_HEADER) if is_theirs else None
+    )  # at most one: see `head`
 
 
 @terms(errors=("session_required",), session=True)
@@ -185,12 +203,18 @@ def origin_of(request: Request, caller: AnyPrincipal) -> Origin:
 
 
 def check_metrics_access(
-    request: Request, token: str | None, trusted_proxies: Sequence[Network]
+    request: Request,
+    token: str | None,
+    trusted_proxies: Sequence[Network],
+    networks: Sequence[Network] = (),
 ) -> None:
     """Metrics show all tenants: the operator's token opens them, or, without one, this machine.
+    `networks` need no token.
 
     Raises ApiError.
     """
+    if is_within(peer_address(request, trusted_proxies), networks):
+        return
     if token is None:
         if not _is_local(request, trusted_proxies):
             raise ApiError(

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from ...adapters.errors import AdapterError, StorageFull
 from ...engine.errors import EngineError, EngineRestarted, EngineUnavailable
 from ...platform.errors import DiskShareExceeded, PlatformError
-from ..contract.errors import ApiError, as_api_error, encode_error, from_validation
+from ..contract.errors import ApiError, as_api_error, from_validation
+from ..contract.message_errors import encode_error_of
 
 DEFAULT_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
@@ -39,7 +40,7 @@ def error_response(request: Request, error: ApiError) -> Response:
     if error.published.status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(
-        encode_error(error, request.state.request_id),
+        encode_error_of(request.scope["path"], error, request.state.request_id),
         status_code=error.published.status,
         headers=headers,
         media_type="application/json",

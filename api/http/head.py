@@ -26,6 +26,7 @@ SINGLETONS = frozenset(
         b"origin",
         b"sec-fetch-site",
         b"transfer-encoding",
+        b"x-api-key",
         b"x-csrf-token",
         b"x-loraplex-idle-seconds",
         b"x-loraplex-tenant",

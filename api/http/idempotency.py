@@ -45,6 +45,7 @@ _GENERATION = (
     "/v1/chat/",
     "/v1/completions",
     "/v1/responses",
+    "/v1/messages",
     "/v1/embeddings",
     "/v1/classify",
     "/v1/score",

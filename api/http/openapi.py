@@ -22,10 +22,17 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from ...platform.version import __version__
 from ..contract.error_codes import ERROR_CODES
-from ..contract.errors import ApiError, ErrorEnvelope, encode_error
+from ..contract.errors import ApiError, ErrorEnvelope
+from ..contract.message_errors import (
+    MESSAGES_PATH,
+    MessageErrorEnvelope,
+    encode_error_of,
+    is_messages_path,
+)
 from ..contract.openapi_shapes import Shapes
 from ..contract.promises import Raw, Terms, promise_of, terms_of
 from ..contract.request_model import RequestModel
+from .auth import MESSAGES_KEY_HEADER
 from .idempotency import IDEMPOTENCY_ERRORS, is_repeatable
 
 Json = dict[str, Any]
@@ -50,6 +57,13 @@ _SECURITY_SCHEMES: Json = {
         "scheme": "bearer",
         "bearerFormat": "lpx_live_...",
         "description": "A tenant's API key. The required scopes are listed.",
+    },
+    "messagesKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": MESSAGES_KEY_HEADER,
+        "description": "A tenant's API key, as clients of Anthropic's API send it. "
+        "`Authorization` takes precedence.",
     },
     "operatorKey": {
         "type": "http",
@@ -108,14 +122,16 @@ def openapi_document(app: FastAPI) -> Json:
     ]
     shapes = Shapes(
         [op.body for op in operations if op.body is not None and not isinstance(op.body, Raw)],
-        [ErrorEnvelope, *(answer for op in operations for answer in op.answers)],
+        [
+            ErrorEnvelope,
+            MessageErrorEnvelope,
+            *(answer for op in operations for answer in op.answers),
+        ],
     )
-    examples: set[str] = set()
     responses: dict[str, Json] = {}
     of_parameters = _parameter_schemas(operations, document)
     for operation in operations:
         operation.describe(shapes, responses)
-        examples |= operation.codes
     document["tags"] = _tags(operations)
     document["components"] = {
         "securitySchemes": _SECURITY_SCHEMES,
@@ -123,7 +139,7 @@ def openapi_document(app: FastAPI) -> Json:
         "headers": {"RequestId": _REQUEST_ID},
         "schemas": {**of_parameters, **shapes.components},
         "responses": dict(sorted(responses.items())),
-        "examples": {code: _error_example(code) for code in sorted(examples)},
+        "examples": _error_examples(operations),
     }
     return document
 
@@ -173,6 +189,7 @@ class _Operation:
             raise ValueError(f"{route.path}: {route.endpoint.__name__} has no @answers")
         self.promise = promise
         self.described = described
+        self.is_of_messages = is_messages_path(route.path)
         self.module = inspect.getmodule(route.endpoint)
         self.name = route.endpoint.__name__
         self.doc = inspect.getdoc(route.endpoint) or ""
@@ -237,7 +254,8 @@ class _Operation:
             return [{}, {scheme: []}]
         scopes = [added.scope for added in self.terms if added.scope is not None]
         if scopes:
-            return [{"tenantKey": scopes}, {"operatorKey": scopes}, {"session": scopes}]
+            keys = ["tenantKey", *(["messagesKey"] if self.is_of_messages else []), "operatorKey"]
+            return [{key: scopes} for key in (*keys, "session")]
         if any(added.session for added in self.terms):
             return [{"session": []}]
         roles = [role for added in self.terms for role in added.roles]
@@ -286,8 +304,8 @@ class _Operation:
     def _errors(self, responses: dict[str, Json]) -> Iterator[tuple[str, Json]]:
         for status in sorted({ERROR_CODES[code].status for code in self.codes}):
             codes = sorted(code for code in self.codes if ERROR_CODES[code].status == status)
-            name = _response_name(status, codes)
-            responses.setdefault(name, _error_response(codes))
+            name = _name(_response_name(status, codes), self.is_of_messages)
+            responses.setdefault(name, _error_response(codes, self.is_of_messages))
             yield str(status), {"$ref": f"#/components/responses/{name}"}
 
 
@@ -321,8 +339,10 @@ def _response_name(status: int, codes: Sequence[str]) -> str:
     return f"{status}.{hashlib.sha256(names.encode()).hexdigest()[:8]}"
 
 
-def _error_response(codes: Sequence[str]) -> Json:
+def _error_response(codes: Sequence[str], is_of_messages: bool) -> Json:
     """The answer with one of these codes, which share a status."""
+    envelope = MessageErrorEnvelope if is_of_messages else ErrorEnvelope
+    examples = {code: f"#/components/examples/{_name(code, is_of_messages)}" for code in codes}
     code = {"type": "string", "enum": list(codes)}
     body = {"properties": {"error": {"properties": {"code": code}}}}
     return {
@@ -330,15 +350,28 @@ def _error_response(codes: Sequence[str]) -> Json:
         "headers": {"x-request-id": {"$ref": "#/components/headers/RequestId"}},
         "content": {
             "application/json": {
-                "schema": {"allOf": [{"$ref": "#/components/schemas/ErrorEnvelope"}, body]},
-                "examples": {code: {"$ref": f"#/components/examples/{code}"} for code in codes},
+                "schema": {"allOf": [{"$ref": f"#/components/schemas/{envelope.__name__}"}, body]},
+                "examples": {code: {"$ref": reference} for code, reference in examples.items()},
             }
         },
     }
 
 
-def _error_example(code: str) -> Json:
-    return {"value": json.loads(encode_error(ApiError(code), "req-0123456789abcdef01234567"))}
+def _error_examples(operations: Iterable[_Operation]) -> Json:
+    """The envelope of each code, in each shape in which it is answered."""
+    answered = sorted({(code, op.is_of_messages) for op in operations for code in op.codes})
+    return {_name(code, shape): _error_example(code, shape) for code, shape in answered}
+
+
+def _error_example(code: str, is_of_messages: bool) -> Json:
+    path = MESSAGES_PATH if is_of_messages else ""
+    envelope = encode_error_of(path, ApiError(code), "req-0123456789abcdef01234567")
+    return {"value": json.loads(envelope)}
+
+
+def _name(name: str, is_of_messages: bool) -> str:
+    """The name of a component in one of the shapes."""
+    return f"messages.{name}" if is_of_messages else name
 
 
 def _tags(operations: Iterable[_Operation]) -> list[Json]:

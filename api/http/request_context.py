@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...platform.audit.event import Party
 from ...platform.keys.principal import AnyPrincipal
 from ..contract.errors import ApiError
+from ..contract.message_errors import is_messages_path
 from ..control_plane.refusals import REFUSALS, Refusals, party_of
 from ..server.readiness import Readiness
 from ..telemetry.metrics import Metrics
@@ -133,7 +134,10 @@ class _ObservedRequest:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", []))
-            headers += [(b"x-request-id", self.state["request_id"].encode()), *_SECURITY_HEADERS]
+            request_id = self.state["request_id"].encode()
+            headers += [(b"x-request-id", request_id), *_SECURITY_HEADERS]
+            if is_messages_path(self.scope["path"]):
+                headers.append((b"request-id", request_id))  # where Anthropic's clients look
             if standing := self.measures.standing:
                 headers += [(k.encode(), v.encode()) for k, v in limit_headers(standing).items()]
             said = {name for name, _ in headers}

@@ -60,6 +60,7 @@ class EventStream(Response):
         headers: Mapping[str, str],
         close: Callable[[], Awaitable[None]],
         patience_seconds: float,
+        ping: bytes = PING,
     ) -> None:
         """A client that reads nothing for `patience_seconds` counts as disconnected."""
         self.status_code = 200
@@ -67,6 +68,7 @@ class EventStream(Response):
         self.events = events
         self.close = close
         self._patience_seconds = patience_seconds
+        self._ping = ping
         self.reader: Reader | None = None
         """None before the response."""
         self.body = b""
@@ -87,7 +89,7 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         reader = self.reader = Reader(send_body, self._patience_seconds)
-        pinging = asyncio.create_task(_ping(reader))
+        pinging = asyncio.create_task(_send_pings(reader, self._ping))
         try:
             async with reader.patience():
                 async for event in self.events:
@@ -98,11 +100,11 @@ class EventStream(Response):
             reader.close()
 
 
-async def _ping(reader: Reader) -> None:
+async def _send_pings(reader: Reader, ping: bytes) -> None:
     while True:
         await asyncio.sleep(PING_INTERVAL_SECONDS)
         if reader.unread_since is None:
-            await reader.send(PING)
+            await reader.send(ping)
 
 
 class Reader:

@@ -114,4 +114,5 @@ def merged(deltas: list[Delta]) -> list[Delta]:
     if len(deltas) == 1 or not all(delta.is_text for delta in deltas):
         return deltas
     text = "".join([delta.text for delta in deltas])
-    return [Delta(deltas[0].index, text, [], deltas[-1].finish_reason)]
+    last = deltas[-1]
+    return [Delta(last.index, text, [], last.finish_reason, stop=last.stop)]

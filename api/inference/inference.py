@@ -28,6 +28,7 @@ from ...platform.quotas.service import Demand
 from ..contract.errors import ApiError
 from ..control_plane.control_plane import ControlPlane
 from ..telemetry.metrics import Metrics
+from ..telemetry.vllm_metrics import AskedAdapters
 from ..tools.reasoning_format import ReasoningParser
 from ..tools.tool_format import ToolFormatName
 from .admission import Admission
@@ -125,6 +126,15 @@ class Inference:
     def find_open(self, request_id: str) -> OpenRequest | None:
         """The request of this id that this server is generating for."""
         return self._open.get(request_id)
+
+    def asked_adapters(self) -> AskedAdapters:
+        """The adapters of open requests."""
+        names: dict[bool, set[str]] = {False: set(), True: set()}
+        for order, _ in self._open.values():
+            if order.model.adapter is not None:
+                has_started = order.measures.queue_seconds is not None
+                names[has_started].add(order.measures.asked_model or order.model.name)
+        return AskedAdapters(running=frozenset(names[True]), waiting=frozenset(names[False]))
 
     async def start(self, order: Order) -> Running:
         """Submit the order if the tenant's limits let it pass; return once it is scheduled.

@@ -36,7 +36,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     embedding: bytes | None = None
     """The embedding of the whole prompt, fp32."""
     stop: str | None = None
-    """The stop string that finished it."""
+    """The stop string that ended the choice."""
 
     @property
     def is_text(self) -> bool:

@@ -46,11 +46,16 @@ async def ready(runtime: CurrentRuntime) -> Response:
 async def metrics(request: Request, runtime: CurrentRuntime) -> Response:
     """Metrics of all tenants, for Prometheus.
 
-    Available to callers on the same machine, or with the operator's metrics token.
+    Available to callers on the same machine, in the operator's metrics networks, or with the
+    operator's metrics token.
     """
-    token = runtime.settings.metrics_token
+    settings = runtime.settings
+    token = settings.metrics_token
     check_metrics_access(
-        request, token.get_secret_value() if token else None, runtime.settings.trusted_proxies
+        request,
+        token.get_secret_value() if token else None,
+        settings.trusted_proxies,
+        settings.metrics_networks,
     )
     return Response(runtime.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 

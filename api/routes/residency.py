@@ -60,7 +60,7 @@ async def pin(
     body: Wished,
 ) -> Response:
     """Keep the version on the device until it is unpinned, or for `ttl_seconds`."""
-    await _wish(runtime, principal, origin, name, number, WishKind.PIN, body.ttl_seconds)
+    await wish_for(runtime, principal, origin, name, number, WishKind.PIN, body.ttl_seconds)
     return json_response(await _readiness(runtime, principal, name, number), status_code=202)
 
 
@@ -70,13 +70,7 @@ async def unpin(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, number: Number
 ) -> Response:
     """Unpin the version: it may be evicted again."""
-
-    def remove(session: TenantSession) -> Changed[None]:
-        was_pinned = wishes.remove_wish(session, name, number, WishKind.PIN)
-        return Changed(None, Event("version.unpin", f"{name}@{number}") if was_pinned else None)
-
-    await runtime.control_plane.change(principal.tenant_id, origin, remove)
-    runtime.reconciliation.hasten()
+    await remove_pin(runtime, principal, origin, name, number)
     return json_response(await _readiness(runtime, principal, name, number), status_code=202)
 
 
@@ -91,19 +85,21 @@ async def prefetch(
     body: Wished,
 ) -> Response:
     """Load the version to the device before a request needs it."""
-    await _wish(runtime, principal, origin, name, number, WishKind.PREFETCH, body.ttl_seconds)
+    await wish_for(runtime, principal, origin, name, number, WishKind.PREFETCH, body.ttl_seconds)
     return json_response(await _readiness(runtime, principal, name, number), status_code=202)
 
 
-async def _wish(
+async def wish_for(
     runtime: Runtime,
     principal: Principal,
     origin: Origin,
     name: str,
     number: int,
     kind: WishKind,
-    ttl_seconds: float | None,
+    ttl_seconds: float | None = None,
 ) -> None:
+    """Store the wish and begin with it. Raises a PlatformError."""
+
     def write(session: TenantSession) -> Changed[None]:
         wishes.set_wish(
             session,
@@ -122,6 +118,19 @@ async def _wish(
     found = await find_version(runtime, principal, name, number)
     if found.version.base_id == runtime.engine.info.base_id:
         runtime.engine.prefetch(found.key, stay_seconds=ttl_seconds or 0.0)
+
+
+async def remove_pin(
+    runtime: Runtime, principal: Principal, origin: Origin, name: str, number: int
+) -> None:
+    """Unpin the version, if it is pinned. Raises a PlatformError."""
+
+    def remove(session: TenantSession) -> Changed[None]:
+        was_pinned = wishes.remove_wish(session, name, number, WishKind.PIN)
+        return Changed(None, Event("version.unpin", f"{name}@{number}") if was_pinned else None)
+
+    await runtime.control_plane.change(principal.tenant_id, origin, remove)
+    runtime.reconciliation.hasten()
 
 
 async def _readiness(

@@ -187,12 +187,16 @@ class SamplingBody(RequestModel):
         asked = self.kv_policy
         return None if asked is None else KvPolicy(asked.method, asked.budget)
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(self.stop or ())
+
     def text_form(
         self, *, continues_prompt: bool, visible_token_ids: Collection[int] = ()
     ) -> TextForm:
         """How tokens are converted to the answer's text."""
         return TextForm(
-            stop=tuple(self.stop or ()),
+            stop=self.stop_strings,
             includes_stop=bool(self.include_stop_str_in_output),
             num_unstopped_tokens=self.min_tokens or 0,
             continues_prompt=continues_prompt,

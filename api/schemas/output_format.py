@@ -52,7 +52,7 @@ class OutputFormat(RequestModel):
         if self.type == "json_object":
             return GrammarSpec(GrammarKind.JSON_OBJECT)
         schema = self.answer_schema
-        return None if schema is None else _schema_grammar(schema)
+        return None if schema is None else schema_grammar(schema)
 
 
 class ResponseFormat(OutputFormat):
@@ -107,9 +107,10 @@ class StructuredOutputs(RequestModel):
         if isinstance(self.json_schema, str):
             return GrammarSpec(GrammarKind.JSON_SCHEMA, self.json_schema)
         if self.json_schema is not None:
-            return _schema_grammar(self.json_schema)
+            return schema_grammar(self.json_schema)
         return GrammarSpec(GrammarKind.JSON_OBJECT)
 
 
-def _schema_grammar(schema: Mapping[str, Any]) -> GrammarSpec:
+def schema_grammar(schema: Mapping[str, Any]) -> GrammarSpec:
+    """Raises InvalidGrammar if it is too long."""
     return GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema))

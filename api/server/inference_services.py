@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...engine.fleet.fleet import Fleet
+from ...engine.messages import EngineInfo
 from ...engine.text.tokenizer import Tokenizer
 from ..inference.admission import Admission
 from ..inference.inference import Inference
@@ -17,6 +18,7 @@ from ..telemetry.fleet_memories import FleetMemories
 from ..telemetry.memories import Memories, ServerMemories
 from ..telemetry.metrics import Metrics
 from ..telemetry.overview import Overview
+from ..telemetry.vllm_metrics import EngineSizes
 from .planes import Planes
 
 
@@ -68,6 +70,13 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         reasoning_parser=planes.settings.reasoning_parser,
     )
     stack.push_async_callback(inference.aclose)
+    if planes.settings.vllm_metrics:
+        metrics.show_vllm_names(
+            model_name=planes.served_model_name,
+            stats=lambda: planes.engine.stats,
+            sizes=lambda: _sizes(planes.engine.info),
+            adapters=inference.asked_adapters,
+        )
     return InferenceServices(metrics, metering, admission, memories, overview, inference)
 
 
@@ -81,3 +90,7 @@ def _open_metering(
         num_unsettled=lambda: metering.num_unsettled,
     )
     return metering
+
+
+def _sizes(info: EngineInfo) -> EngineSizes:
+    return EngineSizes(info.kv_block_size, info.num_kv_blocks, info.max_num_seqs)

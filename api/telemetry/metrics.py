@@ -1,6 +1,6 @@
 """The Prometheus metrics. Labels are bounded: routes, statuses, codes, tiers, replicas and a few
-tenants, never adapters. `docs/metrics.md` is generated from the texts here and in the
-collectors."""
+tenants, never adapters but for routers (`vllm_metrics`). `docs/metrics.md` is generated from the
+texts here and in the collectors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .metric_registry import MetricRegistry, OwnMetric
 from .request_metrics import HttpMetrics, SequenceMetrics, StartMetrics, UsageMetrics
 from .speculation_metrics import SpeculationCollector
 from .tier_metrics import TierCollector
+from .vllm_metrics import AskedAdapters, EngineSizes, VllmCollector, VllmSource
 
 
 class Metrics:
@@ -89,6 +90,19 @@ class Metrics:
     def show_fleet(self, views: Callable[[], Sequence[ReplicaView]]) -> None:
         """Add the gauges of the replicas. `views` is called at each scrape."""
         self._registry.collect(FleetCollector(views))
+
+    def show_vllm_names(
+        self,
+        *,
+        model_name: str,
+        stats: Callable[[], EngineStats | None],
+        sizes: Callable[[], EngineSizes],
+        adapters: Callable[[], AskedAdapters],
+    ) -> None:
+        """Add what routers for vLLM read, under vLLM's names. The functions are called at each
+        scrape."""
+        source = VllmSource(model_name, stats, sizes, adapters, self._registry.own)
+        self._registry.collect(VllmCollector(source))
 
     def observe_expiring_keys(self, kind: str, number: int) -> None:
         self._keys_expiring.labels(kind).set(number)

@@ -34,7 +34,8 @@ class RequestMeasures:
     load_ms: float | None = None
     """The duration of the load that it waited for."""
     asked_model: str | None = None
-    """The model name as sent, for the tenant's own request log only."""
+    """The model name as sent, for the tenant's own request log, and for routers while the request
+    is open (`--vllm-metrics`)."""
     standing: Standing | None = None
     """The tenant's remaining rates: for the response headers, not a figure of the request."""
 

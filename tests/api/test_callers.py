@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from ipaddress import ip_network
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,7 @@ def request(
     return Request(
         {
             "type": "http",
+            "path": "/v1/models",
             "method": method,
             "scheme": scheme,
             "headers": [(name.encode(), text.encode("latin-1")) for name, text in headers.items()],
@@ -397,3 +399,13 @@ def test_metrics_are_for_the_token_or_without_one_for_this_machine(
     with pytest.raises(ApiError) as caught:
         check_metrics_access(asked, token, ())
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_metrics_need_no_token_in_the_operators_networks(token: str | None) -> None:
+    networks = (ip_network("192.0.2.0/24"),)
+    check_metrics_access(request({}, "192.0.2.7"), token, (), networks)
+    for peer in ("192.0.3.7", "no address"):
+        with pytest.raises(ApiError) as caught:
+            check_metrics_access(request({}, peer), token, (), networks)
+        assert caught.value.code == "missing_api_key"

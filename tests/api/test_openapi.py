@@ -94,7 +94,22 @@ def test_what_is_open_is_said_to_be() -> None:
 
 
 def test_every_code_is_an_answer_of_some_route() -> None:
-    assert set(DOCUMENT["components"]["examples"]) == set(ERROR_CODES) - UNSEEN
+    answered = set(DOCUMENT["components"]["examples"])
+    assert {name.removeprefix("messages.") for name in answered} == set(ERROR_CODES) - UNSEEN
+
+
+def test_an_error_of_the_messages_routes_is_documented_in_anthropics_shape() -> None:
+    examples = DOCUMENT["components"]["examples"]
+    theirs = {name: each["value"] for name, each in examples.items() if "messages." in name}
+    assert theirs
+    for name, value in theirs.items():
+        assert value["type"] == "error"
+        assert value["error"]["code"] == name.removeprefix("messages.")
+    for path, method, operation in operations():
+        for status, response in operation["responses"].items():
+            if status >= "400":
+                reference = response["$ref"].rpartition("/")[2]
+                assert reference.startswith("messages.") == path.startswith("/v1/messages"), method
 
 
 def all_models(model: type[RequestModel] = RequestModel) -> Iterator[type[RequestModel]]:
@@ -107,7 +122,7 @@ BODIES = [
     model
     for model in all_models()
     if any(
-        model.__name__ in json.dumps(operation.get("requestBody", ""))
+        f'/{model.__name__}"' in json.dumps(operation.get("requestBody", ""))
         for _, _, operation in operations()
     )
 ]

@@ -145,7 +145,8 @@ def test_a_deadline_counts_from_the_arrival_of_the_request() -> None:
     [(Overloaded(retry_after_seconds=7.2), 503), (TenantQueueFull(retry_after_seconds=7.2), 429)],
 )
 def test_a_refusal_for_lack_of_room_says_when_to_come_back(error: EngineError, status: int) -> None:
-    request = Request({"type": "http", "state": {"request_id": "req-1"}})
+    scope = {"type": "http", "path": "/v1/models", "state": {"request_id": "req-1"}}
+    request = Request(scope)
     crossed = from_error_info(ErrorInfo(error.code, str(error), error.retry_after_seconds))
     for published in (as_api_error(error), crossed):
         answer = error_response(request, published)

@@ -78,6 +78,8 @@ VALUES: Mapping[str, str | list[str]] = {
     "fleet-certificates": "fleet",
     "replica-addresses": ["10.0.0.1:7070", "10.0.0.2:7070"],
     "allowed-hosts": "*.example.com,localhost",
+    "metrics-networks": ["10.0.0.0/8", "fc00::/7"],
+    "vllm-metrics": "true",
     "trusted-proxies": ["10.0.0.0/8", "fd00::/8"],
     "otel": "true",
     "adapter-wait-seconds": "31.5",
