@@ -15,6 +15,7 @@ from .routes import (
     adapters,
     aliases,
     audit,
+    batches,
     chat,
     completions,
     device,
@@ -36,6 +37,7 @@ from .routes import (
     server_settings,
     servers,
     sessions,
+    tenant_files,
     tenants,
     tokens,
     uploads,
@@ -46,6 +48,7 @@ from .server.runtime import Runtime
 
 _CLOSED = (
     *(chat, completions, responses, embeddings, tokens, models),
+    *(tenant_files, batches),
     *(adapters, aliases, residency, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),

@@ -25,7 +25,7 @@ from ..http.auth import require
 from ..http.bodies import INFERENCE_BODY_BYTES, json_body
 from ..http.disconnects import unless_disconnected
 from ..http.json_response import encode_json
-from ..http.request_context import split_key
+from ..http.request_context import held_charge, split_key
 from ..inference.inference import Running
 from ..inference.order import Order
 from ..schemas.embeddings import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
@@ -64,6 +64,7 @@ async def create_embeddings(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,
         measures=request.state.measures,
+        held_charge=held_charge(request),
         principal=principal,
         model=model,
         prompts=prompts,

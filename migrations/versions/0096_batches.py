@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from loraplex.migrations.initial.columns import ID, KEY_ID, MOMENT, one_of, tenant_id
+from loraplex.migrations.initial.columns import KEY_ID, MOMENT, one_of, tenant_id
 
 revision = "0096"
 down_revision = "0001"

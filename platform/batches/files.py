@@ -58,10 +58,16 @@ def get_file(
 ) -> StoredFile:
     """The tenant's file. Raises FileNotFound, also if it has expired or the viewer may not see
     it."""
-    query = _visible(viewer).where(
-        StoredFile.id == file_id, StoredFile.expires_at > utc_now()
-    )
+    query = _visible(viewer).where(StoredFile.id == file_id, StoredFile.expires_at > utc_now())
     found = session.scalars(query).one_or_none()
+    if found is None:
+        raise FileNotFound(f"There is no file `{file_id}`.")
+    return found
+
+
+def get_input(session: TenantSession, file_id: str) -> StoredFile:
+    """The file that an unfinished batch reads, expired or not. Raises FileNotFound."""
+    found = session.scalars(select(StoredFile).where(StoredFile.id == file_id)).one_or_none()
     if found is None:
         raise FileNotFound(f"There is no file `{file_id}`.")
     return found
@@ -105,9 +111,7 @@ def remove(session: TenantSession, file_id: str, *, viewer: Principal) -> Stored
     return file
 
 
-def list_expired_of_all_tenants(
-    session: PlatformSession, now: datetime, limit: int
-) -> Sequence[StoredFile]:
+def list_expired_of_all_tenants(session: PlatformSession, now: datetime) -> Sequence[StoredFile]:
     """Expired files that no unfinished batch reads."""
     uses = (
         select(Batch.id)
@@ -115,14 +119,21 @@ def list_expired_of_all_tenants(
         .exists()
     )
     query = select(StoredFile).where(StoredFile.expires_at <= now, ~uses)
-    return session.scalars(query.order_by(StoredFile.expires_at).limit(limit)).all()
+    return session.scalars(query.order_by(StoredFile.expires_at)).all()
 
 
-def remove_expired(session: PlatformSession, file_id: str) -> None:
-    """Remove the row of an expired file."""
-    file = session.get(StoredFile, file_id)
-    if file is not None:
-        session.delete(file)
+def remove_expired(session: TenantSession, file_id: str) -> bool:
+    """Remove the row of an expired file; False if it is gone."""
+    if not exists(session, file_id):
+        return False
+    session.delete(get_input(session, file_id))
+    return True
+
+
+def exists(session: TenantSession, file_id: str) -> bool:
+    """The tenant has this file, expired or not."""
+    query = select(StoredFile.id).where(StoredFile.id == file_id)
+    return session.scalars(query).first() is not None
 
 
 def list_stored_of_all_tenants(session: PlatformSession) -> Sequence[StoredFile]:
@@ -130,7 +141,7 @@ def list_stored_of_all_tenants(session: PlatformSession) -> Sequence[StoredFile]
     return session.scalars(select(StoredFile)).all()
 
 
-def _visible(viewer: Principal | None) -> Select[tuple[StoredFile]]:
+def _visible(viewer: Principal | None) -> Select[StoredFile]:
     query = select(StoredFile)
     if viewer is not None and viewer.adapters is not None:
         query = query.where(StoredFile.key_id == viewer.key_id)

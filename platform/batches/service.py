@@ -179,7 +179,7 @@ def fail(session: TenantSession, batch_id: str, errors: list[JsonObject]) -> Bat
 def close(session: TenantSession, batch_id: str) -> Batch:
     """Add no more results to it. May be repeated."""
     batch = _known(session, batch_id, None, is_locked=True)
-    if batch.state in {BatchState.VALIDATING, BatchState.IN_PROGRESS}:
+    if batch.state is BatchState.IN_PROGRESS:
         _go(batch, BatchState.FINALIZING)
     batch.finalizing_at = batch.finalizing_at or utc_now()
     return batch
@@ -200,7 +200,7 @@ def finish(
     batch = _known(session, batch_id, None, is_locked=True)
     if batch.state is BatchState.CANCELLING:
         _go(batch, BatchState.CANCELLED)
-    elif sum(counts) < batch.num_lines or not batch.num_lines:
+    elif sum(counts) < batch.num_lines:
         _go(batch, BatchState.EXPIRED)
     else:
         _go(batch, BatchState.COMPLETED)

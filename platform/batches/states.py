@@ -39,12 +39,7 @@ OPEN_STATES = frozenset(
 
 TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
     BatchState.VALIDATING: frozenset(
-        {
-            BatchState.IN_PROGRESS,
-            BatchState.FAILED,
-            BatchState.CANCELLING,
-            BatchState.FINALIZING,
-        }
+        {BatchState.IN_PROGRESS, BatchState.FAILED, BatchState.CANCELLING}
     ),
     BatchState.IN_PROGRESS: frozenset({BatchState.FINALIZING, BatchState.CANCELLING}),
     BatchState.FINALIZING: frozenset({BatchState.COMPLETED, BatchState.EXPIRED}),
