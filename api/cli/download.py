@@ -33,13 +33,15 @@ def download_adapter(
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:
             with client.download(path + api_path(file.name)) as response:
-                _write(response, file, is_quiet=is_quiet)
+                write_file(response, file, is_quiet=is_quiet)
     except OSError as exc:
         raise CommandFailed(f"{exc.filename or directory}: {exc.strerror}") from exc
     return files
 
 
-def _write(response: httpx.Response, file: Path, *, is_quiet: bool) -> None:
+def write_file(response: httpx.Response, file: Path, *, is_quiet: bool) -> None:
+    """Write a download to `file`, which has its name only when it is whole. Raises
+    CommandFailed."""
     unfinished = file.with_name(f"{file.name}.part")
     size_bytes = int(response.headers["content-length"])
     hasher = hashlib.sha256()

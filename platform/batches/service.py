@@ -232,7 +232,7 @@ def list_results(
 def add_result(session: TenantRows, result: Result) -> bool:
     """Add the result of a line; False if it has one, or the batch takes no more."""
     found = session.execute_pinned(_HOLD_BATCH, {"batch_id": result.batch_id}).first()
-    if found is None or found.finalizing_at is not None:
+    if found is None or found.finalizing_at is not None or found.ended_at is not None:
         return False
     row: dict[str, Any] = result._asdict()
     return session.execute_pinned(_add_result(session.dialect), row).first() is not None
@@ -247,11 +247,11 @@ def _add_result(dialect: str) -> Executable:
 
 _BATCHES, _RESULTS = Batch.__table__, BatchResult.__table__
 _HOLD_BATCH = (
-    select(_BATCHES.c.finalizing_at)
+    select(_BATCHES.c.finalizing_at, _BATCHES.c.ended_at)
     .where(_BATCHES.c.tenant_id == bindparam("tenant_id"), _BATCHES.c.id == bindparam("batch_id"))
     .with_for_update(read=True)
 )
-"""Locked against being closed until the result is committed."""
+"""Locked against being closed or ended until the result is committed."""
 _REMOVE_RESULTS = delete(_RESULTS).where(  # type: ignore[arg-type]
     _RESULTS.c.tenant_id == bindparam("tenant_id"), _RESULTS.c.batch_id == bindparam("batch_id")
 )

@@ -16,7 +16,7 @@ from loraplex.adapters.failpoints import BATCH_FAILPOINTS, VARIABLE
 from loraplex.platform.batches import service
 from loraplex.platform.models import JobLease, UsageRecord
 from support.batches import completions, create, ended, jsonl, lines_of
-from support.server import Caller, ServerUnderTest, serving
+from support.server import LORAPLEX, Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def check_exact(server: ServerUnderTest, caller: Caller, client: OpenAI, batch_i
 def test_a_kill_between_two_effects_of_a_batch_leaves_it_exact(
     tiny_base: Path, tmp_path: Path, point: str
 ) -> None:
-    with serving(tiny_base, tmp_path, *NAME, **{VARIABLE: point}) as armed:
+    with serving(tiny_base, tmp_path, *NAME, program=LORAPLEX, **{VARIABLE: point}) as armed:
         caller = armed.make_caller("acme")
         batch_id = ""
         try:
@@ -72,7 +72,8 @@ def test_a_kill_between_two_effects_of_a_batch_leaves_it_exact(
 
 
 def test_a_file_whose_deletion_was_killed_is_gone(tiny_base: Path, tmp_path: Path) -> None:
-    with serving(tiny_base, tmp_path, *NAME, **{VARIABLE: "files.removed"}) as armed:
+    armed_at = {VARIABLE: "files.removed"}
+    with serving(tiny_base, tmp_path, *NAME, program=LORAPLEX, **armed_at) as armed:
         caller = armed.make_caller("acme")
         client = caller.openai.with_options(max_retries=0)
         file = client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
@@ -85,13 +86,13 @@ def test_a_file_whose_deletion_was_killed_is_gone(tiny_base: Path, tmp_path: Pat
 
 
 def test_another_server_takes_over_when_one_dies(tiny_base: Path, tmp_path: Path) -> None:
-    shared = {
-        "LORAPLEX_DATABASE_URL": f"sqlite:///{tmp_path / 'shared.db'}",
-        "LORAPLEX_STORE": str(tmp_path / "store"),
-        "LORAPLEX_SECRET": "s" * 40,
-    }
     with ExitStack() as stack:
-        first = stack.enter_context(serving(tiny_base, tmp_path / "first", *NAME, **shared))
+        first = stack.enter_context(serving(tiny_base, tmp_path / "first", *NAME))
+        shared = {
+            "LORAPLEX_DATABASE": first.settings.database_url,
+            "LORAPLEX_STORE": first.settings.store_url,
+            "LORAPLEX_SECRET": first.settings.load_secrets()[0].hex(),
+        }
         caller = first.make_caller("acme")
         batch_id = create(caller.openai, lines(max_tokens=200)).id
         wait_for(lambda: num_results(first, caller, batch_id) > 0)

@@ -139,7 +139,7 @@ def test_an_invalid_file_fails_the_batch_and_costs_nothing(
     assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
     assert batch.failed_at
     assert batch.errors is not None
-    (error,) = batch.errors.data or ()
+    (error,) = batch.errors.data or []
     assert (error.code, error.line) == (code, number)
 
 

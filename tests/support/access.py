@@ -165,6 +165,8 @@ MISSING = {
     "alias": "none",
     "file": "adapter_config.json",
     "upload_id": "0" * 36,
+    "file_id": "file-" + "0" * 32,
+    "batch_id": "batch_" + "0" * 32,
     "model": "no-such-model",
     "key_id": "0" * 12,
     "user_id": "0" * 36,
