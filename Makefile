@@ -21,7 +21,7 @@ BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness sche
 	fleet fleet-fairness divided-ends
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
 	lint format docs console console-check \
-	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence parallel-evidence \
+	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence \
 	mutation-evidence mutation-survey \
 	first-hour full-disk \
 	kernels-report gpu-check lock clean \
@@ -258,6 +258,9 @@ full-disk: $(INSTALLED) ## fill a data folder of 60 MB on a tmpfs: the others ar
 
 adapter-evidence: $(INSTALLED) ## what is claimed of adapters, tried, as JSON; SOAK=1: in larger numbers
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.adapter_evidence $(if $(SOAK),--soak) $(ARGS)
+
+batch-evidence: $(INSTALLED) ## kill a server in a batch of 10,000 requests; the latency of others beside a batch; as JSON: ARGS='--lines 1000'
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.batch_evidence $(ARGS)
 
 $(MUTANTS_VENV)/.installed:
 	$(PYTHON) -m venv $(MUTANTS_VENV)

@@ -37,7 +37,22 @@ FAILPOINTS = (
     "garbage.listed",
     "garbage.removed",
 )
-"""Every failpoint, in the order in which an adapter's life passes them."""
+"""Every failpoint in the order in which an adapter's life passes them."""
+
+BATCH_FAILPOINTS = (
+    # a file
+    "files.stored",
+    "files.removed",
+    # a batch
+    "batches.checked",
+    "batches.begun",
+    "batches.answered",
+    "batches.kept",
+    "batches.closed",
+    "batches.stored",
+    "batches.ended",
+)
+"""The same of a file and a batch."""
 
 _ARMED = os.environ.get(VARIABLE)
 

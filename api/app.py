@@ -15,6 +15,7 @@ from .routes import (
     adapters,
     aliases,
     audit,
+    batches,
     chat,
     classification,
     completions,
@@ -40,6 +41,7 @@ from .routes import (
     server_settings,
     servers,
     sessions,
+    tenant_files,
     tenants,
     tokens,
     uploads,
@@ -50,6 +52,7 @@ from .server.runtime import Runtime
 
 _CLOSED = (
     *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
+    *(tenant_files, batches),
     *(adapters, aliases, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),

@@ -47,9 +47,10 @@ class DrainingServer(uvicorn.Server):
         """`on_drain` is called with the drain time if requests are running when the server is told
         to stop."""
         drain_seconds = runtime.settings.drain_seconds
+        self.app = create_app(runtime)
         super().__init__(
             uvicorn.Config(
-                create_app(runtime),
+                self.app,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -151,6 +152,7 @@ def run_server(
             listen(listener)
             announce(runtime)
             server = DrainingServer(runtime, connections, on_drain=on_drain)
+            runtime.batches.start(server.app)
             freeze_garbage()
             collecting = asyncio.create_task(collect_garbage(lambda: not readiness.num_requests))
             try:

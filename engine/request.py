@@ -40,6 +40,7 @@ class Request:
     adapter: AdapterKey | None = field(init=False)
     """None: the base. Requests of one tenant and adapter form a queue."""
     priority: int = field(init=False)
+    is_background: bool = field(init=False)
     deadline: float | None = field(init=False)
     num_prompt_tokens: int = field(init=False)
     max_num_tokens: int = field(init=False)
@@ -102,6 +103,7 @@ class Request:
         self.tenant_weight = submitted.tenant_weight
         self.adapter = submitted.adapter
         self.priority = submitted.priority
+        self.is_background = submitted.is_background
         self.num_lone_steps = submitted.num_lone_steps
         self.deadline = None
         if submitted.deadline_seconds is not None:

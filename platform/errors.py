@@ -230,6 +230,24 @@ class InvitationEnded(PlatformError):
     code = "invitation_ended"
 
 
+class FileNotFound(PlatformError):
+    """No such file."""
+
+    code = "file_not_found"
+
+
+class FileInUse(PlatformError):
+    """A batch that has not ended reads this file."""
+
+    code = "file_in_use"
+
+
+class BatchNotFound(PlatformError):
+    """No such batch."""
+
+    code = "batch_not_found"
+
+
 class RequestNotFound(PlatformError):
     """No such request."""
 
@@ -381,7 +399,7 @@ class AdapterBeingDeleted(PlatformError):
 
 
 class InvalidTransition(PlatformError):
-    """The state of the version or upload does not allow this."""
+    """The state of the version, upload or batch does not allow this."""
 
     code = "state_conflict"
 

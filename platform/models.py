@@ -7,6 +7,8 @@ from .adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from .adapters.models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
 from .audit.models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAuditHead
 from .base import Base
+from .batches.file_models import StoredFile
+from .batches.models import Batch, BatchResult
 from .idempotency.models import IdempotentAnswer
 from .jobs.models import JobLease
 from .keys.models import ApiKey
@@ -33,6 +35,8 @@ __all__ = [
     "AuditEntry",
     "AuditHead",
     "Base",
+    "Batch",
+    "BatchResult",
     "DeletionReceipt",
     "IdempotentAnswer",
     "JobLease",
@@ -50,6 +54,7 @@ __all__ = [
     "ServerMemory",
     "ServerSample",
     "SignInFailures",
+    "StoredFile",
     "Tenant",
     "TenantSample",
     "Upload",

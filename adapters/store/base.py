@@ -1,4 +1,4 @@
-"""The object store interface: one immutable object per adapter version."""
+"""The object store interface: one immutable object per adapter version or file."""
 
 from __future__ import annotations
 
@@ -97,6 +97,19 @@ def adapter_key(key: str) -> AdapterKey | None:
             digest = name.removesuffix(_BLOCK_SUFFIX)
             if len(digest) == 64 and _HEX_CHARACTERS.issuperset(digest):
                 return AdapterKey(tenant_id, DIGEST_PREFIX + digest)
+    return None
+
+
+def file_key(tenant_id: str, file_id: str, sha256: str) -> str:
+    """The store's key of a tenant's file, named by its id and its content."""
+    return check_key(f"{OBJECT_PREFIX}{tenant_id}/f/{file_id}/{sha256}")
+
+
+def file_of_key(key: str) -> tuple[str, str] | None:
+    """The tenant and the id of the file with this key; None if it is not a file's."""
+    match key.split("/"):
+        case ["t", tenant_id, "f", file_id, _]:
+            return tenant_id, file_id
     return None
 
 

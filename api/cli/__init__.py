@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "usage": "Show usage by day, adapter, version or tenant.",
     "requests": "Show finished and running requests.",
     "chat": "Chat with an adapter or the base model.",
+    "batch": "Answer files of requests in the background.",
     "models": "Check how a base model is served, without a server.",
     "top": "Watch a server's requests, queues and memory.",
     "doctor": "Check the installation and the configured server (read-only).",
@@ -55,7 +56,7 @@ ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
         *("operators", "audit", "usage", "fleet"),
-        *("requests", "chat", "top", "doctor", "rebase"),
+        *("requests", "chat", "batch", "top", "doctor", "rebase"),
     }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the

@@ -47,7 +47,7 @@ def gc(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove objects that no version references, and abandoned uploads."""
+    """Remove objects that no version or file references, expired files, and abandoned uploads."""
     settings = settings_of(context, database=database, data_dir=data_dir, store=store)
     try:
         collected = asyncio.run(_collect(settings, grace_hours * 3600, dry_run=dry_run))
@@ -69,6 +69,7 @@ async def _collect(settings: Settings, grace_seconds: float, *, dry_run: bool) -
             staging=staging,
             control_plane=ControlPlane(database, *settings.load_secrets()),
             grace_seconds=grace_seconds,
+            batch_days=settings.file_days,
         )
         try:
             return await garbage.collect(dry_run=dry_run)
@@ -83,6 +84,7 @@ def _print(collected: Collected) -> None:
     verb = "would remove" if collected.dry_run else "removed"
     note(
         f"{verb} {len(collected.removed_objects)} of {collected.num_objects} objects "
-        f"({collected.removed_bytes} bytes), {len(collected.abandoned_uploads)} uploads and the "
-        f"files of {len(collected.removed_files)}"
+        f"({collected.removed_bytes} bytes), {len(collected.expired_files)} expired files, "
+        f"{len(collected.abandoned_uploads)} uploads and the files of "
+        f"{len(collected.removed_files)}"
     )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -69,8 +70,24 @@ class ApiClient:
             page = self.get(path, **query, after=page["next_after"])
             yield from page["data"]
 
-    def post(self, path: str, body: Any = None, *, is_slow: bool = False) -> Any:
-        return self._send("POST", path, json=body, timeout=SLOW_TIMEOUT if is_slow else TIMEOUT)
+    def post(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        is_slow: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """`idempotency_key`: a repetition with the same key returns the first answer."""
+        headers = None if idempotency_key is None else {"idempotency-key": idempotency_key}
+        timeout = SLOW_TIMEOUT if is_slow else TIMEOUT
+        return self._send("POST", path, json=body, headers=headers, timeout=timeout)
+
+    def post_file(self, path: str, file: Path, **fields: str) -> Any:
+        """Send a form with these fields and the file."""
+        with file.open("rb") as content:
+            files = {"file": (file.name, content)}
+            return self._send("POST", path, data=fields, files=files, timeout=SLOW_TIMEOUT)
 
     def get_tagged(self, path: str) -> tuple[Any, str]:
         """A resource and its `ETag`."""

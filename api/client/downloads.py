@@ -30,13 +30,14 @@ def download_adapter(
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:
             with client.download(path + api_path(file.name)) as response:
-                _write(response, file, progress)
+                write_file(response, file, progress)
     except OSError as exc:
         raise ClientError(f"{exc.filename or directory}: {exc.strerror}") from exc
     return files
 
 
-def _write(response: httpx.Response, file: Path, progress: Progress) -> None:
+def write_file(response: httpx.Response, file: Path, progress: Progress) -> None:
+    """Write a download to `file`, which has its name only when it is whole. Raises ClientError."""
     unfinished = file.with_name(f"{file.name}.part")
     size_bytes = int(response.headers["content-length"])
     hasher = hashlib.sha256()

@@ -40,6 +40,7 @@ class ErrorCode(NamedTuple):
 
 REQUEST_CODES: Mapping[str, ErrorCode] = {
     "invalid_json": ErrorCode(400, "The body is not valid JSON."),
+    "invalid_form": ErrorCode(400, "The body is not a valid form of the declared boundary."),
     "invalid_parameter": ErrorCode(
         400, "A parameter is missing, out of range or of the wrong type; `param` names it."
     ),
@@ -208,8 +209,9 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
     "tenant_exists": ErrorCode(409, "A tenant with this slug already exists."),
     "quota_exceeded": ErrorCode(
         403,
-        "The tenant has reached its quota of adapters, versions, stored bytes, keys or "
-        "users; the message says which. Remove some, or ask the operator for more.",
+        "The tenant has reached its quota of adapters, versions, stored bytes, keys, "
+        "users, files or batches; the message says which. Remove some, or ask the operator for "
+        "more.",
     ),
     "key_not_found": ErrorCode(404, "No such API key for this caller."),
     "user_not_found": ErrorCode(404, "No such user of this tenant."),
@@ -230,6 +232,12 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
 
 RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "request_not_found": ErrorCode(404, "No such request for this key, or its entry has expired."),
+    "file_not_found": ErrorCode(404, "No such file for this key, or it has expired."),
+    "file_in_use": ErrorCode(409, "A batch that has not ended reads the file: cancel it first."),
+    "batch_not_found": ErrorCode(404, "No such batch for this key."),
+    "key_required": ErrorCode(
+        403, "Batches are created with a tenant's API key: their lines are requests of this key."
+    ),
     "adapter_not_found": ErrorCode(404, "No such adapter for this key."),
     "version_not_found": ErrorCode(404, "The adapter has no such version."),
     "alias_not_found": ErrorCode(404, "The adapter has no such alias."),
@@ -243,7 +251,9 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "adapter_being_deleted": ErrorCode(
         409, "The same content is being deleted; push it again when that is done.", True
     ),
-    "state_conflict": ErrorCode(409, "The state of the version or upload does not allow this."),
+    "state_conflict": ErrorCode(
+        409, "The state of the version, upload or batch does not allow this."
+    ),
     "upload_not_found": ErrorCode(404, "No such upload for this key."),
     "upload_elsewhere": ErrorCode(
         409, "The upload's bytes are on another server: send it there, or declare it again."
@@ -332,7 +342,7 @@ _SECTIONS: Mapping[str, Mapping[str, ErrorCode]] = {
     "The request": REQUEST_CODES,
     "Sign-in": SIGN_IN_CODES,
     "The requested model": MODEL_CODES,
-    "Adapters, versions and uploads": RESOURCE_CODES,
+    "Adapters, versions, uploads, files and batches": RESOURCE_CODES,
     "Tenants, users, keys and quotas": PLATFORM_CODES,
     "The server": SERVER_CODES,
     "Why an adapter is rejected": REJECTION_CODES,

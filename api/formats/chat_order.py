@@ -7,7 +7,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from ...platform.keys.principal import Principal
-from ..http.request_context import split_key
+from ..http.request_context import held_charge, split_key
 from ..inference.inference import Inference
 from ..inference.order import Order
 from ..schemas.anthropic_messages import MessagesBody
@@ -56,6 +56,7 @@ async def order_chat(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,
         measures=request.state.measures,
+        held_charge=held_charge(request),
         principal=principal,
         model=model,
         prompts=[prompt],

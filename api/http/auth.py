@@ -29,6 +29,7 @@ from ..contract.errors import ApiError
 from ..contract.message_errors import is_messages_path
 from ..contract.promises import terms
 from ..server.runtime import Runtime
+from .batch_lines import line_of
 from .browser import (
     CSRF_HEADER,
     SAFE_METHODS,
@@ -80,6 +81,8 @@ Caller = Annotated[AnyPrincipal, Depends(authenticate)]
 
 
 async def _caller(request: Request, runtime: Runtime) -> AnyPrincipal:
+    if line := line_of(request):
+        return await runtime.control_plane.authenticate_key_id(line.key_id)
     tenant = request.headers.get(TENANT_HEADER)
     cookie = _cookie(request, runtime.settings.trusted_proxies)
     if cookie is None:

@@ -55,6 +55,7 @@ _GENERATION = (
 )
 _LEFT_OUT = (*_GENERATION, "/v1/session")
 """Signing in and out too: cookies are never kept."""
+_UPLOADS = (b"application/octet-stream", b"multipart/form-data")
 _KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
@@ -145,7 +146,7 @@ def _is_concerned(scope: Scope) -> bool:
     if scope["type"] != "http" or not is_repeatable(scope["method"], scope["path"]):
         return False
     headers = dict(scope["headers"])
-    is_upload = headers.get(b"content-type", b"").startswith(b"application/octet-stream")
+    is_upload = headers.get(b"content-type", b"").startswith(_UPLOADS)
     return HEADER.encode() in headers and not is_upload
 
 

@@ -43,7 +43,18 @@ _WITH_PATH_PARAMETERS = ("not_found",)
 _MAX_NAMED_CODES = 4
 _RAW_SCHEMAS: Json = {
     "application/json": {"type": "object"},
+    "application/jsonl": {"type": "string"},
     "application/octet-stream": {"type": "string", "format": "binary"},
+    "multipart/form-data": {
+        "type": "object",
+        "required": ["purpose", "file"],
+        "properties": {
+            "purpose": {"const": "batch"},
+            "file": {"type": "string", "format": "binary"},
+            "expires_after[anchor]": {"const": "created_at"},
+            "expires_after[seconds]": {"type": "integer"},
+        },
+    },
     "text/csv": {"type": "string"},
     "text/plain": {"type": "string"},
 }

@@ -21,12 +21,14 @@ from ...platform.keys.principal import AnyPrincipal
 from ..contract.errors import ApiError
 from ..contract.message_errors import is_messages_path
 from ..control_plane.refusals import REFUSALS, Refusals, party_of
+from ..inference.held_charge import HeldCharge
 from ..server.readiness import Readiness
 from ..telemetry.metrics import Metrics
 from ..telemetry.overview import Overview
 from ..telemetry.request_log import GENERATING_ROUTES, RequestLog
 from ..telemetry.request_measures import CLIENT_DISCONNECTED, RequestMeasures
 from ..telemetry.tracing import EndedRequest, Tracing
+from .batch_lines import line_of
 from .browser import STRICT_TRANSPORT, is_over_tls
 from .disconnects import ClientDisconnected
 from .error_responses import error_response
@@ -59,6 +61,12 @@ def split_key(request: Request) -> str:
     is_key = len(sent) <= MAX_CALLERS_ID_LENGTH and _CALLERS_ID_CHARACTERS.issuperset(sent)
     ours: str = request.state.request_id
     return sent if sent and is_key else ours
+
+
+def held_charge(request: Request) -> HeldCharge | None:
+    """Where the charge of a line of a batch waits for its result; None for other requests."""
+    line = line_of(request)
+    return None if line is None else line.held
 
 
 class RequestContext:
@@ -121,7 +129,8 @@ class _ObservedRequest:
 
     def refusal(self) -> ApiError | None:
         """Why no route is to see the request."""
-        if not is_allowed(Headers(scope=self.scope), self.hosts):
+        is_ours = line_of(Request(self.scope)) is not None
+        if not is_ours and not is_allowed(Headers(scope=self.scope), self.hosts):
             return ApiError("host_not_allowed")
         return self.readiness.refusal
 

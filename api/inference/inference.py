@@ -237,6 +237,7 @@ class Inference:
             order.principal,
             order.model.adapter,
             counts_prompt=[order.is_first_choice(index) for index in range(order.num_sequences)],
+            held=order.held_charge,
         )
 
     def _open_generation(

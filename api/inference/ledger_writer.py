@@ -8,9 +8,9 @@ request costs, and other tenants always have room. A single request does not wai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,6 +38,12 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     adapter_name: str | None
     adapter_version: int | None
     adapter_digest: str | None
+    is_held: bool = False
+    """Charged with its result only; see `HeldCharge`."""
+
+
+AddResult = Callable[[TenantRows], bool]
+"""Adds the result of a request to the transaction; False if nothing is to be charged for it."""
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
@@ -69,6 +75,7 @@ class _Ended(NamedTuple):
 
     owner: Owner
     charge: Charge
+    add_result: AddResult | None
 
 
 class _Entry(NamedTuple):
@@ -93,13 +100,15 @@ class LedgerWriter:
         """
         return self._add(tenant_id, _Begun(demand, server_id))
 
-    async def write(self, owner: Owner, charge: Charge) -> bool:
+    async def write(
+        self, owner: Owner, charge: Charge, add_result: AddResult | None = None
+    ) -> bool:
         """Return once the row is committed; False if it already existed, or there is nothing to
         charge.
 
-        Raises a PlatformError.
+        `add_result` is called in the same transaction. Raises a PlatformError.
         """
-        is_new: bool = await self._add(owner.tenant_id, _Ended(owner, charge))
+        is_new: bool = await self._add(owner.tenant_id, _Ended(owner, charge, add_result))
         return is_new
 
     def close(self) -> None:
@@ -190,11 +199,19 @@ def _reserve(held: HeldLimits, begun: _Begun) -> Standing | LimitReached:
 
 
 def _record(session: TenantRows, ended: Sequence[_Ended], held: HeldLimits) -> list[bool]:
-    """Record the charges; False for a charge that is already recorded, or is zero."""
-    usages = [_usage(*each) for each in ended if not each.charge.is_nothing]
+    """Record the charges; False for a charge that is already recorded, is zero, or is not due."""
+    are_due = [_is_due(session, each) for each in ended]
+    usages = [_usage(*each[:2]) for each in compress(ended, are_due)]
     are_new = iter(ledger.record_all(session, usages, held))
-    held.settle([Used(request_id=owner.request_id) for owner, charge in ended if charge.is_nothing])
-    return [False if charge.is_nothing else next(are_new) for _, charge in ended]
+    free = [each for each, is_due in zip(ended, are_due, strict=True) if not is_due]
+    held.settle([Used(request_id=each.owner.request_id) for each in free])
+    return [is_due and next(are_new) for is_due in are_due]
+
+
+def _is_due(session: TenantRows, ended: _Ended) -> bool:
+    """Whether there is something to charge; adds the request's result, if it has one."""
+    is_first = ended.add_result is None or ended.add_result(session)
+    return is_first and not ended.charge.is_nothing
 
 
 def _usage(owner: Owner, charge: Charge) -> Usage:

@@ -31,7 +31,8 @@ from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.threads import WorkerThreads
 from ..telemetry.metrics import Metrics
 from .generation import Outcome
-from .ledger_writer import Charge, LedgerWriter, Owner
+from .held_charge import HeldCharge
+from .ledger_writer import AddResult, Charge, LedgerWriter, Owner
 from .sequence_times import ABORTED
 
 log = structlog.get_logger(__name__)
@@ -52,6 +53,8 @@ class Account:
     """In the journal, one for each of its sequences."""
     counters: Sequence[SlotCounter] = ()
     """Of its sequences; none if an earlier process has admitted it."""
+    held: HeldCharge | None = None
+    """Where its charge waits for its result; None: it is charged when it ends."""
 
 
 class Metering:
@@ -110,6 +113,7 @@ class Metering:
         adapter: AdapterRef | None,
         *,
         counts_prompt: Sequence[bool],
+        held: HeldCharge | None = None,
     ) -> Account:
         """An account for a request with as many sequences as `counts_prompt` has values, which tell
         whether a sequence accounts for its prompt.
@@ -125,32 +129,72 @@ class Metering:
             adapter.name if adapter else None,
             adapter.version if adapter else None,
             adapter.key.digest if adapter else None,
+            held is not None,
         )
         slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)
         counters = [self._journal.counter(slot) for slot in slots]
-        account = Account(owner, principal.tenant_slug, slots, counters)
+        account = Account(owner, principal.tenant_slug, slots, counters, held)
         self._hold(account)
+        if held is not None:
+            held.account = account
         return account
 
     def discard(self, account: Account) -> None:
         """The request was refused: the engine has not received it, and nothing is reserved."""
+        if account.held is not None:
+            account.held.account = None
         self._free(account)
+
+    async def commit(self, held: HeldCharge, add_result: AddResult) -> None:
+        """Commit the result of an ended request together with its charge.
+
+        Nothing is charged if `add_result` returns False. Raises a PlatformError; then the charge is
+        still held.
+        """
+        account, charge = held.account, held.charge
+        assert account is not None, "an account was opened"
+        assert charge is not None, "the request has ended"
+        if await self._ledger.write(account.owner, charge, add_result):
+            self._observe(account, charge)
+        held.account = None
+        self._free(account)
+
+    async def drop(self, held: HeldCharge) -> None:
+        """Charge nothing for this attempt, and release what it has reserved."""
+        account, held.account = held.account, None
+        if account is None:
+            return
+        nothing = Charge(0, 0, 0, None, None, ABORTED, utc_now())
+        try:
+            await self._ledger.write(account.owner, nothing)
+        except DatabaseUnavailable:  # a sweep releases it
+            log.warning("attempt_not_released", request_id=account.owner.request_id)
+        finally:
+            self._free(account)
 
     async def settle(self, account: Account, outcome: Outcome) -> None:
         """Charge an ended request; once, and completely even if the caller is cancelled.
 
         Its streams are closed. Returns when the ledger has the row, or the disk has the outcome if
         the database is unavailable. An interrupted answer is charged in the background: its
-        caller has gone.
+        caller has gone. A held charge waits for its result.
         """
+        if account.held is not None:
+            account.held.charge = self._charge_of(account, outcome)
+            return
         work = self._settle_broken if outcome.finish_reason == ABORTED else self._settle_whole
         task = self._spawn(work(account, outcome))
         if outcome.finish_reason != ABORTED:
             await asyncio.shield(task)
 
     async def _settle_whole(self, account: Account, outcome: Outcome) -> None:
+        await self._charge(account, self._charge_of(account, outcome))
+
+    def _charge_of(self, account: Account, outcome: Outcome) -> Charge:
+        if outcome.finish_reason == ABORTED:
+            return self._counted(account.slots, tier=outcome.tier, load_ms=outcome.load_ms)
         counts = outcome.counts
-        charge = Charge(
+        return Charge(
             prompt_tokens=counts.num_prompt_tokens,
             cached_tokens=counts.num_cached_tokens,
             completion_tokens=counts.num_completion_tokens,
@@ -159,10 +203,9 @@ class Metering:
             finish_reason=outcome.finish_reason,
             ended_at=utc_now(),
         )
-        await self._charge(account, charge)
 
     async def _settle_broken(self, account: Account, outcome: Outcome) -> None:
-        charge = self._counted(account.slots, tier=outcome.tier, load_ms=outcome.load_ms)
+        charge = self._charge_of(account, outcome)
         try:
             await self._charge(account, charge)
         except Exception:  # a background task: there is no caller to report it to
@@ -194,14 +237,17 @@ class Metering:
             self._has_unsettled.set()
 
     async def _commit(self, account: Account, charge: Charge) -> None:
-        is_new = await self._ledger.write(account.owner, charge)
-        if is_new and account.tenant_slug is not None:
+        if await self._ledger.write(account.owner, charge):
+            self._observe(account, charge)
+        self._free(account)
+
+    def _observe(self, account: Account, charge: Charge) -> None:
+        if account.tenant_slug is not None:
             self._metrics.usage.observe(
                 account.tenant_slug,
                 prompt_tokens=charge.prompt_tokens,
                 completion_tokens=charge.completion_tokens,
             )
-        self._free(account)
 
     def _check_share(self, tenant_id: str, num_slots: int) -> None:
         """No tenant may hold more slots than remain free, so no tenant can fill the journal.
@@ -247,6 +293,9 @@ class Metering:
         try:
             account = Account(msgspec.msgpack.decode(entry.owner, type=Owner), None, entry.slots)
             self._hold(account)
+            if account.owner.is_held:  # its line is answered again, or was charged
+                self._free(account)
+                return
             charge = self._counted(entry.slots)
             if entry.outcome is not None:
                 charge = msgspec.msgpack.decode(entry.outcome, type=Charge)

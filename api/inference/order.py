@@ -12,6 +12,7 @@ from ...engine.text.text_form import TextForm
 from ...platform.keys.principal import Principal
 from ..telemetry.request_measures import RequestMeasures
 from ..tools.reasoning import Reasoning
+from .held_charge import HeldCharge
 from .served_models import ServedModel
 
 
@@ -48,6 +49,8 @@ class Order:
     """What the caller knows the grammar of the answer by."""
     prompt_param: str = "prompt"
     """What the caller knows the prompts by."""
+    held_charge: HeldCharge | None = None
+    """Of a line of a batch: it runs in the background, and is charged with its result."""
     measures: RequestMeasures = field(default_factory=RequestMeasures)
     """Where its figures are noted for the request's log line and span."""
 

@@ -49,6 +49,7 @@ def _request(
         speculation=order.speculation,
         kv_policy=order.kv_policy,
         priority=order.priority,
+        is_background=order.held_charge is not None,
         tenant_weight=order.principal.tenant_weight,
         pooling=order.pooling,
         num_prompt_logprobs=order.num_prompt_logprobs if choice == 0 else None,

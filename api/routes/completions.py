@@ -17,7 +17,7 @@ from ..formats.generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
 from ..http.auth import require
 from ..http.bodies import INFERENCE_BODY_BYTES, json_body
 from ..http.disconnects import unless_disconnected
-from ..http.request_context import split_key
+from ..http.request_context import held_charge, split_key
 from ..inference.echo import Echo
 from ..inference.order import Order
 from ..schemas.answers import Completion
@@ -55,6 +55,7 @@ async def create_completion(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,
         measures=request.state.measures,
+        held_charge=held_charge(request),
         principal=principal,
         model=model,
         prompts=prompts,

@@ -14,6 +14,7 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.text.text_form import TextForm
 from ...platform.keys.principal import Principal
 from ..http.disconnects import unless_disconnected
+from ..http.request_context import held_charge
 from ..inference.inference import Inference, Running
 from ..inference.order import Order
 from ..inference.served_models import ServedModel
@@ -64,6 +65,7 @@ async def run_pooled(
         request_id=request.state.request_id,
         arrived_at=request.state.started_at,
         measures=request.state.measures,
+        held_charge=held_charge(request),
         principal=principal,
         model=model,
         prompts=prompts,

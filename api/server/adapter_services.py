@@ -44,7 +44,12 @@ async def open_adapters(planes: Planes, metrics: Metrics, stack: AsyncExitStack)
     upload_room = _open_upload_room(planes, staging, metrics)
     pushes = _open_pushes(planes, staging, upload_room, attestations)
     stack.push_async_callback(pushes.close)
-    garbage = Garbage(store=store, staging=staging, control_plane=control_plane)
+    garbage = Garbage(
+        store=store,
+        staging=staging,
+        control_plane=control_plane,
+        batch_days=planes.settings.file_days,
+    )
     stack.push_async_callback(garbage.close)
     reconciliation = Reconciliation(engine=engine, control_plane=control_plane)
     stack.push_async_callback(reconciliation.close)

@@ -25,6 +25,7 @@ from ..adapters.deletions import Deletions
 from ..adapters.downloads import Downloads
 from ..adapters.pushes import Pushes
 from ..adapters.reconciliation import Reconciliation
+from ..batches.batches import Batches
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.refusals import Refusals
 from ..control_plane.sign_in import SignIn
@@ -36,6 +37,7 @@ from ..telemetry.overview import Overview
 from ..telemetry.request_log import RequestLog
 from ..telemetry.tracing import Tracing, open_tracing
 from .adapter_services import AdapterServices, open_adapters
+from .batch_services import open_batches
 from .confinement import check_confinement
 from .control_services import ControlServices, open_control
 from .inference_services import InferenceServices, open_inference
@@ -54,6 +56,7 @@ class Runtime:
     confinement: ConfinementReport
     control_plane: ControlPlane
     inference: Inference
+    batches: Batches
     pushes: Pushes
     deletions: Deletions
     downloads: Downloads
@@ -98,7 +101,11 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         inference = open_inference(planes, stack)
         adapters = await open_adapters(planes, inference.metrics, stack)
         control = open_control(planes, inference.metrics, adapters.garbage, stack)
-        runtime = _gather(planes, inference, adapters, control, confinement, tracing)
+        readiness = Readiness(planes.engine)
+        batches = open_batches(planes, inference, readiness, stack)
+        runtime = _gather(
+            planes, inference, adapters, control, readiness, batches, confinement, tracing
+        )
         runtime.metrics.show_fleet(runtime.fleet_views)
         await _recover_and_start(planes, inference, adapters, control)
         yield runtime
@@ -136,6 +143,8 @@ def _gather(
     inference: InferenceServices,
     adapters: AdapterServices,
     control: ControlServices,
+    readiness: Readiness,
+    batches: Batches,
     confinement: ConfinementReport,
     tracing: Tracing | None,
 ) -> Runtime:
@@ -143,10 +152,11 @@ def _gather(
         settings=planes.settings,
         engine_config=planes.engine_config,
         engine=planes.engine,
-        readiness=Readiness(planes.engine),
+        readiness=readiness,
         confinement=confinement,
         control_plane=planes.control_plane,
         inference=inference.inference,
+        batches=batches,
         pushes=adapters.pushes,
         deletions=adapters.deletions,
         downloads=adapters.downloads,

@@ -36,6 +36,21 @@ class HttpMetrics:
         self._seconds.labels(route).observe(seconds)
 
 
+class BatchMetrics:
+    """The lines of batches."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._lines = registry.counter(
+            "batch_lines",
+            "Lines of batches whose results this server has kept; `outcome` is `completed` or "
+            "`failed`.",
+            ("outcome",),
+        )
+
+    def note_line(self, *, is_success: bool) -> None:
+        self._lines.labels("completed" if is_success else "failed").inc()
+
+
 class SequenceMetrics:
     """The token rates and the ends of sequences."""
 

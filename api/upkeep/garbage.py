@@ -1,4 +1,4 @@
-"""Garbage collection: unreferenced objects, abandoned uploads and their files.
+"""Garbage collection: unreferenced objects, expired files and batches, abandoned uploads.
 
 A crash between two effects leaves bytes without a row, never a row without bytes: objects are
 written before the version that names them, and removed before the deletion completes. So garbage is
@@ -10,19 +10,28 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 import structlog
 
 from ...adapters.failpoints import failpoint
-from ...adapters.identity import AdapterKey
-from ...adapters.store import ObjectStore, StoredObject, adapter_key, object_key
+from ...adapters.store import (
+    ObjectStore,
+    StoredObject,
+    adapter_key,
+    file_key,
+    file_of_key,
+    object_key,
+)
 from ...adapters.store.base import OBJECT_PREFIX
 from ...platform.adapters import repository, service, uploads, wishes
 from ...platform.adapters.models import Upload
 from ...platform.audit.event import BY_SYSTEM, Changed, Event
 from ...platform.base import utc_now
+from ...platform.batches import files
+from ...platform.batches import service as batches
 from ...platform.errors import PlatformError
-from ...platform.sessions import TenantSession
+from ...platform.sessions import PlatformSession, TenantSession
 from ..adapters.staging import Staging
 from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.control_plane import ControlPlane
@@ -50,6 +59,8 @@ class Collected:
     abandoned_uploads: list[str] = field(default_factory=list)
     removed_files: list[str] = field(default_factory=list)
     """Files of uploads that have ended."""
+    expired_files: list[str] = field(default_factory=list)
+    """Tenants' files whose time had come."""
     abandoned_transfers: int = 0
     """Unfinished transfers from this server to the store."""
 
@@ -69,12 +80,15 @@ class Garbage:
         control_plane: ControlPlane,
         grace_seconds: float = GRACE_SECONDS,
         upload_patience_seconds: float = UPLOAD_PATIENCE_SECONDS,
+        batch_days: int = 30,
     ) -> None:
+        """`batch_days`: how long ended batches are kept."""
         self._store = store
         self._staging = staging
         self._control_plane = control_plane
         self._grace = timedelta(seconds=grace_seconds)
         self._upload_patience = timedelta(seconds=upload_patience_seconds)
+        self._batch_age = timedelta(days=batch_days)
         self._threads = WorkerThreads("garbage", 1)
         self._loop = BackgroundLoop(self._run)
 
@@ -101,6 +115,7 @@ class Garbage:
             objects=len(collected.removed_objects),
             bytes=collected.removed_bytes,
             uploads=len(collected.abandoned_uploads),
+            expired_files=len(collected.expired_files),
         )
 
     async def sweep(self) -> None:
@@ -119,6 +134,7 @@ class Garbage:
 
     async def _collect_shared(self, collected: Collected) -> None:
         await self._abandon_uploads(collected)
+        await self._expire_files(collected)
         await self._remove_objects(collected)
         if not collected.dry_run:
             collected.abandoned_transfers = await self._threads.run(
@@ -149,6 +165,24 @@ class Garbage:
 
         return await self._control_plane.change(upload.tenant_id, BY_SYSTEM, abandon)
 
+    async def _expire_files(self, collected: Collected) -> None:
+        """Remove expired files that no batch reads, and batches that ended long ago."""
+        now = utc_now()
+        expired = await self._control_plane.read_all_tenants(
+            lambda session: files.list_expired_of_all_tenants(session, now)
+        )
+        collected.expired_files = [file.id for file in expired]
+        if collected.dry_run:
+            return
+        for file in expired:
+            await self._control_plane.change(file.tenant_id, BY_SYSTEM, partial(_expire, file.id))
+            key = file_key(file.tenant_id, file.id, file.sha256)
+            await self._threads.run(self._store.delete, key)
+        while await self._control_plane.write_all_tenants(
+            lambda session: batches.purge(session, now - self._batch_age)
+        ):
+            pass
+
     async def _remove_files(self, collected: Collected, grace: timedelta) -> None:
         """Files of uploads that neither receive nor are examined."""
         found = await self._threads.run(self._staging.list_uploads, utc_now() - grace)
@@ -170,21 +204,28 @@ class Garbage:
             repository.list_stored_contents_of_all_tenants
         )
         names = {object_key(key) for key in named}
+        names |= await self._control_plane.read_all_tenants(_names_of_files)
         for stored in listed:
-            key = adapter_key(stored.key)
-            if key is None or stored.key in names or stored.modified_at > young.timestamp():
+            if stored.key in names or stored.modified_at > young.timestamp():
                 continue
-            if await self._is_named(key):
-                continue  # by a version that was added meanwhile
-            await self._remove_object(stored, collected)
+            if await self._is_unnamed(stored.key):
+                await self._remove_object(stored, collected)
 
     def _list_objects(self) -> list[StoredObject]:
         return list(self._store.list_keys(OBJECT_PREFIX))
 
-    async def _is_named(self, key: AdapterKey) -> bool:
-        return await self._control_plane.read(
-            key.tenant_id, lambda session: service.is_object_referenced(session, key.digest)
-        )
+    async def _is_unnamed(self, object_key: str) -> bool:
+        """Whether the object is a version's or a file's, and still none has this name."""
+        if key := adapter_key(object_key):
+            return not await self._control_plane.read(
+                key.tenant_id, lambda session: service.is_object_referenced(session, key.digest)
+            )
+        if found := file_of_key(object_key):
+            tenant_id, file_id = found
+            return not await self._control_plane.read(
+                tenant_id, lambda session: files.exists(session, file_id)
+            )
+        return False
 
     async def _remove_object(self, stored: StoredObject, collected: Collected) -> None:
         if not collected.dry_run:
@@ -205,3 +246,13 @@ class Garbage:
                 log.warning("uploads_not_swept", error=str(exc))
             except Exception:  # a defect in one sweep must not stop the next ones
                 log.exception("uploads_not_swept")
+
+
+def _expire(file_id: str, session: TenantSession) -> Changed[None]:
+    is_removed = files.remove_expired(session, file_id)
+    return Changed(None, Event("file.expire", file_id) if is_removed else None)
+
+
+def _names_of_files(session: PlatformSession) -> set[str]:
+    stored = files.list_stored_of_all_tenants(session)
+    return {file_key(file.tenant_id, file.id, file.sha256) for file in stored}

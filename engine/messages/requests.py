@@ -69,6 +69,8 @@ class GenerationRequest:
     """Lower values run first within the tenant. It has no effect between tenants."""
     tenant_weight: float = 1.0
     """The tenant's weight in the division of the device among tenants."""
+    is_background: bool = False
+    """It runs only while the engine has no request that is not a background request."""
     deadline_seconds: float | None = None
     """Time from arrival in the engine until the request must have ended; None: no limit."""
     pooling: Pooling | None = None

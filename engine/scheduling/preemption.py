@@ -59,7 +59,7 @@ class Preemption:
                 step.is_held_up = True
                 return False
             victim = self._running.victim(self._running.kv_share)
-            self._preempt(victim, step)
+            self.preempt(victim, step)
             if victim is request:
                 return False
         return True
@@ -81,7 +81,7 @@ class Preemption:
             step.is_held_up = True
             return False
         self.num_reclaims += 1
-        self._preempt(self._running.victim(measure), step)
+        self.preempt(self._running.victim(measure), step)
         return True
 
     def may_reclaim(self, request: Request, measure: Measure, share: float) -> bool:
@@ -94,7 +94,7 @@ class Preemption:
             return False  # the preempted request will wait, so the cap applies to the others
         return self._running.owes(request, measure, share)
 
-    def _preempt(self, victim: Request, step: Step) -> None:
+    def preempt(self, victim: Request, step: Step) -> None:
         """Stop a running request. It keeps its tokens, and their KV on the host if that is faster
         than recomputing."""
         self.num_preemptions += 1

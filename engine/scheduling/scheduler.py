@@ -3,7 +3,8 @@
 Each step has one token budget. Decoding requests come first; prompts are cut into chunks that fill
 the rest, in the order of their tenants' service, least first. A request whose adapter is not
 resident is skipped, not waited for. When blocks run out, the newest request of the tenant that
-holds most is preempted: it is swapped in or recomputed later.
+holds most is preempted: it is swapped in or recomputed later. Background requests run only while
+there are no others: when one arrives, they are preempted.
 
 Torch-free; takes its clock and everything it decides over as arguments.
 """
@@ -27,6 +28,7 @@ from ..request import Request
 from .adapter_leases import AdapterLeases
 from .adapter_provider import AdapterProvider
 from .admission_planner import AdmissionPlanner
+from .background import BackgroundRequests
 from .backlog import Backlog
 from .batch import ScheduledBatch, ScheduledSequence, Step
 from .deadlines import Deadlines
@@ -101,6 +103,7 @@ class Scheduler:
         self._groups = Groups(self._running)
         self._deadlines = Deadlines()
         self._held = HeldRequests()
+        self._background = BackgroundRequests()
         self._backlog = Backlog(costs)
         self._queue_limits = QueueLimits(
             max_queued=limits.max_queued, max_queued_per_tenant=limits.max_queued_per_tenant
@@ -133,7 +136,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._held)
+        return len(self._waiting) + len(self._held) + self._background.num_back
 
     @property
     def num_running(self) -> int:
@@ -215,20 +218,22 @@ class Scheduler:
         self._check_fits(request)
         if request.submitted.deadline_seconds == 0.0:
             raise DeadlineExceeded
-        self._check_queue(request)
+        if not request.is_background:
+            self._check_queue(request)
         assert request.request_id not in self._requests, "request ids are unique"
         self._requests[request.request_id] = request
-        self._backlog.enter(request)
         self._deadlines.add(request)
+        if not request.is_background:
+            self._backlog.enter(request)
         if is_held:
             self._held.add(request)
         else:
-            self._offer(request)
+            self._queue(request)
 
     def release(self, request: Request) -> None:
         """What the request was held for is there: it waits for its turn like any other."""
         self._held.remove(request)
-        self._offer(request)
+        self._queue(request)
 
     def finish(self, request: Request) -> None:
         """Let go of a request in whatever state it is; no later step names it.
@@ -243,11 +248,13 @@ class Scheduler:
         self._deadlines.remove(request)
         if request in self._held:
             self._held.remove(request)
-        else:
+        elif not self._background.is_back(request):
             self._withdraw(request)
+        if request in self._background:
+            self._background.remove(request)
         if request.started:
             self._backlog.learn_output(request.num_generated_tokens)
-        else:
+        elif not request.is_background:
             self._backlog.leave(request)
         self._kv.release(request.kv)
         self._leases.give_back(request)
@@ -284,6 +291,13 @@ class Scheduler:
             wait_seconds=self._backlog.wait_seconds(request, self._last_shape, is_full=is_full),
         )
 
+    def _queue(self, request: Request) -> None:
+        """It waits for its turn; a background request until there are no others."""
+        if request.is_background:
+            self._background.add(request)
+        else:
+            self._offer(request)
+
     def _offer(self, request: Request) -> None:
         """From here on a step may take the request."""
         self._waiting.add(request)
@@ -315,6 +329,8 @@ class Scheduler:
         )
         if now >= self._deadlines.earliest:
             self._end_expired(step, now)
+        if self._background:
+            self._place_background(step)
         prefills = self._schedule_decodes(step)
         has_prompts = bool(prefills or self._waiting.tickets)
         self._plan_drafts(step, has_prompts=has_prompts)
@@ -382,10 +398,35 @@ class Scheduler:
             self._swap_costs.observe(batch.operations, swap_seconds)
 
     def _charge(self, request: Request, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Charge the request's tenant and, while others of the tenant wait, its queue."""
+        """Charge the request's tenant and, while others of the tenant wait, its queue.
+
+        A background request is free: it takes nothing that another request could have.
+        """
+        if request.is_background:
+            return
         service = self.counters.charge(request.tenant_id, input_tokens, output_tokens)
         if request.tenant_id in self._waiting.tenants:
             self._waiting.charge(request, service)
+
+    def _place_background(self, step: Step) -> None:
+        """Let background requests stand back from others, or run if there are none."""
+        if len(self._background) == len(self._requests):
+            for request in self._background.forward():
+                self._offer(request)
+            return
+        for request in self._background.in_front():
+            if request not in self._running:
+                self._stand_back(request)
+            elif step.is_ahead:
+                step.is_held_up = True
+                step.preempted.add(request)
+            else:
+                self._preemption.preempt(request, step)
+                self._stand_back(request)
+
+    def _stand_back(self, request: Request) -> None:
+        self._withdraw(request)
+        self._background.step_back(request)
 
     def _end_expired(self, step: Step, now: float) -> None:
         for request_id in self._deadlines.expired(now):
@@ -559,7 +600,8 @@ class Scheduler:
         if not request.started:
             request.started = True
             request.num_cached_tokens = request.num_computed_tokens
-            self._backlog.leave(request)
+            if not request.is_background:
+                self._backlog.leave(request)
             step.started.append(self._describe_start(request))
 
     def _describe_start(self, request: Request) -> RequestStarted:

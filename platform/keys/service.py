@@ -116,13 +116,17 @@ class ApiKeyService:
         is_right = is_text_of(found.key if found else None, token, self._peppers)
         if found is None or not is_right:
             raise InvalidApiKey
-        now, principal = self._clock(), _principal(found)
-        try:
-            _check_usable(found, now)
-        except (InvalidApiKey, TenantSuspended) as refusal:
-            refusal.refused = Party(principal.tenant_id, principal.actor)
-            raise
+        now = self._clock()
+        principal = _usable(found, now)
         return Authenticated(principal, is_use_to_be_noted(found.key, self._peppers, now))
+
+    def look_up(self, session: PlatformSession, key_id: str) -> Authenticated:
+        """The caller with the key of this id, whose secret was checked earlier. Raises as
+        `authenticate`."""
+        found = repository.find_for_any_tenant(session, key_id)
+        if found is None:
+            raise InvalidApiKey
+        return Authenticated(_usable(found, self._clock()), is_use_to_be_noted=False)
 
     def note_use(self, session: PlatformSession, text: str) -> None:
         """Write down that the key was used, and sign it under the present pepper."""
@@ -249,6 +253,16 @@ class ApiKeyService:
         session.add(key)
         session.flush()
         return IssuedKey(key, token.text)
+
+
+def _usable(found: KeyHolder, now: datetime) -> Principal:
+    principal = _principal(found)
+    try:
+        _check_usable(found, now)
+    except (InvalidApiKey, TenantSuspended) as refusal:
+        refusal.refused = Party(principal.tenant_id, principal.actor)
+        raise
+    return principal
 
 
 def _check_usable(found: KeyHolder, now: datetime) -> None:

@@ -21,6 +21,7 @@ from loraplex.platform.base import utc_now
 from loraplex.platform.keys.models import ApiKey
 from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope, TenantRole
 from support.access import MISSING, ROUTES, Access, Kind, concrete
+from support.batches import completions, create, jsonl
 from support.browser import Browser, signed_in_operator, signed_in_user
 from support.envelopes import check_envelope
 from support.http_uploads import open_upload
@@ -268,12 +269,15 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
     answer = resident.http.post(
         "/v1/completions", json={"model": "bot", "prompt": "x", "max_tokens": 1}
     )
+    batch = create(resident.openai, jsonl(completions("bot", ["x"])))
     return {
         "name": "bot",
         "number": "1",
         "alias": "prod",
         "file": "adapter_config.json",
         "upload_id": open_upload(resident, adapters[1], "unfinished")["id"],
+        "file_id": batch.input_file_id,
+        "batch_id": batch.id,
         "model": "resident/bot",
         "key_id": _issue(resident, "foreign")["id"],
         "user_id": user["id"],
@@ -323,7 +327,8 @@ def test_no_list_has_what_is_anothers(
 ) -> None:
     answer = stranger.get(route.removeprefix("GET "))
     assert answer.is_success, answer.text
-    for name in ("upload_id", "key_id", "user_id", "request_id", "model"):
+    names = ("upload_id", "file_id", "batch_id", "key_id", "user_id", "request_id", "model")
+    for name in names:
         assert foreign[name] not in answer.text
 
 

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.adapters.store import object_key
+from loraplex.adapters.store import file_key, object_key
 from loraplex.adapters.store.local import LocalStore
 from loraplex.api.adapters.staging import Staging
 from loraplex.api.control_plane.control_plane import ControlPlane
@@ -25,6 +25,10 @@ from loraplex.platform.adapters.models import AdapterWish
 from loraplex.platform.adapters.states import UploadState, WishKind
 from loraplex.platform.adapters.uploads import NewUpload
 from loraplex.platform.base import utc_now
+from loraplex.platform.batches import files
+from loraplex.platform.batches.file_models import FilePurpose, StoredFile
+from loraplex.platform.batches.models import Batch
+from loraplex.platform.batches.states import BatchState
 from loraplex.platform.database import Database
 from support.catalog import make_digest, make_new_version, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite
@@ -262,3 +266,68 @@ def test_a_dry_run_finds_the_same_and_removes_nothing(
     assert planned.removed_objects == done.removed_objects == [key]
     assert planned.removed_files == done.removed_files == ["unknown"]
     assert planned.abandoned_uploads == done.abandoned_uploads == [upload_id]
+
+
+def add_file(installation: Installation, *, is_expired: bool, tenant_id: str) -> tuple[str, str]:
+    """A file with bytes in the store: its id and its object."""
+    now = utc_now()
+    file = StoredFile(
+        id=files.new_file_id(),
+        purpose=FilePurpose.BATCH,
+        filename="in.jsonl",
+        size_bytes=1,
+        sha256="0" * 64,
+        created_at=now - timedelta(days=2),
+        expires_at=now + timedelta(days=-1 if is_expired else 1),
+    )
+    with installation.database.transaction(tenant_id) as session:
+        session.add(file)
+    key = file_key(tenant_id, file.id, file.sha256)
+    put_old_object(installation, key)
+    return file.id, key
+
+
+def put_old_object(installation: Installation, key: str) -> None:
+    path = installation.home / "store" / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+    installation.make_old(path)
+
+
+def test_files_go_when_they_expire_and_so_do_objects_that_no_file_names(
+    installation: Installation,
+) -> None:
+    tenant_id = installation.tenant_id
+    kept, kept_key = add_file(installation, is_expired=False, tenant_id=tenant_id)
+    expired, _ = add_file(installation, is_expired=True, tenant_id=tenant_id)
+    orphan_key = file_key(tenant_id, "file-orphan", "0" * 64)
+    put_old_object(installation, orphan_key)
+    assert installation.collect(dry_run=True).expired_files == [expired]
+    collected = installation.collect()
+    assert (collected.expired_files, collected.removed_objects) == ([expired], [orphan_key])
+    assert [stored.key for stored in installation.store.list_keys("t/")] == [kept_key]
+    with installation.database.transaction(tenant_id, read_only=True) as session:
+        assert list(session.scalars(select(StoredFile.id))) == [kept]
+
+
+def test_a_file_that_an_open_batch_reads_stays_beyond_its_time(installation: Installation) -> None:
+    tenant_id = installation.tenant_id
+    expired, _ = add_file(installation, is_expired=True, tenant_id=tenant_id)
+    with installation.database.transaction(tenant_id) as session:
+        batch = Batch(
+            id="batch_1",
+            key_id="key",
+            endpoint="/v1/completions",
+            input_file_id=expired,
+            state=BatchState.IN_PROGRESS,
+            created_at=utc_now(),
+            expires_at=utc_now(),
+        )
+        session.add(batch)
+    assert installation.collect().expired_files == []
+    with installation.database.transaction(tenant_id) as session:
+        found = session.get_one(Batch, "batch_1")
+        found.state, found.ended_at = BatchState.COMPLETED, utc_now() - timedelta(days=31)
+    assert installation.collect().expired_files == [expired]
+    with installation.database.transaction(tenant_id, read_only=True) as session:
+        assert session.scalars(select(Batch)).all() == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope, TenantRole
+from support.batches import completions, create, jsonl
 from support.server import ServerUnderTest
 from support.walk import MARKS, NAME, Caller, Tenant, Walk
 
@@ -31,7 +32,13 @@ def tenants(
         answer = owner.http.post(
             "/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 1}
         )
-        tenant = made[slug] = Tenant(slug, requests={answer.headers["x-request-id"]})
+        batch = create(owner.openai, jsonl(completions(NAME, ["x"])))
+        tenant = made[slug] = Tenant(
+            slug,
+            requests={answer.headers["x-request-id"]},
+            files={batch.input_file_id},
+            batches={batch.id},
+        )
         callers.append(Caller(f"{slug} owner", owner.key, slug, frozenset(Scope)))
         for role in TenantRole:
             email = f"{role.value}@{tenant.mark}.example"

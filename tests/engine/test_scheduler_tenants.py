@@ -91,7 +91,7 @@ def test_whoever_has_given_way_is_not_the_next_victim_while_another_holds_more()
     bench.step()
     running = bench.scheduler._running
     assert running.victim(running.kv_share) is small
-    bench.scheduler._preemption._preempt(
+    bench.scheduler._preemption.preempt(
         small, Step(budget=1, block_size=1, max_read_rows=0, is_ahead=False)
     )
     assert running.victim(running.kv_share) is middle

@@ -489,7 +489,7 @@ def leaves_the_aborted_in_the_queue(remove: Any, self: WaitingQueue[Any], entry:
     return False
 
 
-@_plant(Preemption, "_preempt")
+@_plant(Preemption, "preempt")
 def lets_the_preempted_keep_their_lease(
     preempt: Any, self: Preemption, victim: Request, step: Step
 ) -> None:
@@ -635,7 +635,7 @@ def keeps_blocks_for_the_next_drafts(
 # --- fairness -----------------------------------------------------------------------------------
 
 
-@_plant(Preemption, "_preempt")
+@_plant(Preemption, "preempt")
 def charges_again_what_is_computed_again(
     preempt: Any, self: Preemption, victim: Request, step: Step
 ) -> None:

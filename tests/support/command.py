@@ -12,11 +12,16 @@ from support.server import Caller
 
 
 class Command:
-    """Runs `loraplex adapters …` as a caller."""
+    """Runs `loraplex adapters …`, or another group of commands, as a caller."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caller: Caller
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        caller: Caller,
+        group: str = "adapters",
     ) -> None:
+        self._group = group
         self._monkeypatch = monkeypatch
         self._capsys = capsys
         monkeypatch.setenv("LORAPLEX_URL", caller.url)
@@ -24,7 +29,7 @@ class Command:
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Exit code, stdout and stderr."""
-        self._monkeypatch.setattr("sys.argv", ["loraplex", "adapters", *arguments])
+        self._monkeypatch.setattr("sys.argv", ["loraplex", self._group, *arguments])
         try:
             code = main()
         except SystemExit as exc:

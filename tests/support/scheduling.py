@@ -144,6 +144,7 @@ class SchedulerBench:
         deadline: float | None = None,
         is_held: bool = False,
         kv_policy: KvPolicy | None = None,
+        is_background: bool = False,
     ) -> Request:
         tokens = [1] * prompt if isinstance(prompt, int) else prompt
         submitted = GenerationRequest(
@@ -157,6 +158,7 @@ class SchedulerBench:
             tenant_weight=weight,
             deadline_seconds=deadline,
             kv_policy=kv_policy,
+            is_background=is_background,
         )
         namespace = CacheNamespace(tenant, "runtime", adapter)
         request = Request(submitted, namespace, 0, self.now, tier)
@@ -240,6 +242,7 @@ class SchedulerBench:
         assert not self.scheduler._shares._members
         assert not self.scheduler._deadlines._live
         assert not self.scheduler._backlog._tenants
+        assert not len(self.scheduler._background)
         self.kv.check_integrity([])
         assert self.kv.num_free(0) == self.kv.num_usable(0)
 

@@ -63,6 +63,8 @@ class Tenant:
     uploads: dict[str, str] = field(default_factory=dict)
     aliases: set[str] = field(default_factory=set)
     requests: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+    batches: set[str] = field(default_factory=set)
 
     @property
     def mark(self) -> str:
@@ -70,7 +72,11 @@ class Tenant:
 
     def owns(self, words: Iterable[str]) -> bool:
         """Whether one of the words is of this tenant."""
-        theirs = (self.keys, self.users, self.uploads, self.requests, (self.mark,))
+        batches = {batch.removeprefix("batch_") for batch in self.batches}  # as _WORDS finds them
+        theirs = (
+            *(self.keys, self.users, self.uploads, self.requests, (self.mark,)),
+            *(self.files, batches),
+        )
         return any(word in ids for word in words for ids in theirs)
 
 
@@ -97,7 +103,7 @@ class Walk:
             *(self._make_key, self._read_key, self._revoke_key, self._list_keys),
             *(self._make_user, self._read_user, self._disable_user, self._list_users),
             *(self._set_alias, self._remove_alias, self._list_aliases),
-            *(self._open_upload, self._read_upload),
+            *(self._open_upload, self._read_upload, self._read_file, self._read_batch),
             *(self._look_around, self._read_request, self._resolve_model),
         ]
         for number in range(num_steps):
@@ -218,11 +224,22 @@ class Walk:
             path = f"/v1/uploads/{upload}"
             self._expect(caller, Scope.ADAPTERS_WRITE, "GET", path, target=target)
 
+    def _read_file(self, caller: Caller, target: Tenant) -> None:
+        if (file := self._any(target.files)) is not None:
+            path = f"/v1/files/{file}{self._random.choice(['', '/content'])}"
+            self._expect(caller, Scope.INFER, "GET", path, target=target)
+
+    def _read_batch(self, caller: Caller, target: Tenant) -> None:
+        if (batch := self._any(target.batches)) is not None:
+            self._expect(caller, Scope.INFER, "GET", f"/v1/batches/{batch}", target=target)
+
     def _look_around(self, caller: Caller, target: Tenant) -> None:
         path, scope = self._random.choice(
             [
                 ("/v1/me", None),
                 ("/v1/models", Scope.INFER),
+                ("/v1/files", Scope.INFER),
+                ("/v1/batches", Scope.INFER),
                 ("/v1/adapters", Scope.ADAPTERS_READ),
                 (f"/v1/adapters/{NAME}", Scope.ADAPTERS_READ),
                 (f"/v1/adapters/{NAME}/versions/1/readiness", Scope.ADAPTERS_READ),

@@ -92,6 +92,7 @@ VALUES: Mapping[str, str | list[str]] = {
     "reader-patience-seconds": "29",
     "request-log-days": "31",
     "upload-days": "32",
+    "file-days": "33",
     "drain-seconds": "26",
     "log-level": "debug",
     "log-format": "json",

@@ -1,0 +1,147 @@
+"""Tests batches: exact results and usage through kills, and the latency of other requests.
+
+    make batch-evidence [ARGS='--lines 10000 --kills 10 --blocks 3 --block-seconds 20']
+
+Prints one JSON object. Exits with 1 if a bar is missed, and names the bar on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from openai import OpenAI
+
+from support.batch_kills import run_with_kills
+from support.batches import completions, create, ended, jsonl
+from support.models import make_tiny_llama
+from support.mortal_server import mortal_server
+from support.server import PRODUCT_ENGINE
+
+MAX_ITL_RATIO = 1.1
+EXACT = (
+    *("errors", "missing", "repeated", "charged_without_answer"),
+    *("answers_without_charge", "other_usage"),
+)
+NUM_CALLERS = 2
+OUTPUT_TOKENS = 64
+PAUSE_SECONDS = 0.2
+"""Between two requests of a caller: then lines run."""
+LINES_OF_A_BLOCK = 5_000
+"""More than are answered in a block."""
+
+
+def latency(base: Path, directory: Path, *, blocks: int, block_seconds: float) -> dict[str, Any]:
+    """The inter-token latency of streams, alternately without and with a batch beside them."""
+    gaps: dict[str, list[float]] = {"without": [], "with": []}
+    num_answered = 0
+    with mortal_server(base, directory, engine=PRODUCT_ENGINE) as mortal:
+        mortal.start()
+        caller = mortal.as_server().make_caller("acme")
+        with OpenAI(base_url=f"{mortal.url}/v1", api_key=caller.key) as client:
+            _measure(client, base.name, block_seconds / 4)  # to warm up
+            for _ in range(blocks):
+                gaps["without"] += _measure(client, base.name, block_seconds)
+                with _batch(client, base.name) as counted:
+                    gaps["with"] += _measure(client, base.name, block_seconds)
+                num_answered += counted[0]
+    p99 = {name: float(np.percentile(values, 99)) for name, values in gaps.items()}
+    p50 = {name: float(np.percentile(values, 50)) for name, values in gaps.items()}
+    return {
+        "itl_p99_ms": {name: round(value * 1000, 3) for name, value in p99.items()},
+        "itl_p50_ms": {name: round(value * 1000, 3) for name, value in p50.items()},
+        "itl_p99_ratio": round(p99["with"] / p99["without"], 3),
+        "num_gaps": {name: len(values) for name, values in gaps.items()},
+        "lines_answered_meanwhile": num_answered,
+    }
+
+
+@contextmanager
+def _batch(client: OpenAI, model: str) -> Iterator[list[int]]:
+    """A batch that runs until the block is left; then how many lines it has answered."""
+    prompts = [f"prompt {number}" for number in range(LINES_OF_A_BLOCK)]
+    batch = create(client, jsonl(completions(model, prompts, max_tokens=32)))
+    counted: list[int] = []
+    yield counted
+    client.batches.cancel(batch.id)
+    counts = ended(client, batch.id).request_counts
+    counted.append(counts.completed if counts else 0)
+
+
+def _measure(client: OpenAI, model: str, seconds: float) -> list[float]:
+    """The gaps between the tokens of streams, in seconds."""
+    ends_at = time.monotonic() + seconds
+
+    def ask_on(number: int) -> list[float]:
+        gaps: list[float] = []
+        while time.monotonic() < ends_at:
+            stream = client.completions.create(
+                model=model,
+                prompt=f"caller {number}",
+                max_tokens=OUTPUT_TOKENS,
+                temperature=1.0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            arrivals = [time.perf_counter() for chunk in stream if chunk.choices]
+            gaps += [after - before for before, after in pairwise(arrivals)]
+            time.sleep(PAUSE_SECONDS)
+        return gaps
+
+    with ThreadPoolExecutor(NUM_CALLERS) as callers:
+        return [gap for gaps in callers.map(ask_on, range(NUM_CALLERS)) for gap in gaps]
+
+
+def missed_bars(report: dict[str, Any]) -> list[str]:
+    """What is not as it is promised."""
+    missed = [f"kills.{name} is {report['kills'][name]}" for name in EXACT if report["kills"][name]]
+    ratio = report["latency"]["itl_p99_ratio"]
+    if ratio > MAX_ITL_RATIO:
+        missed.append(f"latency.itl_p99_ratio is {ratio}, above {MAX_ITL_RATIO}")
+    if not report["latency"]["lines_answered_meanwhile"]:
+        missed.append("latency.lines_answered_meanwhile is 0")
+    return missed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lines", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--block-seconds", type=float, default=20.0)
+    chosen = parser.parse_args(arguments)
+    with TemporaryDirectory() as home:
+        base = make_tiny_llama(Path(home) / "base")
+        report = {
+            "kills": run_with_kills(
+                base,
+                Path(home) / "kills",
+                num_lines=chosen.lines,
+                num_kills=chosen.kills,
+                engine=PRODUCT_ENGINE,
+            ),
+            "latency": latency(
+                base,
+                Path(home) / "latency",
+                blocks=chosen.blocks,
+                block_seconds=chosen.block_seconds,
+            ),
+        }
+    print(json.dumps(report, indent=2))
+    missed = missed_bars(report)
+    print("\n".join(missed), file=sys.stderr)
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

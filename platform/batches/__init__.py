@@ -1,0 +1,1 @@
+"""Batches: requests in a file, answered in the background."""

@@ -1,0 +1,122 @@
+"""A server killed between any two effects of a batch, and another server that takes a batch over:
+each line has one result, and is charged once."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from openai import APIConnectionError, OpenAI
+from sqlalchemy import select
+
+from loraplex.adapters.failpoints import BATCH_FAILPOINTS, VARIABLE
+from loraplex.platform.batches import service
+from loraplex.platform.models import JobLease, UsageRecord
+from support.batches import completions, create, ended, jsonl, lines_of
+from support.server import LORAPLEX, Caller, ServerUnderTest, serving
+from support.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+NUM_LINES = 40
+NAME = ("--served-model-name", "tiny")
+
+
+def lines(max_tokens: int = 3) -> bytes:
+    prompts = [f"prompt {number}" for number in range(NUM_LINES)]
+    return jsonl(completions("tiny", prompts, max_tokens=max_tokens, temperature=1.0))
+
+
+def check_exact(server: ServerUnderTest, caller: Caller, client: OpenAI, batch_id: str) -> None:
+    """Every line has one answer, and the ledger has these answers' usage and nothing else."""
+    batch = ended(client, batch_id, seconds=120)
+    assert (batch.status, batch.error_file_id) == ("completed", None)
+    answers = lines_of(client, batch.output_file_id)
+    assert [each["custom_id"] for each in answers] == [f"line-{n}" for n in range(NUM_LINES)]
+    database = server.database
+    with database.transaction(caller.tenant_id, read_only=True) as session:
+        rows = {row.request_id: row for row in session.scalars(select(UsageRecord))}
+    database.close()
+    assert rows.keys() == {each["response"]["request_id"] for each in answers}
+    for each in answers:
+        usage = each["response"]["body"]["usage"]
+        row = rows[each["response"]["request_id"]]
+        assert (row.prompt_tokens, row.completion_tokens, row.cached_tokens) == (
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+            usage["prompt_tokens_details"]["cached_tokens"],
+        )
+
+
+@pytest.mark.parametrize("point", [each for each in BATCH_FAILPOINTS if each != "files.removed"])
+def test_a_kill_between_two_effects_of_a_batch_leaves_it_exact(
+    tiny_base: Path, tmp_path: Path, point: str
+) -> None:
+    with serving(tiny_base, tmp_path, *NAME, program=LORAPLEX, **{VARIABLE: point}) as armed:
+        caller = armed.make_caller("acme")
+        batch_id = ""
+        try:
+            batch_id = create(caller.openai.with_options(max_retries=0), lines()).id
+        except APIConnectionError:
+            assert point == "files.stored"
+        assert armed.process.wait(60) == -signal.SIGKILL
+    with serving(tiny_base, tmp_path, *NAME) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key=caller.key)
+        if not batch_id:
+            assert list(client.files.list()) == [], "what was not acknowledged is not there"
+            batch_id = create(client, lines()).id
+        check_exact(server, caller, client, batch_id)
+
+
+def test_a_file_whose_deletion_was_killed_is_gone(tiny_base: Path, tmp_path: Path) -> None:
+    armed_at = {VARIABLE: "files.removed"}
+    with serving(tiny_base, tmp_path, *NAME, program=LORAPLEX, **armed_at) as armed:
+        caller = armed.make_caller("acme")
+        client = caller.openai.with_options(max_retries=0)
+        file = client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        with pytest.raises(APIConnectionError):
+            client.files.delete(file.id)
+        armed.process.wait(60)
+    with serving(tiny_base, tmp_path, *NAME) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key=caller.key)
+        assert list(client.files.list()) == []
+
+
+def test_another_server_takes_over_when_one_dies(tiny_base: Path, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(serving(tiny_base, tmp_path / "first", *NAME))
+        shared = {
+            "LORAPLEX_DATABASE": first.settings.database_url,
+            "LORAPLEX_STORE": first.settings.store_url,
+            "LORAPLEX_SECRET": first.settings.load_secrets()[0].hex(),
+        }
+        caller = first.make_caller("acme")
+        batch_id = create(caller.openai, lines(max_tokens=200)).id
+        wait_for(lambda: num_results(first, caller, batch_id) > 0)
+        second = stack.enter_context(serving(tiny_base, tmp_path / "second", *NAME, **shared))
+        first.process.kill()
+        end_leases(second)
+        client = OpenAI(base_url=f"{second.url}/v1", api_key=caller.key)
+        check_exact(second, caller, client, batch_id)
+
+
+def num_results(server: ServerUnderTest, caller: Caller, batch_id: str) -> int:
+    database = server.database
+    with database.transaction(caller.tenant_id, read_only=True) as session:
+        num = len(service.list_answered(session, batch_id))
+    database.close()
+    return num
+
+
+def end_leases(server: ServerUnderTest) -> None:
+    """A minute passes for the leases of the dead server."""
+    database = server.database
+    with database.platform_transaction() as session:
+        held = session.scalars(select(JobLease).where(JobLease.name.like("batch:%"))).all()
+        assert Counter(lease.server_id is not None for lease in held) == {True: 1}
+        for lease in held:
+            lease.expires_at = lease.expires_at and lease.expires_at.replace(year=2000)
+    database.close()
