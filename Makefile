@@ -9,6 +9,7 @@ LOWEST_VENV := .venv-lowest
 MUTANTS_VENV := .venv-mutants
 PEERS_VENV := .venv-peers
 RAY_VENV := .venv-ray
+WHEEL_VENV := .venv-wheel
 SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 CONSOLE := api/console
 BUNDLE := api/static/console
@@ -23,7 +24,7 @@ BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness sche
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence parallel-evidence \
 	mutation-evidence mutation-survey \
-	first-hour full-disk \
+	first-hour full-disk wheel wheel-check \
 	kernels-report gpu-check lock clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -103,6 +104,17 @@ $(LOWEST_VENV)/bin/uv:
 $(LOWEST_VENV)/.installed: $(LOWEST_VENV)/bin/uv pyproject.toml
 	$< pip install --quiet --python $(LOWEST_VENV)/bin/python --resolution lowest-direct --upgrade -e '.[test]'
 	@touch $@
+
+wheel: $(LOWEST_VENV)/bin/uv ## build the wheel into dist/
+	rm -rf dist/*.whl
+	$< build --quiet --wheel --out-dir dist
+
+# The engine's packages are those of the main environment: torch is large, and here already.
+wheel-check: wheel $(INSTALLED) ## install the wheel into a clean environment: the command line alone, then with the engine
+	rm -rf $(WHEEL_VENV)
+	$(LOWEST_VENV)/bin/uv venv --quiet --python $(BIN)/python $(WHEEL_VENV)
+	$(LOWEST_VENV)/bin/uv pip install --quiet --python $(WHEEL_VENV)/bin/python dist/*.whl
+	LORAPLEX_WHEEL_VENV=$(WHEEL_VENV) $(BIN)/python -m pytest tests/packaging/test_wheel.py $(ARGS)
 
 # Tests that import no torch and start no server.
 LOWEST_TESTS := tests/platform \
@@ -288,4 +300,4 @@ lock: $(LOWEST_VENV)/bin/uv ## pin the packages of the image in deploy/requireme
 	awk '/^[^ ]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' $(LOWEST_VENV)/requirements.lock > $(LOCK)
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(RAY_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(RAY_VENV) $(WHEEL_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
