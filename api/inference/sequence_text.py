@@ -42,7 +42,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
 class SequenceText:
     """Detokenizes one sequence; the token that ends it is no part of the text, unless the form
-    includes it."""
+    includes it. Plain completions list its log-probabilities, as those of OpenAI and vLLM do: who
+    scores a text with `echo` and one generated token leaves the last one out, whatever it is."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class SequenceText:
         self._is_plain = not self._detokenizer.has_stops
         end_ids = () if form.includes_stop else request.sampling.stop_token_ids
         self._hidden_end_ids = frozenset(end_ids)
+        self._lists_end = form.continues_prompt
 
     def read(self, event: PromptOutput) -> Delta:
         """Process the results for the prompt."""
@@ -82,7 +84,8 @@ class SequenceText:
             return Delta(self._index, text, event.logprobs or ()), 1
         ends_here = bool(token_ids) and token_ids[-1] in self._hidden_end_ids
         piece = self._detokenizer.push(token_ids[:-1] if ends_here else token_ids)
-        logprobs = (event.logprobs or [])[: piece.num_tokens]
+        listed = piece.num_tokens + (ends_here and self._lists_end and piece.stop is None)
+        logprobs = (event.logprobs or [])[:listed]
         if piece.stop is not None:
             return Delta(self._index, piece.text, logprobs, "stop"), piece.num_tokens
         return Delta(self._index, piece.text, logprobs), len(token_ids)
