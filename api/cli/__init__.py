@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "requests": "Show finished and running requests.",
     "chat": "Chat with an adapter or the base model.",
     "models": "Check how a base model is served, without a server.",
+    "plan": "Compute the memory that a load needs, before hardware is bought.",
     "top": "Watch a server's requests, queues and memory.",
     "doctor": "Check the installation and the configured server (read-only).",
     "operators": "Create the first operator and manage operators.",
