@@ -25,7 +25,7 @@ BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness sche
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence parallel-evidence \
 	mutation-evidence mutation-survey \
-	first-hour full-disk wheel wheel-check image release test-clients \
+	first-hour full-disk wheel wheel-check image release test-clients real-check \
 	kernels-report gpu-check lock clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -308,6 +308,9 @@ mutation-evidence: $(INSTALLED) $(MUTANTS_VENV)/.installed ## plant 40 random mi
 
 mutation-survey: $(INSTALLED) $(MUTANTS_VENV)/.installed ## find the small mistakes in some files that no test notices: ARGS='engine/kv/block_pool.py --tests tests/engine/test_block_pool.py'
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.mutation.survey --python $(MUTANTS_VENV)/bin/python $(ARGS)
+
+real-check: $(INSTALLED) ## compare published weights and an adapter, served, with transformers and PEFT: MODEL=... ADAPTER=... ARGS='--quantize int8'
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.real_check --model $(MODEL) --adapter $(ADAPTER) $(ARGS)
 
 first-hour: $(INSTALLED) ## replay a newcomer's first hour and 44 mistakes; needs Chromium and Caddy
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.first_hour
