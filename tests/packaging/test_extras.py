@@ -50,6 +50,7 @@ def test_the_engine_brings_torch_and_no_test_packages(project: Any) -> None:
         "agent base --certificates folder",
         "ranks 1 --rank-address 127.0.0.1:1 --rank-secret file",
         "models check base",
+        "plan base",
         f"quantize base out --text {__file__}",
         f"medusa train --model base --data {__file__} --out out",
         "bench profile",
