@@ -9,6 +9,8 @@ LOWEST_VENV := .venv-lowest
 MUTANTS_VENV := .venv-mutants
 PEERS_VENV := .venv-peers
 RAY_VENV := .venv-ray
+WHEEL_VENV := .venv-wheel
+CLIENTS_VENV := .venv-clients
 SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 CONSOLE := api/console
 BUNDLE := api/static/console
@@ -23,7 +25,7 @@ BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness sche
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence \
 	mutation-evidence mutation-survey \
-	first-hour full-disk \
+	first-hour full-disk wheel wheel-check image release test-clients real-check \
 	kernels-report gpu-check lock clean \
 	$(addprefix bench-,$(BENCHMARKS))
 
@@ -103,6 +105,43 @@ $(LOWEST_VENV)/bin/uv:
 $(LOWEST_VENV)/.installed: $(LOWEST_VENV)/bin/uv pyproject.toml
 	$< pip install --quiet --python $(LOWEST_VENV)/bin/python --resolution lowest-direct --upgrade -e '.[test]'
 	@touch $@
+
+wheel: $(LOWEST_VENV)/bin/uv ## build the wheel into dist/
+	rm -rf dist/*.whl
+	$< build --quiet --wheel --out-dir dist
+
+# The engine's packages are those of the main environment: torch is large, and here already.
+wheel-check: wheel $(INSTALLED) ## install the wheel into a clean environment: the command line alone, then with the engine
+	rm -rf $(WHEEL_VENV)
+	$(LOWEST_VENV)/bin/uv venv --quiet --python $(BIN)/python $(WHEEL_VENV)
+	$(LOWEST_VENV)/bin/uv pip install --quiet --python $(WHEEL_VENV)/bin/python dist/*.whl
+	LORAPLEX_WHEEL_VENV=$(WHEEL_VENV) $(BIN)/python -m pytest tests/packaging/test_wheel.py $(ARGS)
+
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' platform/version.py)
+
+image: ## build the image for the CPU, tagged with the version
+	docker build --file deploy/Dockerfile --tag loraplex:cpu --tag loraplex:$(VERSION)-cpu .
+
+# Nothing is published: what to do with the artefacts is printed.
+release: ## build the wheel and the image of a release from a clean checkout; publishes nothing
+	@test -z "$$(git status --porcelain)" || { echo 'commit first: a release is built from a commit'; exit 1; }
+	@grep -q '^## $(VERSION) (20[0-9][0-9]-[0-9][0-9]-[0-9][0-9])$$' CHANGELOG.md || \
+		{ echo 'CHANGELOG.md: give version $(VERSION) its date'; exit 1; }
+	$(MAKE) wheel-check
+	$(MAKE) image
+	docker save --output dist/loraplex-$(VERSION)-cpu.tar loraplex:$(VERSION)-cpu
+	cd dist && sha256sum loraplex-$(VERSION)* > SHA256SUMS
+	@echo 'The artefacts are in dist/. To publish them: git tag v$(VERSION), upload the wheel, push the image.'
+
+# Clients of other projects, which pin what they need. These agree with each other.
+$(CLIENTS_VENV)/.installed: $(LOWEST_VENV)/bin/uv
+	$< venv --quiet --python $(PYTHON) --clear $(CLIENTS_VENV)
+	$< pip install --quiet --python $(CLIENTS_VENV)/bin/python --torch-backend cpu 'openai>=2,<4' litellm \
+		langchain-openai instructor 'pydantic-ai-slim[openai]' openai-agents 'lm-eval[api]' transformers
+	@touch $@
+
+test-clients: $(INSTALLED) $(CLIENTS_VENV)/.installed ## let the clients that people use ask a server, in an environment of their own
+	LORAPLEX_CLIENTS_VENV=$(CLIENTS_VENV) $(BIN)/python -m pytest tests/clients $(ARGS)
 
 # Tests that import no torch and start no server.
 LOWEST_TESTS := tests/platform \
@@ -273,6 +312,9 @@ mutation-evidence: $(INSTALLED) $(MUTANTS_VENV)/.installed ## plant 40 random mi
 mutation-survey: $(INSTALLED) $(MUTANTS_VENV)/.installed ## find the small mistakes in some files that no test notices: ARGS='engine/kv/block_pool.py --tests tests/engine/test_block_pool.py'
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.mutation.survey --python $(MUTANTS_VENV)/bin/python $(ARGS)
 
+real-check: $(INSTALLED) ## compare published weights and an adapter, served, with transformers and PEFT: MODEL=... ADAPTER=... ARGS='--quantize int8'
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.real_check --model $(MODEL) --adapter $(ADAPTER) $(ARGS)
+
 first-hour: $(INSTALLED) ## replay a newcomer's first hour and 44 mistakes; needs Chromium and Caddy
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.first_hour
 
@@ -291,4 +333,4 @@ lock: $(LOWEST_VENV)/bin/uv ## pin the packages of the image in deploy/requireme
 	awk '/^[^ ]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' $(LOWEST_VENV)/requirements.lock > $(LOCK)
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(RAY_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(RAY_VENV) $(WHEEL_VENV) $(CLIENTS_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ...engine.errors import EngineError, UnsupportedModel
 from ...platform.errors import PlatformError
+from ...platform.version import __version__
 from ..client.errors import ClientError
 from .connection import add_connection_options
 from .exit_codes import CommandFailed, exit_code_of
@@ -39,6 +40,7 @@ COMMANDS: Mapping[str, str] = {
     "chat": "Chat with an adapter or the base model.",
     "batch": "Answer files of requests in the background.",
     "models": "Check how a base model is served, without a server.",
+    "plan": "Compute the memory that a load needs, before hardware is bought.",
     "top": "Watch a server's requests, queues and memory.",
     "doctor": "Check the installation and the configured server (read-only).",
     "operators": "Create the first operator and manage operators.",
@@ -128,8 +130,21 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"loraplex {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Without a callback Typer would take the only command for the whole."""
 
 

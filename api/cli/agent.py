@@ -15,6 +15,7 @@ from ...adapters.errors import AdapterError
 from ...engine.config import EngineConfig
 from ...platform.replicas.address import parse_address
 from ..settings import Settings
+from .engine_extra import need_engine
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .serve_options import with_options
@@ -50,6 +51,7 @@ def agent(
     It holds no tenant's keys and no database. It exits with 7 if its lease ended or its engine
     failed too often: start it again then.
     """
+    need_engine("serving")
     try:
         host, port = parse_address(listen)
     except ValueError as exc:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -32,6 +31,7 @@ from ..bench.summary import Summary
 from ..local.installation import Installation, StepFailed, TenantAccess
 from ..local.server import LocalServerFailed, leave_on_sigterm, running_server
 from ..settings import load_settings
+from .engine_extra import need_engine
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, print_json
 
@@ -116,8 +116,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Print the time of a decode step by kind of work, on a random Llama model."""
-    if find_spec("torch") is None:
-        raise CommandFailed("profiling needs: pip install 'loraplex[engine]'")
+    need_engine("profiling")
     # As in an engine process; OpenMP reads them when PyTorch is imported.
     for name, value in DEFAULT_VARIABLES.items():
         os.environ.setdefault(name, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from .engine_extra import need_engine
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 
@@ -63,8 +63,7 @@ def train(
 ) -> None:
     """Train Medusa heads for a base. The base is not changed. Serve them with `--speculation
     medusa:OUT`. Train on text that the base generated."""
-    if find_spec("torch") is None:
-        raise CommandFailed("training needs: pip install 'loraplex[engine]'")
+    need_engine("training")
     from ...engine.speculation.medusa_training import MedusaRecipe
 
     recipe = MedusaRecipe(

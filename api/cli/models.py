@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 
 from ...engine.config import GIB, EngineConfig, Quantization
 from ...engine.errors import InvalidParameter, UnsupportedModel
+from .engine_extra import need_engine
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import AsJson, print_json, print_rows
@@ -114,8 +114,7 @@ def check(
 ) -> None:
     """Show whether and how a base model is served: its weights' format, bytes and kernels, and the
     KV cache and adapters that fit beside it. Without --reference no weight is read."""
-    if find_spec("torch") is None:
-        raise CommandFailed("the check builds the model's layers: pip install 'loraplex[engine]'")
+    need_engine("the check")
     if kl and reference is None:
         raise CommandFailed("--kl compares with --reference: give it", ExitCode.USAGE)
     config = EngineConfig(

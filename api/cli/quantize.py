@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...engine.calibration.method import CodeFormat, Method
+from .engine_extra import need_engine
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 
@@ -71,8 +71,7 @@ def quantize(
     """Make a quantized checkpoint (compressed-tensors) from an unquantized one, calibrated with a
     text. Serve it with `--model OUT`. The same command continues an interrupted run. Routers, the
     embedding, the head, and experts that the files hold in one tensor stay as they are."""
-    if find_spec("torch") is None:
-        raise CommandFailed("quantizing needs: pip install 'loraplex[engine]'")
+    need_engine("quantizing")
     from ...engine.calibration.recipe import Recipe
 
     recipe = Recipe(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ...engine.shards.rank_address import parse_rank_address
+from .engine_extra import need_engine
 from .output import note
 
 app = typer.Typer(add_completion=False)
@@ -30,6 +31,7 @@ def ranks(
     They wait until it listens, and start again when the group has ended. The base model has to be
     at the same path on both hosts.
     """
+    need_engine("serving")
     from ...adapters.logs import log_to_stderr
     from ...engine.process.engine_process import engine_environment
     from ...engine.ranks.group_secret import secret_of_file

@@ -14,6 +14,7 @@ from ..client.connection import DEFAULT_URL
 from ..server.running_servers import registered
 from ..settings import Settings, default_data_dir
 from .admin import describe_running_server, naming_the_database
+from .engine_extra import need_engine
 from .exit_codes import CommandFailed, ExitCode
 from .output import note
 from .serve_on_ray import RayReplicas, bring_up, find_replicas
@@ -68,6 +69,8 @@ def serve(
     With --replicas and --ray it first starts a fleet as `loraplex fleet up` does, with the same
     model and engine options, or joins the one that is up, and serves when a replica is ready.
     """
+    if settings.fleet_certificates is None:  # replicas of a fleet have engines of their own
+        need_engine("serving")
     wanted = find_replicas(context, replicas, ray, num_gpus)
     _run(settings, engine_config, host=host, port=port, replicas=wanted)
 

@@ -46,7 +46,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
 class SequenceText:
     """Detokenizes one sequence; the token that ends it is no part of the text, unless the form
-    includes it."""
+    includes it. Plain completions list its log-probabilities, as those of OpenAI and vLLM do: who
+    scores a text with `echo` and one generated token leaves the last one out, whatever it is."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class SequenceText:
         self._is_plain = not self._detokenizer.has_stops and self._reasoning is None
         end_ids = () if form.includes_stop else request.sampling.stop_token_ids
         self._hidden_end_ids = frozenset(end_ids)
+        self._lists_end = form.continues_prompt
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -97,7 +99,8 @@ class SequenceText:
         piece = self._detokenizer.push(token_ids[:-1] if ends_here else token_ids)
         if self._reasoning is not None and self._reasoning.is_final:
             self._is_plain = not self._detokenizer.has_stops
-        logprobs = (event.logprobs or [])[: piece.num_tokens]
+        listed = piece.num_tokens + (ends_here and self._lists_end and piece.stop is None)
+        logprobs = (event.logprobs or [])[:listed]
         if piece.stop is not None:
             delta = Delta(self._index, piece.text, logprobs, "stop", stop=piece.stop)
             return delta, piece.num_tokens

@@ -60,6 +60,7 @@ def running_server(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**_caches_beside(log), **os.environ},
                 # A new process group: ^C reaches this process only, which ends the server and its
                 # children.
                 start_new_session=True,
@@ -68,6 +69,11 @@ def running_server(
         server = LocalServer(url=f"http://{HOST}:{chosen}", process=process)
         _wait_until_ready(server, log, start_seconds or START_SECONDS)
         yield server
+
+
+def _caches_beside(log: Path) -> dict[str, str]:
+    """transformers imports PyTorch's compiler, which makes a folder for temporary files at once."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(log.parent / "inductor")}
 
 
 def leave_on_sigterm() -> None:

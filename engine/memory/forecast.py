@@ -57,7 +57,7 @@ class MemoryForecast:
 
 def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int) -> MemoryForecast:
     """The pools of an engine that has `memory_bytes` for everything."""
-    demands = _kv_demands(config, base)
+    demands = kv_demands(config, base)
     available, is_host = memory_bytes - base.weight_bytes, base.device_type == "cpu"
     attending = [demand.bytes_per_block for demand in demands if not demand.group.holds_states]
     per_token = sum(attending) // config.kv_block_size
@@ -101,7 +101,8 @@ def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int)
     )
 
 
-def _kv_demands(config: EngineConfig, base: ExpectedBase) -> tuple[KvDemand, ...]:
+def kv_demands(config: EngineConfig, base: ExpectedBase) -> tuple[KvDemand, ...]:
+    """By KV group, before the base is loaded."""
     assert base.kv_shapes is not None, "known without values"
     groups = group_layers(base.kv_shapes, max_model_len=base.max_model_len)
     return tuple(

@@ -49,6 +49,28 @@ def test_the_tokenizers_own_end_of_sequence_ends_the_output(
     assert ask(include_stop_str_in_output=True, skip_special_tokens=False)[0] == shown
 
 
+def test_completions_list_the_logprobs_of_the_token_that_ended_them(
+    server: ServerUnderTest, base: Path
+) -> None:
+    caller = server.make_caller("globex")
+    (eos,) = Tokenizer(base).eos_token_ids
+    body = {"model": "tiny", "prompt": "xy", "max_tokens": 1, "logit_bias": {str(eos): 100}}
+
+    def tokens(**changes: object) -> list[str]:
+        answer = caller.http.post("/v1/completions", json={**body, "logprobs": 1, **changes})
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        found = choice["logprobs"]
+        assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["text_offset"])
+        assert found["text_offset"][-1] == len(choice["text"])
+        return list(found["tokens"])
+
+    end = Tokenizer(base).decode([eos], skip_special_tokens=False)
+    assert tokens() == [end]
+    assert tokens(echo=True)[-3:] == ["x", "y", end]
+
+
 def test_texts_that_are_not_wanted_do_not_occur(server: ServerUnderTest) -> None:
     caller = server.make_caller("umbra")
 
