@@ -23,16 +23,20 @@ from ..schemas.message_objects import (
     AnswerBlock,
     AnswerMessage,
     AnswerText,
+    AnswerThinking,
     AnswerToolUse,
+    BlockDelta,
     InputJsonDelta,
     MessageEvent,
     MessageUsage,
     StopDelta,
     StopReason,
     TextDelta,
+    ThinkingDelta,
 )
-from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, Text
-from ..tools.answer_plan import AnswerPlan, Reader
+from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, ReasoningText, Text
+from ..tools.answer_plan import AnswerPlan
+from ..tools.readers import Reader
 
 INVALID_INPUT = "INVALID_JSON"
 """The key under which the input of a call is the text that the model wrote instead of an object."""
@@ -93,7 +97,7 @@ class MessagesFormat:
 
 
 class MessageBlocks:
-    """Creates blocks one after another: consecutive text is one, and each call."""
+    """Creates blocks one after another: consecutive text is one, so is reasoning, and each call."""
 
     def __init__(self) -> None:
         self.completed: list[AnswerBlock] = []
@@ -109,6 +113,10 @@ class MessageBlocks:
                     if not isinstance(self._open, AnswerText):
                         yield from self._begin(AnswerText(""))
                     yield self._add(text, TextDelta(text))
+                case ReasoningText(text):
+                    if not isinstance(self._open, AnswerThinking):
+                        yield from self._begin(AnswerThinking(""))
+                    yield self._add(text, ThinkingDelta(text))
                 case CallOpened():
                     yield from self._begin(AnswerToolUse(part.id, part.name, {}))
                 case ArgumentsText(_, text):
@@ -127,7 +135,7 @@ class MessageBlocks:
         self._open = block
         yield MessageEvent("content_block_start", index=len(self.completed), content_block=block)
 
-    def _add(self, text: str, delta: TextDelta | InputJsonDelta) -> MessageEvent:
+    def _add(self, text: str, delta: BlockDelta) -> MessageEvent:
         self._written.append(text)
         return MessageEvent("content_block_delta", index=len(self.completed), delta=delta)
 
@@ -135,6 +143,8 @@ class MessageBlocks:
 def _completed(block: AnswerBlock, written: str) -> AnswerBlock:
     if isinstance(block, AnswerText):
         return replace(block, text=written)
+    if isinstance(block, AnswerThinking):
+        return replace(block, thinking=written)
     return replace(block, input=_input(written))
 
 

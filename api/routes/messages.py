@@ -64,13 +64,14 @@ async def count_message_tokens(
     """Count the tokens of the prompt that a message would have."""
     inference = runtime.inference
     model = await inference.models.resolve(principal, body.model, request_id=split_key(request))
-    use = body.tool_use
-    prompt = await inference.prompts.encode_chat(
+    prompts, use = inference.prompts, body.tool_use
+    form = prompts.reasoning.form_with_effort(body.chat_form, body.effort, param=body.effort_param)
+    prompt = await prompts.encode_chat(
         principal,
         body.conversation(),
         use.tools if use else (),
         tokenizer=model.own_tokenizer,
-        form=body.chat_form,
+        form=form,
         is_bounded=False,
     )
     return json_response(TokenCount(len(prompt)))

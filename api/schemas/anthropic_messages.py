@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.text.chat_form import ChatForm
-from ..contract.request_model import RequestModel, invalid
+from ..contract.request_model import RequestModel, invalid, unsupported
 from ..tools.conversation import ChatMessage
+from ..tools.reasoning_effort import NO_EFFORT, OWN_EFFORT
 from ..tools.tool import ToolUse
 from .anthropic_blocks import (
     InputMessage,
@@ -39,6 +40,19 @@ class OutputConfig(RequestModel):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"effort": ("high",)}
 
 
+class Thinking(RequestModel):
+    """Whether the model reasons. A budget for it (`enabled`) is not supported."""
+
+    type: Literal["adaptive", "disabled"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_budgets(cls, thinking: object) -> object:
+        if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+            raise unsupported("type")
+        return thinking
+
+
 class MessagesPromptBody(RequestModel):
     """What makes the prompt."""
 
@@ -49,11 +63,12 @@ class MessagesPromptBody(RequestModel):
     tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: InputToolChoice | None = None
     output_config: OutputConfig | None = None
+    thinking: Thinking | None = None
+    """Default: as the template decides, and the reasoning is not returned."""
 
     tolerated: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "speed": ("standard",),
-        "thinking": ({"type": "disabled"},),
     }
 
     @model_validator(mode="after")
@@ -73,6 +88,19 @@ class MessagesPromptBody(RequestModel):
             asked.as_choice() if asked else None,
             is_parallel=not (asked and asked.disable_parallel_tool_use),
         )
+
+    effort_param: ClassVar[str] = "thinking"
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model reasons; None: as the template decides."""
+        if self.thinking is None:
+            return None
+        return NO_EFFORT if self.thinking.type == "disabled" else OWN_EFFORT
+
+    @property
+    def returns_reasoning(self) -> bool:
+        return self.thinking is not None
 
     @property
     def chat_form(self) -> ChatForm:

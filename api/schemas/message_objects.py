@@ -30,7 +30,17 @@ class AnswerToolUse(AnswerModel):
     type: Literal["tool_use"] = "tool_use"
 
 
-AnswerBlock = Annotated[AnswerText | AnswerToolUse, Field(discriminator="type")]
+@dataclass(frozen=True, slots=True)
+class AnswerThinking(AnswerModel):
+    """The reasoning, if the request has `thinking`."""
+
+    thinking: str
+    type: Literal["thinking"] = "thinking"
+    signature: Literal[""] = ""
+    """Always empty: reasoning that is sent back is not verified."""
+
+
+AnswerBlock = Annotated[AnswerText | AnswerThinking | AnswerToolUse, Field(discriminator="type")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +78,18 @@ class TextDelta(AnswerModel):
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingDelta(AnswerModel):
+    thinking: str
+    type: Literal["thinking_delta"] = "thinking_delta"
+
+
+@dataclass(frozen=True, slots=True)
 class InputJsonDelta(AnswerModel):
     partial_json: str
     type: Literal["input_json_delta"] = "input_json_delta"
+
+
+BlockDelta = TextDelta | ThinkingDelta | InputJsonDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +114,7 @@ class MessageEvent(AnswerModel):
     index: int | Absent = field(default=UNSET, kw_only=True)
     """Of the block."""
     content_block: AnswerBlock | Absent = field(default=UNSET, kw_only=True)
-    delta: TextDelta | InputJsonDelta | StopDelta | Absent = field(default=UNSET, kw_only=True)
+    delta: BlockDelta | StopDelta | Absent = field(default=UNSET, kw_only=True)
     usage: MessageUsage | Absent = field(default=UNSET, kw_only=True)
 
 

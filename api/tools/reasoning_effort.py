@@ -11,6 +11,8 @@ from .conversation import ChatMessage
 from .rendering import rendered
 
 NO_EFFORT = "none"
+OWN_EFFORT = "own"
+"""The model reasons as much as it does without an effort. No route has this value."""
 EFFORT_VARIABLE = "reasoning_effort"
 SWITCHES = ("enable_thinking", "thinking")
 """The variables with which templates turn reasoning on and off."""
@@ -34,6 +36,8 @@ class EffortVariables:
         """Raises ApiError about `param` if the base does not follow this effort."""
         if effort is None or (effort == NO_EFFORT and not self._may_reason):
             return {}
+        if effort == OWN_EFFORT:
+            return self._own(param)
         variables: dict[str, TemplateValue] = {}
         if self._switch is not None:
             variables[self._switch] = effort != NO_EFFORT
@@ -46,6 +50,12 @@ class EffortVariables:
                 param=param,
             )
         return variables
+
+    def _own(self, param: str) -> Mapping[str, TemplateValue]:
+        if not self._may_reason:
+            message = f"{param}: the base does not reason"
+            raise ApiError("unsupported_parameter", message, param=param)
+        return {} if self._switch is None else {self._switch: True}
 
 
 def _matters(tokenizer: Tokenizer, name: str, first: TemplateValue, second: TemplateValue) -> bool:

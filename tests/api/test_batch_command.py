@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from loraplex.api.cli.client import ApiClient, ServerUnreachable
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.client.api_client import ApiClient
+from loraplex.api.client.errors import ServerUnreachable
 from support.batches import completions, jsonl, line
 from support.command import Command
 from support.server import Caller
@@ -103,7 +104,7 @@ def test_an_interrupted_run_goes_on_with_the_same_batch(
 def test_a_server_that_is_away_is_waited_for(
     command: Command, requests: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true, failures = ApiClient.get, [ServerUnreachable("it restarts", ExitCode.UNAVAILABLE)]
+    true, failures = ApiClient.get, [ServerUnreachable("it restarts")]
 
     def get(self: ApiClient, path: str, **query: Any) -> Any:
         if failures:

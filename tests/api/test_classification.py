@@ -10,8 +10,8 @@ import pytest
 import torch
 from peft import PeftModel
 
-from loraplex.api.cli.client import ApiRefused
 from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.client.errors import ApiRefused
 from loraplex.api.schemas.classification import ClassifyBody
 from loraplex.api.schemas.scores import RerankBody, ScoreBody
 from loraplex.engine.text.tokenizer import Tokenizer
