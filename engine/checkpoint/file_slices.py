@@ -39,9 +39,9 @@ class FileSlices:
         header_bytes = torch.empty(length, dtype=torch.uint8)
         self._read([(_LENGTH_BYTES, header_bytes)])
         header = json.loads(header_bytes.numpy().tobytes())[name]
-        self.shape = tuple(header["shape"])
+        self.shape: tuple[int, ...] = tuple(header["shape"])
         self.dtype = DTYPES[header["dtype"]]
-        self._first = _LENGTH_BYTES + length + header["data_offsets"][0]
+        self._first: int = _LENGTH_BYTES + length + header["data_offsets"][0]
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor:
         """Adjacent rows, or of a matrix adjacent columns of adjacent rows."""

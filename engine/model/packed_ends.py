@@ -135,8 +135,9 @@ def _quantized_ends(
 
 def _quantized(module: nn.Module, weight_format: WeightFormat | None) -> QuantizedLinear | None:
     def codes(values: Values) -> Values:
-        is_dense = isinstance(values, Tensor)
-        return quantize(values, weight_format) if is_dense and weight_format else values
+        if weight_format is None or isinstance(values, QuantizedWeight):
+            return values
+        return quantize(values, weight_format)
 
     own = module.weight
     form = codes(own.form) if isinstance(own, RowMatrix) else codes(weight_values(module))

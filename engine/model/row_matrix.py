@@ -32,7 +32,7 @@ class RowMatrix(Tensor):
         read: RowReader, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> RowMatrix:
         """read: the rows, also quantized or in another dtype."""
-        matrix: RowMatrix = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        matrix: RowMatrix = Tensor._make_wrapper_subclass(
             RowMatrix, shape, dtype=dtype, device=device
         )
         matrix._read = read
@@ -60,7 +60,7 @@ class RowMatrix(Tensor):
             change(self.form), num_rows, (change(self._read(piece)) for piece in pieces)
         )
 
-    def values(self, rows: range) -> Tensor:
+    def dense_rows(self, rows: range) -> Tensor:
         """These adjacent rows, in memory of their own."""
         found = torch.empty(len(rows), self.shape[1], dtype=self.dtype, device=self.device)
         for piece in in_pieces(rows, self.shape[1]):
@@ -70,7 +70,7 @@ class RowMatrix(Tensor):
 
     def whole(self) -> Tensor:
         """All rows, in memory of their own."""
-        return self.values(range(self.shape[0]))
+        return self.dense_rows(range(self.shape[0]))
 
     def looked_up(self, indices: Tensor) -> Tensor:
         """The rows of these indices, int64 `[...]`: `[..., in]`."""
@@ -106,12 +106,12 @@ class RowMatrix(Tensor):
             case Tensor.detach, [RowMatrix() as matrix]:
                 return matrix.of_rows(range(matrix.shape[0]))
             case Tensor.__getitem__, [RowMatrix() as matrix, slice() as rows]:
-                return matrix.values(range(matrix.shape[0])[rows])
+                return matrix.dense_rows(range(matrix.shape[0])[rows])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it without its class
         cls,
         func: Callable[..., Any],
         types: Sequence[type],
@@ -139,7 +139,7 @@ def leave_as_rows(modules: Iterable[nn.Module], device: torch.device) -> None:
 
 def read_whole(modules: Iterable[nn.Module]) -> None:
     """Read the weights that are such matrices. Modules that shared one share what is read."""
-    tensors: dict[nn.Parameter, nn.Parameter] = {}
+    tensors: dict[Tensor, nn.Parameter] = {}
     for module in modules:
         weight = getattr(module, "weight", None)  # packed layers have none
         if isinstance(weight, RowMatrix):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from loraplex.engine.checkpoint.file_slices import DTYPES, FileSlices
 from loraplex.engine.errors import DamagedBase
 
-SLICES = [
+SLICES: list[slice | tuple[slice, slice]] = [
     slice(0, 3),
     slice(5, 9),
     slice(11, 40),
