@@ -17,7 +17,8 @@ ran, at drawn times and at each kind of command (`commands`: how often; 0 if the
 a hang is a group that is not down after 10 s, or a request that is silent for 10 s though the group
 is back, `uncoded` a request that ended neither whole nor with a code.
 `bytes`: what each rank of a larger base planned for its weights, and its peak while it loaded, for
-bases that are not quantized, are quantized while they load, and are quantized in their files.
+bases that are not quantized, are quantized while they load, and are quantized in their files, and
+for one whose ends are most of it (`ends`).
 `canaries`: answers with another adapter's marker. Exits with 1 if a figure exceeds its bound.
 
 The ranks of `families`, `traffic` and `canaries` are threads, those of `kills` and `bytes`
@@ -99,6 +100,9 @@ LARGE: dict[str, Any] = {
 WIDE = {**LARGE, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
 """The same for quantized bases, whose parts are smaller: 570 million parameters in 48 layers."""
 NUM_WIDE_LAYERS, NUM_SAMPLE_LAYERS = 48, 16
+ENDS = {**LARGE, "vocab_size": 64_000}
+"""With the layers of `NUM_END_LAYERS`, the ends are two thirds of the base."""
+NUM_END_LAYERS = 8
 NARROW = {**LARGE, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 LOADED_FORMATS = ("int8", "int4", "fp8", "nf4", "mxfp4")
 """Of `--quantize`, whose peak is measured."""
@@ -282,6 +286,7 @@ def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
         work = folder / f"{shape.ranks_per_stage}x{shape.num_stages}"
         rows += _measure_base(small, large, Quantization.NONE, shape, work)
     pair = GroupShape(2, 1)
+    rows += measure_ends(folder / "ends")
     for form in SAMPLE_FILE_FORMATS if is_sample else FILE_FORMATS:
         narrow = save_repeated(folder / f"{form}-narrow", NARROW, 1, form=form)
         num_layers = NUM_SAMPLE_LAYERS if is_sample else NUM_WIDE_LAYERS
@@ -296,6 +301,14 @@ def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
             found = _measure_base(small, wide, Quantization(form), pair, folder / name)
             rows += [{"format": name, **row} for row in found]
     return rows
+
+
+def measure_ends(folder: Path) -> list[dict[str, Any]]:
+    """The same for a base whose ends are most of it."""
+    small = save_family(folder / "small", *SERVED["llama"])
+    large = save_repeated(folder / "large", ENDS, NUM_END_LAYERS)
+    found = _measure_base(small, large, Quantization.NONE, GroupShape(2, 1), folder / "work")
+    return [{"base": "ends", **row} for row in found]
 
 
 def _measure_base(

@@ -89,6 +89,7 @@ class PackedLinear(Linear):
 
 def row_norms(weight: Tensor) -> Tensor:
     """The length of each row of `weight [n, k]`: fp32 `[n]`. A few rows at a time become fp32."""
-    return torch.cat(
-        [rows.float().square().sum(dim=1) for rows in weight.split(_PIECE_ROWS)]
-    ).sqrt()
+    pieces = (
+        weight[start : start + _PIECE_ROWS] for start in range(0, weight.shape[0], _PIECE_ROWS)
+    )
+    return torch.cat([rows.float().square().sum(dim=1) for rows in pieces]).sqrt()

@@ -26,6 +26,7 @@ class PanelLinear(Linear):
     weight: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Reads no more of the weight than slices of a few rows at a time."""
         super().__init__(weight.shape, None if bias is None else bias.float(), row_norms(weight))
         self.register_buffer("weight", _packed(weight))
         self.weight_bytes = self.weight.nbytes
@@ -58,14 +59,16 @@ def serves_linear(dtype: torch.dtype) -> bool:
 def _packed(weight: Tensor) -> Tensor:
     """`weight [out, in]` as `[ceil(out / 16), in, 16]`, with zeros after the last row."""
     dtype = torch.bfloat16 if _is_exact_in_bfloat16(weight) else torch.float32
-    packed = weight.new_empty(-(-len(weight) // _PANEL), weight.shape[1], _PANEL, dtype=dtype)
+    num_rows, in_features = weight.shape
+    packed = torch.empty(-(-num_rows // _PANEL), in_features, _PANEL, dtype=dtype)
     for start in range(0, len(packed), _PIECE_ROWS // _PANEL):
         panels = packed[start : start + _PIECE_ROWS // _PANEL]
-        rows = weight[start * _PANEL :][: len(panels) * _PANEL]
+        rows = weight[start * _PANEL : (start + len(panels)) * _PANEL]
         whole = F.pad(rows, (0, 0, 0, len(panels) * _PANEL - len(rows)))
         panels.copy_(whole.view(len(panels), _PANEL, -1).transpose(1, 2))
     return packed
 
 
 def _is_exact_in_bfloat16(weight: Tensor) -> bool:
-    return all(torch.equal(rows, rows.bfloat16().to(rows.dtype)) for rows in weight.split(256))
+    pieces = (weight[start : start + 256] for start in range(0, weight.shape[0], 256))
+    return all(torch.equal(rows, rows.bfloat16().to(rows.dtype)) for rows in pieces)

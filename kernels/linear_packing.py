@@ -117,7 +117,9 @@ def _choose_exact(stored: torch.dtype, dtype: torch.dtype, device_type: str) -> 
 def _pack_exactly(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Linear:
     device_type = weight.device.type
     kind = choose_linear(weight, dtype=dtype, device_type=device_type)
-    weight = weight.to(packed_dtype(weight.dtype, dtype=dtype, device_type=device_type))
+    packed = packed_dtype(weight.dtype, dtype=dtype, device_type=device_type)
+    if packed is not weight.dtype:
+        weight = weight.to(packed)
     if kind is LinearKind.PANEL:
         return PanelLinear(weight, bias)
     return PackedLinear(weight, bias) if kind is LinearKind.PACKED else DenseLinear(weight, bias)

@@ -8,8 +8,7 @@ own: each use reads it from its file, and the memory is free again after the use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,15 +16,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ...kernels.quantized_part import part_of
 from ...kernels.quantized_weight import QuantizedWeight, stack_rows
 from ..gguf.file import GgufTensor, tensor_names
 from ..gguf.header import GGUF_FILE
 from .base_config import read_config_file
+from .file_slices import FileSlices
 from .packed_weights import PackedWeight, find_packed_weights
 from .stored_tensors import read_stored_tensors
 from .text_part import of_text_part
-from .unpacking import RowUnpacker, Sliced, codes_role, unpack, unpack_expert
+from .unpacking import RowUnpacker, codes_role, unpack, unpack_expert
 
 Values = Tensor | QuantizedWeight
 RowReader = Callable[[range], Values]
@@ -45,12 +44,8 @@ class StoredWeight(NamedTuple):
             tensor: Tensor = file.get_tensor(self.name)
         return tensor
 
-    def open_slices(self) -> Sliced:
-        """Reads slices into memory of their own: of a mapped file, all pages that were read would
-        stay until its end."""
-        file: Any = safe_open(self.path, framework="pt", backend="pread")
-        sliced: Sliced = file.get_slice(self.name)
-        return sliced
+    def open_slices(self) -> FileSlices:
+        return FileSlices(self.path, self.name)
 
     def row_reader(self) -> RowReader:
         """Reads rows of a matrix `[out, in]` and no others."""
@@ -217,35 +212,16 @@ def read_again(
     module.__dict__["stored_weight"] = stored
 
 
-def keep_rows(modules: Iterable[nn.Module], rows: range) -> None:
-    """From now on each module has these rows of its weight and bias only. Those that shared one
-    weight share what is left of it."""
-    weights: dict[object, nn.Parameter] = {}
-    for module in modules:
-        weight, bias = module.weight, getattr(module, "bias", None)
-        assert isinstance(weight, Tensor)
-        whole = identity(weight)
-        if whole not in weights:
-            weights[whole] = _rows_of(weight, rows)
-        module.weight = weights[whole]
-        if isinstance(bias, Tensor):
-            module.bias = _rows_of(bias, rows)
-        if (read := module.__dict__.get("read_weight")) is not None:
-            module.__dict__["read_weight"] = partial(_read_rows, read, rows)
-
-
-def _rows_of(parameter: Tensor, rows: range) -> nn.Parameter:
-    values = parameter.detach()[rows.start : rows.stop].clone()
-    return nn.Parameter(values, requires_grad=False)
-
-
-def _read_rows(read: Callable[[], Values], rows: range) -> Values:
-    values = read()
-    if isinstance(values, Tensor):
-        return values[rows.start : rows.stop]
-    part = part_of(values, rows, range(values.num_inputs))
-    assert part is not None, "all inputs are held"
-    return part
+def leave_rows(
+    module: nn.Module, stored: AnyStoredWeight, *, dtype: torch.dtype, device: torch.device
+) -> None:
+    """The module's weight is a tensor on the meta device, and `row_reader` reads rows of it from
+    the file. Nothing is computed with it so far."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    empty = weight.as_subclass(Tensor).detach()
+    module.weight = nn.Parameter(empty, requires_grad=False)
+    read_again(module, stored, dtype=dtype, device=device)
 
 
 def stored_weight(module: nn.Module) -> AnyStoredWeight | None:

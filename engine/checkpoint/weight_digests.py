@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-_PIECE_ROWS = 1024
+from .file_slices import DTYPES, FileSlices
+from .stored_tensors import read_header
+
+_PIECE_ROWS = 128
 NUM_PREFIXES = 512
 """Of bases whose tables are padded, tokenizers have up to some hundred tokens less than rows."""
 
@@ -40,21 +41,20 @@ def _digest(weight: Tensor, model_dir: Path) -> list[str] | None:
     if weight.is_meta:
         return None
     for path in sorted(model_dir.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 - it is no mapping
-                stored = file.get_slice(key)
-                if stored.get_shape() == list(weight.shape) and (digest := _hash(stored, weight)):
-                    return digest
+        for key, header in read_header(path):
+            is_alike = header.dtype in DTYPES and header.shape == tuple(weight.shape)
+            if is_alike and (digest := _hash(FileSlices(path, key), weight)):
+                return digest
     return None
 
 
-def _hash(stored: Any, weight: Tensor) -> list[str] | None:
+def _hash(stored: FileSlices, weight: Tensor) -> list[str] | None:
     """None if the weight, loaded from this tensor, would have other values."""
     hasher, num_rows = hashlib.sha256(), weight.shape[0]
     digests: list[str] = []
     for start in range(0, num_rows, _PIECE_ROWS):
-        piece = stored[start : start + _PIECE_ROWS]
-        loaded = weight[start : start + _PIECE_ROWS].detach().cpu()
+        own = slice(start, start + _PIECE_ROWS)
+        piece, loaded = stored[own], weight[own].detach().cpu()
         if not torch.equal(piece.to(loaded.dtype), loaded):
             return None
         rows = piece.to(torch.float32).contiguous().numpy()

@@ -22,6 +22,7 @@ from ..gguf.file import GgufTensor, tensor_names
 from ..gguf.header import GGUF_FILE
 from ..gguf.kinds import BLOCK_SIZES, DENSE_KINDS
 from .base_config import quantization_settings, read_config_file
+from .file_slices import DTYPES
 from .packed_weights import PackedWeight, Packing, find_packed_weights
 from .stored_tensors import StoredTensor, read_stored_tensors
 from .stored_weights import Values
@@ -29,12 +30,6 @@ from .text_part import of_text_part
 from .unpacking import scale_by_group
 
 _META = torch.device("meta")
-_DTYPES = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
-    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
-    **{"U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn},
-}
-"""By safetensors' names."""
 _GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TABLE = torch.empty(16, device=_META)
 """One object for all weights: tables without values cannot be compared otherwise."""
@@ -263,7 +258,7 @@ def _scale_dtype(scale: StoredTensor) -> torch.dtype:
 
 
 def _dtype(tensor: StoredTensor) -> torch.dtype:
-    return _DTYPES.get(tensor.dtype, torch.uint8)  # all others are spare
+    return DTYPES.get(tensor.dtype, torch.uint8)  # all others are spare
 
 
 def _file_bytes(tensor: StoredTensor) -> int:

@@ -49,6 +49,7 @@ from .stored_weights import (
     StoredWeight,
     dense,
     format_of,
+    leave_rows,
     leave_stored,
     placeholder,
     read_again,
@@ -116,12 +117,14 @@ def load_weights(
     *,
     left_stored: ModulesOf | None = None,
     left_experts: ExpertsOf | None = None,
+    left_rows: ModulesOf | None = None,
     packed_later: ModulesOf | None = None,
 ) -> PreTrainedModel:
     """The model with the weights of the folder's files, every one and no other.
 
     `left_stored` chooses modules whose weights are read from the files only when they are used (see
     `stored_weights`), `left_experts` experts whose matrices are (see `stored_experts`).
+    `left_rows` chooses modules of whose weights `row_reader` reads rows (see `leave_rows`).
     `packed_later` chooses modules that are loaded dense, and whose quantized weights
     `weight_values` reads again. Raises WeightsMissing, WeightsUnexpected, ShapesDiffer,
     QuantizedBase or DamagedBase.
@@ -134,10 +137,12 @@ def load_weights(
         _faults_told(f"{model_dir}: its weights cannot be loaded", DamagedBase),
     ):
         stored = stored_weights(model_dir)
-        left = loader.find(stored, left_stored, left_experts, packed_later)
+        left = loader.find(stored, left_stored, left_experts, left_rows, packed_later)
         model = loader.read(stored, left=left.names)
     for name, tensor in left.modules.items():
         leave_stored(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
+    for name, tensor in left.rows.items():
+        leave_rows(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
     for name, tensor in left.packed_later.items():
         if format_of(stored[tensor]) is not None:
             read_again(model.get_submodule(name), stored[tensor], dtype=dtype, device=device)
@@ -183,6 +188,8 @@ class _Found(NamedTuple):
     modules: dict[str, str]
     """The modules whose weights the files hold as they are, each with its stored tensor's name."""
     experts: dict[ExpertsParameter, StoredExperts]
+    rows: dict[str, str]
+    """Like `modules`, of which rows are read."""
     packed_later: dict[str, str]
     """Like `modules`, but read now, and again to be packed."""
 
@@ -190,7 +197,7 @@ class _Found(NamedTuple):
     def names(self) -> frozenset[str]:
         """Of the stored tensors that are not read now."""
         of_experts = (name for experts in self.experts.values() for name in experts.names)
-        return frozenset((*self.modules.values(), *of_experts))
+        return frozenset((*self.modules.values(), *self.rows.values(), *of_experts))
 
 
 class _Loader(NamedTuple):
@@ -209,18 +216,19 @@ class _Loader(NamedTuple):
         stored: Mapping[str, AnyStoredWeight],
         modules_of: ModulesOf | None,
         experts_of: ExpertsOf | None,
+        rows_of: ModulesOf | None,
         later_of: ModulesOf | None,
     ) -> _Found:
         """What of the chosen parts the files hold as it is. No values are read."""
-        if modules_of is None and experts_of is None and later_of is None:
-            return _Found({}, {}, {})
+        chosen = (modules_of, rows_of, later_of)
+        if experts_of is None and not any(chosen):
+            return _Found({}, {}, {}, {})
         model, placeholders, stacking = self.fill_empty(stored)
-        modules, later = (
-            unconverted(choose(model), placeholders) if choose else {}
-            for choose in (modules_of, later_of)
+        modules, rows, later = (
+            unconverted(choose(model), placeholders) if choose else {} for choose in chosen
         )
         experts = experts_of(model) if experts_of else ()
-        return _Found(modules, find_experts(model, experts, stacking, stored), later)
+        return _Found(modules, find_experts(model, experts, stacking, stored), rows, later)
 
     def fill_empty(
         self, stored: Mapping[str, AnyStoredWeight]

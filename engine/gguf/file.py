@@ -67,17 +67,19 @@ class GgufTensor(NamedTuple):
 
     def row_reader(self) -> Callable[[range], QuantizedWeight | Tensor]:
         """Reads adjacent rows of a matrix `[out, in]`. Raises as above."""
-        if not self.is_quantized:
-            values = self.read_numbers()
-            return lambda rows: values[rows.start : rows.stop]
-        return lambda rows: unpack_blocks(self._rows_of(rows), self.kind, self.shape[-1])
+        if self.is_quantized:
+            return lambda rows: unpack_blocks(self._rows_of(rows), self.kind, self.shape[-1])
+        return lambda rows: self._numbers(self._rows_of(rows)).view(len(rows), self.shape[-1])
 
     def read_numbers(self) -> Tensor:
         """The numbers: as stored if they are not quantized, else fp32.
 
         Raises DamagedBase if the file cannot be read.
         """
-        rows = self._rows()
+        return self._numbers(self._rows()).view(self.shape)
+
+    def _numbers(self, rows: Tensor) -> Tensor:
+        """The numbers of rows of bytes."""
         if self.kind in QUANTIZED_KINDS:
             size = BLOCK_SIZES[self.kind]
             columns = rows.shape[1] // size.num_bytes * size.values
@@ -86,7 +88,7 @@ class GgufTensor(NamedTuple):
             values = read_dense(rows, self.kind)
         if self.is_one_more:
             values = values.float() - 1
-        return values.view(self.shape)
+        return values
 
     def _rows(self) -> Tensor:
         """uint8 `[rows, bytes_per_row]`, the rows in the model's order."""

@@ -9,7 +9,7 @@ forward pass. Effects beyond the self-test's few tokens are tested on a small co
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -271,12 +271,17 @@ def paged_error(
     choices: replaces the choices of experts that differ from those of `cases`.
     """
     sequences = [case.token_ids for case in cases]
+    largest = [case.logits.abs().max() for case in cases]
+
+    def error(part: PagedLogits) -> Tensor:
+        expected = cases[part.sequence].logits[part.positions]
+        return (part.logits - expected).abs_().max() / largest[part.sequence]
+
     with choosing(model, choices.choose) if choices else nullcontext():
-        paged = run_paged(model, shapes, sequences, kv_format, cuts, choices=choices)
-    return max(
-        ((ours - case.logits).abs().max() / case.logits.abs().max()).item()
-        for ours, case in zip(paged, cases, strict=True)
-    )
+        # Nobody holds the logits of a step while the next one runs.
+        steps = paged_logits(model, shapes, sequences, kv_format, cuts, choices=choices)
+        errors = list(map(error, steps))
+    return torch.stack(errors).max().item()
 
 
 def run_paged(
@@ -284,11 +289,34 @@ def run_paged(
     shapes: list[LayerKvShape],
     sequences: list[list[int]],
     kv_format: KvFormat,
+) -> list[Tensor]:
+    """Logits of all positions of each sequence, as `paged_logits` computes them."""
+    logits: list[list[Tensor]] = [[] for _ in sequences]
+    for part in paged_logits(model, shapes, sequences, kv_format):
+        logits[part.sequence].append(part.logits)
+    return [torch.cat(parts) for parts in logits]
+
+
+class PagedLogits(NamedTuple):
+    """What one step computes of one sequence."""
+
+    sequence: int
+    """Its index."""
+    positions: slice
+    logits: Tensor
+    """`[positions, tokens]`."""
+
+
+def paged_logits(
+    model: nn.Module,
+    shapes: list[LayerKvShape],
+    sequences: list[list[int]],
+    kv_format: KvFormat,
     cuts: Cuts = SELF_TEST_CUTS,
     *,
     choices: ReplacedChoices | None = None,
-) -> list[Tensor]:
-    """Logits of all positions, computed in chunks, all sequences in a batch.
+) -> Iterator[PagedLogits]:
+    """Logits of all positions, in their order, computed in chunks, all sequences in a batch.
 
     choices: learns which positions each step has.
     """
@@ -309,7 +337,6 @@ def run_paged(
     contexts = contexts_of(model)
     rotary_starts = [contexts.start(len(tokens)) if contexts else 0 for tokens in sequences]
     done = [0] * len(sequences)
-    logits: list[list[Tensor]] = [[] for _ in sequences]
     step = 0
     while any(done[index] < len(tokens) for index, tokens in enumerate(sequences)):
         chunks = {}
@@ -327,19 +354,19 @@ def run_paged(
             block_size=size,
             device=device,
         )
+        positions = [
+            slice(done[index], done[index] + len(chunks[index].token_ids)) for index in order
+        ]
         if choices:
-            lengths = {index: len(chunk.token_ids) for index, chunk in chunks.items()}
-            choices.begin_step(
-                [(index, slice(done[index], done[index] + lengths[index])) for index in order]
-            )
+            choices.begin_step(list(zip(order, positions, strict=True)))
         rows = torch.arange(len(inputs.input_ids), device=device)
-        out = run_model(
+        logits = run_model(
             model, PagedForward.of(cache, inputs), inputs.input_ids, inputs.positions, rows
         )
-        for index, part in zip(
-            order, out.split([len(chunks[index].token_ids) for index in order]), strict=True
-        ):
-            logits[index].append(part)
-            done[index] += len(part)
+        parts = logits.split([len(chunks[index].token_ids) for index in order])
+        del logits
+        yield from map(PagedLogits, order, positions, parts)
+        del parts  # before the next step's
+        for index in order:
+            done[index] += len(chunks[index].token_ids)
         step += 1
-    return [torch.cat(parts) for parts in logits]

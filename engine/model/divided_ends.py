@@ -7,7 +7,7 @@ samples, collects them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...adapters.layout_part import LayoutPart, SliceRange
-from ..checkpoint.stored_weights import keep_rows
+from ..checkpoint.stored_weights import identity
 from ..shards.rank_sums import RankSums
 from ..shards.vocabulary_plan import VocabularyPart, divide_vocabulary
 from .adapted_module import replace_module
 from .embedding_and_head import ModelEnds
 from .input_embedding import InputEmbedding
 from .output_head import OutputHead
+from .row_matrix import RowMatrix
 
 
 def plan_vocabulary(ends: ModelEnds, num_ranks: int) -> tuple[VocabularyPart, ...]:
@@ -58,11 +59,12 @@ def parts_of_ranks(
 
 
 def cut_ends(model: PreTrainedModel, ends: ModelEnds, part: VocabularyPart) -> ModelEnds:
-    """Leave the rows of this rank's tokens in both ends. Only if the vocabulary is divided."""
+    """Leave the rows of this rank's tokens in both ends, without reading them. Only if the
+    vocabulary is divided."""
     assert ends.embedding is not None
     assert ends.head is not None
     table, linear = model.get_input_embeddings(), model.get_output_embeddings()
-    keep_rows((table, linear), part.tokens)
+    _keep_rows((table, linear), part.tokens)
     table.num_embeddings, table.padding_idx = len(part.tokens), None
     linear.out_features = len(part.tokens)
     return replace(
@@ -70,6 +72,28 @@ def cut_ends(model: PreTrainedModel, ends: ModelEnds, part: VocabularyPart) -> M
         embedding=InputEmbedding(ends.embedding.name, table, scale=ends.embedding.scale, part=part),
         head=OutputHead(ends.head.name, linear, part=part),
     )
+
+
+def _keep_rows(modules: Iterable[nn.Module], rows: range) -> None:
+    """From now on each module has these rows of its weight and bias only. Those that shared one
+    weight share what is left of it."""
+    weights: dict[object, nn.Parameter] = {}
+    for module in modules:
+        weight, bias = module.weight, getattr(module, "bias", None)
+        assert isinstance(weight, Tensor)
+        whole = identity(weight)
+        if whole not in weights:
+            weights[whole] = _rows_of(weight, rows)
+        module.weight = weights[whole]
+        if isinstance(bias, Tensor):
+            module.bias = _rows_of(bias, rows)
+
+
+def _rows_of(parameter: Tensor, rows: range) -> nn.Parameter:
+    if isinstance(parameter, RowMatrix):
+        return nn.Parameter(parameter.of_rows(rows), requires_grad=False)
+    values = parameter.detach()[rows.start : rows.stop].clone()
+    return nn.Parameter(values, requires_grad=False)
 
 
 def join_ends(

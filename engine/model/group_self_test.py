@@ -23,8 +23,8 @@ from .admission import (
     dense_reference,
     measure_parity,
     paged_error,
+    paged_logits,
     replaces_choices,
-    run_paged,
     self_test_tokens,
 )
 from .expert_choices import ReplacedChoices, choosing, of_first_rank, tell_choices
@@ -116,4 +116,5 @@ def _run_along(
     """This rank's part of a self-test that rank 0 compares. `choices`: as of `paged_error`."""
     tokens = self_test_tokens(config.vocab_size, test.lengths)
     with choosing(model, choices.choose) if choices else nullcontext():
-        run_paged(model, shapes, tokens, kv_format, test.cuts, choices=choices)
+        for _ in paged_logits(model, shapes, tokens, kv_format, test.cuts, choices=choices):
+            pass

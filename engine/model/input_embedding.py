@@ -8,7 +8,7 @@ so a token's delta is one row of A times B.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +38,7 @@ class InputEmbedding:
         self.projection = Projection(
             (Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING),)
         )
-        weight = module.weight.detach()
-        self.base_weights = TableWeights(partial(F.embedding, weight=weight), module)
+        self.base_weights = TableWeights(lambda ids: F.embedding(ids, module.weight), module)
         self.name = name
         self.scale = scale
         self._part = part or VocabularyPart(range(module.num_embeddings), module.num_embeddings)

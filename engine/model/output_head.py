@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 from ...adapters.arena import Arena
 from ...adapters.layout import Projection, Slice
 from ...kernels.linear import Linear, row_norms
-from ...kernels.linear_packing import pack_linear
+from ...kernels.linear_packing import LinearKind, choose_linear, pack_linear
 from ...kernels.lora_batch import LoraBatch
 from ..shards.vocabulary_plan import VocabularyPart
 from .adapted_module import BaseWeights, replace_module
 from .linear import LinearAdapters
+from .row_matrix import RowMatrix
 
 
 class OutputHead:
@@ -53,7 +54,11 @@ class OutputHead:
         fastest. A table that was tied to the head keeps its own copy."""
         weights = self.base_weights
         assert isinstance(weights, HeadWeights), "it is packed once"
-        packed = pack_linear(weights.weight, weights.bias)
+        weight = weights.weight
+        kind = choose_linear(weight, dtype=weight.dtype, device_type=weight.device.type)
+        if isinstance(weight, RowMatrix) and kind is not LinearKind.PANEL:
+            weight = weight.whole()
+        packed = pack_linear(weight, weights.bias)
         self.multiply_by(packed, model)
         return packed
 
@@ -117,8 +122,12 @@ class HeadWeights:
     """The head's weight, as BaseWeights."""
 
     def __init__(self, module: nn.Linear) -> None:
-        self.weight = module.weight.detach()
+        self._module = module
         self.bias = None if module.bias is None else module.bias.detach()
+
+    @property
+    def weight(self) -> Tensor:
+        return self._module.weight.detach()
 
     @cached_property
     def row_norms(self) -> Tensor:

@@ -16,10 +16,12 @@ from transformers import PreTrainedModel
 from ...kernels.linear import Linear, QuantizedLinear
 from ...kernels.linear_packing import LinearKind, choose_readable, pack_readable
 from ...kernels.quantize import WeightFormat, quantize
-from ..checkpoint.stored_weights import format_of, stored_weight, weight_values
+from ...kernels.quantized_weight import QuantizedWeight
+from ..checkpoint.stored_weights import Values, format_of, stored_weight, weight_values
 from ..errors import InvalidParameter
 from .embedding_and_head import ModelEnds
 from .output_head import OutputHead
+from .row_matrix import RowMatrix
 
 
 class ServedEnd(NamedTuple):
@@ -132,13 +134,19 @@ def _quantized_ends(
 
 
 def _quantized(module: nn.Module, weight_format: WeightFormat | None) -> QuantizedLinear | None:
-    weight = weight_values(module)
-    if isinstance(weight, Tensor):
-        if weight_format is None:
-            return None
-        weight = quantize(weight, weight_format)
-    if choose_readable(weight, device_type=weight.codes.device.type) is LinearKind.DENSE:
+    def codes(values: Values) -> Values:
+        if weight_format is None or isinstance(values, QuantizedWeight):
+            return values
+        return quantize(values, weight_format)
+
+    own = module.weight
+    form = codes(own.form) if isinstance(own, RowMatrix) else codes(weight_values(module))
+    if isinstance(form, Tensor):
         return None
+    if choose_readable(form, device_type=form.codes.device.type) is LinearKind.DENSE:
+        return None
+    weight = own.stored(codes) if isinstance(own, RowMatrix) else form
+    assert isinstance(weight, QuantizedWeight), "all rows have one form"
     bias = getattr(module, "bias", None)
     return pack_readable(weight, None if bias is None else bias.detach())
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ...kernels.quantized_weight import QuantizedWeight, empty_rows
 from ..checkpoint.stored_weights import Values, stack_values
 from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
-from .weight_rows import in_pieces, rows_of
+from .weight_rows import in_pieces, join_pieces, rows_of
 
 
 class _Part(NamedTuple):
@@ -47,8 +45,8 @@ def part_weights(
     parts = [_part(path, module, quantization, shards) for path, module in group]
     forms = [part.form for part in parts]
     if stack_values(forms) is None:
-        return [_filled(form, [part]) for form, part in zip(forms, parts, strict=True)]
-    return [_filled(forms[0], parts)]
+        return [_joined(form, [part]) for form, part in zip(forms, parts, strict=True)]
+    return [_joined(forms[0], parts)]
 
 
 def _part(
@@ -63,27 +61,7 @@ def _part(
     return _Part(shards.outputs(path, rows.num_rows), rows.in_features, read)
 
 
-def _filled(form: Values, parts: Sequence[_Part]) -> Values:
-    """The parts below one another, in memory of their own."""
+def _joined(form: Values, parts: Sequence[_Part]) -> Values:
+    """The parts below one another."""
     num_rows = sum(len(part.outputs) for part in parts)
-    if isinstance(form, QuantizedWeight):
-        whole: Values = empty_rows(form, num_rows)
-    else:
-        whole = torch.empty(num_rows, *form.shape[1:], dtype=form.dtype)
-    start = 0
-    for part in parts:
-        for piece in part.pieces():
-            start += _put(whole, start, piece)
-    return whole
-
-
-def _put(whole: Values, start: int, piece: Values) -> int:
-    """Write the rows of the piece from `start`. Returns how many they are."""
-    end = start + piece.shape[0]
-    if isinstance(piece, Tensor):
-        assert isinstance(whole, Tensor)
-        whole[start:end] = piece
-    else:
-        assert isinstance(whole, QuantizedWeight)
-        whole.rows(start, end).fill(piece)
-    return end - start
+    return join_pieces(form, num_rows, (piece for part in parts for piece in part.pieces()))

@@ -1,10 +1,10 @@
 """Loads one rank's part of a base that is divided among the ranks of a group.
 
-All ranks load at the same time, each from the base's files. The linear layers and the experts stay
-in the files until they are cut, so a rank never holds more than its part and one layer. Rank 0
-computes the dense reference of the whole base, layer by layer from the files. Then all ranks run
-the divided base together, and rank 0 compares. The checks that run the divided base are the same on
-every rank and in the same order, because each forward pass exchanges results.
+All ranks load at the same time, each from the base's files. The linear layers, the experts and the
+ends stay in the files until they are cut, so a rank never holds more than its part and one layer.
+Rank 0 computes the dense reference of the whole base, layer by layer from the files. Then all ranks
+run the divided base together, and rank 0 compares. The checks that run the divided base are the
+same on every rank and in the same order, because each forward pass exchanges results.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ from .packed_ends import PackedEnds, model_ends, pack_ends
 from .parity_bound import parity_bound
 from .rope import RotaryContexts, rotary_contexts
 from .rotary_tables import table_rotary
+from .row_matrix import leave_as_rows, read_whole
 from .stage_layers import (
     StandIns,
     cut_stage,
@@ -240,16 +241,18 @@ def load_sharded_base(
 
 
 def _read(settings: _Settings) -> PreTrainedModel:
-    """The model, whose linear layers and experts stay in the files."""
-    return load_weights(
+    """The model, whose linear layers, experts and ends stay in the files."""
+    model = load_weights(
         settings.model_dir,
         settings.config,
         settings.dtype,
         settings.device,
         left_stored=decoder_linears,
         left_experts=experts_parameters,
-        packed_later=model_ends if settings.stored_format else None,
+        left_rows=model_ends,
     )
+    leave_as_rows(model_ends(model).values(), settings.device)
+    return model
 
 
 def _divide(model: PreTrainedModel, settings: _Settings, links: GroupLinks) -> _Division:
@@ -369,6 +372,7 @@ def _hold_part(
     """Leave this stage's layers, and cut and pack this rank's part of each."""
     ends, moe_layers = _leave_stage(model, settings, division, parts)
     packed_ends = pack_ends(model, ends, settings.ends_format)
+    read_whole(model_ends(model).values())
     if parts.vocabulary:
         join_ends(model, ends, parts.vocabulary, division.ranks)
     return_freed_memory()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from ...kernels.quantized_weight import QuantizedWeight, empty_rows
 from ..checkpoint.stored_weights import RowReader, Values, row_reader, weight_values
 from ..errors import QuantizedBase
 
@@ -51,3 +52,27 @@ def in_pieces(rows: range, in_features: int) -> Iterator[range]:
     """Adjacent rows of so many inputs, in pieces that are small however wide the rows are."""
     size = max(_PIECE_NUMBERS // in_features // _LEAST_ROWS, 1) * _LEAST_ROWS
     return (range(start, min(start + size, rows.stop)) for start in rows[::size])
+
+
+def join_pieces(form: Values, num_rows: int, pieces: Iterable[Values]) -> Values:
+    """The pieces below one another, in memory of their own. `form`: one row, of the form of all."""
+    if isinstance(form, QuantizedWeight):
+        whole: Values = empty_rows(form, num_rows)
+    else:
+        whole = form.new_empty(num_rows, *form.shape[1:])
+    start = 0
+    for piece in pieces:
+        start += _put(whole, start, piece)
+    return whole
+
+
+def _put(whole: Values, start: int, piece: Values) -> int:
+    """Write the rows of the piece from `start`. Returns how many they are."""
+    end = start + piece.shape[0]
+    if isinstance(piece, Tensor):
+        assert isinstance(whole, Tensor)
+        whole[start:end] = piece
+    else:
+        assert isinstance(whole, QuantizedWeight)
+        whole.rows(start, end).fill(piece)
+    return end - start

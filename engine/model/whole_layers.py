@@ -18,9 +18,10 @@ from ...kernels.linear_packing import LinearKind, choose_linear
 from ...kernels.quantize import WeightFormat, quantize
 from ...kernels.quantized_linear import multiply_dequantized
 from ...kernels.quantized_weight import QuantizedWeight
-from ..checkpoint.stored_weights import Values, weight_values
+from ..checkpoint.stored_weights import RowReader, Values
 from .adapted_module import replace_module
 from .load_quantization import LoadQuantization
+from .row_matrix import RowMatrix
 from .weight_rows import in_pieces, rows_of
 
 
@@ -101,9 +102,23 @@ def _round_ends(own_weights: Mapping[nn.Module, nn.Parameter], ends_format: Weig
     """Give each end that is not quantized in its file the values of its codes."""
     rounded: dict[nn.Parameter, nn.Parameter] = {}
     for end, weight in own_weights.items():
-        if isinstance(weight_values(end), QuantizedWeight):
+        read = rows_of(end).read
+        if isinstance(read(range(1)), QuantizedWeight):
             continue
         if weight not in rounded:  # tied ends share one
-            values = quantize(weight, ends_format).dequantize(weight.dtype)
-            rounded[weight] = nn.Parameter(values, requires_grad=False)
+            rounded[weight] = _rounded_rows(read, weight, ends_format)
         end.weight = rounded[weight]
+
+
+def _rounded_rows(
+    read: RowReader, weight: nn.Parameter, weight_format: WeightFormat
+) -> nn.Parameter:
+    """The values of the codes of this weight, whose rows are quantized when they are used."""
+
+    def read_codes(rows: range) -> Values:
+        values = read(rows)
+        assert isinstance(values, Tensor), "all rows have one form"
+        return quantize(values, weight_format)
+
+    rounded = RowMatrix.of(read_codes, weight.shape, weight.dtype, weight.device)
+    return nn.Parameter(rounded, requires_grad=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-from benchmarks.parallel_evidence import main, problems
+from benchmarks.parallel_evidence import main, measure_ends, problems
 
 from support.families import SERVED
 from support.marks import PEFT_PATTERNS
@@ -25,6 +26,12 @@ def test_a_sample_is_within_all_bounds(
     assert any(row["result"] == "ok" for row in found["families"])
     assert any(row["result"].startswith("refused") for row in found["families"])
     assert found["canaries"] == {"asked": 200, "foreign": 0}
+
+
+def test_a_rank_takes_little_more_than_its_part_of_large_ends(tmp_path: Path) -> None:
+    rows = measure_ends(tmp_path)
+    assert len(rows) == 2
+    assert list(problems({"bytes": rows})) == []
 
 
 @pytest.mark.parametrize(
