@@ -38,7 +38,9 @@ class InputEmbedding:
         self.projection = Projection(
             (Slice(name, module.num_embeddings, module.embedding_dim, SliceKind.EMBEDDING),)
         )
-        self.base_weights = TableWeights(lambda ids: F.embedding(ids, module.weight), module)
+        self.base_weights = TableWeights(
+            lambda ids: F.embedding(ids, module.weight.detach()), module
+        )
         self.name = name
         self.scale = scale
         self._part = part or VocabularyPart(range(module.num_embeddings), module.num_embeddings)

@@ -222,7 +222,9 @@ def test_what_failed_when_nobody_waited_any_more_is_asked_again(
 
 
 def test_a_server_without_grammars_says_so() -> None:
-    tokenizer = SimpleNamespace(eos_token_ids=frozenset(), render_chat=lambda *_, **__: "")
+    tokenizer = SimpleNamespace(
+        eos_token_ids=frozenset(), render_chat=lambda *_, **__: "", chat_template_text=""
+    )
     nothing = cast(Any, tokenizer)
     engine = SimpleNamespace(
         info=SimpleNamespace(

@@ -137,6 +137,7 @@ def recorded() -> Recorded:
     metrics.starts.observe(RequestStarted("r", 0.5, 0.25, Tier.DISK, 16))
     metrics.usage.observe("acme", prompt_tokens=30, completion_tokens=40)
     metrics.observe_expiring_keys("tenant", 1)
+    metrics.batches.note_line(is_success=True)
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
     metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
     metrics.show_fleet(lambda: [REPLICA])

@@ -63,7 +63,7 @@ class RecordingEngine:
 class FakeMetering:
     """Has room for every request."""
 
-    def open(self, *_: object, counts_prompt: list[bool]) -> SimpleNamespace:
+    def open(self, *_: object, counts_prompt: list[bool], held: object) -> SimpleNamespace:
         return SimpleNamespace(counters=counts_prompt)
 
     async def settle(self, *_: object) -> None: ...
@@ -78,7 +78,8 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
         special_token_ids=frozenset(),
         decodes_bytes=False,
         render_chat=lambda *_, **__: "",
-        decode=lambda *_: "",
+        decode=lambda *_, **__: "",
+        chat_template_text="",
     )
     nothing = cast(Any, tokenizer)
     inference = Inference(

@@ -65,7 +65,7 @@ SERVERS = [
     Mistake(SERVE + "--kv-cache-dtype fp8_e5m2", _USAGE, "fp8 is e4m3."),
     Mistake(SERVE + "--gpu-memory-utilization 0.9", _USAGE, "--memory-gib limits the memory"),
     Mistake(SERVE + "--enable-lora --max-loras 4", _USAGE, "a batch mixes any number of adapters"),
-    Mistake(SERVE + "--lora-modules a=b", _USAGE, "`loraplex adapters push FOLDER NAME`"),
+    Mistake(SERVE + "--lora-modules a=b", _USAGE, "`loraplex adapters import NAME=PATH ...`"),
     Mistake(SERVE + "--chat-template x.jinja", _USAGE, "chat_template.jinja in the model's folder"),
     Mistake(SERVE + "--revision main", _USAGE, "hf download OWNER/NAME --revision"),
     Mistake(SERVE + "--ssl-certfile x.pem", _USAGE, "A proxy in front of the server does this"),
