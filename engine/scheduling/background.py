@@ -12,15 +12,12 @@ class BackgroundRequests:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[Request, None] = {}
-        """In the order of arrival."""
+        self.requests: dict[Request, None] = {}
+        """In the order of arrival. Nobody else changes it."""
         self._back: set[Request] = set()
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
     def __contains__(self, request: object) -> bool:
-        return request in self._requests
+        return request in self.requests
 
     @property
     def num_back(self) -> int:
@@ -32,22 +29,22 @@ class BackgroundRequests:
 
     def add(self, request: Request) -> None:
         """A request that stands back until it is brought forward."""
-        self._requests[request] = None
+        self.requests[request] = None
         self._back.add(request)
 
     def remove(self, request: Request) -> None:
-        del self._requests[request]
+        del self.requests[request]
         self._back.discard(request)
 
     def forward(self) -> list[Request]:
         """Bring all forward; returns those that stood back, in the order of arrival."""
-        brought = [request for request in self._requests if request in self._back]
+        brought = [request for request in self.requests if request in self._back]
         self._back.clear()
         return brought
 
     def in_front(self) -> list[Request]:
         """Those that do not stand back, in the order of arrival."""
-        return [request for request in self._requests if request not in self._back]
+        return [request for request in self.requests if request not in self._back]
 
     def step_back(self, request: Request) -> None:
         self._back.add(request)

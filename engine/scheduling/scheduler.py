@@ -329,7 +329,7 @@ class Scheduler:
         )
         if now >= self._deadlines.earliest:
             self._end_expired(step, now)
-        if self._background:
+        if self._background.requests:
             self._place_background(step)
         prefills = self._schedule_decodes(step)
         has_prompts = bool(prefills or self._waiting.tickets)
@@ -410,7 +410,7 @@ class Scheduler:
 
     def _place_background(self, step: Step) -> None:
         """Let background requests stand back from others, or run if there are none."""
-        if len(self._background) == len(self._requests):
+        if len(self._background.requests) == len(self._requests):
             for request in self._background.forward():
                 self._offer(request)
             return

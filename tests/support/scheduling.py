@@ -242,7 +242,7 @@ class SchedulerBench:
         assert not self.scheduler._shares._members
         assert not self.scheduler._deadlines._live
         assert not self.scheduler._backlog._tenants
-        assert not len(self.scheduler._background)
+        assert not self.scheduler._background.requests
         self.kv.check_integrity([])
         assert self.kv.num_free(0) == self.kv.num_usable(0)
 
