@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from support.accessibility import grave_violations
 from support.console import Visitor, enrol, invite_operator, visiting
 from support.hostile_texts import hostile_texts
 from support.seeded import Seeded
@@ -107,6 +108,7 @@ def test_reasoning_without_an_answer_stays_open_and_says_why(visitor: Visitor, p
     expect(page.locator(".turn-reasoning")).to_be_visible()
     assert page.locator(".turn-reasoning").evaluate("e => e.textContent") == reasoning
     expect(page.get_by_text("the reasoning reached Max tokens")).to_be_visible()
+    assert grave_violations(page) == []
 
 
 def test_reasoning_and_answer_are_shown_as_text(visitor: Visitor, page: Page) -> None:
