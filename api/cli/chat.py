@@ -26,7 +26,7 @@ def chat(
     temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
     seed: Annotated[int | None, typer.Option()] = None,
 ) -> None:
-    """Chat with a model; answers are streamed."""
+    """Chat with a model; answers are streamed. Reasoning is printed on stderr, dimmed."""
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     body = {"model": model, **{name: value for name, value in options.items() if value is not None}}
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -60,18 +60,31 @@ def _converse(client: ApiClient, body: dict[str, Any], messages: list[dict[str, 
 
 
 def _ask(client: ApiClient, body: dict[str, Any], messages: list[dict[str, str]]) -> str:
-    """Print the answer while it comes; the whole of it. Raises ClientError."""
+    """Print the reasoning and the answer while they come; the answer. Raises ClientError."""
     pieces: list[str] = []
+    is_reasoning = False
     with client.stream(
         "/chat/completions", {**body, "messages": messages, "stream": True}
     ) as events:
-        for event in events:
-            for choice in event["choices"]:
-                piece = choice["delta"].get("content") or ""
+        for delta in (choice["delta"] for event in events for choice in event["choices"]):
+            if reasoning := delta.get("reasoning_content"):
+                is_reasoning = True
+                _show_reasoning(reasoning)
+            if piece := delta.get("content"):
+                if is_reasoning:
+                    is_reasoning = False
+                    note("")
                 pieces.append(piece)
                 typer.echo(_printable(piece), nl=False)
+    if is_reasoning:
+        note("")
     typer.echo()
     return "".join(pieces)
+
+
+def _show_reasoning(text: str) -> None:
+    # On stderr: stdout holds the answers alone.
+    typer.secho(_printable(text), dim=True, nl=False, err=True)
 
 
 def _printable(text: str) -> str:

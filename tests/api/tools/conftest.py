@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
 
-from support.chat_templates import HERMES_TEMPLATE, THINKING_TEMPLATE
+from support.chat_templates import HERMES_TEMPLATE
 from support.models import make_tiny_llama
 from support.server import Caller, serving
+from support.thinking import make_thinking_base
 
 
 @pytest.fixture(scope="session")
@@ -26,14 +26,9 @@ def tool_caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
 
 @pytest.fixture(scope="session")
 def thinking_caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
-    """A tenant of a server whose base, `thinking`, has the markers of reasoning as tokens: 260 and
-    261."""
+    """A tenant of a server whose base is `thinking`."""
     base: Path = tmp_path_factory.mktemp("thinking") / "thinking"
-    make_tiny_llama(base, vocab_size=262)
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    tokenizer.add_tokens(["<think>", "</think>"])
-    tokenizer.save(str(base / "tokenizer.json"))
-    (base / "chat_template.jinja").write_text(THINKING_TEMPLATE)
+    make_thinking_base(base)
     data_dir = tmp_path_factory.mktemp("thinking-server")
     with serving(base, data_dir) as running:
         yield running.make_caller("thinking")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from support.server import Caller
+from support.thinking import CLOSING
 
 anthropic = pytest.importorskip("anthropic", reason="asks through the official client")
 
-CLOSING = 261
 HELLO: Any = [{"role": "user", "content": "Is it?"}]
 ASK: dict[str, Any] = {"model": "thinking", "messages": HELLO, "max_tokens": 200}
 SOON: dict[str, Any] = {"seed": 1, "logit_bias": {str(CLOSING): 5}}

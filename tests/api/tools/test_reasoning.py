@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from support.command import Command
 from support.envelopes import check_envelope
 from support.server import Caller
+from support.thinking import CLOSING
 
-CLOSING = 261
 HELLO: Any = [{"role": "user", "content": "Is it?"}]
 ASK: dict[str, Any] = {"model": "thinking", "messages": HELLO, "max_tokens": 200, "seed": 1}
 SOON: dict[str, Any] = {"logit_bias": {str(CLOSING): 5}}
@@ -127,3 +128,28 @@ def test_an_effort_that_there_is_not_is_refused(thinking_caller: Caller) -> None
         "/v1/chat/completions", json={**ASK, "reasoning_effort": "colossal"}
     )
     check_envelope(answer, "invalid_parameter", "reasoning_effort")
+
+
+def test_the_terminal_shows_reasoning_apart_from_the_answer(
+    thinking_caller: Caller, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create = thinking_caller.openai.chat.completions.create
+    asks: Any = ({**ASK, "seed": seed, "temperature": 2} for seed in range(50))
+    told = ((ask["seed"], create(**ask).choices[0].message) for ask in asks)
+    seed, message = next(
+        (seed, message) for seed, message in told if message.content and reasoning_of(message)
+    )
+    options = ("--max-tokens", "200", "--seed", str(seed), "--temperature", "2")
+    chat = Command(monkeypatch, capsys, thinking_caller, "chat")
+    code, out, err = chat("thinking", "Is it?", *options)
+    assert code == 0
+    assert printable(out) == printable(message.content + "\n")
+    assert printable(err) == printable(reasoning_of(message) + "\n")
+    code, out, err = chat("thinking", "Is it?", "--max-tokens", "1", "--seed", str(seed))
+    assert (code, out) == (0, "\n")
+    assert err.endswith("\n")
+
+
+def printable(text: str) -> str:
+    """Without the characters that a terminal would obey."""
+    return "".join(c for c in text if c in "\n\t" or (c.isprintable() and c != "\ufffd"))

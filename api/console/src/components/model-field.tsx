@@ -17,8 +17,10 @@ interface ModelFieldProps {
 
 const NUM_SUGGESTED = 20;
 const NUM_VERSIONS = 3;
+const HINT = "adapter, adapter@version or adapter@alias; empty is the base model.";
+const CLASSIFIER_HINT = "This adapter is a classifier and generates no text. Use /v1/classify, /v1/score or /v1/rerank.";
 
-/** A model by name: the base, an adapter, or one of its versions or aliases; any name can be typed. */
+/** A model that generates text, by name: the base, an adapter, or one of its versions or aliases; any name can be typed. */
 export function ModelField({ label, tenant, base, value, onChange }: ModelFieldProps): ReactNode {
   const list = useId();
   const search = useRested(value.split("@")[0] ?? "");
@@ -30,9 +32,11 @@ export function ModelField({ label, tenant, base, value, onChange }: ModelFieldP
     placeholderData: keepPreviousData,
     staleTime: 30_000,
   });
-  const names = [base, ...(query.data?.data ?? []).flatMap(namesOf)];
+  const adapters = query.data?.data ?? [];
+  const names = [base, ...adapters.filter(({ task }) => task === "generate").flatMap(namesOf)];
+  const isClassifier = adapters.some(({ name, task }) => name === value && task === "classify");
   return (
-    <Field label={label} hint="adapter, adapter@version or adapter@alias; empty is the base model.">
+    <Field label={label} hint={isClassifier ? CLASSIFIER_HINT : HINT}>
       {(control) => (
         <>
           <input {...control} className="input mono" list={list} value={value} placeholder={base} autoComplete="off"

@@ -14,9 +14,10 @@ export function Turns({ turns }: { turns: Turn[] }): ReactNode {
       {turns.map((turn, i) => (
         <li key={i}>
           <p className="turn-prompt">{turn.prompt}</p>
+          <Reasoning reply={turn.reply} />
           <div className="turn-reply" aria-busy={turn.state === "running"}>{turn.reply.text}</div>
           {turn.state === "ended" && turn.reply.text === "" && turn.error === null && (
-            <p className="soft">The answer is empty: the first token was the end of sequence.</p>
+            <p className="soft">{whyEmpty(turn.reply)}</p>
           )}
           {turn.state === "stopped" && <p className="soft">Stopped. Generated tokens are charged.</p>}
           {turn.error !== null && <ErrorNotice error={turn.error} />}
@@ -25,6 +26,24 @@ export function Turns({ turns }: { turns: Turn[] }): ReactNode {
       ))}
     </ol>
   );
+}
+
+/** What came before the answer: open until the answer begins. */
+function Reasoning({ reply: { reasoning, text } }: { reply: Reply }): ReactNode {
+  if (reasoning === "") return null;
+  return (
+    <details open={text === ""}>
+      <summary>Reasoning</summary>
+      <div className="turn-reasoning">{reasoning}</div>
+    </details>
+  );
+}
+
+function whyEmpty({ reasoning, finishReason }: Reply): string {
+  if (reasoning === "") return "The answer is empty: the first token was the end of sequence.";
+  return finishReason === "length"
+    ? "There is no answer: the reasoning reached Max tokens."
+    : "The answer is empty: generation ended with the reasoning.";
 }
 
 function Measures({ reply }: { reply: Reply }): ReactNode {

@@ -47,6 +47,14 @@ test("the first token is the first text, not the first chunk", () => {
   assert.equal(extend(extend(role, chunk("a"), 20), chunk("b"), 30).firstTokenMs, 20);
 });
 
+test("reasoning is kept apart from the answer, and its first text is the first token", () => {
+  const thought = (reasoning_content: string) => ({ choices: [{ delta: { reasoning_content }, finish_reason: null }] });
+  const thinking = extend(extend(NO_REPLY, thought("Hm"), 10), thought("m."), 20);
+  assert.deepEqual([thinking.reasoning, thinking.text, thinking.firstTokenMs], ["Hmm.", "", 10]);
+  const answered = extend(thinking, chunk("Yes", "stop"), 30);
+  assert.deepEqual([answered.reasoning, answered.text, answered.firstTokenMs], ["Hmm.", "Yes", 10]);
+});
+
 test("speed is that of the tokens behind the first", () => {
   const reply = { ...NO_REPLY, outputTokens: 11, firstTokenMs: 100, totalMs: 600 };
   assert.equal(tokensPerSecond(reply), 20);
@@ -54,9 +62,9 @@ test("speed is that of the tokens behind the first", () => {
   assert.equal(tokensPerSecond(NO_REPLY), null);
 });
 
-test("turns without an answer are not told to the model", () => {
+test("turns without an answer are not told to the model, and neither is reasoning", () => {
   const turn = (prompt: string, text: string): Turn => ({
-    prompt, reply: { ...NO_REPLY, text }, error: text === "" ? new ApiError(500, { message: "", code: "x" }) : null,
+    prompt, reply: { ...NO_REPLY, text, reasoning: "Hmm." }, error: text === "" ? new ApiError(500, { message: "", code: "x" }) : null,
     state: "ended",
   });
   const messages = messagesOf(" ", [turn("a", "A"), turn("b", "")], "c");

@@ -29,6 +29,8 @@ export interface Served {
 }
 
 export interface Reply {
+  /** What the model thought before the answer; empty without reasoning. */
+  reasoning: string;
   text: string;
   /** The pinned name that answered; the base's own name without an adapter. */
   model: string | null;
@@ -36,13 +38,14 @@ export interface Reply {
   finishReason: string | null;
   promptTokens: number | null;
   outputTokens: number | null;
-  /** From asking to the first text, as it is seen here. */
+  /** From asking to the first text, reasoning included, as it is seen here. */
   firstTokenMs: number | null;
   /** From asking to the end, or until now. */
   totalMs: number;
 }
 
 export const NO_REPLY: Reply = {
+  reasoning: "",
   text: "",
   model: null,
   served: null,
@@ -55,7 +58,7 @@ export const NO_REPLY: Reply = {
 
 interface Chunk {
   model?: string;
-  choices?: { delta?: { content?: string | null }; finish_reason?: string | null }[];
+  choices?: { delta?: { content?: string | null; reasoning_content?: string | null }; finish_reason?: string | null }[];
   usage?: { prompt_tokens: number; completion_tokens: number } | null;
   error?: ErrorBody;
 }
@@ -112,14 +115,16 @@ export function extend(reply: Reply, chunk: Chunk, elapsedMs: number): Reply {
   if (chunk.error) throw new ApiError(200, chunk.error);
   const choice = chunk.choices?.[0];
   const text = choice?.delta?.content ?? "";
+  const reasoning = choice?.delta?.reasoning_content ?? "";
   return {
     ...reply,
+    reasoning: reply.reasoning + reasoning,
     text: reply.text + text,
     model: chunk.model ?? reply.model,
     finishReason: choice?.finish_reason ?? reply.finishReason,
     promptTokens: chunk.usage?.prompt_tokens ?? reply.promptTokens,
     outputTokens: chunk.usage?.completion_tokens ?? reply.outputTokens,
-    firstTokenMs: reply.firstTokenMs ?? (text === "" ? null : elapsedMs),
+    firstTokenMs: reply.firstTokenMs ?? (reasoning + text === "" ? null : elapsedMs),
     totalMs: elapsedMs,
   };
 }

@@ -41,7 +41,7 @@ export default function Adapter(): ReactNode {
   };
   const actions = (
     <>
-      {may("infer") && !isGone && <Button onClick={tryIt}><Icon name="playground" />Try it</Button>}
+      {may("infer") && !isGone && !isClassifier(query.data) && <Button onClick={tryIt}><Icon name="playground" />Try it</Button>}
       {may("adapters:write") && (
         <>
           <Button onClick={() => setOpen("upload")}><Icon name="upload" />Upload a version</Button>
@@ -81,6 +81,11 @@ function Part({ part, tenant, adapter }: {
 
 function isSettling(adapter: AdapterDetail | undefined): boolean {
   return adapter?.versions.some(({ state }) => state === "validated" || state === "attesting") ?? false;
+}
+
+/** Whether the latest version is one: the playground has no use for it. */
+function isClassifier(adapter: AdapterDetail | undefined): boolean {
+  return adapter?.versions.toSorted((one, other) => one.version - other.version).at(-1)?.task === "classify";
 }
 
 /** What each alias means now. */

@@ -107,6 +107,7 @@ const COLUMNS: Columns<AdapterSummary> = [
       </>
     ),
   }),
+  column.accessor("task", { header: "Task" }),
   column.accessor("aliases", {
     header: "Aliases",
     cell: ({ row: { original } }) => (

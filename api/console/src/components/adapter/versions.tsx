@@ -71,6 +71,7 @@ function columnsFor(shown: AdapterVersion, choose: (version: string) => void): C
         <span className="row tight">{original.aliases.map((one) => <Badge key={one} tone="accent">{one}</Badge>)}</span>
       ),
     },
+    { accessorKey: "task", header: "Task" },
     { accessorKey: "tier", header: "Location", cell: ({ row: { original } }) => <State state={original.tier} /> },
     {
       accessorKey: "size_bytes", header: "Size", meta: { end: true },
