@@ -136,7 +136,7 @@ release: ## build the wheel and the image of a release from a clean checkout; pu
 # Clients of other projects, which pin what they need. These agree with each other.
 $(CLIENTS_VENV)/.installed: $(LOWEST_VENV)/bin/uv
 	$< venv --quiet --python $(PYTHON) --clear $(CLIENTS_VENV)
-	$< pip install --quiet --python $(CLIENTS_VENV)/bin/python --torch-backend cpu 'openai>=2,<4' litellm \
+	$< pip install --quiet --python $(CLIENTS_VENV)/bin/python --torch-backend cpu 'openai>=2,<4' 'anthropic>=2,<3' litellm \
 		langchain-openai instructor 'pydantic-ai-slim[openai]' openai-agents 'lm-eval[api]' transformers
 	@touch $@
 
