@@ -179,6 +179,7 @@ MISSING = {
     "upload_id": "0" * 36,
     "file_id": "file-" + "0" * 32,
     "batch_id": "batch_" + "0" * 32,
+    "response_id": "resp_req-" + "0" * 24,
     "model": "no-such-model",
     "key_id": "0" * 12,
     "user_id": "0" * 36,
