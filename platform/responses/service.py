@@ -50,6 +50,8 @@ def add(session: TenantSession, response: StoredResponse, earlier: Collection[st
         select(StoredResponse)
         .where(StoredResponse.id.in_(earlier), StoredResponse.expires_at < response.expires_at)
         .options(load_only(StoredResponse.expires_at))
+        .order_by(StoredResponse.id)
+        .with_for_update()
     )
     for each in session.scalars(continued):
         each.expires_at = response.expires_at

@@ -9,6 +9,7 @@ import openai
 import pytest
 from sqlalchemy import select
 
+from loraplex.platform.base import utc_now
 from loraplex.platform.models import AuditEntry, StoredResponse
 from support.batches import create, ended, jsonl, line, lines_of
 from support.envelopes import check_envelope
@@ -169,6 +170,51 @@ def test_a_failed_response_is_not_stored(resident: Caller, server: ServerUnderTe
             pass
     assert failed.value.code == "deadline_exceeded"
     assert stored_rows(server, resident).keys() == before
+
+
+def add_row(server: ServerUnderTest, caller: Caller, response_id: str, size_bytes: int = 4) -> None:
+    database, now = server.database, utc_now()
+    with database.transaction(caller.tenant_id) as session:
+        row = StoredResponse(
+            id=response_id,
+            size_bytes=size_bytes,
+            expires_at=now + timedelta(days=1),
+            input=b"[]",
+            response=b"{}",
+        )
+        session.add(row)
+    database.close()
+
+
+def test_a_tenant_without_room_is_refused_before_anything_is_generated(
+    server: ServerUnderTest, resident: Caller
+) -> None:
+    add_row(server, resident, "resp_large", size_bytes=1 << 30)
+    try:
+        answer = resident.http.post("/v1/responses", json={**ASK, "store": True})
+        check_envelope(answer, "quota_exceeded")
+        assert server.usage_of(answer.headers["x-request-id"], resident) is None
+        assert ask(resident).store is False
+    finally:
+        resident.http.delete("/v1/responses/resp_large").raise_for_status()
+    assert ask(resident, store=True).store is True
+
+
+def test_a_stream_whose_response_cannot_be_stored_ends_with_an_error(
+    server: ServerUnderTest, resident: Caller
+) -> None:
+    events: list[Any] = []
+
+    def read() -> None:
+        for event in ask(resident, store=True, stream=True, max_output_tokens=300):
+            events.append(event)
+            if event.type == "response.created":
+                add_row(server, resident, event.response.id)  # a second one of this id is refused
+
+    with pytest.raises(openai.APIError) as failed:
+        read()
+    assert failed.value.code == "internal_error"
+    assert events[-1].type == "response.output_item.done"
 
 
 def test_a_call_that_was_cut_cannot_be_continued(resident: Caller) -> None:
