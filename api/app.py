@@ -41,6 +41,7 @@ from .routes import (
     server_settings,
     servers,
     sessions,
+    stored_responses,
     tenant_files,
     tenants,
     tokens,
@@ -52,7 +53,7 @@ from .server.runtime import Runtime
 
 _CLOSED = (
     *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
-    *(tenant_files, batches),
+    *(stored_responses, tenant_files, batches),
     *(adapters, aliases, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit),
     *(requests, device, memory, overview),

@@ -156,6 +156,8 @@ class Settings(BaseSettings):
     """Retention of closed uploads. The provenance of versions is kept."""
     file_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
     """Retention of files that name no other, of the results of batches, and of ended batches."""
+    response_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
+    """Retention of stored responses, from the last one that continues them."""
     drain_seconds: Annotated[float, Option()] = Field(default=25.0, ge=0)
     """Maximum time that running requests may take to finish after SIGTERM."""
     log_level: Annotated[LogLevel, Option()] = LogLevel.INFO

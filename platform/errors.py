@@ -248,6 +248,19 @@ class BatchNotFound(PlatformError):
     code = "batch_not_found"
 
 
+class ResponseNotFound(PlatformError):
+    """No such stored response."""
+
+    code = "response_not_found"
+
+
+class ConversationTooLarge(PlatformError):
+    """The stored responses of the conversation are too large to be continued."""
+
+    code = "conversation_too_large"
+    param = "previous_response_id"
+
+
 class RequestNotFound(PlatformError):
     """No such request."""
 

@@ -17,6 +17,7 @@ from .overview.models import AdapterUse, ServerMemory, ServerSample, TenantSampl
 from .quotas.models import PeriodUse, Quota, RateBucket, Reservation
 from .replicas.models import Replica
 from .requests.models import RequestLogEntry
+from .responses.models import StoredResponse
 from .servers.models import Server
 from .tenants.models import Tenant
 from .usage.models import UsageDay, UsageRecord
@@ -55,6 +56,7 @@ __all__ = [
     "ServerSample",
     "SignInFailures",
     "StoredFile",
+    "StoredResponse",
     "Tenant",
     "TenantSample",
     "Upload",

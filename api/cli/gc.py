@@ -47,7 +47,8 @@ def gc(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove objects that no version or file references, expired files, and abandoned uploads."""
+    """Remove objects that no version or file references, expired files and
+    responses, and abandoned uploads."""
     settings = settings_of(context, database=database, data_dir=data_dir, store=store)
     try:
         collected = asyncio.run(_collect(settings, grace_hours * 3600, dry_run=dry_run))
@@ -85,6 +86,7 @@ def _print(collected: Collected) -> None:
     note(
         f"{verb} {len(collected.removed_objects)} of {collected.num_objects} objects "
         f"({collected.removed_bytes} bytes), {len(collected.expired_files)} expired files, "
+        f"{collected.expired_responses} expired responses, "
         f"{len(collected.abandoned_uploads)} uploads and the files of "
         f"{len(collected.removed_files)}"
     )

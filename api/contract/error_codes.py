@@ -235,6 +235,12 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "file_not_found": ErrorCode(404, "No such file for this key, or it has expired."),
     "file_in_use": ErrorCode(409, "A batch that has not ended reads the file: cancel it first."),
     "batch_not_found": ErrorCode(404, "No such batch for this key."),
+    "response_not_found": ErrorCode(
+        404, "No such stored response for this key, or it has expired."
+    ),
+    "conversation_too_large": ErrorCode(
+        413, "The stored responses that the request continues have too many bytes."
+    ),
     "key_required": ErrorCode(
         403, "Batches are created with a tenant's API key: their lines are requests of this key."
     ),

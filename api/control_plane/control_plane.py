@@ -82,7 +82,7 @@ class _KeyIds(NamedTuple):
         raise AssertionError("no use to note")
 
 
-_OF_ADAPTERS = ("adapter.", "alias.", "upload.", "version.", "file.", "batch.")
+_OF_ADAPTERS = ("adapter.", "alias.", "upload.", "version.", "file.", "batch.", "response.")
 """Prefixes of the actions that affect neither the owner nor the permissions of keys."""
 
 

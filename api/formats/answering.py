@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -47,6 +47,10 @@ SERVED_HEADERS: Mapping[str, str] = {
 fleet."""
 
 log = structlog.get_logger(__name__)
+
+
+Store = Callable[[Usage], Awaitable[None]]
+"""Stores a complete answer, before its end is sent."""
 
 
 class AnswerFormat(Protocol):
@@ -117,18 +121,25 @@ class PlainEvents(ABC):
         return texts
 
 
-async def answer_whole(request: Request, running: Running, form: AnswerFormat) -> Response:
+async def answer_whole(
+    request: Request, running: Running, form: AnswerFormat, store: Store | None = None
+) -> Response:
     """Wait for everything. Raises ApiError or ClientDisconnected; either way nothing runs on."""
     generation = running.generation
     try:
         choices = await unless_disconnected(request.receive, generation.whole())
-        body = encode_json(form.whole(choices, usage_of(generation.counts)))
+        usage = usage_of(generation.counts)
+        body = encode_json(form.whole(choices, usage))
+        if store is not None:
+            await store(usage)
     finally:
         await generation.aclose()
     return Response(body, media_type="application/json", headers=answer_headers(running))
 
 
-def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Response:
+def answer_stream(
+    request: Request, running: Running, form: AnswerFormat, store: Store | None = None
+) -> Response:
     """Stream each delta as it arrives; takes ownership of the generation."""
 
     def send_at_once(delta: Delta) -> bool:
@@ -140,7 +151,7 @@ def answer_stream(request: Request, running: Running, form: AnswerFormat) -> Res
         return True
 
     stream = EventStream(
-        _events(request, running, form, send_at_once),
+        _events(request, running, form, send_at_once, store),
         headers=answer_headers(running),
         close=running.generation.aclose,
         ping=form.ping,
@@ -187,7 +198,11 @@ def answer_headers(running: Running) -> dict[str, str]:
 
 
 async def _events(
-    request: Request, running: Running, form: AnswerFormat, take: Callable[[Delta], bool]
+    request: Request,
+    running: Running,
+    form: AnswerFormat,
+    take: Callable[[Delta], bool],
+    store: Store | None,
 ) -> AsyncIterator[bytes]:
     try:
         for chunk in form.opening():
@@ -195,7 +210,10 @@ async def _events(
         async for deltas in running.generation.deltas(take):
             if said := b"".join(map(form.events, deltas)):
                 yield said
-        closing = form.closing(usage_of(running.generation.counts))
+        usage = usage_of(running.generation.counts)
+        if store is not None:
+            await store(usage)
+        closing = form.closing(usage)
         yield b"".join(map(form.event, closing)) + form.ending
     except Exception as exc:  # the stream has begun, so its last event reports the error
         error = as_api_error(exc)

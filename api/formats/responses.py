@@ -58,7 +58,7 @@ class ResponsesFormat:
 
     def opening(self) -> Iterator[ResponseEvent]:
         for kind in ("response.created", "response.in_progress"):
-            yield self._numbers.event(kind, response=self._response(None))
+            yield self._numbers.event(kind, response=self.response(None))
 
     def events(self, delta: Delta) -> bytes:
         return b"".join(map(self.event, self.chunks(delta)))
@@ -72,7 +72,7 @@ class ResponsesFormat:
             yield from self._output.finish(self._status)
 
     def closing(self, usage: Usage) -> Iterator[ResponseEvent]:
-        yield self._numbers.event(f"response.{self._status}", response=self._response(usage))
+        yield self._numbers.event(f"response.{self._status}", response=self.response(usage))
 
     def event(self, chunk: AnswerModel) -> bytes:
         assert isinstance(chunk, ResponseEvent)
@@ -93,9 +93,10 @@ class ResponsesFormat:
         for delta in deltas:
             for _ in self.chunks(delta):
                 pass
-        return self._response(usage)
+        return self.response(usage)
 
-    def _response(self, usage: Usage | None) -> Response:
+    def response(self, usage: Usage | None) -> Response:
+        """As far as it has come; complete after the last delta."""
         body, asked = self._body, self._asked
         is_cut = self._status == "incomplete"
         return Response(
@@ -117,6 +118,8 @@ class ResponsesFormat:
             top_logprobs=body.top_logprobs or 0,
             top_p=self._sampling.top_p,
             user=body.user,
+            previous_response_id=body.previous_response_id,
+            store=body.store is True,
         )
 
 

@@ -53,8 +53,8 @@ _GENERATION = (
     "/v1/tokenize",
     "/v1/detokenize",
 )
-_LEFT_OUT = (*_GENERATION, "/v1/session")
-"""Signing in and out too: cookies are never kept."""
+_SIGNING = "/v1/session"
+"""Signing in and out: cookies are never kept."""
 _UPLOADS = (b"application/octet-stream", b"multipart/form-data")
 _KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
@@ -139,7 +139,9 @@ class _Recorder:
 
 def is_repeatable(method: str, path: str) -> bool:
     """Whether requests like this take an `Idempotency-Key`."""
-    return method in _METHODS and path.startswith(_PREFIXES) and not path.startswith(_LEFT_OUT)
+    if path.startswith(_SIGNING) or (method == "POST" and path.startswith(_GENERATION)):
+        return False
+    return method in _METHODS and path.startswith(_PREFIXES)
 
 
 def _is_concerned(scope: Scope) -> bool:

@@ -119,10 +119,17 @@ class Response(AnswerModel):
     error: None = None
     """Always null: a failure returns an error instead."""
     object: Literal["response"] = "response"
-    previous_response_id: None = None
-    store: Literal[False] = False
-    """Responses are not stored."""
+    previous_response_id: str | None = None
+    store: bool = False
+    """Whether the response is stored."""
     truncation: Literal["disabled"] = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedResponse(AnswerModel):
+    id: str
+    deleted: Literal[True] = True
+    object: Literal["response"] = "response"
 
 
 @dataclass(frozen=True, slots=True)

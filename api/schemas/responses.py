@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from ...engine.grammars.spec import GrammarSpec
 from ...engine.text.chat_form import ChatForm
@@ -145,6 +145,7 @@ def _as_items(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
+ResponseId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
@@ -199,6 +200,10 @@ class ResponsesBody(SamplingBody):
     top_logprobs: NumLogprobs | None = None
     include: Annotated[list[str], Field(max_length=16)] | None = None
     reasoning: ReasoningOptions | None = None
+    store: bool | None = None
+    """Store the response, so that later requests can continue it. Default: false."""
+    previous_response_id: ResponseId | None = None
+    """A stored response to continue: its conversation is put before the input."""
     metadata: dict[str, str] | None = None
     """Returned unchanged."""
     user: str | None = None
@@ -213,7 +218,6 @@ class ResponsesBody(SamplingBody):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **SamplingBody.neutral,
         "background": (False,),
-        "store": (False,),
         "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
         "truncation": ("disabled",),
     }

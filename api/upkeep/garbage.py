@@ -1,4 +1,5 @@
-"""Garbage collection: unreferenced objects, expired files and batches, abandoned uploads.
+"""Garbage collection: unreferenced objects, expired files, batches and responses, abandoned
+uploads.
 
 A crash between two effects leaves bytes without a row, never a row without bytes: objects are
 written before the version that names them, and removed before the deletion completes. So garbage is
@@ -31,6 +32,7 @@ from ...platform.base import utc_now
 from ...platform.batches import files
 from ...platform.batches import service as batches
 from ...platform.errors import PlatformError
+from ...platform.responses import service as responses
 from ...platform.sessions import PlatformSession, TenantSession
 from ..adapters.staging import Staging
 from ..control_plane.background_loop import BackgroundLoop
@@ -61,6 +63,8 @@ class Collected:
     """Files of uploads that have ended."""
     expired_files: list[str] = field(default_factory=list)
     """Tenants' files whose time had come."""
+    expired_responses: int = 0
+    """Stored responses whose time had come."""
     abandoned_transfers: int = 0
     """Unfinished transfers from this server to the store."""
 
@@ -116,6 +120,7 @@ class Garbage:
             bytes=collected.removed_bytes,
             uploads=len(collected.abandoned_uploads),
             expired_files=len(collected.expired_files),
+            expired_responses=collected.expired_responses,
         )
 
     async def sweep(self) -> None:
@@ -135,6 +140,7 @@ class Garbage:
     async def _collect_shared(self, collected: Collected) -> None:
         await self._abandon_uploads(collected)
         await self._expire_files(collected)
+        await self._expire_responses(collected)
         await self._remove_objects(collected)
         if not collected.dry_run:
             collected.abandoned_transfers = await self._threads.run(
@@ -182,6 +188,18 @@ class Garbage:
             lambda session: batches.purge(session, now - self._batch_age)
         ):
             pass
+
+    async def _expire_responses(self, collected: Collected) -> None:
+        now = utc_now()
+        if collected.dry_run:
+            collected.expired_responses = await self._control_plane.read_all_tenants(
+                lambda session: responses.count_expired_of_all_tenants(session, now)
+            )
+            return
+        while num_removed := await self._control_plane.write_all_tenants(
+            lambda session: responses.purge(session, now)
+        ):
+            collected.expired_responses += num_removed
 
     async def _remove_files(self, collected: Collected, grace: timedelta) -> None:
         """Files of uploads that neither receive nor are examined."""

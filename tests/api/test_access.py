@@ -236,6 +236,10 @@ FOREIGN_BODIES = [
     ),
     ("POST /v1/completions", {"model": "{model}", "prompt": "x"}),
     ("POST /v1/responses", {"model": "{model}", "input": "x"}),
+    (
+        "POST /v1/responses",
+        {"model": "tiny", "input": "x", "previous_response_id": "{response_id}"},
+    ),
     ("POST /v1/messages", {**ASK_MESSAGE, "max_tokens": 1}),
     ("POST /v1/messages/count_tokens", ASK_MESSAGE),
     ("POST /v1/embeddings", {"model": "{model}", "input": "x"}),
@@ -270,8 +274,12 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
         "/v1/completions", json={"model": "bot", "prompt": "x", "max_tokens": 1}
     )
     batch = create(resident.openai, jsonl(completions("bot", ["x"])))
+    stored = resident.openai.responses.create(
+        model="bot", input="x", max_output_tokens=1, store=True
+    )
     return {
         "name": "bot",
+        "response_id": stored.id,
         "number": "1",
         "alias": "prod",
         "file": "adapter_config.json",
@@ -327,8 +335,8 @@ def test_no_list_has_what_is_anothers(
 ) -> None:
     answer = stranger.get(route.removeprefix("GET "))
     assert answer.is_success, answer.text
-    names = ("upload_id", "file_id", "batch_id", "key_id", "user_id", "request_id", "model")
-    for name in names:
+    names = ("upload_id", "file_id", "batch_id", "response_id", "key_id", "user_id", "request_id")
+    for name in (*names, "model"):
         assert foreign[name] not in answer.text
 
 

@@ -30,6 +30,7 @@ from loraplex.platform.batches.file_models import FilePurpose, StoredFile
 from loraplex.platform.batches.models import Batch
 from loraplex.platform.batches.states import BatchState
 from loraplex.platform.database import Database
+from loraplex.platform.responses.models import StoredResponse
 from support.catalog import make_digest, make_new_version, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite
 
@@ -331,3 +332,22 @@ def test_a_file_that_an_open_batch_reads_stays_beyond_its_time(installation: Ins
     assert installation.collect().expired_files == [expired]
     with installation.database.transaction(tenant_id, read_only=True) as session:
         assert session.scalars(select(Batch)).all() == []
+
+
+def test_stored_responses_go_when_they_expire(installation: Installation) -> None:
+    now = utc_now()
+    with installation.database.transaction(installation.tenant_id) as session:
+        for name, days in (("expired", -1), ("kept", 1)):
+            response = StoredResponse(
+                id=name,
+                size_bytes=4,
+                expires_at=now + timedelta(days=days),
+                input=b"[]",
+                response=b"{}",
+            )
+            session.add(response)
+    assert installation.collect(dry_run=True).expired_responses == 1
+    assert installation.collect().expired_responses == 1
+    with installation.database.transaction(installation.tenant_id, read_only=True) as session:
+        assert list(session.scalars(select(StoredResponse.id))) == ["kept"]
+    assert installation.collect().expired_responses == 0

@@ -33,11 +33,15 @@ def tenants(
             "/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 1}
         )
         batch = create(owner.openai, jsonl(completions(NAME, ["x"])))
+        stored = owner.openai.responses.create(
+            model=NAME, input="x", max_output_tokens=1, store=True
+        )
         tenant = made[slug] = Tenant(
             slug,
             requests={answer.headers["x-request-id"]},
             files={batch.input_file_id},
             batches={batch.id},
+            responses={stored.id},
         )
         callers.append(Caller(f"{slug} owner", owner.key, slug, frozenset(Scope)))
         for role in TenantRole:

@@ -168,8 +168,6 @@ def test_usage_is_in_the_ledger(resident: Caller, server: ServerUnderTest) -> No
 
 
 REFUSED = [
-    ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"store": True}, "store"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
     ({"conversation": "conv_1"}, "conversation"),

@@ -65,6 +65,7 @@ class Tenant:
     requests: set[str] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
     batches: set[str] = field(default_factory=set)
+    responses: set[str] = field(default_factory=set)
 
     @property
     def mark(self) -> str:
@@ -73,9 +74,10 @@ class Tenant:
     def owns(self, words: Iterable[str]) -> bool:
         """Whether one of the words is of this tenant."""
         batches = {batch.removeprefix("batch_") for batch in self.batches}  # as _WORDS finds them
+        responses = {response.removeprefix("resp_") for response in self.responses}
         theirs = (
             *(self.keys, self.users, self.uploads, self.requests, (self.mark,)),
-            *(self.files, batches),
+            *(self.files, batches, responses),
         )
         return any(word in ids for word in words for ids in theirs)
 
@@ -104,6 +106,7 @@ class Walk:
             *(self._make_user, self._read_user, self._disable_user, self._list_users),
             *(self._set_alias, self._remove_alias, self._list_aliases),
             *(self._open_upload, self._read_upload, self._read_file, self._read_batch),
+            self._read_response,
             *(self._look_around, self._read_request, self._resolve_model),
         ]
         for number in range(num_steps):
@@ -232,6 +235,11 @@ class Walk:
     def _read_batch(self, caller: Caller, target: Tenant) -> None:
         if (batch := self._any(target.batches)) is not None:
             self._expect(caller, Scope.INFER, "GET", f"/v1/batches/{batch}", target=target)
+
+    def _read_response(self, caller: Caller, target: Tenant) -> None:
+        if (response := self._any(target.responses)) is not None:
+            path = f"/v1/responses/{response}{self._random.choice(['', '/input_items'])}"
+            self._expect(caller, Scope.INFER, "GET", path, target=target)
 
     def _look_around(self, caller: Caller, target: Tenant) -> None:
         path, scope = self._random.choice(

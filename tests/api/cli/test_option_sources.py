@@ -93,6 +93,7 @@ VALUES: Mapping[str, str | list[str]] = {
     "request-log-days": "31",
     "upload-days": "32",
     "file-days": "33",
+    "response-days": "34",
     "drain-seconds": "26",
     "log-level": "debug",
     "log-format": "json",

@@ -1,0 +1,1 @@
+"""Responses that tenants asked to be stored."""
