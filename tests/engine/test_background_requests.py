@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -101,12 +102,14 @@ def test_they_do_not_count_against_the_share_of_their_tenant() -> None:
 @pytest.mark.parametrize("are_in_front", [False, True])
 @pytest.mark.parametrize("are_held", [False, True])
 @pytest.mark.parametrize(
-    ("limit", "refusal"), [("max_queued_per_tenant", TenantQueueFull), ("max_queued", Overloaded)]
+    ("limits", "refusal"),
+    [({"max_queued_per_tenant": 1}, TenantQueueFull), ({"max_queued": 1}, Overloaded)],
+    ids=["of a tenant", "of all"],
 )
 def test_they_do_not_fill_the_queue(
-    limit: str, refusal: type[NotNow], are_held: bool, are_in_front: bool
+    limits: dict[str, Any], refusal: type[NotNow], are_held: bool, are_in_front: bool
 ) -> None:
-    bench = SchedulerBench(max_num_seqs=1, **{limit: 1})
+    bench = SchedulerBench(max_num_seqs=1, **limits)
     lines = [
         bench.add(f"line-{number}", 4, max_tokens=9, is_background=True, is_held=are_held)
         for number in range(5)

@@ -89,7 +89,7 @@ def _run_python(*arguments: str, hash_seed: str) -> str:
 
 def test_a_failing_seed_fails_alike_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with MISTAKES["skips_a_decref"]():
-        report = run_seeds(range(2), num_processes=1, num_steps=50)
+        report = run_seeds(range(2), num_processes=1, num_steps=100)
     assert sorted(report.violations) == [0, 1]
     assert report.irreproducible == []
     assert not report.is_good
