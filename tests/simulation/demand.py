@@ -27,7 +27,7 @@ class Demand:
         """Likewise for KV policies."""
         self._backgrounds = Random(scenario.seed + 5)
         """Likewise for background requests."""
-        self._background_share = self._backgrounds.choice((0.0, 0.2, 0.5))
+        self._background_share = self._backgrounds.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self._num_requests = 0
         self._max_len = scenario.limits.max_model_len
         self._templates = [self._tokens(rng.randint(1, self._max_len - 2)) for _ in range(3)]
