@@ -146,9 +146,11 @@ class _ExtraBinder:
     def _bind_bias(self, name: TensorName, tensor: TensorEntry) -> None:
         is_of_expert = find_expert_matrix(name.module, self._layout) is not None
         if name.module not in self._layout.slice_index and not is_of_expert:
+            is_head = self._config.is_classifier and name.module in self._config.modules_to_save
             raise AdapterRejected(
                 "unsupported_module",
-                f"{tensor.name}: {refusal_message('norm_bias')}",
+                f"{tensor.name}: "
+                + refusal_message("biased_classifier" if is_head else "norm_bias"),
                 pointer=tensor.name,
             )
         index, layer = self._slice_of_vector(name, tensor)

@@ -390,6 +390,13 @@ UNUSUAL: tuple[RefusedFeature, ...] = (
         "Train with fewer labels.",
     ),
     RefusedFeature(
+        "biased_classifier",
+        "`task_type='SEQ_CLS'` with a head that has a bias",
+        "unsupported_module",
+        "A classification head has a matrix only.",
+        "Train a head without a bias, as transformers' `score` is.",
+    ),
+    RefusedFeature(
         "other_token_rows",
         "`trainable_token_indices` of other modules than the output head and the input embedding",
         "unsupported_module",

@@ -1,35 +1,35 @@
 """Reads `multipart/form-data` (RFC 7578) as it arrives: small fields, and one file.
 
-A form is never held in memory: the file's bytes are handed on piece by piece.
+A form is never held in memory: the file's bytes are handed on piece by piece. python-multipart
+finds the parts; this module bounds them and gives them meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from email.message import Message
-from email.parser import BytesHeaderParser
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from ..contract.errors import ApiError
 
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
+MAX_HEADERS = 8
+"""Of a part."""
 MAX_HEADER_BYTES = 4096
+"""Of one header: a name and a value."""
 MAX_BOUNDARY_LENGTH = 70
 """RFC 2046."""
-
-_HEADERS_END = b"\r\n\r\n"
 
 
 def boundary_of(content_type: str) -> bytes:
     """The boundary of a form. Raises ApiError for another type."""
-    header = Message()
-    header["content-type"] = content_type
-    boundary = header.get_boundary()
-    if header.get_content_type() != "multipart/form-data" or not boundary:
+    media_type, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if media_type != b"multipart/form-data" or not boundary:
         raise ApiError("unsupported_media_type", "The content type must be multipart/form-data.")
     if len(boundary) > MAX_BOUNDARY_LENGTH or not boundary.isascii():
         raise _malformed("the boundary is too long or not ASCII")
-    return boundary.encode()
+    return boundary
 
 
 class FormReader:
@@ -43,20 +43,42 @@ class FormReader:
         self.filename: str | None = None
         """Of the part `file`; None until it arrives."""
         self.num_file_bytes = 0
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part,
+                "on_header_begin": self._begin_header,
+                "on_header_field": self._add_to_header_name,
+                "on_header_value": self._add_to_header_value,
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._begin_content,
+                "on_part_data": self._add_content,
+                "on_part_end": self._end_part,
+                "on_end": self._end,
+            },
+            max_header_count=MAX_HEADERS,
+            max_header_size=MAX_HEADER_BYTES,
+        )
         self._delimiter = b"\r\n--" + boundary
-        # The first delimiter may lack the line end before it.
-        self._buffer = bytearray(b"\r\n")
-        self._read: Callable[[], list[bytes] | None] = self._read_preamble
+        self._num_delimiters = 0
+        self._tail = b""
+        self._found: list[memoryview] = []
+        # Copies, not slices of what is fed: the caller may overwrite that.
+        self._header_name = bytearray()
+        self._header_value = bytearray()
+        self._value = bytearray()
+        self._disposition = b""
         self._field: str | None = None
-        self._value = b""
         self._is_complete = False
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Take the next bytes of the form; returns the file's bytes among them."""
-        self._buffer += chunk
-        found: list[bytes] = []
-        while (pieces := self._read()) is not None:
-            found += pieces
+    def feed(self, chunk: bytes) -> list[memoryview]:
+        """Take the next bytes of the form; returns the file's bytes among them, without a copy."""
+        self._count_delimiters(chunk)
+        try:
+            self._parser.write(chunk)
+        except MultipartParseError:  # which counts positions from the beginning of the chunk
+            raise _malformed("a boundary or a header is malformed or too long") from None
+        found, self._found = self._found, []
         self.num_file_bytes += sum(map(len, found))
         return found
 
@@ -67,82 +89,75 @@ class FormReader:
         if self.filename is None:
             raise ApiError("invalid_parameter", "file: is missing", param="file")
 
-    # Each returns None if it needs more bytes.
+    def _count_delimiters(self, chunk: bytes) -> None:
+        """The parser reads a delimiter 300 times as slowly as content, also one within a line."""
+        most_of_one = len(self._delimiter) - 1
+        seam = self._tail + chunk[:most_of_one]
+        self._tail = (self._tail + chunk[-most_of_one:])[-most_of_one:]
+        self._num_delimiters += chunk.count(self._delimiter) + seam.count(self._delimiter)
+        if self._num_delimiters > MAX_FIELDS + 2:  # the file, and the end
+            raise _malformed("the boundary occurs too often")
 
-    def _read_preamble(self) -> list[bytes] | None:
-        start = self._buffer.find(self._delimiter)
-        if start < 0:
-            if len(self._buffer) > MAX_HEADER_BYTES:
-                raise _malformed("there is no boundary at its beginning")
-            return None
-        del self._buffer[: start + len(self._delimiter)]
-        self._read = self._read_boundary_end
-        return []
+    def _begin_part(self) -> None:
+        self._disposition = b""
 
-    def _read_boundary_end(self) -> list[bytes] | None:
-        if len(self._buffer) < 2:
-            return None
-        if self._buffer.startswith(b"--"):
-            self._is_complete = True
-            self._read = self._skip
-            return []
-        if not self._buffer.startswith(b"\r\n"):
-            raise _malformed("a boundary is not at the end of a line")
-        self._read = self._read_headers  # which begin with this line end, if there are none
-        return []
+    def _begin_header(self) -> None:
+        self._header_name.clear()
+        self._header_value.clear()
 
-    def _read_headers(self) -> list[bytes] | None:
-        end = self._buffer.find(_HEADERS_END)
-        if end > MAX_HEADER_BYTES or (end < 0 and len(self._buffer) > MAX_HEADER_BYTES):
-            raise _malformed("the headers of a part are too long")
-        if end < 0:
-            return None
-        headers = BytesHeaderParser().parsebytes(bytes(self._buffer[2 : end + 2]))
-        del self._buffer[: end + len(_HEADERS_END)]
-        self._begin_part(headers)
-        self._read = self._read_content
-        return []
+    def _add_to_header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
 
-    def _begin_part(self, headers: Message) -> None:
-        name = headers.get_param("name", header="content-disposition")
-        if headers.get_content_disposition() != "form-data" or not isinstance(name, str):
+    def _add_to_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = bytes(self._header_value)
+
+    def _begin_content(self) -> None:
+        disposition, options = parse_options_header(self._disposition)
+        name = options.get(b"name")
+        if disposition != b"form-data" or name is None:
             raise _malformed("a part has no name")
-        if name == "file":
-            if self.filename is not None:
-                raise ApiError("invalid_parameter", "file: is there twice", param="file")
-            self.filename, self._field = headers.get_filename() or "", None
-            return
-        if name in self.fields or len(self.fields) == MAX_FIELDS:
-            raise ApiError("invalid_parameter", f"{name}: is there twice", param=name)
-        self._field, self._value = name, b""
+        if any(character < 0x20 for character in self._disposition):
+            raise _malformed("the name of a part has control characters")
+        if name == b"file":
+            self._begin_file(options.get(b"filename", b""))
+        else:
+            self._begin_field(_text("a part's name", name))
 
-    def _read_content(self) -> list[bytes] | None:
-        end = self._buffer.find(self._delimiter)
-        is_last = end >= 0
-        if not is_last:
-            end = max(len(self._buffer) - len(self._delimiter) + 1, 0)
-        if not end and not is_last:
-            return None
-        content = bytes(self._buffer[:end])
-        del self._buffer[: end + len(self._delimiter) * is_last]
-        if is_last:
-            self._read = self._read_boundary_end
+    def _begin_file(self, filename: bytes) -> None:
+        if self.filename is not None:
+            raise ApiError("invalid_parameter", "file: is there twice", param="file")
+        self.filename, self._field = filename.decode(errors="replace"), None
+
+    def _begin_field(self, name: str) -> None:
+        if name in self.fields:
+            raise ApiError("invalid_parameter", f"{name}: is there twice", param=name)
+        if len(self.fields) == MAX_FIELDS:
+            raise _malformed(f"it has more than {MAX_FIELDS} fields")
+        self._field = name
+        self._value.clear()
+
+    def _add_content(self, data: bytes, start: int, end: int) -> None:
         if self._field is None:
-            return [content] if content else []
-        self._value += content
+            self._found.append(memoryview(data)[start:end])
+            return
+        self._value += data[start:end]
         if len(self._value) > MAX_FIELD_BYTES:
             message = f"{self._field}: exceeds {MAX_FIELD_BYTES} bytes"
             raise ApiError("invalid_parameter", message, param=self._field)
-        if is_last:
+
+    def _end_part(self) -> None:
+        if self._field is not None:
             self.fields[self._field] = _text(self._field, self._value)
-        return []
 
-    def _skip(self) -> list[bytes] | None:
-        self._buffer.clear()
-        return None
+    def _end(self) -> None:
+        self._is_complete = True
 
 
-def _text(field: str, value: bytes) -> str:
+def _text(field: str, value: bytes | bytearray) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -163,7 +163,7 @@ async def _receive(request: Request, path: Path) -> tuple[ReceivedFile, dict[str
     hasher = hashlib.sha256()
     with path.open("wb", buffering=0) as file:
         async for chunk in body_chunks(request, MAX_FILE_BYTES + _FORM_BYTES):
-            for piece in form.feed(bytes(chunk)):
+            for piece in form.feed(chunk):
                 hasher.update(piece)
                 await asyncio.to_thread(file.write, piece)
     form.finish()

@@ -27,6 +27,8 @@ def configure_logging(
     log_to_stderr()
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It warns of each malformed form, which is the caller's mistake.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
         logger_factory=structlog.stdlib.LoggerFactory(),

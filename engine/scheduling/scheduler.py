@@ -284,10 +284,13 @@ class Scheduler:
     def _check_queue(self, request: Request) -> None:
         is_full = self._admission.is_short or self._running.is_full
         tenant_id = request.tenant_id
+        # Those that will stand back take no place in the queue.
+        back = [other for other in self._background.in_front() if other not in self._running]
+        num_of_tenant = self._waiting.num_of(tenant_id) + self._held.num_of(tenant_id)
         self._queue_limits.check(
             request,
-            num_queued=self.num_waiting,
-            num_of_tenant=self._waiting.num_of(tenant_id) + self._held.num_of(tenant_id),
+            num_queued=len(self._waiting) + self._held.num_queued - len(back),
+            num_of_tenant=num_of_tenant - sum(other.tenant_id == tenant_id for other in back),
             wait_seconds=self._backlog.wait_seconds(request, self._last_shape, is_full=is_full),
         )
 

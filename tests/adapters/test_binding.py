@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -777,3 +778,22 @@ def test_a_classification_head_that_cannot_be_served_is_refused(
         bind_shapes({**pair(Q, 8, 8), **shapes}, make_config(**config), layout)
     assert caught.value.reason == reason
     assert caught.value.pointer
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        ("score", CLASSIFIER, "A classification head has a matrix only."),
+        ("classifier", CLASSIFIER, "as transformers' `score` is"),
+        ("layers.0.norm", {**CLASSIFIER, "bias": "all"}, "Train with `bias='lora_only'`."),
+    ],
+    ids=["head", "head of another name", "norm"],
+)
+def test_a_bias_beside_the_linear_layers_is_refused_in_the_words_of_its_module(
+    name: str, config: dict[str, Any], words: str
+) -> None:
+    bias = f"base_model.model.{name}.bias"
+    shapes = {**pair(Q, 8, 8), SCORE: (5, 8), bias: (5,)}
+    with pytest.raises(AdapterRejected, match=re.escape(words)) as caught:
+        bind_shapes(shapes, make_config(**config))
+    assert (caught.value.reason, caught.value.pointer) == ("unsupported_module", bias)

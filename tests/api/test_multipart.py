@@ -7,8 +7,15 @@ import random
 import httpx
 import pytest
 
+from loraplex.adapters.wiping import wipe
 from loraplex.api.contract.errors import ApiError
-from loraplex.api.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, FormReader, boundary_of
+from loraplex.api.http.multipart import (
+    MAX_FIELD_BYTES,
+    MAX_FIELDS,
+    MAX_HEADER_BYTES,
+    FormReader,
+    boundary_of,
+)
 
 URL = "http://server/"
 
@@ -42,7 +49,67 @@ def test_fields_and_file_are_those_that_were_sent_however_the_body_is_cut() -> N
         sizes = [draw.randint(0, 40) for _ in range(draw.randint(0, 80))]
         form, found = read(boundary, body, sizes)
         assert (form.fields, found, form.num_file_bytes) == (data, content, len(content))
-        assert form.filename
+        assert form.filename == "a%22b ü.jsonl"  # as browsers write it
+
+
+PIECES = [
+    *(b"\r\n--xx", b"\r\n--xx\r\n", b"\r\n--xx--", b"\r\n", b"\r", b"\n", b"--", b"-", b" ", b"y"),
+    *(
+        b'Content-Disposition: form-data; name="file"\r\n',
+        b'content-disposition: form-data; name="',
+    ),
+    *(b'a"', b"a:", b"\r\n\r\n", b"\xff", b"\x00"),
+]
+
+
+def test_any_bytes_have_one_outcome_however_they_are_cut() -> None:
+    draw = random.Random(2)
+    outcomes = set()
+    for _ in range(3000):
+        body = b"\r\n" * draw.randint(0, 1) + b"--xx"
+        body += b'\r\nContent-Disposition: form-data; name="file"\r\n\r\n' * draw.randint(0, 1)
+        body += b"".join(draw.choices(PIECES, k=draw.randint(0, 12)))
+        body += b"\r\n--xx--" * draw.randint(0, 1)
+        whole = outcome(body, [])
+        assert outcome(body, [1] * len(body)) == whole, body
+        assert outcome(body, [draw.randint(0, 9) for _ in body]) == whole
+        outcomes.add(whole[0])
+    assert outcomes == {"read", "invalid_form", "invalid_parameter"}
+
+
+def outcome(body: bytes, sizes: list[int]) -> tuple[object, ...]:
+    try:
+        form, found = read(BOUNDARY, body, sizes)
+    except ApiError as refused:
+        return (refused.code,)
+    return "read", form.fields, form.filename, found
+
+
+def test_fields_stay_when_the_chunk_that_brought_them_is_wiped() -> None:
+    boundary, body = encoded({"purpose": "batch"}, b"content")
+    start, end = body.index(b"batch"), body.index(b"batch") + len(b"batch")
+    form = FormReader(boundary)
+    for chunk in (bytearray(body[:start]), bytearray(body[start:end]), bytearray(body[end:])):
+        form.feed(bytes_of := bytes(chunk))
+        wipe(bytes_of)
+    form.finish()
+    assert form.fields == {"purpose": "batch"}
+
+
+def test_the_bytes_of_the_file_are_not_copied() -> None:
+    boundary, body = encoded({}, b"content" * 100)
+    form = FormReader(boundary)
+    (piece,) = form.feed(body)
+    assert piece.obj is body
+
+
+def test_headers_that_say_nothing_about_the_form_are_ignored() -> None:
+    body = (
+        b"--xx\r\nX-More: y\r\nCONTENT-disposition: form-data; name=a\r\nContent-Type: a/b\r\n"
+        b'\r\n1\r\n--xx\r\nContent-Disposition: form-data; name="file"\r\n\r\n2\r\n--xx--\r\n'
+    )
+    form, found = read(BOUNDARY, body, [])
+    assert (form.fields, form.filename, found) == ({"a": "1"}, "", b"2")
 
 
 def test_what_follows_the_form_is_ignored() -> None:
@@ -65,10 +132,22 @@ DISPOSITION = b'Content-Disposition: form-data; name="a"\r\n'
 MALFORMED = {
     "no boundary": b"a" * 5000,
     "a boundary within a line": b"--xxy\r\n",
-    "long headers": b"--xx\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+    "many headers": b"--xx\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+    "a long header": b"--xx\r\na: " + b"b" * (MAX_HEADER_BYTES + 1) + b"\r\n\r\n",
+    "a long name of a header": b"--xx\r\n" + b"a" * (MAX_HEADER_BYTES + 1) + b": b\r\n\r\n",
+    "a header without a value": b"--xx\r\na\r\n\r\n1\r\n--xx--\r\n",
+    "no headers": b"--xx\r\n\r\n1\r\n--xx--\r\n",
     "no disposition": b"--xx\r\na: b\r\n\r\n1\r\n--xx--\r\n",
     "no name": b"--xx\r\nContent-Disposition: form-data\r\n\r\n1\r\n--xx--\r\n",
     "another disposition": b'--xx\r\nContent-Disposition: inline; name="a"\r\n\r\n1\r\n--xx--\r\n',
+    "a name with NUL": b"--xx\r\n"
+    b'Content-Disposition: form-data; name="file\0"\r\n\r\n1\r\n--xx--\r\n',
+    "a filename of two lines": b"--xx\r\n"
+    b'Content-Disposition: form-data; name="file"; filename="a\nb"\r\n\r\n1\r\n--xx--\r\n',
+    "a name that is not UTF-8": b"--xx\r\n"
+    b'Content-Disposition: form-data; name="\xff"\r\n\r\n1\r\n--xx--\r\n',
+    "a boundary within lines of the file": b"--xx\r\n"
+    b'Content-Disposition: form-data; name="file"\r\n\r\n' + b"\r\n--xxy" * 100 + b"\r\n--xx--",
     "a long field": b"--xx\r\n" + DISPOSITION + b"\r\n" + b"1" * (MAX_FIELD_BYTES + 100),
     "a field twice": (b"--xx\r\n" + DISPOSITION + b"\r\n1\r\n") * 2 + b"--xx--\r\n",
     "a field that is not UTF-8": b"--xx\r\n" + DISPOSITION + b"\r\n\xff\r\n--xx--\r\n",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from loraplex.adapters.identity import AdapterKey
-from loraplex.engine.errors import DeadlineExceeded, TenantQueueFull
+from loraplex.engine.errors import DeadlineExceeded, NotNow, Overloaded, TenantQueueFull
 from support.scheduling import SchedulerBench, counts
 
 ABSENT = AdapterKey("acme", "sha256:aa")
@@ -98,13 +99,28 @@ def test_they_do_not_count_against_the_share_of_their_tenant() -> None:
     assert bench.scheduler.counters.counter("acme") == 0
 
 
-def test_they_do_not_fill_the_queue_of_their_tenant() -> None:
-    bench = SchedulerBench(max_num_seqs=1, max_queued_per_tenant=1)
-    for number in range(5):
-        bench.add(f"line-{number}", 4, is_background=True)
+@pytest.mark.parametrize("are_in_front", [False, True])
+@pytest.mark.parametrize("are_held", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "refusal"),
+    [({"max_queued_per_tenant": 1}, TenantQueueFull), ({"max_queued": 1}, Overloaded)],
+    ids=["of a tenant", "of all"],
+)
+def test_they_do_not_fill_the_queue(
+    limits: dict[str, Any], refusal: type[NotNow], are_held: bool, are_in_front: bool
+) -> None:
+    bench = SchedulerBench(max_num_seqs=1, **limits)
+    lines = [
+        bench.add(f"line-{number}", 4, max_tokens=9, is_background=True, is_held=are_held)
+        for number in range(5)
+    ]
+    if are_in_front:
+        bench.step()
     bench.add("chat", 4)
-    with pytest.raises(TenantQueueFull):
+    with pytest.raises(refusal):
         bench.add("more", 4)
+    for line in lines if are_held else ():
+        bench.scheduler.release(line)
     bench.run()
     bench.assert_empty()
 

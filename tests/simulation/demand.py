@@ -25,6 +25,9 @@ class Demand:
         """What is asked of prompts changes nothing of what else is drawn."""
         self._policies = Random(scenario.seed + 4)
         """Likewise for KV policies."""
+        self._backgrounds = Random(scenario.seed + 5)
+        """Likewise for background requests."""
+        self._background_share = self._backgrounds.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self._num_requests = 0
         self._max_len = scenario.limits.max_model_len
         self._templates = [self._tokens(rng.randint(1, self._max_len - 2)) for _ in range(3)]
@@ -70,6 +73,7 @@ class Demand:
         group, ignore_eos = self._next_id(), rng.random() < 0.7
         pooling, num_logprobs = self._asked_of_prompt() if number == 1 else (None, None)
         policy = self._policy()
+        is_background = self._backgrounds.random() < self._background_share
         max_tokens = 0 if pooling or self._asking.random() < 0.02 else max_tokens
         return [
             GenerationRequest(
@@ -87,6 +91,7 @@ class Demand:
                 deadline_seconds=deadline,
                 pooling=pooling,
                 num_prompt_logprobs=num_logprobs,
+                is_background=is_background,
             )
             for _ in range(number)
         ]

@@ -32,7 +32,7 @@ AUDIT_INTERVAL = 8
 
 
 class Queues(NamedTuple):
-    """How full the queues were before a request came."""
+    """How full the queues were before a request came, without background requests."""
 
     num_waiting: int
     num_of_tenant: int
@@ -67,8 +67,12 @@ class Checks:
     # --- admission ------------------------------------------------------------------------------
 
     def before_add(self, submitted: GenerationRequest) -> Queues:
-        waiting = self._scheduler.num_waiting
-        return Queues(waiting, self._num_waiting_of(submitted.tenant_id))
+        waiting = [
+            order.submitted.tenant_id
+            for order in self._world.ledger.live.values()
+            if not order.submitted.is_background and order.request not in self._scheduler._running
+        ]
+        return Queues(len(waiting), waiting.count(submitted.tenant_id))
 
     def after_add(self, submitted: GenerationRequest, before: Queues) -> None:
         limits = self._limits
@@ -83,8 +87,11 @@ class Checks:
             f"{submitted.request_id} begins though {submitted.adapter} is being deleted",
         )
         require(
-            before.num_waiting < limits.max_queued
-            and before.num_of_tenant < limits.max_queued_per_tenant,
+            submitted.is_background
+            or (
+                before.num_waiting < limits.max_queued
+                and before.num_of_tenant < limits.max_queued_per_tenant
+            ),
             Invariant.CAPS,
             f"{submitted.request_id} was queued behind {before}",
         )
@@ -108,16 +115,11 @@ class Checks:
                 before.num_waiting >= limits.max_queued
                 or before.num_of_tenant >= limits.max_queued_per_tenant
             )
-            is_right = is_full or submitted.deadline_seconds is not None
+            is_late = submitted.deadline_seconds is not None
+            is_right = (is_full or is_late) and not submitted.is_background
             assert isinstance(refusal, NotNow)
             require(refusal.retry_after_seconds or 0 > 0, Invariant.PROGRESS, "retry never")
         require(is_right, Invariant.PROGRESS, f"{submitted.request_id} refused: {refusal}")
-
-    def _num_waiting_of(self, tenant_id: str) -> int:
-        return sum(
-            order.submitted.tenant_id == tenant_id and order.request not in self._scheduler._running
-            for order in self._world.ledger.live.values()
-        )
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -148,11 +150,34 @@ class Checks:
                 Invariant.PROGRESS,
                 f"{name} runs on behind its deadline",
             )
+        self._check_background(batch)
         self._check_caps()
         self._check_target(batch)
         self._check_shortage(batch)
         if self._world.num_steps % AUDIT_INTERVAL == 0:
             self._audit_cache()
+
+    def _contenders(self) -> list[Order]:
+        """Those that the next step may take: background requests only if there are no others."""
+        live = list(self._world.ledger.live.values())
+        others = [order for order in live if not order.submitted.is_background]
+        return others or live
+
+    def _check_background(self, batch: ScheduledBatch) -> None:
+        contenders = {order.request for order in self._contenders()}
+        for sequence in batch.sequences:
+            is_right = sequence.request in contenders
+            require(is_right, Invariant.BACKGROUND, f"{sequence.request.request_id} runs")
+            self._world.coverage["background"] += sequence.request.is_background
+
+    def _num_stood_back(self) -> int:
+        """How many background requests ran in the last step, and wait for others now."""
+        return sum(
+            request.is_background
+            and request.request_id in self._world.ledger.live
+            and request not in self._scheduler._running
+            for request in self._ran
+        )
 
     def _check_drafts(self, sequence: ScheduledSequence) -> None:
         """Only who decodes draft tokens, and not beyond what may be generated."""
@@ -172,7 +197,10 @@ class Checks:
     def _check_shortage(self, batch: ScheduledBatch) -> None:
         """Where running requests had to give way for want of blocks, none went to draft tokens."""
         given_way = self._scheduler.num_preemptions - self._scheduler.num_reclaims
-        is_short, self._num_given_way = given_way > self._num_given_way, given_way
+        num_stood_back = self._num_stood_back()
+        self._world.coverage["background_preempted"] += num_stood_back
+        is_short = given_way > self._num_given_way + num_stood_back
+        self._num_given_way = given_way
         self._count_given_way()
         for sequence in batch.sequences if is_short else ():
             require(
@@ -232,7 +260,7 @@ class Checks:
             return
         waiting = {
             order.submitted.tenant_id
-            for order in self._world.ledger.live.values()
+            for order in self._contenders()
             if order.request not in running and order.request not in self._ran
         }
         for tenant_id in {request.tenant_id for request in admitted}:
@@ -390,7 +418,7 @@ class Checks:
         require(not self._scheduler.num_running, Invariant.PROGRESS, "who runs is not scheduled")
         ready = [
             order.submitted.request_id
-            for order in self._world.ledger.live.values()
+            for order in self._contenders()
             if self._is_adapter_ready(order.submitted.adapter)
         ]
         self._num_idle_steps = self._num_idle_steps + 1 if ready else 0

@@ -44,6 +44,7 @@ from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.adapter_leases import AdapterLeases
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
+from loraplex.engine.scheduling.background import BackgroundRequests
 from loraplex.engine.scheduling.batch import ScheduledSequence, Step
 from loraplex.engine.scheduling.candidates import Visit
 from loraplex.engine.scheduling.deadlines import Deadlines
@@ -127,6 +128,33 @@ def reads_again_after_a_preemption(correct: Any, execution: Any, *args: Any) -> 
     if request.num_preemptions and request.unread.start and not sequence.start:
         request.unread = range(0, before.stop)
     return bool(correct(execution, *args))
+
+
+# --- background requests --------------------------------------------------------------------------
+
+
+@_plant(BackgroundRequests, "in_front")
+def lets_background_requests_go_on(correct: Any, background: Any) -> list[Request]:
+    """Whoever runs already may finish."""
+    return []
+
+
+@_plant(Scheduler, "_place_background")
+def runs_background_requests_in_free_places(correct: Any, scheduler: Any, step: Step) -> None:
+    """A free place costs nobody anything."""
+    if scheduler._running.is_full:
+        correct(scheduler, step)
+        return
+    for request in scheduler._background.forward():
+        scheduler._offer(request)
+
+
+@_plant(Scheduler, "_check_queue")
+def counts_background_requests_as_queued(correct: Any, scheduler: Any, request: Any) -> None:
+    """Whoever waits is in the queue."""
+    back = scheduler._background
+    with mock.patch.object(back, "in_front", list):
+        correct(scheduler, request)
 
 
 # --- blocks -------------------------------------------------------------------------------------

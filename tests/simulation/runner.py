@@ -27,6 +27,8 @@ REQUIRED_COVERAGE = (
     "aborts_swapped",
     "aborts_waiting",
     "adapter_failures",
+    "background",
+    "background_preempted",
     "bursts",
     "clock_jumps",
     "compactions",

@@ -34,9 +34,10 @@ class ServiceChecks:
         counters = self._counters
         self._inputs[request.request_id] += input_tokens
         self._outputs[request.request_id] += output_tokens
-        self._services[request.tenant_id] += (
-            counters.input_weight * input_tokens + counters.output_weight * output_tokens
-        ) / request.tenant_weight
+        if not request.is_background:  # which is free
+            self._services[request.tenant_id] += (
+                counters.input_weight * input_tokens + counters.output_weight * output_tokens
+            ) / request.tenant_weight
         self._charge(request, input_tokens, output_tokens)
 
     def _note_idle(self, tenant_id: str) -> None:

@@ -89,8 +89,8 @@ def _run_python(*arguments: str, hash_seed: str) -> str:
 
 def test_a_failing_seed_fails_alike_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with MISTAKES["skips_a_decref"]():
-        report = run_seeds(range(2), num_processes=1, num_steps=50)
-    assert sorted(report.violations) == [0, 1]
+        report = run_seeds((0, 3), num_processes=1, num_steps=50)
+    assert sorted(report.violations) == [0, 3]
     assert report.irreproducible == []
     assert not report.is_good
 

@@ -26,6 +26,7 @@ class Invariant(StrEnum):
     READ_ONCE = "I17 what is asked of a prompt is given once, in order, from its own positions"
     DELIVERED = "I18 every generated token is delivered once, by the iteration that reads it"
     SUSPECTS = "I19 a request that crashes the engine is among those suspected of it"
+    BACKGROUND = "I20 a background request runs only while there are no others"
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 
 
