@@ -43,7 +43,8 @@ MAX_FILES_PAGE = 10_000
 @answers(
     FileView,
     errors=(
-        *("invalid_form", "invalid_parameter", "body_too_large", "unsupported_media_type"),
+        *("invalid_form", "invalid_parameter", "unsupported_parameter", "body_too_large"),
+        "unsupported_media_type",
         *("request_timeout", "quota_exceeded", "storage_full", "store_unavailable", "store_denied"),
     ),
 )

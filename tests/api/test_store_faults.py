@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loraplex.api.cli import push
+from loraplex.api.client import uploads
 from loraplex.api.client.errors import ClientError
 from support.erasure import check_erasure, needs_proc
 from support.fault_proxy import Fault, FaultProxy, fair
@@ -90,7 +90,7 @@ def test_only_the_fetcher_process_has_the_stores_credentials(
 def test_adapters_in_memory_answer_while_the_store_is_down(
     caller: Caller, adapters: list[Path], proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push, "FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(uploads, "FIRST_PAUSE_SECONDS", 0.05)
     before = complete(caller)
     assert before.is_success
     proxy.is_down = True

@@ -22,7 +22,7 @@ import httpx
 from sqlalchemy import create_engine
 
 from loraplex.adapters.failpoints import FAILPOINTS, VARIABLE
-from loraplex.api.cli import push
+from loraplex.api.client import uploads
 from loraplex.api.client.errors import ClientError
 from support.models import make_adapter, make_tiny_llama
 from support.server import (
@@ -88,7 +88,9 @@ class Trial:
         failing = {VARIABLE: self.point}
         with serving(self.base, self.data_dir, program=LORAPLEX, **failing) as server:
             caller = self._introduce(server)
-            hasty = patch.object(push, "FIRST_PAUSE_SECONDS", 0.01)  # nobody comes back to wait for
+            hasty = patch.object(
+                uploads, "FIRST_PAUSE_SECONDS", 0.01
+            )  # nobody comes back to wait for
             with hasty, suppress(ClientError, httpx.TransportError, AssertionError):
                 self.acknowledged = caller.push(self.adapter, NAME)
                 self.was_deletion_asked = True
