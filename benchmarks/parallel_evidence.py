@@ -286,7 +286,6 @@ def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
         work = folder / f"{shape.ranks_per_stage}x{shape.num_stages}"
         rows += _measure_base(small, large, Quantization.NONE, shape, work)
     pair = GroupShape(2, 1)
-    rows += measure_ends(folder / "ends")
     for form in SAMPLE_FILE_FORMATS if is_sample else FILE_FORMATS:
         narrow = save_repeated(folder / f"{form}-narrow", NARROW, 1, form=form)
         num_layers = NUM_SAMPLE_LAYERS if is_sample else NUM_WIDE_LAYERS
@@ -295,6 +294,7 @@ def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
         rows += [{"format": form, **row} for row in found]
         shutil.rmtree(wide)
     if not is_sample:
+        rows += measure_ends(folder / "ends")
         wide = save_repeated(folder / "wide", WIDE, NUM_WIDE_LAYERS)
         for form in LOADED_FORMATS:
             name = f"--quantize {form}"

@@ -28,10 +28,11 @@ def test_a_sample_is_within_all_bounds(
     assert found["canaries"] == {"asked": 200, "foreign": 0}
 
 
-def test_a_rank_takes_little_more_than_its_part_of_large_ends(tmp_path: Path) -> None:
-    rows = measure_ends(tmp_path)
-    assert len(rows) == 2
-    assert list(problems({"bytes": rows})) == []
+def test_a_follower_takes_little_more_than_its_part_of_large_ends(tmp_path: Path) -> None:
+    rank_0, follower = measure_ends(tmp_path)
+    assert list(problems({"bytes": [follower]})) == []
+    # It holds the logits of its self-test besides: decision 100. Both ends were 446 MB.
+    assert rank_0["actual"] < 1.5 * rank_0["planned"]
 
 
 @pytest.mark.parametrize(
