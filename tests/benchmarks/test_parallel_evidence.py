@@ -31,8 +31,8 @@ def test_a_sample_is_within_all_bounds(
 def test_a_follower_takes_little_more_than_its_part_of_large_ends(tmp_path: Path) -> None:
     rank_0, follower = measure_ends(tmp_path)
     assert list(problems({"bytes": [follower]})) == []
-    # It holds the logits of its self-test besides: decision 100. Both ends were 446 MB.
-    assert rank_0["actual"] < 1.5 * rank_0["planned"]
+    # It holds the logits of its self-test as well (decision 100); whole ends took 3.7 times.
+    assert rank_0["actual"] < 1.3 * rank_0["planned"]
 
 
 @pytest.mark.parametrize(
