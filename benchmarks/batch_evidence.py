@@ -27,6 +27,7 @@ from support.batches import completions, create, ended, jsonl
 from support.models import make_tiny_llama
 from support.mortal_server import mortal_server
 from support.server import PRODUCT_ENGINE
+from support.waiting import wait_for
 
 MAX_ITL_RATIO = 1.1
 EXACT = (
@@ -36,7 +37,7 @@ EXACT = (
 NUM_CALLERS = 2
 OUTPUT_TOKENS = 64
 PAUSE_SECONDS = 0.2
-"""Between two requests of a caller: then lines run."""
+"""Between two rounds of requests: then lines run."""
 LINES_OF_A_BLOCK = 5_000
 """More than are answered in a block."""
 
@@ -68,38 +69,47 @@ def latency(base: Path, directory: Path, *, blocks: int, block_seconds: float) -
 
 @contextmanager
 def _batch(client: OpenAI, model: str) -> Iterator[list[int]]:
-    """A batch that runs until the block is left; then how many lines it has answered."""
+    """A batch that runs until the block is left; then how many lines were answered within it."""
     prompts = [f"prompt {number}" for number in range(LINES_OF_A_BLOCK)]
     batch = create(client, jsonl(completions(model, prompts, max_tokens=32)))
+    wait_for(lambda: _num_answered(client, batch.id), seconds=60.0)
+    before = _num_answered(client, batch.id)
     counted: list[int] = []
     yield counted
+    counted.append(_num_answered(client, batch.id) - before)
     client.batches.cancel(batch.id)
-    counts = ended(client, batch.id).request_counts
-    counted.append(counts.completed if counts else 0)
+    ended(client, batch.id)
+
+
+def _num_answered(client: OpenAI, batch_id: str) -> int:
+    counts = client.batches.retrieve(batch_id).request_counts
+    return counts.completed if counts else 0
 
 
 def _measure(client: OpenAI, model: str, seconds: float) -> list[float]:
-    """The gaps between the tokens of streams, in seconds."""
+    """The gaps between the tokens of streams, in seconds. All callers pause at the same time, so
+    the engine is idle once in each round."""
     ends_at = time.monotonic() + seconds
 
-    def ask_on(number: int) -> list[float]:
-        gaps: list[float] = []
-        while time.monotonic() < ends_at:
-            stream = client.completions.create(
-                model=model,
-                prompt=f"caller {number}",
-                max_tokens=OUTPUT_TOKENS,
-                temperature=1.0,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            arrivals = [time.perf_counter() for chunk in stream if chunk.choices]
-            gaps += [after - before for before, after in pairwise(arrivals)]
-            time.sleep(PAUSE_SECONDS)
-        return gaps
+    def ask(number: int) -> list[float]:
+        stream = client.completions.create(
+            model=model,
+            prompt=f"caller {number}",
+            max_tokens=OUTPUT_TOKENS,
+            temperature=1.0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        arrivals = [time.perf_counter() for chunk in stream if chunk.choices]
+        return [after - before for before, after in pairwise(arrivals)]
 
+    gaps: list[float] = []
     with ThreadPoolExecutor(NUM_CALLERS) as callers:
-        return [gap for gaps in callers.map(ask_on, range(NUM_CALLERS)) for gap in gaps]
+        while time.monotonic() < ends_at:
+            for each in callers.map(ask, range(NUM_CALLERS)):
+                gaps += each
+            time.sleep(PAUSE_SECONDS)
+    return gaps
 
 
 def missed_bars(report: dict[str, Any]) -> list[str]:
