@@ -14,7 +14,7 @@ from ..kv.blocks import KvBlocks
 from ..request import Request
 from .batch import Step
 from .groups import Groups
-from .preemption import Preemption
+from .preemption import IsEnough, Preemption
 from .running import Running
 
 
@@ -44,41 +44,73 @@ class AdmissionPlanner:
         return self._shortage is not None
 
     def exceeds(self, request: Request, cap: float) -> bool:
-        """Whether the tenant would hold more than this part of the batch's places or the blocks."""
-        if cap == math.inf:
-            return False  # what the request would hold need not be worked out
-        running, tenant_id = self._running, request.tenant_id
-        if running.sequence_share(tenant_id) + running.share_of_one > cap:
-            return True
-        return running.kv_share(tenant_id) + self._share(request) > cap
+        """Whether the tenant would hold more than this part of the batch's places or the blocks,
+        even if its requests of lower priority gave way."""
+        relief = self._relief(request, cap)
+        return relief is not None and not self._preemption.may_displace(request, relief)
 
     def may_take_sequence(self, request: Request) -> bool:
-        """Whether there is a place in the batch, or another tenant owes one."""
-        if not self._running.is_full:
+        """Whether there is a place in the batch, or one of lower priority gives its own, or another
+        tenant owes one."""
+        if not self._running.is_full or self._preemption.may_displace(request, bool):
             return True
         return self._preemption.may_reclaim(
             request, self._running.sequence_share, self._running.share_of_one
         )
 
-    def find(self, request: Request, unfinished: Iterable[Request], step: Step) -> bool:
-        """Find blocks and a place, be it those that another tenant owes.
+    def find(self, request: Request, cap: float, unfinished: Iterable[Request], step: Step) -> bool:
+        """Find blocks and a place, be it those of lower priority or that another tenant owes.
 
-        `unfinished`: running requests whose prompts may be incomplete; their blocks are promised.
-        If it succeeds, the request shares what of its tokens is computed already.
+        `cap`: see `exceeds`. `unfinished`: running requests whose prompts may be incomplete; their
+        blocks are promised. If it succeeds, the request shares what of its tokens is computed
+        already.
         """
-        running = self._running
+        relief = self._relief(request, cap)
+        if relief and not self._preemption.displace(request, relief, step):
+            return False
         if not self._fits(request, unfinished):
-            share = self._share(request)
-            if not self._preemption.reclaim(request, running.kv_share, share, step):
+            if not self._make_fit(request, unfinished, step):
                 return False
             if not self._fits(request, unfinished):
                 return False
-        if not running.is_full:
-            return True
-        if self._preemption.reclaim(request, running.sequence_share, running.share_of_one, step):
+        if not self._running.is_full or self._take_place(request, step):
             return True
         self._forget(request)
         return False
+
+    def _relief(self, request: Request, cap: float) -> IsEnough | None:
+        """What its tenant must give up before it holds no more than the cap; None: nothing."""
+        if cap == math.inf:
+            return None  # what the request would hold need not be worked out
+        running, tenant_id = self._running, request.tenant_id
+        num_over = running.sequence_share(tenant_id) + running.share_of_one - cap
+        kv_over = running.kv_share(tenant_id) + self._share(request) - cap
+        if num_over <= 0 and kv_over <= 0:
+            return None
+
+        def is_enough(victims: Sequence[Request]) -> bool:
+            num_given = len(victims) * running.share_of_one
+            return num_given >= num_over and running.kv_share_of(victims) >= kv_over
+
+        return is_enough
+
+    def _make_fit(self, request: Request, unfinished: Iterable[Request], step: Step) -> bool:
+        """Take the blocks that it lacks from requests of lower priority or another tenant."""
+        running, share = self._running, self._share(request)
+
+        def is_enough(victims: Sequence[Request]) -> bool:
+            return running.kv_share_of(victims) >= self._lack(request, unfinished)
+
+        if self._preemption.displace(request, is_enough, step):
+            return True
+        return self._preemption.reclaim(request, running.kv_share, share, step)
+
+    def _take_place(self, request: Request, step: Step) -> bool:
+        """Take a place in the batch from a request of lower priority or another tenant."""
+        running = self._running
+        if self._preemption.displace(request, bool, step):
+            return True
+        return self._preemption.reclaim(request, running.sequence_share, running.share_of_one, step)
 
     def take(self, request: Request, num_tokens: int) -> None:
         """Make the request that `find` found room for run, with blocks for its first chunk."""
@@ -112,6 +144,17 @@ class AdmissionPlanner:
             self._kv.num_free(group) - sum(missing[group] for missing in promised)
             for group in range(len(request.kv.tables))
         ]
+
+    def _lack(self, request: Request, unfinished: Iterable[Request]) -> float:
+        """The part of the blocks that a request which found none still lacks."""
+        assert self._shortage, "it was found not to fit"
+        available = self._available(request, unfinished)
+        return max(
+            (enough - free) / self._kv.num_usable(group)
+            for group, (enough, free) in enumerate(
+                zip(self._shortage.enough, available, strict=True)
+            )
+        )
 
     def _share(self, request: Request) -> float:
         """The part of the blocks that the request lacks for its known tokens."""

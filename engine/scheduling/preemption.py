@@ -1,10 +1,14 @@
-"""Taking room from those that run: when blocks run out, and for a tenant that waits for its share.
+"""Taking room from those that run: when blocks run out, for a tenant that waits for its share, and
+for a request of the same tenant with a higher priority.
 
 Nobody is preempted while a step with its tokens is in flight: the next step is then scheduled when
 this one was read. Torch-free.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from ..kv.blocks import KvBlocks
 from ..request import Request
@@ -18,6 +22,9 @@ from .waiting import WaitingQueue
 RECLAIM_SECONDS = 0.03
 RECLAIM_STEPS = 5
 """So long a tenant waits for what others hold beyond their share, before it is taken from them."""
+
+IsEnough = Callable[[Sequence[Request]], bool]
+"""Whether these requests give a waiting one what it lacks."""
 
 
 class Preemption:
@@ -37,6 +44,7 @@ class Preemption:
         self.num_preemptions = 0
         self.num_swaps = 0
         self.num_reclaims = 0
+        self.num_displaced = 0
         self._running = running
         self._waiting = waiting
         self._kv = kv
@@ -58,7 +66,7 @@ class Preemption:
             if step.is_ahead:
                 step.is_held_up = True
                 return False
-            victim = self._running.victim(self._running.kv_share)
+            victim = self._victim(self._running.kv_share)
             self.preempt(victim, step)
             if victim is request:
                 return False
@@ -81,7 +89,7 @@ class Preemption:
             step.is_held_up = True
             return False
         self.num_reclaims += 1
-        self.preempt(self._running.victim(measure), step)
+        self.preempt(self._victim(measure), step)
         return True
 
     def may_reclaim(self, request: Request, measure: Measure, share: float) -> bool:
@@ -94,9 +102,48 @@ class Preemption:
             return False  # the preempted request will wait, so the cap applies to the others
         return self._running.owes(request, measure, share)
 
+    def displace(self, request: Request, is_enough: IsEnough, step: Step) -> bool:
+        """Preempt requests of the same tenant with a lower priority, if they give enough.
+
+        They come back by their rank, after the request that displaced them.
+        """
+        victims = self._displaceable(request, is_enough)
+        if victims and step.is_ahead:
+            step.is_held_up = True
+            return False
+        for victim in victims:
+            self.num_displaced += 1
+            self._stop(victim, step)
+            self._waiting.add(victim)
+        return bool(victims)
+
+    def may_displace(self, request: Request, is_enough: IsEnough) -> bool:
+        """Whether `displace` would find as many as are enough."""
+        return bool(self._displaceable(request, is_enough))
+
+    def _displaceable(self, request: Request, is_enough: IsEnough) -> Sequence[Request]:
+        """As many as are enough, the lowest priority first; nobody if all together are not.
+
+        Only those whose rank is greater too: who has been there for long enough stays.
+        """
+        rank, lower = self._waiting.rank, self._running.of_lower_priority(request)
+        lower = [other for other in lower if rank(other) > rank(request)]
+        lower.sort(key=attrgetter("priority"), reverse=True)
+        parts = (lower[:count] for count in range(1, len(lower) + 1))
+        return next(filter(is_enough, parts), ())
+
+    def _victim(self, measure: Measure) -> Request:
+        """The newest request of the tenant that holds most, or one that it may displace."""
+        newest = self._running.victim(measure)
+        return next(iter(self._displaceable(newest, bool)), newest)
+
     def preempt(self, victim: Request, step: Step) -> None:
-        """Stop a running request. It keeps its tokens, and their KV on the host if that is faster
-        than recomputing."""
+        """Stop a running request; it comes back before its tenant's others."""
+        self._stop(victim, step)
+        self._waiting.add_front(victim)
+
+    def _stop(self, victim: Request, step: Step) -> None:
+        """It keeps its tokens, and their KV on the host if that is faster than recomputing."""
         self.num_preemptions += 1
         victim.num_preemptions += 1
         step.cancel(victim)
@@ -110,7 +157,6 @@ class Preemption:
             self._kv.release(victim.kv)
         victim.num_computed_tokens = num_kept
         self._leases.give_back(victim)
-        self._waiting.add_front(victim)
 
     def _pays_to_swap(self, victim: Request) -> bool:
         if not victim.num_computed_tokens:

@@ -6,7 +6,7 @@ tenant's weight. Who holds most gives way first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..kv.blocks import KvBlocks
@@ -97,13 +97,21 @@ class Running:
         share = self.kv_shares.get(tenant_id)
         if share is None:
             tenant = self._tenants.get(tenant_id)
-            requests = tenant.requests if tenant else ()
-            share = sum(
-                self._kv.share(request.kv) + self._kv.target_share(request.kv)
-                for request in requests
-            )
+            share = self.kv_share_of(tenant.requests if tenant else ())
             self.kv_shares[tenant_id] = share
         return share
+
+    def kv_share_of(self, requests: Iterable[Request]) -> float:
+        """Their part of a tenant's `kv_share`."""
+        return sum(
+            self._kv.share(request.kv) + self._kv.target_share(request.kv) for request in requests
+        )
+
+    def of_lower_priority(self, request: Request) -> list[Request]:
+        """The running requests of its tenant with a lower priority, the newest first."""
+        tenant = self._tenants.get(request.tenant_id)
+        requests = reversed(tenant.requests) if tenant else ()
+        return [other for other in requests if other.priority > request.priority]
 
     def victim(self, measure: Measure) -> Request:
         """The newest request of the tenant that holds most for its weight."""

@@ -3,7 +3,8 @@
 Each step has one token budget. Decoding requests come first; prompts are cut into chunks that fill
 the rest, in the order of their tenants' service, least first. A request whose adapter is not
 resident is skipped, not waited for. When blocks run out, the newest request of the tenant that
-holds most is preempted: it is swapped in or recomputed later. Background requests run only while
+holds most is preempted: it is swapped in or recomputed later. So are requests of a lower priority
+than one of their tenant that finds no room. Background requests run only while
 there are no others: when one arrives, they are preempted.
 
 Torch-free; takes its clock and everything it decides over as arguments.
@@ -160,6 +161,11 @@ class Scheduler:
     def num_reclaims(self) -> int:
         """Preemptions for a tenant that waited for its share."""
         return self._preemption.num_reclaims
+
+    @property
+    def num_displaced(self) -> int:
+        """Preemptions for a request of the same tenant with a higher priority."""
+        return self._preemption.num_displaced
 
     @property
     def num_forks(self) -> int:
@@ -564,7 +570,7 @@ class Scheduler:
                 return self._preemption.note_blocked(request)
             elif not self._leases.take(request, self._cap_on(request)):
                 walk.park_queue()
-            elif self._admission.find(request, unfinished, step):
+            elif self._admission.find(request, self._cap_on(request), unfinished, step):
                 self._admit(request, step)
             else:
                 self._leases.give_back(request)

@@ -61,6 +61,10 @@ class WaitingQueue(Generic[Entry]):
         tenant = self.tenants.get(tenant_id)
         return self._clock() - tenant.waiting_since if tenant else 0.0
 
+    def rank(self, entry: Entry) -> float:
+        """The lesser, the earlier within its tenant: its arrival, moved by the priority."""
+        return entry.arrival_time + entry.priority * self.ageing_seconds
+
     def add(self, entry: Entry) -> None:
         self._add(entry, is_preempted=False)
 
@@ -119,8 +123,7 @@ class WaitingQueue(Generic[Entry]):
 
     def _add(self, entry: Entry, *, is_preempted: bool) -> None:
         assert entry.request_id not in self.tickets, "request ids are unique"
-        rank = entry.arrival_time + entry.priority * self.ageing_seconds
-        ticket = Ticket(entry, next(self._turns), is_preempted, rank)
+        ticket = Ticket(entry, next(self._turns), is_preempted, self.rank(entry))
         self.tickets[entry.request_id] = ticket
         tenant = self.tenants.get(entry.tenant_id)
         is_new = tenant is None

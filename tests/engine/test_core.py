@@ -55,7 +55,7 @@ def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
     is_async: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Alone, mixed, chunked, prefix-hit, forked, preempted and swapped: the same tokens."""
+    """Alone, mixed, chunked, prefix-hit, forked, preempted, swapped: the same tokens."""
     monkeypatch.setattr(StepCosts, "swap_seconds", lambda *_: 0.0)  # whatever was measured
     alone = LocalEngine(tiny_base, tmp_path, prefix_caching=False)
     crowded = LocalEngine(
@@ -83,7 +83,12 @@ def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
         ids.append(
             [
                 crowded.submit(
-                    prompt, adapter, max_tokens=max_tokens, ignore_eos=True, group_id=f"g{number}"
+                    prompt,
+                    adapter,
+                    max_tokens=max_tokens,
+                    ignore_eos=True,
+                    group_id=f"g{number}",
+                    priority=-number % 3,
                 )
                 for _ in range(rng.choice([1, 1, 3]))
             ]
@@ -108,6 +113,7 @@ def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(
     assert num_near_ties <= 3
     stats = crowded.core.stats()
     assert crowded.core.parts.scheduler.num_forks > 0, "groups were meant to fork"
+    assert crowded.core.parts.scheduler.num_displaced > 0, "the urgent were meant to displace"
     assert bool(crowded.core.parts.scheduler.num_swaps) == bool(swap_bytes)
     assert stats.num_preemptions > 0, "the pool was meant to be too small"
     assert stats.num_cached_tokens > 0, "the shared beginning was meant to be reused"

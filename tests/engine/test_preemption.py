@@ -171,6 +171,113 @@ def test_a_tenant_is_entitled_to_more_once_others_have_left() -> None:
     assert shares.of("a") == 1.0
 
 
+def test_an_urgent_request_displaces_the_newest_of_the_lowest_priority_in_the_same_step() -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=3)
+    for name, priority in (("low", 2), ("newest low", 2), ("normal", 0)):
+        bench.add(name, 4, max_tokens=6, priority=priority)
+    bench.step()
+    bench.add("urgent", 4, priority=-1)
+    assert counts(bench.step()) == {"low": 1, "normal": 1, "urgent": 4}
+    assert bench.scheduler.num_displaced == 1
+    bench.run()
+    assert bench.finished == {"low": 6, "newest low": 6, "normal": 6, "urgent": 1}
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_nobody_displaces_an_equal_or_the_more_urgent(priority: int) -> None:
+    bench = full_batch()
+    bench.add("next", 4, priority=priority, tenant="greedy")
+    bench.step()
+    assert (bench.scheduler.num_displaced, bench.state("next")) == (0, "waiting")
+
+
+def test_nobody_displaces_a_request_of_another_tenant() -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=2)
+    for index in range(2):
+        bench.add(f"a{index}", 4, max_tokens=200, tenant="a", priority=9)
+    bench.step()
+    bench.add("urgent", 4, tenant="b", priority=-9)
+    bench.step()
+    assert (bench.scheduler.num_displaced, bench.state("urgent")) == (0, "waiting")
+
+
+@pytest.mark.parametrize(("seconds", "num_displaced"), [(59.0, 1), (60.0, 0)])
+def test_who_arrived_long_enough_ago_is_displaced_by_nobody(
+    seconds: float, num_displaced: int
+) -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=1)
+    bench.add("low", 4, max_tokens=200, priority=1)
+    bench.step()
+    bench.now = seconds
+    bench.add("urgent", 4, priority=-1)
+    bench.step()
+    assert bench.scheduler.num_displaced == num_displaced
+
+
+def test_the_displaced_come_back_after_the_more_urgent_that_wait() -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=1)
+    bench.add("low", 4, max_tokens=3, priority=1)
+    bench.step()
+    for name in ("first", "second"):
+        bench.add(name, 4, max_tokens=2)
+    bench.run()
+    assert list(bench.finished) == ["first", "second", "low"]
+
+
+def test_as_many_are_displaced_as_give_the_blocks_that_are_lacking() -> None:
+    bench = SchedulerBench(num_blocks=40, budget=200)
+    for index in range(4):
+        bench.add(f"low{index}", 33, max_tokens=3, priority=1)
+    bench.step()
+    bench.add("urgent", 60)
+    bench.step()
+    assert (bench.scheduler.num_displaced, bench.state("urgent")) == (2, "gone")
+    bench.run()
+    assert all(bench.finished[f"low{index}"] == 3 for index in range(4))
+
+
+def test_nobody_is_displaced_where_all_would_not_give_enough_blocks() -> None:
+    bench = SchedulerBench(num_blocks=40, budget=200)
+    bench.add("other", 120, max_tokens=9, tenant="b")
+    bench.add("low", 20, max_tokens=9, priority=1)
+    bench.step()
+    bench.add("urgent", 60)
+    bench.step()
+    assert bench.scheduler.num_displaced == 0
+    assert (bench.state("low"), bench.state("urgent")) == ("running", "waiting")
+
+
+def test_a_tenant_at_its_cap_displaces_its_own() -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=8, tenant_cap=0.25)
+    bench.add("cold", 4, adapter=A, tenant="another that waits")
+    bench.add("normal", 4, max_tokens=200)
+    bench.add("low", 4, max_tokens=200, priority=1)
+    bench.step()
+    bench.add("urgent", 4, max_tokens=200, priority=-1)
+    assert counts(bench.step()) == {"normal": 1, "urgent": 4}
+    assert bench.scheduler.num_displaced == 1
+
+
+def test_blocks_are_taken_from_the_lowest_priority_rather_than_the_newest() -> None:
+    bench = SchedulerBench(num_blocks=10)
+    bench.add("low", 16, max_tokens=20, priority=1)
+    bench.add("normal", 16, max_tokens=20)
+    steps_until(bench, lambda: bench.scheduler.num_preemptions)
+    assert (bench.state("low"), bench.state("normal")) == ("waiting", "running")
+    bench.run()
+    assert bench.finished == {"low": 20, "normal": 20}
+
+
+def test_nobody_is_displaced_for_a_request_whose_adapter_finds_no_room() -> None:
+    bench = SchedulerBench(num_blocks=400, max_num_seqs=1)
+    bench.add("low", 4, max_tokens=9, priority=1)
+    bench.step()
+    bench.add("urgent", 4, adapter=A)
+    for _ in range(3):
+        bench.step()
+    assert (bench.scheduler.num_displaced, bench.state("low")) == (0, "running")
+
+
 def test_who_finds_no_blocks_keeps_no_adapter_on_the_device_while_it_waits() -> None:
     bench = SchedulerBench(num_blocks=10)
     bench.manager.resident.add(A)

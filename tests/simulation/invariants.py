@@ -59,6 +59,9 @@ class Checks:
         self._ran: set[Request] = set()
         """Who ran when the last step ended."""
         self._num_given_way = 0
+        self._num_displaced = 0
+        self._num_preemptions: dict[Request, int] = {}
+        """Of those that lived when the last step ended."""
         self._has_its_adapter = world.engine.forward.has_its_adapter
         self._num_left: dict[str, int] = {}
         self.evictions = EvictionChecks(world.engine.manager, lambda: world.now)
@@ -154,6 +157,7 @@ class Checks:
         self._check_caps()
         self._check_target(batch)
         self._check_shortage(batch)
+        self._check_displaced()
         if self._world.num_steps % AUDIT_INTERVAL == 0:
             self._audit_cache()
 
@@ -196,7 +200,8 @@ class Checks:
 
     def _check_shortage(self, batch: ScheduledBatch) -> None:
         """Where running requests had to give way for want of blocks, none went to draft tokens."""
-        given_way = self._scheduler.num_preemptions - self._scheduler.num_reclaims
+        scheduler = self._scheduler
+        given_way = scheduler.num_preemptions - scheduler.num_reclaims - scheduler.num_displaced
         num_stood_back = self._num_stood_back()
         self._world.coverage["background_preempted"] += num_stood_back
         is_short = given_way > self._num_given_way + num_stood_back
@@ -208,6 +213,35 @@ class Checks:
                 Invariant.CAPS,
                 f"others gave way for drafts of {sequence.request.request_id}",
             )
+
+    def _check_displaced(self) -> None:
+        """As many as were displaced have given way to one that may displace them."""
+        num_displaced = self._scheduler.num_displaced - self._num_displaced
+        self._num_displaced += num_displaced
+        if not num_displaced:
+            return
+        ageing_seconds = self._scheduler._waiting.ageing_seconds
+
+        def rank(request: Request) -> float:
+            return request.arrival_time + ageing_seconds * request.priority
+
+        live = {order.request for order in self._contenders()}
+        known = self._num_preemptions
+        gone = [request for request in live if request.num_preemptions > known.get(request, 0)]
+        num_right = sum(
+            any(
+                other.tenant_id == request.tenant_id
+                and other.priority < request.priority
+                and rank(other) < rank(request)
+                for other in live - self._ran
+            )
+            for request in gone
+        )
+        require(
+            num_right >= num_displaced,
+            Invariant.PRIORITY,
+            f"{num_displaced} displaced, {num_right} of {len(gone)} by one that may",
+        )
 
     def _count_given_way(self) -> None:
         """Who gave way though it was to propose in this step, or had drafted before."""
@@ -297,6 +331,7 @@ class Checks:
         self.service.check()
         self._count_window_frees(live)
         self._ran = set(self._scheduler._running.requests)
+        self._num_preemptions = {request: request.num_preemptions for request in live}
         if self._world.num_steps % AUDIT_INTERVAL == 0:
             self.audit()
 

@@ -52,6 +52,7 @@ from loraplex.engine.scheduling.drains import Drains
 from loraplex.engine.scheduling.fairness import VirtualTokenCounters
 from loraplex.engine.scheduling.groups import Groups
 from loraplex.engine.scheduling.preemption import Preemption
+from loraplex.engine.scheduling.running import Running
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.waiting import WaitingQueue
 
@@ -524,6 +525,32 @@ def lets_the_preempted_keep_their_lease(
     """It will be back at once."""
     with mock.patch.object(self._leases, "_manager", mock.Mock()):
         preempt(self, victim, step)
+
+
+@_plant(Running, "of_lower_priority")
+def displaces_other_tenants(
+    of_lower_priority: Any, self: Running, request: Request
+) -> list[Request]:
+    """Who is urgent is urgent for all."""
+    return [other for other in self.requests if other.priority > request.priority]
+
+
+@_plant(Running, "of_lower_priority")
+def displaces_the_equal(of_lower_priority: Any, self: Running, request: Request) -> list[Request]:
+    """The older goes first."""
+    requests = reversed(self.requests)
+    return [other for other in requests if other.tenant_id == request.tenant_id]
+
+
+@_plant(Preemption, "displace")
+def displaces_under_a_step_in_flight(
+    displace: Any, self: Preemption, request: Request, is_enough: Any, step: Step
+) -> bool:
+    """It will not be missed."""
+    is_ahead, step.is_ahead = step.is_ahead, False
+    has_displaced: bool = displace(self, request, is_enough, step)
+    step.is_ahead = is_ahead
+    return has_displaced
 
 
 @_plant(Step, "cancel")

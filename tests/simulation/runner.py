@@ -42,6 +42,7 @@ REQUIRED_COVERAGE = (
     "departures_room",
     "departures_share",
     "disconnects",
+    "displaced",
     "drained",
     "drafts_not",
     "drafts_over_borders",

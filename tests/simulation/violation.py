@@ -27,6 +27,9 @@ class Invariant(StrEnum):
     DELIVERED = "I18 every generated token is delivered once, by the iteration that reads it"
     SUSPECTS = "I19 a request that crashes the engine is among those suspected of it"
     BACKGROUND = "I20 a background request runs only while there are no others"
+    PRIORITY = (
+        "I21 a request gives way only to one of its tenant with a higher priority and less rank"
+    )
     DRAINS = "I15 a deleted adapter's requests end by the deadline, and no new ones begin"
 
 

@@ -298,6 +298,7 @@ class World:
         coverage["leases_reaped"] += engine.manager.reports.tier_stats().num_leases_reaped
         coverage["reaps"] += engine.num_reaps
         coverage["forks"] += engine.scheduler.num_forks
+        coverage["displaced"] += engine.scheduler.num_displaced
         coverage["reclaims"] += engine.scheduler.num_reclaims
         coverage["window_frees"] += self.checks.num_window_frees
         coverage.update(engine.draft_tokens.counts + engine.forward.counts)
