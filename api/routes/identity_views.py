@@ -11,6 +11,7 @@ from ...platform.keys.service import IssuedKey
 from ...platform.operators.models import Operator, OperatorKey
 from ...platform.operators.service import IssuedOperatorKey
 from ...platform.tenants.models import Tenant
+from ...platform.tenants.summaries import TenantSummary
 from ...platform.users.models import User
 from ..schemas.identity import (
     IssuedKeyView,
@@ -18,7 +19,9 @@ from ..schemas.identity import (
     KeyView,
     OperatorKeyView,
     OperatorView,
+    TenantSummaryView,
     TenantView,
+    TokenBudgetView,
     UserView,
 )
 from ..schemas.me import ActorView, MeView, TenantName
@@ -33,6 +36,21 @@ def tenant_view(tenant: Tenant) -> TenantView:
         weight=tenant.weight,
         created_at=tenant.created_at,
         suspended_at=tenant.suspended_at,
+    )
+
+
+def tenant_summary_view(summary: TenantSummary) -> TenantSummaryView:
+    tenant, budget = summary.tenant, summary.budget
+    return TenantSummaryView(
+        id=tenant.id,
+        slug=tenant.slug,
+        name=tenant.name,
+        weight=tenant.weight,
+        created_at=tenant.created_at,
+        suspended_at=tenant.suspended_at,
+        requests=summary.num_requests,
+        tokens=summary.num_tokens,
+        budget=None if budget is None else TokenBudgetView(**budget._asdict()),
     )
 
 

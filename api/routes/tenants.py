@@ -13,18 +13,29 @@ from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.sessions import PlatformSession
 from ...platform.tenants import service
 from ...platform.tenants.models import Tenant
+from ...platform.tenants.summaries import list_summaries
 from ..contract.promises import answers
 from ..http.auth import Confirmation, origin_of, read_confirmation, require_operator
 from ..http.bodies import json_body
 from ..http.etags import TAGGED, IfMatch, tagged_response
 from ..http.json_response import json_response
 from ..schemas.adapters import PageView
-from ..schemas.identity import TenantBody, TenantChange, TenantView
+from ..schemas.identity import TenantBody, TenantChange, TenantSummaryView, TenantView
 from ..server.runtime import CurrentRuntime
-from .identity_views import tenant_view
+from .identity_views import tenant_summary_view, tenant_view
 from .pages import Page
 
 router = APIRouter(prefix="/admin/tenants")
+
+Search = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[^\x00]+$",
+        description="Part of the slug or the name.",
+    ),
+]
 
 Reader = Annotated[
     OperatorPrincipal, Depends(require_operator(OperatorRole.ADMIN, OperatorRole.VIEWER))
@@ -33,20 +44,27 @@ Writer = Annotated[OperatorPrincipal, Depends(require_operator(OperatorRole.ADMI
 
 
 @router.get("")
-@answers(PageView[TenantView])
+@answers(PageView[TenantSummaryView])
 async def list_tenants(
     runtime: CurrentRuntime,
     operator: Reader,
     page: Page,
     suspended: Annotated[bool | None, Query()] = None,
+    search: Search = None,
 ) -> Response:
-    """List tenants by slug."""
+    """List tenants by slug, with their usage of the last 30 days."""
     rows = await runtime.control_plane.read_all_tenants(
-        lambda session: service.list_tenants(
-            session, after=page.after, limit=page.num_rows, is_suspended=suspended
+        lambda session: list_summaries(
+            session,
+            after=page.after,
+            limit=page.num_rows,
+            is_suspended=suspended,
+            search=search,
         )
     )
-    return json_response(page.answer(rows, view=tenant_view, cursor=lambda tenant: tenant.slug))
+    return json_response(
+        page.answer(rows, view=tenant_summary_view, cursor=lambda row: row.tenant.slug)
+    )
 
 
 @router.post("")

@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints
 from ...platform.keys.principal import OperatorRole, Scope, TenantRole
 from ...platform.keys.stored_key import MAX_KEY_NAME_LENGTH
 from ...platform.names import MAX_NAME_LENGTH, MAX_SLUG_LENGTH
+from ...platform.quotas.models import Period
 from ...platform.tenants.models import MAX_DISPLAY_NAME_LENGTH
 from ...platform.tenants.service import MAX_WEIGHT, MIN_WEIGHT
 from ...platform.users.models import MAX_EMAIL_LENGTH
@@ -68,6 +69,35 @@ class TenantView(AnswerModel):
     weight: float
     created_at: datetime
     suspended_at: datetime | None
+    object: Literal["tenant"] = "tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudgetView(AnswerModel):
+    """A limit of prompt and completion tokens."""
+
+    tokens: int
+    period: Period
+    used: int
+    """In the current period."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSummaryView(AnswerModel):
+    """A tenant in a list."""
+
+    id: str
+    slug: str
+    name: str | None
+    weight: float
+    created_at: datetime
+    suspended_at: datetime | None
+    requests: int
+    """In the last 30 days, like `tokens`."""
+    tokens: int
+    """Prompt and completion tokens."""
+    budget: TokenBudgetView | None
+    """Null: its tokens are not limited."""
     object: Literal["tenant"] = "tenant"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, or_, select
 
 from ..sessions import PlatformSession
 from .models import Tenant
@@ -16,13 +16,22 @@ def list_tenants(
     after: str | None = None,
     limit: int | None = None,
     is_suspended: bool | None = None,
+    search: str | None = None,
 ) -> Sequence[Tenant]:
-    """Tenants by slug: at most `limit` after the slug `after`."""
+    """Tenants by slug: at most `limit` after the slug `after`.
+
+    `search`: a part of the slug or the display name, in either case.
+    """
     query = select(Tenant).order_by(Tenant.slug).limit(limit)
     if after is not None:
         query = query.where(Tenant.slug > after)
     if is_suspended is not None:
         query = query.where(Tenant.suspended_at.is_not(None) == is_suspended)
+    if search is not None:
+        named = (Tenant.slug, func.lower(Tenant.name))
+        query = query.where(
+            or_(*(column.contains(search.lower(), autoescape=True) for column in named))
+        )
     return session.scalars(query).all()
 
 

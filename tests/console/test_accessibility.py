@@ -46,6 +46,10 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(phone: Visitor, nam
     phone.open(PAGES[name])
     overhang = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert phone.page.evaluate(overhang) <= 0
+    tables = (
+        "[...document.querySelectorAll('.table-wrap')].map((e) => e.scrollWidth - e.clientWidth)"
+    )
+    assert max(phone.page.evaluate(tables), default=0) <= 0
 
 
 @pytest.fixture(scope="module")

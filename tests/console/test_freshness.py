@@ -298,7 +298,7 @@ def test_a_tenant_is_picked_when_its_name_is_whole(visitor: Visitor) -> None:
     expect(page.get_by_role("button", name="Show all tenants")).to_have_count(0)
     field.press_sequentially("-eu")
     page.keyboard.press("Tab")
-    expect(page.get_by_text("Tenant not found: acme-eu.")).to_be_visible()
+    expect(page.get_by_text("No tenant has the slug 'acme-eu'.")).to_be_visible()
     field.press_sequentially("acme")
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Show all tenants")).to_be_visible()

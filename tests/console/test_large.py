@@ -52,6 +52,20 @@ def test_adapters_are_found_among_thousands(operator: Visitor, seeded: Seeded) -
     assert len(found["data"]) == NUM_TENANTS
 
 
+def test_a_tenant_is_picked_among_those_that_no_list_shows(operator: Visitor) -> None:
+    operator.pick(None)
+    operator.open("/tenants")
+    page, slug = operator.page, f"many-{NUM_TENANTS - 1}"
+    field = page.get_by_label("Tenant", exact=True)
+    with page.expect_response(lambda answer: "search=many-199" in answer.url) as found:
+        field.press_sequentially(slug)
+    assert [each["slug"] for each in found.value.json()["data"]] == [slug]
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Show all tenants")).to_be_visible()
+    page.get_by_label("Search tenants").fill("many 7")
+    expect(page.locator("tbody tr")).to_have_count(11)  # 7 and 70 to 79
+
+
 def test_pages_of_a_list_follow_each_other_without_gap_or_repetition(operator: Visitor) -> None:
     page = operator.page
     operator.pick(None)

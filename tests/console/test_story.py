@@ -163,6 +163,22 @@ def test_a_revoked_key_is_refused(key: str, visitor: Visitor, seeded: Seeded) ->
     assert refused.status_code == 401
 
 
+def test_several_keys_are_revoked_at_once(visitor: Visitor, seeded: Seeded) -> None:
+    issued = [
+        seeded.change("POST", "/v1/keys", {"name": name, "scopes": ["infer"]}, tenant=TENANT)["key"]
+        for name in ("first", "second")
+    ]
+    visitor.open("/keys")
+    page = visitor.page
+    expect(page.get_by_label("Select production")).to_be_disabled()
+    page.get_by_label("Select all rows of this page").check()
+    page.get_by_role("group", name="Selected rows").get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("dialog")).to_contain_text("first")
+    page.get_by_role("dialog").get_by_role("button", name="Revoke 2 keys").click()
+    expect(page.get_by_text("revoked", exact=True)).to_have_count(3)
+    assert [call(seeded, key).status_code for key in issued] == [401, 401]
+
+
 def test_signed_out_there_is_nothing_to_see(key: str, visitor: Visitor) -> None:
     visitor.page.get_by_role("button", name="Sign out").click()
     visitor.page.get_by_role("heading", name="Sign in").wait_for()

@@ -78,6 +78,20 @@ export function Filter({ label, value, onChange, options }: FilterProps): ReactN
   );
 }
 
+/** A day, in UTC, that bounds a list. */
+export function DateField({ label, value, onChange }: {
+  label: string;
+  value: string;
+  onChange: (value: string) => void;
+}): ReactNode {
+  return (
+    <label className="row tight soft">
+      {label}
+      <input type="date" className="input inline" value={value} onChange={(event) => onChange(event.target.value)} />
+    </label>
+  );
+}
+
 /** A search field; what it finds follows shortly after the typing. */
 export function Search({ label, value, onChange }: {
   label: string;

@@ -3,6 +3,7 @@
 import { useQueryClient } from "@tanstack/react-query";
 import type { FormEvent, ReactNode } from "react";
 import { api, type Answer, type BodyOf } from "../api/client.ts";
+import { plural } from "../lib/format.ts";
 import { SCOPES, SCOPES_AT_FIRST, listOf, type Scope } from "../lib/keys.ts";
 import { ConfirmDialog } from "./dialog.tsx";
 import { FormDialog } from "./form-dialog.tsx";
@@ -94,17 +95,24 @@ export function RotateKey({ tenant, of, onIssued, onClose }: OfKey & { onIssued:
   );
 }
 
-export function RevokeKey({ tenant, of, onClose }: OfKey): ReactNode {
+export function RevokeKeys({ tenant, keys, onClose }: OfTenant & { keys: Key[]; onClose: () => void }): ReactNode {
   const refresh = useRefresh(tenant);
   const revoke = async (): Promise<void> => {
-    await api("delete", "/v1/keys/{key_id}", { path: { key_id: of.id }, tenant });
-    await refresh();
+    try {
+      for (const { id } of keys) await api("delete", "/v1/keys/{key_id}", { path: { key_id: id }, tenant });
+    } finally {
+      await refresh();
+    }
   };
+  const [first] = keys;
+  const what = keys.length === 1 && first ? first.name : plural(keys.length, "key");
   return (
-    <ConfirmDialog title={`Revoke ${of.name}?`} action="Revoke key" danger onConfirm={revoke} onClose={onClose}>
+    <ConfirmDialog title={`Revoke ${what}?`} action={keys.length === 1 ? "Revoke key" : `Revoke ${what}`} danger
+      onConfirm={revoke} onClose={onClose}>
+      {keys.length > 1 && <p>{keys.map((key) => key.name).join(", ")}</p>}
       <p>
-        This server refuses the key immediately, every other server within five seconds. Running requests finish.
-        This cannot be undone.
+        This server refuses {keys.length === 1 ? "the key" : "them"} immediately, every other server within five seconds.
+        Running requests finish. This cannot be undone.
       </p>
     </ConfirmDialog>
   );

@@ -19,7 +19,7 @@ export function LimitsInUse({ tenant }: { tenant: string | null }): ReactNode {
     <Loaded query={query}>
       {(use) => (
         <div className="table-wrap" tabIndex={0} role="region" aria-label="Limits">
-          <table className="table">
+          <table className="table cards">
             <thead>
               <tr>
                 <th scope="col">Limit</th><th scope="col" className="end">Used</th>
@@ -41,11 +41,11 @@ function Row({ limit, use }: { limit: LimitText; use: Use }): ReactNode {
   return (
     <tr>
       <th scope="row">{limit.label}</th>
-      <td className="end">{limit.format(used)}</td>
-      <td className="end">{reserved ? limit.format(reserved) : ""}</td>
-      <td className="end">{most === null ? <span className="faint">none</span> : limit.format(most)}</td>
-      <td>{most !== null && used !== null && <Meter value={used + reserved} max={most} label={limit.label} />}</td>
-      <td>{most === null ? "" : again}</td>
+      <td data-label="Used" className="end">{limit.format(used)}</td>
+      <td data-label="Reserved" className="end">{reserved ? limit.format(reserved) : ""}</td>
+      <td data-label="Limit" className="end">{most === null ? <span className="faint">none</span> : limit.format(most)}</td>
+      <td data-label="Usage">{most !== null && used !== null && <Meter value={used + reserved} max={most} label={limit.label} />}</td>
+      <td data-label="Resets">{most === null ? "" : again}</td>
     </tr>
   );
 }

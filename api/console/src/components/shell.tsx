@@ -1,11 +1,12 @@
 /** What stands around every page: navigation, the tenant that is looked at, who is signed in. */
 
-import { useQuery } from "@tanstack/react-query";
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useEffect, useRef, useState, type ReactNode } from "react";
 import { Link, NavLink, useLocation } from "react-router";
 import { api } from "../api/client.ts";
 import { toApiError } from "../api/errors.ts";
 import { signOut } from "../api/session.ts";
+import { useRested } from "../lib/hooks.ts";
 import { useScope, useSession, useSessionContext, type Scope } from "../session.tsx";
 import { Button } from "./button.tsx";
 import { Icon, Mark, type IconName } from "./icons.tsx";
@@ -109,38 +110,47 @@ function Navigation(): ReactNode {
   );
 }
 
+/** How many tenants are offered to pick from; typing narrows them. */
+const SUGGESTIONS = 20;
+
 /** An operator looks at all tenants, or acts on one of them. */
 function TenantSwitch(): ReactNode {
   const { session, tenant, pickTenant } = useSessionContext();
   const [text, setText] = useState<string | null>(null);
   const isOperator = session?.kind === "operator";
+  const search = useRested(text ?? "") || null;
   const query = useQuery({
-    queryKey: ["tenants", "names"],
-    queryFn: ({ signal }) => api("get", "/admin/tenants", { query: { limit: 500 }, signal }),
+    queryKey: ["tenants", "names", search],
+    queryFn: ({ signal }) => api("get", "/admin/tenants", { query: { search, limit: SUGGESTIONS }, signal }),
+    placeholderData: keepPreviousData,
     enabled: isOperator,
     staleTime: 60_000,
   });
   const toast = useToast();
   if (!isOperator) return null;
   const slugs = query.data?.data.map((one) => one.slug) ?? [];
-  const choose = (slug: string): void => {
+  const choose = async (slug: string): Promise<void> => {
     setText(null);
-    if (slug === "") pickTenant(null);
-    else if (slugs.includes(slug) || query.data?.has_more) pickTenant(slug);
-    else toast(`Tenant not found: ${slug}.`, "warn");
+    if (slug === "") return pickTenant(null);
+    try {
+      if (!slugs.includes(slug)) await api("get", "/admin/tenants/{slug}", { path: { slug } });
+      pickTenant(slug);
+    } catch (error) {
+      toast(toApiError(error).message, "warn");
+    }
   };
   return (
-    <form className="field" onSubmit={(event) => { event.preventDefault(); choose(text ?? tenant ?? ""); }}>
+    <form className="field" onSubmit={(event) => { event.preventDefault(); void choose(text ?? tenant ?? ""); }}>
       <label htmlFor="tenant" className="visually-hidden">Tenant</label>
       <input id="tenant" className="input" list="tenants" placeholder="All tenants" spellCheck={false}
         autoComplete="off" value={text ?? tenant ?? ""}
         onChange={(event) => {
           if (isTyped(event.nativeEvent)) setText(event.target.value);
-          else choose(event.target.value);
+          else void choose(event.target.value);
         }}
-        onBlur={() => { if (text !== null) choose(text); }} />
+        onBlur={() => { if (text !== null) void choose(text); }} />
       <datalist id="tenants">{slugs.map((slug) => <option key={slug} value={slug} />)}</datalist>
-      {tenant && <Button tone="plain" small onClick={() => choose("")}>Show all tenants</Button>}
+      {tenant && <Button tone="plain" small onClick={() => void choose("")}>Show all tenants</Button>}
     </form>
   );
 }

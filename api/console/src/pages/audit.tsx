@@ -4,11 +4,12 @@ import { useEffect, useRef, useState, type ReactNode } from "react";
 import { api, type Answer } from "../api/client.ts";
 import { Button } from "../components/button.tsx";
 import { DataTable, type Columns } from "../components/data-table.tsx";
-import { Search } from "../components/form.tsx";
+import { DateField, Search } from "../components/form.tsx";
 import { Page, Panel, Segments } from "../components/layout.tsx";
 import { EmptyState, ErrorNotice } from "../components/states.tsx";
 import { Digest, Time } from "../components/values.tsx";
-import { count, plural, shortDigest } from "../lib/format.ts";
+import { actionText, detailText, subjectOf } from "../lib/audit.ts";
+import { count, plural } from "../lib/format.ts";
 import { useParam, useRested } from "../lib/hooks.ts";
 import { usePages } from "../lib/pages.ts";
 import { useScope } from "../session.tsx";
@@ -27,8 +28,11 @@ const COLUMNS: Columns<Entry> = [
       <>{actor.name}<span className="sub">{actor.kind}{address && ` from ${address}`}</span></>
     ),
   },
-  { header: "What", cell: ({ row }) => <code>{row.original.action}</code> },
-  { header: "To what", cell: ({ row }) => row.original.resource },
+  {
+    header: "What",
+    cell: ({ row: { original: { action } } }) => <>{actionText(action)}<code className="sub">{action}</code></>,
+  },
+  { header: "To what", cell: ({ row }) => <Subject of={row.original} /> },
   { header: "Details", cell: ({ row }) => <Details of={row.original} /> },
   { header: "Hash", cell: ({ row }) => <Digest digest={row.original.hash} /> },
 ];
@@ -39,10 +43,13 @@ export default function AuditPage(): ReactNode {
   const [actor, setActor] = useParam("actor");
   const [resource, setResource] = useParam("resource");
   const [order, setOrder] = useParam("order");
-  const rested = useRested(JSON.stringify({ action, actor, resource }));
+  const [from, setFrom] = useParam("from");
+  const [to, setTo] = useParam("to");
+  const rested = useRested(JSON.stringify({ action, actor, resource, from, to }));
   const entries = usePages<Entry>(["audit", tenant, rested, order], (after, signal) => {
-    const wanted = JSON.parse(rested) as Record<"action" | "actor" | "resource", string>;
+    const wanted = JSON.parse(rested) as Record<"action" | "actor" | "resource" | "from" | "to", string>;
     const query = {
+      since: startOf(wanted.from), until: startOf(wanted.to, 1),
       action: wanted.action || null, actor: wanted.actor || null, resource: wanted.resource || null,
       oldest_first: order === "oldest", after: after ?? null,
     };
@@ -60,6 +67,8 @@ export default function AuditPage(): ReactNode {
             <Search label="Action" value={action} onChange={setAction} />
             <Search label="Actor" value={actor} onChange={setActor} />
             <Search label="Resource" value={resource} onChange={setResource} />
+            <DateField label="From" value={from} onChange={setFrom} />
+            <DateField label="To" value={to} onChange={setTo} />
             <Segments label="Order" options={ORDERS} value={order === "oldest" ? "oldest" : ""} onChange={setOrder} />
           </div>
         }>
@@ -72,21 +81,27 @@ export default function AuditPage(): ReactNode {
   );
 }
 
+/** Midnight UTC at which the day begins, or so many days later; null without a day. */
+function startOf(day: string, later = 0): string | null {
+  const begin = Date.parse(`${day}T00:00:00Z`);
+  return Number.isNaN(begin) ? null : new Date(begin + later * 86_400_000).toISOString();
+}
+
+function Subject({ of }: { of: Entry }): ReactNode {
+  const { name, id } = subjectOf(of.resource, of.details);
+  return <>{name}{id && <span className="sub mono">{id}</span>}</>;
+}
+
 function Details({ of }: { of: Entry }): ReactNode {
   const details = Object.entries(of.details);
   return (
     <div className="details">
       {details.map(([name, value]) => (
-        <span key={name} className="sub">{name}: {inWords(value)}</span>
+        <span key={name} className="sub">{detailText(name, value).join(": ")}</span>
       ))}
       {of.request_id && <span className="sub mono">{of.request_id}</span>}
     </div>
   );
-}
-
-function inWords(value: unknown): string {
-  if (typeof value !== "string") return JSON.stringify(value);
-  return value.startsWith("sha256:") ? shortDigest(value) : value;
 }
 
 /** Verifies a whole chain, piece by piece, and says how far it is. */

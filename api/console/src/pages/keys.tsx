@@ -3,9 +3,9 @@
 import { useState, type ReactNode } from "react";
 import { api } from "../api/client.ts";
 import { Button } from "../components/button.tsx";
-import { DataTable, type Columns } from "../components/data-table.tsx";
+import { DataTable, type Bulk, type Columns } from "../components/data-table.tsx";
 import { Filter } from "../components/form.tsx";
-import { IssueKey, RevokeKey, RotateKey, type IssuedKey, type Key } from "../components/key-dialogs.tsx";
+import { IssueKey, RevokeKeys, RotateKey, type IssuedKey, type Key } from "../components/key-dialogs.tsx";
 import { Page, Panel } from "../components/layout.tsx";
 import { NeedsTenant } from "../components/needs-tenant.tsx";
 import { SecretDialog } from "../components/secret.tsx";
@@ -16,7 +16,7 @@ import { keyState } from "../lib/keys.ts";
 import { usePages } from "../lib/pages.ts";
 import { useScope } from "../session.tsx";
 
-type Asked = { what: "rotate" | "revoke"; of: Key } | { what: "issue" } | null;
+type Asked = { what: "rotate"; of: Key } | { what: "revoke"; keys: Key[] } | { what: "issue" } | null;
 
 const STATES = [["", "All keys"], ["true", "Usable"], ["false", "Expired or revoked"]] as const;
 const TONES = { usable: "good", "ends soon": "warn", expired: "", revoked: "" } as const;
@@ -57,13 +57,14 @@ function Keys({ tenant, asked, onAsk }: KeysProps): ReactNode {
       <Panel title={`Keys of ${tenant}`} flush
         actions={<Filter label="State" value={active} onChange={setActive} options={STATES} />}>
         <DataTable caption="Keys" columns={columnsOf(may("keys:manage"), onAsk)} source={keys} rowId={(key) => key.id}
+          bulk={may("keys:manage") ? bulkOf(onAsk) : undefined}
           empty={<EmptyState title="No keys" command={`loraplex keys create --tenant ${tenant} --name ci`}>
             Programs need a key to call the API. Create one here or with the CLI.
           </EmptyState>} />
       </Panel>
       {asked?.what === "issue" && <IssueKey tenant={tenant} onIssued={setIssued} onClose={close} />}
       {asked?.what === "rotate" && <RotateKey tenant={tenant} of={asked.of} onIssued={setIssued} onClose={close} />}
-      {asked?.what === "revoke" && <RevokeKey tenant={tenant} of={asked.of} onClose={close} />}
+      {asked?.what === "revoke" && <RevokeKeys tenant={tenant} keys={asked.keys} onClose={close} />}
       {asked === null && issued && (
         <SecretDialog title={`Key ${issued.name}`} secret={issued.key} copyLabel="Copy key"
           onClose={() => setIssued(null)}>
@@ -72,6 +73,21 @@ function Keys({ tenant, asked, onAsk }: KeysProps): ReactNode {
       )}
     </>
   );
+}
+
+function bulkOf(onAsk: (asked: Asked) => void): Bulk<Key> {
+  return {
+    applies: isUsable,
+    name: (key) => key.name,
+    actions: (keys, clear) => (
+      <Button small tone="danger" onClick={() => { clear(); onAsk({ what: "revoke", keys }); }}>Revoke</Button>
+    ),
+  };
+}
+
+function isUsable(key: Key): boolean {
+  const state = keyState(key, Date.now());
+  return state !== "revoked" && state !== "expired";
 }
 
 function columnsOf(mayChange: boolean, onAsk: (asked: Asked) => void): Columns<Key> {
@@ -108,14 +124,13 @@ function Grant({ of }: { of: Key }): ReactNode {
 }
 
 function Actions({ of, onAsk }: { of: Key; onAsk: (asked: Asked) => void }): ReactNode {
-  const state = keyState(of, Date.now());
-  if (state === "revoked" || state === "expired") return null;
+  if (!isUsable(of)) return null;
   return (
     <span className="nowrap">
       {of.successor === null && (
         <Button small tone="plain" aria-label={`Rotate ${of.name}`} onClick={() => onAsk({ what: "rotate", of })}>Rotate</Button>
       )}
-      <Button small tone="plain" aria-label={`Revoke ${of.name}`} onClick={() => onAsk({ what: "revoke", of })}>Revoke</Button>
+      <Button small tone="plain" aria-label={`Revoke ${of.name}`} onClick={() => onAsk({ what: "revoke", keys: [of] })}>Revoke</Button>
     </span>
   );
 }

@@ -67,7 +67,7 @@ function Ranks({ ranks }: { ranks: RankMemory[] }): ReactNode {
   return (
     <Panel title="Ranks" note="tensor parallelism">
       <div className="table-wrap" tabIndex={0} role="region" aria-label="Ranks">
-        <table className="table">
+        <table className="table cards">
           <thead>
             <tr>
               <th scope="col">Rank</th><th scope="col">Host</th><th scope="col" className="end">Resident</th>
@@ -79,14 +79,14 @@ function Ranks({ ranks }: { ranks: RankMemory[] }): ReactNode {
           <tbody>
             {ranks.map((one) => (
               <tr key={one.rank}>
-                <td>{one.rank}</td>
-                <td>{one.host}</td>
-                <td className="end">{bytes(one.resident_bytes)}</td>
-                <td className="end">{bytes(one.weight_bytes)}</td>
-                <td className="end">{bytes(one.kv_bytes)}</td>
-                <td className="end">{bytes(one.arena_used_bytes)} of {bytes(one.arena_bytes)}</td>
-                <td className="end">{bytes(one.host_used_bytes)} of {bytes(one.host_bytes)}</td>
-                <td className="end">{duration(one.age_seconds * 1000)} ago</td>
+                <td data-label="Rank">{one.rank}</td>
+                <td data-label="Host">{one.host}</td>
+                <td data-label="Resident" className="end">{bytes(one.resident_bytes)}</td>
+                <td data-label="Weights" className="end">{bytes(one.weight_bytes)}</td>
+                <td data-label="KV cache" className="end">{bytes(one.kv_bytes)}</td>
+                <td data-label="Arena" className="end">{bytes(one.arena_used_bytes)} of {bytes(one.arena_bytes)}</td>
+                <td data-label="Host memory" className="end">{bytes(one.host_used_bytes)} of {bytes(one.host_bytes)}</td>
+                <td data-label="Reported" className="end">{duration(one.age_seconds * 1000)} ago</td>
               </tr>
             ))}
           </tbody>
@@ -150,7 +150,7 @@ function Extents({ extents, hasOrder, chosen, colors }: {
   const rows = ordered(extents, chosen).slice(0, MAX_ROWS);
   return (
     <div className="table-wrap" tabIndex={0} role="region" aria-label="Extents of the arena">
-      <table className="table">
+      <table className="table cards">
         <thead>
           <tr>
             {hasOrder && <th scope="col" className="end">Evict order</th>}
@@ -163,13 +163,13 @@ function Extents({ extents, hasOrder, chosen, colors }: {
         <tbody>
           {rows.map((extent) => (
             <tr key={extentKey(extent)} aria-current={extentKey(extent) === chosen || undefined}>
-              {hasOrder && <td className="end">{turnOf(extent) ?? "stays"}</td>}
-              <td><Named entry={extent} color={colors.get(extent.tenant) ?? 1} /></td>
-              <td className="end">{bytes(extent.bytes)}</td>
-              {hasOrder && <td className="end">{bytes(extent.offset)}</td>}
-              <td><State state={extent.state} /> {extent.pinned && <Badge tone="accent">pinned</Badge>}</td>
-              <td className="end">{count(extent.leases)}</td>
-              <td className="end">{extent.leases > 0 ? "–" : duration(extent.idle_seconds * 1000)}</td>
+              {hasOrder && <td data-label="Evict order" className="end">{turnOf(extent) ?? "stays"}</td>}
+              <td data-label="Adapter"><Named entry={extent} color={colors.get(extent.tenant) ?? 1} /></td>
+              <td data-label="Size" className="end">{bytes(extent.bytes)}</td>
+              {hasOrder && <td data-label="Offset" className="end">{bytes(extent.offset)}</td>}
+              <td data-label="State"><State state={extent.state} /> {extent.pinned && <Badge tone="accent">pinned</Badge>}</td>
+              <td data-label="Leases" className="end">{count(extent.leases)}</td>
+              <td data-label="Idle for" className="end">{extent.leases > 0 ? "–" : duration(extent.idle_seconds * 1000)}</td>
             </tr>
           ))}
         </tbody>

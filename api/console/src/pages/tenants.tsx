@@ -7,12 +7,12 @@ import { api, type Answer } from "../api/client.ts";
 import { Button } from "../components/button.tsx";
 import { DataTable, type Columns } from "../components/data-table.tsx";
 import { FormDialog } from "../components/form-dialog.tsx";
-import { Filter, TextField } from "../components/form.tsx";
+import { Filter, Search, TextField } from "../components/form.tsx";
 import { Page, Panel } from "../components/layout.tsx";
 import { EmptyState } from "../components/states.tsx";
-import { Badge, Time } from "../components/values.tsx";
-import { number } from "../lib/format.ts";
-import { useParam } from "../lib/hooks.ts";
+import { Badge, Meter, Time } from "../components/values.tsx";
+import { count, number } from "../lib/format.ts";
+import { useParam, useRested } from "../lib/hooks.ts";
 import { usePages } from "../lib/pages.ts";
 import { useScope } from "../session.tsx";
 
@@ -24,10 +24,10 @@ const COLUMNS: Columns<Tenant> = [
   {
     header: "Tenant",
     cell: ({ row: { original: tenant } }) => (
-      <>
+      <span className="row">
         <Link to={`/tenants/${tenant.slug}`}>{tenant.slug}</Link>
-        {tenant.name && <span className="sub">{tenant.name}</span>}
-      </>
+        {tenant.name && <span className="soft">{tenant.name}</span>}
+      </span>
     ),
   },
   {
@@ -35,17 +35,39 @@ const COLUMNS: Columns<Tenant> = [
     cell: ({ row: { original: tenant } }) =>
       tenant.suspended_at ? <Badge tone="warn">suspended</Badge> : <Badge tone="good">active</Badge>,
   },
+  {
+    header: () => <span title="In the last 30 days">Requests</span>,
+    id: "requests", meta: { end: true, label: "Requests in 30 days" }, cell: ({ row }) => count(row.original.requests),
+  },
+  {
+    header: () => <span title="Prompt and generated tokens of the last 30 days">Tokens</span>,
+    id: "tokens", meta: { end: true, label: "Tokens in 30 days" }, cell: ({ row }) => count(row.original.tokens),
+  },
+  { header: "Token budget", cell: ({ row }) => <Budget of={row.original} /> },
   { header: "Weight", meta: { end: true }, cell: ({ row }) => number(row.original.weight) },
   { header: "Created", cell: ({ row }) => <Time at={row.original.created_at} /> },
 ];
+
+/** What of a tenant's limit of tokens is used in this day or month. */
+function Budget({ of: { slug, budget } }: { of: Tenant }): ReactNode {
+  if (budget === null) return <span className="faint">none</span>;
+  return (
+    <>
+      <span className="nowrap">{count(budget.used)} of {count(budget.tokens)} a {budget.period}</span>
+      <Meter value={budget.used} max={budget.tokens} label={`Tokens of ${slug} in this ${budget.period}`} />
+    </>
+  );
+}
 
 export default function TenantsPage(): ReactNode {
   const { isAdmin } = useScope();
   const [suspended, setSuspended] = useParam("suspended");
   const [isMaking, setMaking] = useState(false);
-  const tenants = usePages<Tenant>(["tenants", suspended], (after, signal) =>
+  const [search, setSearch] = useParam("search");
+  const rested = useRested(search) || null;
+  const tenants = usePages<Tenant>(["tenants", suspended, rested], (after, signal) =>
     api("get", "/admin/tenants", {
-      query: { after: after ?? null, suspended: suspended === "" ? null : suspended === "true" },
+      query: { after: after ?? null, search: rested, suspended: suspended === "" ? null : suspended === "true" },
       signal,
     }),
   );
@@ -56,14 +78,26 @@ export default function TenantsPage(): ReactNode {
       actions={isAdmin && <Button tone="primary" onClick={() => setMaking(true)}>New tenant</Button>}
     >
       <Panel title="All tenants" flush
-        actions={<Filter label="State" value={suspended} onChange={setSuspended} options={STATES} />}>
+        actions={
+          <>
+            <Search label="Search tenants" value={search} onChange={setSearch} />
+            <Filter label="State" value={suspended} onChange={setSuspended} options={STATES} />
+          </>
+        }>
         <DataTable caption="Tenants" columns={COLUMNS} source={tenants} rowId={(tenant) => tenant.id}
-          empty={<EmptyState title="No tenants" command="loraplex tenants create acme">
-            A tenant is a customer or team. Create one here or with the CLI.
-          </EmptyState>} />
+          empty={<Nothing isNarrowed={Boolean(rested ?? suspended)} />} />
       </Panel>
       {isMaking && <NewTenant onClose={() => setMaking(false)} />}
     </Page>
+  );
+}
+
+function Nothing({ isNarrowed }: { isNarrowed: boolean }): ReactNode {
+  if (isNarrowed) return <EmptyState title="No tenants match">Clear the search or the state filter.</EmptyState>;
+  return (
+    <EmptyState title="No tenants" command="loraplex tenants create acme">
+      A tenant is a customer or team. Create one here or with the CLI.
+    </EmptyState>
   );
 }
 

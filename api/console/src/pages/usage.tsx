@@ -92,15 +92,18 @@ function CsvLink({ asked }: { asked: Asked }): ReactNode {
   return <a className="button" href={url} download={`usage-since-${asked.calendar[0]}.csv`}>CSV</a>;
 }
 
-function Days({ asked }: { asked: Asked }): ReactNode {
-  const [metric, setMetric] = useParam("metric", "tokens");
-  const chosen = METRICS.find(([name]) => name === metric) ?? METRICS[0]!;
-  const query = useQuery({
+function useDays(asked: Asked) {
+  return useQuery({
     queryKey: ["usage", "days", asked],
     queryFn: ({ signal }) => sumsOf(asked, { group_by: ["day"], limit: 500 }, signal),
   });
+}
+
+function Days({ asked }: { asked: Asked }): ReactNode {
+  const [metric, setMetric] = useParam("metric", "tokens");
+  const chosen = METRICS.find(([name]) => name === metric) ?? METRICS[0]!;
   return (
-    <Loaded query={query}>
+    <Loaded query={useDays(asked)}>
       {({ data }) => (
         <>
           <Totals sums={data} />
@@ -142,10 +145,11 @@ function Sums({ asked }: { asked: Asked }): ReactNode {
   const sums = usePages<UsageSum>(["usage", "sums", asked, groups], (after, signal) =>
     sumsOf(asked, { group_by: groups, after: after ?? null }, signal),
   );
+  const inAll = useDays(asked);
   return (
     <Panel title="Breakdown" flush
       actions={<Segments label="Group" options={options} value={group} onChange={setGroup} />}>
-      <DataTable caption="Usage" columns={columnsOf(groups)} source={sums} rowId={(sum) => groups.map((name) => sum[name] ?? "").join("/")}
+      <DataTable caption="Usage" columns={columnsOf(groups, inAll.data && total(inAll.data.data))} source={sums} rowId={(sum) => groups.map((name) => sum[name] ?? "").join("/")}
         empty={<EmptyState title="No usage" command={'loraplex chat MODEL "Hello"'}>
           The ledger has no requests in this range.
         </EmptyState>} />
@@ -166,7 +170,8 @@ function groupsOf(group: Group, { isOperator, tenant }: Asked): Group[] {
   return [group];
 }
 
-function columnsOf(groups: Group[]): Columns<UsageSum> {
+/** `inAll`: the sum over all rows, of which a page shows a part. */
+function columnsOf(groups: Group[], inAll: UsageSum | undefined): Columns<UsageSum> {
   const names: Record<Group, Columns<UsageSum>[number]> = {
     day: { header: "Day", cell: ({ row }) => row.original.day },
     tenant: { header: "Tenant", cell: ({ row }) => row.original.tenant },
@@ -174,10 +179,10 @@ function columnsOf(groups: Group[]): Columns<UsageSum> {
     version: { header: "Version", cell: ({ row }) => row.original.version ?? "" },
   };
   const figure = (header: string, read: (sum: UsageSum) => string): Columns<UsageSum>[number] => ({
-    header, meta: { end: true }, cell: ({ row }) => read(row.original),
+    header, meta: { end: true }, cell: ({ row }) => read(row.original), ...(inAll && { footer: () => read(inAll) }),
   });
   return [
-    ...groups.map((group) => names[group]),
+    ...groups.map((group, place) => (place === 0 && inAll ? { ...names[group], footer: "In all" } : names[group])),
     figure("Requests", (sum) => count(sum.requests)),
     figure("Prompt tokens", (sum) => count(sum.prompt_tokens)),
     figure("From the cache", (sum) => percent(sum.prompt_tokens === 0 ? null : sum.cached_tokens / sum.prompt_tokens)),

@@ -84,7 +84,7 @@ function Probes({ probes, drift }: { probes: Probe[]; drift?: number[] | undefin
     <details>
       <summary>Probes</summary>
       <div className="table-wrap" tabIndex={0} role="region" aria-label="Probes">
-        <table className="table">
+        <table className="table cards">
           <thead>
             <tr>
               <th scope="col" className="end">Tokens</th><th scope="col" className="end">Logit change</th>
@@ -96,12 +96,12 @@ function Probes({ probes, drift }: { probes: Probe[]; drift?: number[] | undefin
           <tbody>
             {probes.map((probe, i) => (
               <tr key={i}>
-                <td className="end">{probe.num_tokens}</td>
-                <td className="end">{digits(probe.max_logit_delta)}</td>
-                <td className="end">{digits(probe.noise_floor)}</td>
-                <td className="end">{digits(probe.kl_divergence)}</td>
-                {drift && <td className="end">{digits(drift[i] ?? NaN)}</td>}
-                <td>{probe.changes_top_token ? <Badge tone="accent">changed</Badge> : "the same"}</td>
+                <td data-label="Tokens" className="end">{probe.num_tokens}</td>
+                <td data-label="Logit change" className="end">{digits(probe.max_logit_delta)}</td>
+                <td data-label="Noise" className="end">{digits(probe.noise_floor)}</td>
+                <td data-label="KL" className="end">{digits(probe.kl_divergence)}</td>
+                {drift && <td data-label="Drift" className="end">{digits(drift[i] ?? NaN)}</td>}
+                <td data-label="Next token">{probe.changes_top_token ? <Badge tone="accent">changed</Badge> : "the same"}</td>
               </tr>
             ))}
           </tbody>

@@ -131,7 +131,7 @@ export function SpeculationPanel({ readiness }: { readiness: Readiness | undefin
     <Panel title="Speculation" note="since the engine started">
       {proposers.length === 0 ? <p className="soft">No draft tokens yet.</p> : (
         <div className="table-wrap" tabIndex={0} role="region" aria-label="Proposers">
-          <table className="table">
+          <table className="table cards">
             <thead>
               <tr>
                 <th scope="col">Proposer</th><th scope="col" className="end">Acceptance</th>
@@ -141,10 +141,10 @@ export function SpeculationPanel({ readiness }: { readiness: Readiness | undefin
             <tbody>
               {proposers.map((one) => (
                 <tr key={one.proposer}>
-                  <td>{one.proposer}</td>
-                  <td className="end">{percent(one.acceptance)}</td>
-                  <td className="end">{count(one.accepted_tokens)} of {plural(one.draft_tokens, "token")}</td>
-                  <td className="end">{one.num_tokens || "none"}</td>
+                  <td data-label="Proposer">{one.proposer}</td>
+                  <td data-label="Acceptance" className="end">{percent(one.acceptance)}</td>
+                  <td data-label="Accepted" className="end">{count(one.accepted_tokens)} of {plural(one.draft_tokens, "token")}</td>
+                  <td data-label="Draft length" className="end">{one.num_tokens || "none"}</td>
                 </tr>
               ))}
             </tbody>
