@@ -75,7 +75,7 @@ def _plan_answer(
     if use is None:
         return AnswerPlan(form_grammar)
     tool_format = written()
-    if answer_schema is not None and tool_format.is_bare and not use.is_required:
+    if answer_schema is not None and tool_format.is_plain_json and not use.is_required:
         raise ApiError(
             "unsupported_parameter",
             "tools: this base writes calls as plain JSON, so an answer that is JSON itself cannot "

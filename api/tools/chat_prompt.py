@@ -11,7 +11,9 @@ from ...engine.errors import InvalidParameter
 from ...engine.text.chat_form import ChatForm
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError
+from .call_spelling import NumberedSpelling
 from .conversation import ChatMessage, PastCall
+from .numbered_ids import with_numbered_ids
 from .rendering import rendered
 from .tool import Tool
 from .tool_format import HERMES, TOOL_FORMATS, ToolFormat, ToolFormatName
@@ -25,6 +27,7 @@ _WRITTEN = (
     (ToolFormatName.MISTRAL, rf'\[TOOL_CALLS\]\s*\[{_OBJECT}"arguments": ?\{{'),
     (ToolFormatName.MISTRAL_ARGS, r"\[TOOL_CALLS\]\s*lpx_probe(\[CALL_ID\]\w*)?\[ARGS\]\s*\{"),
     (ToolFormatName.GRANITE, rf'<\|tool_call\|>\s*\[{_OBJECT}"arguments": ?\{{'),
+    (ToolFormatName.HUNYUAN_A13B, rf'<tool_calls>\[{_OBJECT}"arguments": ?\{{'),
     (ToolFormatName.JAMBA, rf'<tool_calls>\s*\[\s*{_OBJECT}"arguments": ?\{{'),
     (ToolFormatName.PHI4_MINI, rf'functools\s*\[{_OBJECT}"arguments": ?\{{'),
     (
@@ -44,6 +47,15 @@ _WRITTEN = (
         r'<minimax:tool_call>\s*<invoke name="lpx_probe">\s*<parameter name="x">',
     ),
     (ToolFormatName.GLM45, r"<tool_call>\s*lpx_probe\s*<arg_key>x</arg_key>\s*<arg_value>"),
+    (ToolFormatName.KIMI_K2, r"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*\{"),
+    (
+        ToolFormatName.STEP3,
+        r'<steptml:invoke name="lpx_probe">\s*<steptml:parameter name="x">',
+    ),
+    (ToolFormatName.LFM2, r"<\|tool_call_start\|>\s*\[lpx_probe\(x="),
+    (ToolFormatName.LLAMA4_PYTHONIC, r"(?s)<\|header_start\|>.*\[lpx_probe\(x="),
+    (ToolFormatName.PYTHONIC, r"\[lpx_probe\(x="),
+    (ToolFormatName.XLAM, rf'\[\s*{_OBJECT}"arguments": ?\{{'),
 )
 """The text that a template writes for the probe's call, which identifies the format."""
 
@@ -92,6 +104,8 @@ class ChatPrompts:
             raise InvalidParameter("continue_final_message", message)
         if not self._knows_tools:
             messages = self._described(messages, tools)
+        elif self._format is not None and isinstance(self._format.spelling, NumberedSpelling):
+            messages = with_numbered_ids(messages, self._format.spelling)
         elif self._takes_arguments_as_text:
             messages = [self._with_written_calls(message) for message in messages]
         return (tokenizer or self._tokenizer).encode_chat(
