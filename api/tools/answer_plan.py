@@ -11,7 +11,8 @@ from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError
 from .answer_reader import AnswerReader
 from .call_grammar import call_grammar, needs_grammar
-from .readers import Reader, ReasoningReader, TextReader
+from .reader import Reader
+from .readers import TextReader, read_after_reasoning
 from .reasoning import Reasoning
 from .reasoning_grammar import grammar_after_reasoning
 from .tool import ToolUse
@@ -59,7 +60,7 @@ def _after_reasoning(plan: AnswerPlan, reasoning: Reasoning, tokenizer: Tokenize
         plan,
         grammar=grammar,
         visible_token_ids=frozenset((*plan.visible_token_ids, *markers)),
-        make_reader=lambda: ReasoningReader(reasoning, plan.make_reader()),
+        make_reader=lambda: read_after_reasoning(reasoning, plan.make_reader()),
         reasoning=reasoning,
     )
 

@@ -10,7 +10,7 @@ from ...engine.grammars.spec import GrammarKind, GrammarSpec
 from ...engine.text.tokenizer import Tokenizer
 from .call_grammar import ANY_OBJECT, as_json
 from .reasoning import Reasoning
-from .reasoning_format import Beginning
+from .reasoning_format import Beginning, Frame
 
 _BLANKS = "/[ \\t\\r\\n]{1,8}/"
 """Bounded: an uncertain model could write blanks without end."""
@@ -25,11 +25,13 @@ def grammar_after_reasoning(
     """
     if reasoning.beginning is Beginning.ANSWER:
         return answer
-    opening, closing = (_marker(m, tokenizer) for m in reasoning.format.markers)
+    written = reasoning.format
+    opening, closing = (_marker(m, tokenizer) for m in (written.opening, written.closing))
     is_optional = reasoning.beginning is Beginning.EITHER
     rules = {
-        "start": f"({opening} reasoning)? answer" if is_optional else "reasoning answer",
-        **_reasoning_rules(closing, reasoning.format.closing),
+        "start": f"({opening} reasoning)? framed" if is_optional else "reasoning framed",
+        **_reasoning_rules(closing, written.closing),
+        "framed": _framed_rule(written.frame, tokenizer),
         "BLANKS": _BLANKS,
         "answer": _answer_rule(answer),
     }
@@ -47,6 +49,14 @@ def _reasoning_rules(closing: str, text: str) -> dict[str, str]:
         return {"reasoning": f"FREE {closing} BLANKS?", "FREE": "/(.|\\n)*/"}
     pattern = re.escape(text).replace("/", "\\/")
     return {"reasoning": "closed BLANKS?", "closed[lazy]": f"/(.|\\n)*{pattern}/"}
+
+
+def _framed_rule(frame: Frame | None, tokenizer: Tokenizer) -> str:
+    """The answer in its frame, or without one: readers accept both."""
+    if frame is None:
+        return "answer"
+    opening, closing = (_marker(marker, tokenizer) for marker in frame)
+    return f"answer | {opening} BLANKS? answer BLANKS? {closing}"
 
 
 def _answer_rule(answer: GrammarSpec) -> str:

@@ -11,6 +11,7 @@ from loraplex.api.contract.errors import ApiError
 from loraplex.api.tools.conversation import ChatMessage
 from loraplex.api.tools.reasoning_control import ReasoningControl
 from loraplex.api.tools.reasoning_format import (
+    GEMMA4_THINK,
     GRANITE_THINK,
     MISTRAL_THINK,
     REASONING_FORMATS,
@@ -44,6 +45,7 @@ def tokenizer_with(path: Path, template: str) -> Tokenizer:
         (CHAT_TEMPLATE + "{# <think> alone #}", None),
         (CHAT_TEMPLATE + "{# <think></think> and [THINK][/THINK] #}", None),
         (CHAT_TEMPLATE + "{# [THINK] [/THINK] #}", MISTRAL_THINK),
+        (CHAT_TEMPLATE + "{# <|channel>thought <channel|> #}", GEMMA4_THINK),
         (CHAT_TEMPLATE + "{# Here is my thought process: Here is my response: #}", GRANITE_THINK),
     ],
 )
