@@ -56,6 +56,14 @@ def call_grammar(
     return GrammarSpec(GrammarKind.LARK, text + "\n")
 
 
+def enforced_calls(
+    use: ToolUse, written: ToolFormat, tokenizer: Tokenizer
+) -> tuple[str, dict[str, str]]:
+    """The symbols of calls, from the marker before them on, and the rules that these use."""
+    spelled = _Spelling(written, tokenizer)
+    return f"{spelled.opening} calls", _call_rules(use, spelled)
+
+
 class _Spelling:
     """A format's texts as Lark, its special tokens as tokens."""
 

@@ -16,7 +16,7 @@ from .conversation import ChatMessage, PastCall
 from .numbered_ids import with_numbered_ids
 from .rendering import rendered
 from .tool import Tool
-from .tool_format import HERMES, TOOL_FORMATS, ToolFormat, ToolFormatName
+from .tool_format import HERMES, OPENAI, TOOL_FORMATS, ToolFormat, ToolFormatName
 
 _PROBE = "lpx_probe"
 _PROBE_TOOL = Tool(_PROBE, "A probe.", {"type": "object", "properties": {}}, is_strict=False)
@@ -52,6 +52,7 @@ _WRITTEN = (
         ToolFormatName.STEP3,
         r'<steptml:invoke name="lpx_probe">\s*<steptml:parameter name="x">',
     ),
+    (ToolFormatName.OPENAI, r"to=functions\.lpx_probe ?<\|channel\|>commentary"),
     (ToolFormatName.LFM2, r"<\|tool_call_start\|>\s*\[lpx_probe\(x="),
     (ToolFormatName.LLAMA4_PYTHONIC, r"(?s)<\|header_start\|>.*\[lpx_probe\(x="),
     (ToolFormatName.PYTHONIC, r"\[lpx_probe\(x="),
@@ -106,6 +107,8 @@ class ChatPrompts:
             messages = self._described(messages, tools)
         elif self._format is not None and isinstance(self._format.spelling, NumberedSpelling):
             messages = with_numbered_ids(messages, self._format.spelling)
+        elif self._format is OPENAI:
+            messages = [_with_one_text(message) for message in messages]
         elif self._takes_arguments_as_text:
             messages = [self._with_written_calls(message) for message in messages]
         return (tokenizer or self._tokenizer).encode_chat(
@@ -158,6 +161,12 @@ def describe_tools(written: ToolFormat, tools: Sequence[Tool]) -> str:
         "# Tools\n\nYou may call functions to help the user. They are described by JSON schemas "
         f"here:\n<tools>\n{functions}\n</tools>\n\nTo call one, answer like this:\n{example}"
     )
+
+
+def _with_one_text(message: ChatMessage) -> ChatMessage:
+    """Without the text before a call if there is reasoning: the template of gpt-oss writes either
+    as the reasoning before the call, and refuses both."""
+    return replace(message, text="") if message.calls and message.reasoning else message
 
 
 def _knows_tools(tokenizer: Tokenizer) -> bool:

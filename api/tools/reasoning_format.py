@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import NamedTuple
 
+from .harmony import ANALYSIS, CHANNEL, END, HARMONY_MARKERS, MESSAGE
+
 
 class ReasoningParser(StrEnum):
     """The values of `--reasoning-parser`; the names are vLLM's."""
@@ -27,6 +29,7 @@ class ReasoningParser(StrEnum):
     MINIMAX_M2_APPEND_THINK = "minimax_m2_append_think"
     MISTRAL = "mistral"
     OLMO3 = "olmo3"
+    OPENAI_GPTOSS = "openai_gptoss"
     QWEN3 = "qwen3"
     SEED_OSS = "seed_oss"
     STEP3 = "step3"
@@ -64,10 +67,14 @@ class ReasoningFormat:
     """What the model writes around the answer; None: nothing."""
     is_kept: bool = False
     """Callers get the reasoning as the beginning of the answer, between its markers."""
+    has_channels: bool = False
+    """Outputs are messages in harmony, of which any may be reasoning."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The markers that may be special tokens, which answers otherwise omit."""
+        if self.has_channels:
+            return HARMONY_MARKERS
         return (self.opening, self.closing, *(self.frame or ()))
 
     def beginning_after(self, prompt_end: str, *, continued: str = "") -> Beginning:
@@ -95,6 +102,7 @@ ERNIE45_THINK = ReasoningFormat(
 )
 HUNYUAN_THINK = ReasoningFormat("<think>", "</think>", frame=Frame("<answer>", "</answer>"))
 KEPT_THINK = ReasoningFormat("<think>", "</think>", is_kept=True)
+HARMONY = ReasoningFormat(f"{CHANNEL}{ANALYSIS}{MESSAGE}", END, has_channels=True)
 
 REASONING_FORMATS: Mapping[ReasoningParser, ReasoningFormat] = {
     ReasoningParser.COHERE_COMMAND3: COHERE_THINK,
@@ -111,6 +119,7 @@ REASONING_FORMATS: Mapping[ReasoningParser, ReasoningFormat] = {
     ReasoningParser.MINIMAX_M2_APPEND_THINK: KEPT_THINK,
     ReasoningParser.MISTRAL: MISTRAL_THINK,
     ReasoningParser.OLMO3: THINK,
+    ReasoningParser.OPENAI_GPTOSS: HARMONY,
     ReasoningParser.QWEN3: THINK,
     ReasoningParser.SEED_OSS: SEED_THINK,
     ReasoningParser.STEP3: THINK,
@@ -123,5 +132,6 @@ DETECTABLE_FORMATS = (
     SEED_THINK,
     COHERE_THINK,
     GEMMA4_THINK,
+    HARMONY,
 )
 """Each is recognized by a chat template that contains both of its markers."""

@@ -26,20 +26,21 @@ def grammar_after_reasoning(
     if reasoning.beginning is Beginning.ANSWER:
         return answer
     written = reasoning.format
-    opening, closing = (_marker(m, tokenizer) for m in (written.opening, written.closing))
+    opening, closing = (marker_symbol(m, tokenizer) for m in (written.opening, written.closing))
     is_optional = reasoning.beginning is Beginning.EITHER
     rules = {
         "start": f"({opening} reasoning)? framed" if is_optional else "reasoning framed",
         **_reasoning_rules(closing, written.closing),
         "framed": _framed_rule(written.frame, tokenizer),
         "BLANKS": _BLANKS,
-        "answer": _answer_rule(answer),
+        "answer": answer_rule(answer),
     }
     text = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
     return GrammarSpec(GrammarKind.LARK, text + "\n")
 
 
-def _marker(text: str, tokenizer: Tokenizer) -> str:
+def marker_symbol(text: str, tokenizer: Tokenizer) -> str:
+    """A marker in Lark: a token if it is a special one."""
     token_id = tokenizer.special_token_ids_of([text]).get(text)
     return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
@@ -55,11 +56,12 @@ def _framed_rule(frame: Frame | None, tokenizer: Tokenizer) -> str:
     """The answer in its frame, or without one: readers accept both."""
     if frame is None:
         return "answer"
-    opening, closing = (_marker(marker, tokenizer) for marker in frame)
+    opening, closing = (marker_symbol(marker, tokenizer) for marker in frame)
     return f"answer | {opening} BLANKS? answer BLANKS? {closing}"
 
 
-def _answer_rule(answer: GrammarSpec) -> str:
+def answer_rule(answer: GrammarSpec) -> str:
+    """A grammar of any kind as the right side of a rule. Raises InvalidGrammar."""
     match answer.kind:
         case GrammarKind.JSON_SCHEMA:
             schema = read_schema(answer)

@@ -18,6 +18,7 @@ from .call_spelling import (
     Schemas,
     TaggedSpelling,
 )
+from .harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .tagged_scanner import Tags
 
 ARGS = "[ARGS]"
@@ -42,6 +43,7 @@ class ToolFormatName(StrEnum):
     MINIMAX_M2 = "minimax_m2"
     MISTRAL = "mistral"
     MISTRAL_ARGS = "mistral_args"
+    OPENAI = "openai"
     PHI4_MINI = "phi4_mini_json"
     PYTHONIC = "pythonic"
     QWEN3_CODER = "qwen3_coder"
@@ -264,6 +266,18 @@ KIMI_K2 = ToolFormat(
     hidden_markers=("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
 )
 
+_HARMONY_CALL = f"{CHANNEL}commentary to=functions."
+OPENAI = ToolFormat(
+    ToolFormatName.OPENAI,
+    opening=_HARMONY_CALL,
+    before="",
+    between=f"{CALL}{START}assistant{_HARMONY_CALL}",
+    after=CALL,
+    spelling=NamedSpelling(before="", after=f" {CONSTRAIN}json{MESSAGE}", name_end=" "),
+    separators=(CALL, f"{START}assistant"),
+    hidden_markers=(START, CHANNEL, CONSTRAIN, MESSAGE, END),
+)
+
 
 def _pythonic(
     name: ToolFormatName, opening: str, *closings: str, bare: BareStart | None
@@ -385,6 +399,6 @@ TOOL_FORMATS: Mapping[ToolFormatName, ToolFormat] = {
     for written in (
         *(HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, GRANITE, JAMBA, PHI4_MINI, INTERNLM),
         *(DEEPSEEK_V3, DEEPSEEK_V31, QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45),
-        *(HUNYUAN_A13B, XLAM, KIMI_K2, PYTHONIC, LLAMA4_PYTHONIC, LFM2, STEP3),
+        *(HUNYUAN_A13B, XLAM, KIMI_K2, PYTHONIC, LLAMA4_PYTHONIC, LFM2, STEP3, OPENAI),
     )
 }

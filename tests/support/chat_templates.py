@@ -152,6 +152,26 @@ PYTHONIC_TEMPLATE = _TALK.replace(
     "[{{ call.name }}({% for key, value in call.arguments.items() %}{{ key }}={{ value }}"
     "{% endfor %})]",
 )
+HARMONY_TEMPLATE = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
+    "{%- for tool in tools or [] %}<|start|>developer<|message|>type {{ tool.function.name }}"
+    "<|end|>{% endfor %}"
+    "{%- for message in messages %}"
+    "{%- if message.tool_calls %}"
+    "{%- if message.content and message.thinking %}{{ raise_exception('not both') }}{% endif %}"
+    "{%- if message.content or message.thinking %}<|start|>assistant<|channel|>analysis<|message|>"
+    "{{- message.content or message.thinking }}<|end|>{% endif %}"
+    "{%- set call = message.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>"
+    "{{- call.arguments | tojson }}<|call|>"
+    "{%- elif message.role == 'assistant' %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>"
+    "{%- elif message.role == 'tool' %}<|start|>functions.{{ message.name }} to=assistant"
+    "<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>"
+    "{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+"""It writes calls with the recipient before the channel."""
 LLAMA4_PYTHONIC_TEMPLATE = "<|header_start|>" + PYTHONIC_TEMPLATE
 LFM2_TEMPLATE = PYTHONIC_TEMPLATE.replace("[{{", "<|tool_call_start|>[{{").replace(
     ")]", ")]<|tool_call_end|>"

@@ -19,6 +19,7 @@ from support.chat_templates import (
     DEEPSEEK_V31_TEMPLATE,
     GLM45_TEMPLATE,
     GRANITE_TEMPLATE,
+    HARMONY_TEMPLATE,
     HERMES_TEMPLATE,
     HUNYUAN_TEMPLATE,
     INTERNLM_TEMPLATE,
@@ -85,6 +86,7 @@ def prompt_of(
         (PHI4_MINI_TEMPLATE, ToolFormatName.PHI4_MINI),
         (QWEN3_CODER_TEMPLATE, ToolFormatName.QWEN3_CODER),
         (SEED_OSS_TEMPLATE, ToolFormatName.SEED_OSS),
+        (HARMONY_TEMPLATE, ToolFormatName.OPENAI),
         (HUNYUAN_TEMPLATE, ToolFormatName.HUNYUAN_A13B),
         (KIMI_K2_TEMPLATE, ToolFormatName.KIMI_K2),
         (LFM2_TEMPLATE, ToolFormatName.LFM2),
@@ -199,4 +201,20 @@ def test_a_template_that_writes_numbered_ids_gets_no_others(tmp_path: Path) -> N
         assert calls.count(marked) == 1
     assert results == (
         "## Return of functions.weather:0\nsun## Return of functions.weather:1\nrain"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "analysis"),
+    [("", "I look.", "I look."), ("One moment.", None, "One moment."), ("One.", "Hm.", "Hm.")],
+)
+def test_the_template_of_gpt_oss_gets_one_text_before_a_call(
+    tmp_path: Path, text: str, reasoning: str | None, analysis: str
+) -> None:
+    talk = [USER, ChatMessage("assistant", text, calls=(CALL,), reasoning=reasoning)]
+    prompt = prompt_of(tokenizer_with(tmp_path, HARMONY_TEMPLATE), talk, [WEATHER])
+    assert prompt.endswith(
+        f"<|start|>assistant<|channel|>analysis<|message|>{analysis}<|end|>"
+        "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
+        '{"city": "Köln"}<|call|><|start|>assistant'
     )
