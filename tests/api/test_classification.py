@@ -292,6 +292,27 @@ def test_push_says_how_to_call_a_classifier(
     assert "chat" not in err
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "field"), [("topics", "classify", "input"), ("relevance", "rerank", "query")]
+)
+def test_show_names_the_route_of_a_classifier(
+    caller: Caller,
+    name: str,
+    path: str,
+    field: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = Command(monkeypatch, capsys, caller)("show", name)
+    assert code == ExitCode.OK
+    assert "classify" in out
+    assert f"curl {caller.url}/v1/{path}" in err
+    sent = json.loads(err.partition("-d '")[2].partition("'")[0])
+    assert field in sent
+    answer = caller.http.post(f"/v1/{path}", json=sent)
+    assert answer.status_code == 200, answer.text
+
+
 def test_labels_that_are_not_those_of_the_head_are_refused(
     caller: Caller, folder: Path, tuned: dict[str, PeftModel], tmp_path: Path
 ) -> None:
