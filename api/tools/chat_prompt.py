@@ -54,11 +54,12 @@ _WRITTEN = (
     ),
     (ToolFormatName.OPENAI, r"to=functions\.lpx_probe ?<\|channel\|>commentary"),
     (ToolFormatName.LFM2, r"<\|tool_call_start\|>\s*\[lpx_probe\(x="),
-    (ToolFormatName.LLAMA4_PYTHONIC, r"(?s)<\|header_start\|>.*\[lpx_probe\(x="),
-    (ToolFormatName.PYTHONIC, r"\[lpx_probe\(x="),
-    (ToolFormatName.XLAM, rf'\[\s*{_OBJECT}"arguments": ?\{{'),
+    (ToolFormatName.LLAMA4_PYTHONIC, r"(?s)<\|header_start\|>.*\n\[lpx_probe\(x="),
+    (ToolFormatName.PYTHONIC, r"\n\[lpx_probe\(x="),
+    (ToolFormatName.XLAM, rf'\n\[\s*{_OBJECT}"arguments": ?\{{'),
 )
-"""The text that a template writes for the probe's call, which identifies the format."""
+"""The text that a template writes for the probe's call, which identifies the format. Where there is
+no marker the call begins a line: after anything else it is of an unknown format."""
 
 
 class ChatPrompts:

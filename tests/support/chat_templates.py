@@ -123,7 +123,7 @@ HUNYUAN_TEMPLATE = _TALK.replace(
     "</tool_calls>",
 )
 XLAM_TEMPLATE = _TALK.replace(
-    "CALL", '[{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}]'
+    "CALL", '{{ "\\n" }}[{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}]'
 )
 KIMI_K2_TEMPLATE = (
     "{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
@@ -149,7 +149,8 @@ UNKNOWN_CALLS_TEMPLATE = _TALK.replace("CALL", "{{ call.name }} <- {{ call.argum
 """Calls in a form of its own."""
 PYTHONIC_TEMPLATE = _TALK.replace(
     "CALL",
-    "[{{ call.name }}({% for key, value in call.arguments.items() %}{{ key }}={{ value }}"
+    "{{ '\\n' }}[{{ call.name }}("
+    "{% for key, value in call.arguments.items() %}{{ key }}={{ value }}"
     "{% endfor %})]",
 )
 HARMONY_TEMPLATE = (
@@ -173,6 +174,6 @@ HARMONY_TEMPLATE = (
 )
 """It writes calls with the recipient before the channel."""
 LLAMA4_PYTHONIC_TEMPLATE = "<|header_start|>" + PYTHONIC_TEMPLATE
-LFM2_TEMPLATE = PYTHONIC_TEMPLATE.replace("[{{", "<|tool_call_start|>[{{").replace(
+LFM2_TEMPLATE = PYTHONIC_TEMPLATE.replace("[{{", "<|tool_call_start|>[{{", 1).replace(
     ")]", ")]<|tool_call_end|>"
 )

@@ -102,10 +102,19 @@ def test_the_template_shows_how_the_base_writes_calls(
     assert ChatPrompts(tokenizer_with(tmp_path, template)).tool_format.name is name
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        UNKNOWN_CALLS_TEMPLATE,
+        XLAM_TEMPLATE.replace("[{", "<TOOLCALL>[{"),
+        PYTHONIC_TEMPLATE.replace("[{{", "<calls>[{{"),
+    ],
+    ids=["arrow", "objects after a marker", "expressions after a marker"],
+)
 def test_an_unknown_form_of_calls_is_refused_by_name_until_the_operator_names_one(
-    tmp_path: Path,
+    tmp_path: Path, template: str
 ) -> None:
-    tokenizer = tokenizer_with(tmp_path, UNKNOWN_CALLS_TEMPLATE)
+    tokenizer = tokenizer_with(tmp_path, template)
     with pytest.raises(ApiError, match="--tool-format") as refused:
         _ = ChatPrompts(tokenizer).tool_format
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tools")
