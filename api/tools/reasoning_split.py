@@ -103,7 +103,7 @@ class ReasoningSplit:
         """Whether it is known that the label came or does not come."""
         if len(self._pending) < len(self._label) and self._label.startswith(self._pending):
             return False
-        self._pending = self._pending.removeprefix(self._label)
+        self._pending = self._pending.removeprefix(self._label).lstrip()
         self._label = ""
         return True
 

@@ -75,6 +75,7 @@ TRANSCRIPTS = [
         ("Hm.", "4"),
     ),
     (GEMMA4_THINK, Beginning.EITHER, "<|channel>thought\nHm.\n<channel|>4", ("Hm.", "4")),
+    (GEMMA4_THINK, Beginning.EITHER, "<|channel>thought\n\n Hm.<channel|>4", ("Hm.", "4")),
     (GEMMA4_THINK, Beginning.EITHER, "<|channel>thoughts?<channel|>4", ("thoughts?", "4")),
     (GEMMA4_THINK, Beginning.EITHER, "<|channel>thought\n<channel|>4", ("", "4")),
     (GEMMA4_THINK, Beginning.EITHER, "<|channel>tho", ("tho", "")),
