@@ -94,6 +94,10 @@ def show(name: Name, as_json: AsJson = False) -> None:
     )
     for alias, split in adapter["canaries"].items():
         note(f"{name}@{alias} sends {split['percent']:g} % to {name}@{split['version']}")
+    ready = [version for version in adapter["versions"] if version["state"] == "ready"]
+    newest = max(ready, key=lambda version: version["version"], default=None)
+    if newest is not None and newest["task"] == Task.CLASSIFY:
+        note(_how_to_classify(client.url, newest["id"], newest))
 
 
 @app.command("versions")
@@ -235,7 +239,8 @@ def _print_pushed(client: ApiClient, version: dict[str, Any], aliases: list[str]
     name, _, number = version["id"].rpartition("@")
     model = f"{name}@{aliases[0] if aliases else number}"
     is_classifier = version["task"] == Task.CLASSIFY
-    note((_how_to_classify if is_classifier else _how_to_call)(client.url, model))
+    url = client.url
+    note(_how_to_classify(url, model, version) if is_classifier else _how_to_call(url, model))
     if _live_version(client, version["adapter"]) not in (None, version["version"]):
         note(
             f"Make it live: loraplex adapters alias set {version['adapter']} {LIVE} "
@@ -265,11 +270,15 @@ def _how_to_call(url: str, model: str) -> str:
     )
 
 
-def _how_to_classify(url: str, model: str) -> str:
-    body = {"model": model, "input": ["Hello"]}
+def _how_to_classify(url: str, model: str, version: dict[str, Any]) -> str:
+    """A head of one label scores pairs of texts."""
+    is_scorer = len(version["report"]["classification"]["labels"]) == 1
+    path = "rerank" if is_scorer else "classify"
+    texts = {"query": "Hello", "documents": ["Hi"]} if is_scorer else {"input": ["Hello"]}
+    body = {"model": model, **texts}
     return (
-        f"Call it:\n"
-        f"  curl {url}/v1/classify -H 'Content-Type: application/json' \\\n"
+        f"This classifier generates no text. Call it:\n"
+        f"  curl {url}/v1/{path} -H 'Content-Type: application/json' \\\n"
         f'    -H "Authorization: Bearer $LORAPLEX_API_KEY" \\\n'
         f"    -d '{json.dumps(body)}'"
     )

@@ -27,7 +27,7 @@ from ..schemas.answers import (
 )
 from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, ReasoningText, Text
 from ..tools.answer_plan import AnswerPlan
-from ..tools.readers import Reader
+from ..tools.reader import Reader
 from .answering import PlainEvents
 from .chat_logprobs import chat_logprob
 

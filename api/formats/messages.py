@@ -36,7 +36,7 @@ from ..schemas.message_objects import (
 )
 from ..tools.answer_part import AnswerPart, ArgumentsText, CallOpened, ReasoningText, Text
 from ..tools.answer_plan import AnswerPlan
-from ..tools.readers import Reader
+from ..tools.reader import Reader
 
 INVALID_INPUT = "INVALID_JSON"
 """The key under which the input of a call is the text that the model wrote instead of an object."""

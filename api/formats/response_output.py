@@ -32,7 +32,7 @@ class EventNumbers:
 
 
 class ResponseOutput:
-    """Creates items one after another: the reasoning, a text as a message, each call."""
+    """Creates items one after another: reasoning, a text as a message, each call."""
 
     def __init__(self, request_id: str, numbers: EventNumbers) -> None:
         self.items: list[OutputItem] = []
@@ -93,9 +93,10 @@ class ResponseOutput:
         self._open = None
 
     def _push_reasoning(self, text: str) -> Iterator[ResponseEvent]:
-        if self._open is None:
+        if not isinstance(self._open, _OpenReasoning):
+            yield from self.finish_item("completed")
             yield from self._begin(_OpenReasoning(self._item_id("rs")))
-        assert isinstance(self._open, _OpenReasoning), "reasoning comes first"
+        assert isinstance(self._open, _OpenReasoning)
         self._logprobs = []
         self._open.text += text
         yield self._text_event("reasoning_text.delta", delta=text)

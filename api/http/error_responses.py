@@ -100,9 +100,7 @@ def _published_error(error: Exception) -> ApiError:
             return as_api_error(error)
 
 
-_WITHOUT_PREFIX = (
-    *("/chat/", "/completions", "/embeddings", "/models", "/responses", "/classify", "/score"),
-)
+_WITHOUT_PREFIX = (*("/chat/", "/completions", "/embeddings", "/models", "/responses"),)
 
 
 def _explain_missing_path(request: Request, error: ApiError) -> ApiError:

@@ -137,17 +137,20 @@ class Prompts:
         tokenizer: Tokenizer | None = None,
         add_special_tokens: bool = True,
         truncate: int | None = None,
+        max_second_tokens: int | None = None,
     ) -> list[list[int]]:
         """Each pair's token ids; see `Tokenizer.encode_pair`.
 
         `truncate`: keep this many of its tokens; -1: as many as fit. `tokenizer`: as of
         `encode_chat`.
         """
+        is_cut = truncate is not None or max_second_tokens is not None
         encode_pair = partial(
             (tokenizer or self._tokenizer).encode_pair,
             add_special_tokens=add_special_tokens,
-            max_tokens=self._capacity if truncate is None else None,
+            max_tokens=None if is_cut else self._capacity,
             truncate=self._capacity if truncate == -1 else truncate,
+            max_second_tokens=max_second_tokens,
         )
         return await self._threads.run(
             principal.tenant_id, lambda: [encode_pair(*pair) for pair in pairs]

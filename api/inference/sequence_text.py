@@ -20,7 +20,7 @@ from ...engine.text.text_form import TextForm
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import from_error_info
 from ..tools.reasoning import Reasoning
-from .reasoning_count import ReasoningCount
+from .reasoning_count import count_reasoning
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -60,7 +60,7 @@ class SequenceText:
     ) -> None:
         """`reasoning`: what the text may begin with, of which the tokens are counted."""
         self._index = index
-        self._reasoning = None if reasoning is None else ReasoningCount(reasoning)
+        self._reasoning = None if reasoning is None else count_reasoning(reasoning)
         prompt = request.prompt_token_ids if form.continues_prompt else ()
         special = tokenizer.special_token_ids if form.shows_special_tokens else ()
         self._detokenizer = Detokenizer(

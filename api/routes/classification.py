@@ -26,16 +26,19 @@ from ..schemas.classification import ClassificationList, ClassifiedInput, Classi
 from ..server.runtime import CurrentRuntime
 from .pooled import Pooled, run_pooled
 
-router = APIRouter(prefix="/v1")
+router = APIRouter()
+
+Caller = Annotated[Principal, Depends(require(Scope.INFER))]
+ClassifyRequest = Annotated[ClassifyBody, Depends(json_body(ClassifyBody, INFERENCE_BODY_BYTES))]
 
 
-@router.post("/classify")
+@router.post("/v1/classify")
 @answers(ClassificationList, errors=CLASSIFICATION_ERRORS, headers=SERVED_HEADERS)
 async def classify(
     request: Request,
     runtime: CurrentRuntime,
-    principal: Annotated[Principal, Depends(require(Scope.INFER))],
-    body: Annotated[ClassifyBody, Depends(json_body(ClassifyBody, INFERENCE_BODY_BYTES))],
+    principal: Caller,
+    body: ClassifyRequest,
 ) -> Response:
     """Classify texts with the adapter's classification head."""
     inference = runtime.inference
@@ -68,6 +71,15 @@ async def classify(
     )
     headers = answer_headers(pooled.running)
     return Response(encode_json(answer), media_type="application/json", headers=headers)
+
+
+@router.post("/classify")
+@answers(ClassificationList, errors=CLASSIFICATION_ERRORS, headers=SERVED_HEADERS)
+async def classify_at_root(
+    request: Request, runtime: CurrentRuntime, principal: Caller, body: ClassifyRequest
+) -> Response:
+    """Classify texts as `/v1/classify`, under vLLM's path."""
+    return await classify(request, runtime, principal, body)
 
 
 def _classified(

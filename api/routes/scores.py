@@ -37,6 +37,7 @@ from .pooled import Pooled, run_pooled
 router = APIRouter()
 
 Caller = Annotated[Principal, Depends(require(Scope.INFER))]
+ScoreRequest = Annotated[ScoreBody, Depends(json_body(ScoreBody, INFERENCE_BODY_BYTES))]
 RerankRequest = Annotated[RerankBody, Depends(json_body(RerankBody, INFERENCE_BODY_BYTES))]
 
 
@@ -46,7 +47,7 @@ async def score(
     request: Request,
     runtime: CurrentRuntime,
     principal: Caller,
-    body: Annotated[ScoreBody, Depends(json_body(ScoreBody, INFERENCE_BODY_BYTES))],
+    body: ScoreRequest,
 ) -> Response:
     """Score pairs of texts."""
     scored = await _score(request, runtime, principal, body, prompt_param="text_2")
@@ -59,6 +60,15 @@ async def score(
     )
     headers = answer_headers(scored.pooled.running)
     return Response(encode_json(answer), media_type="application/json", headers=headers)
+
+
+@router.post("/score")
+@answers(ScoreList, errors=SCORE_ERRORS, headers=SERVED_HEADERS)
+async def score_at_root(
+    request: Request, runtime: CurrentRuntime, principal: Caller, body: ScoreRequest
+) -> Response:
+    """Score pairs as `/v1/score`, under vLLM's path without a version."""
+    return await score(request, runtime, principal, body)
 
 
 @router.post("/v1/rerank")
@@ -126,6 +136,7 @@ async def _score(
         tokenizer=model.own_tokenizer,
         add_special_tokens=body.adds_special_tokens,
         truncate=body.truncate_prompt_tokens,
+        max_second_tokens=body.max_tokens_per_doc if isinstance(body, RerankBody) else None,
     )
     pooled = await run_pooled(
         request,

@@ -88,6 +88,8 @@ class RerankBody(PairOptions):
     """Return only this many of the best documents; 0: all (default)."""
     return_documents: bool | None = None
     """Repeat the documents in the answer (default)."""
+    max_tokens_per_doc: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
+    """Keep this many tokens of each document, by removing its last ones; default: all."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"model": "relevance", "query": "a question", "documents": ["one text", "another"]},

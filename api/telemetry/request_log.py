@@ -30,7 +30,8 @@ MAX_BATCH = 500
 GENERATING_ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-        *("/v1/embeddings", "/v1/classify", "/v1/score", "/v1/rerank", "/v2/rerank", "/rerank"),
+        *("/v1/embeddings", "/v1/classify", "/classify", "/v1/score", "/score"),
+        *("/v1/rerank", "/v2/rerank", "/rerank"),
     }
 )
 

@@ -10,12 +10,17 @@ from ...engine.grammars.spec import GrammarSpec
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError
 from .answer_reader import AnswerReader
-from .call_grammar import call_grammar, needs_grammar
-from .readers import Reader, ReasoningReader, TextReader
+from .call_grammar import call_grammar, enforced_calls, needs_grammar
+from .harmony import HARMONY_MARKERS
+from .harmony_grammar import harmony_grammar
+from .harmony_reader import HarmonyReader
+from .reader import Reader
+from .readers import TextReader, read_after_reasoning
 from .reasoning import Reasoning
+from .reasoning_format import Beginning
 from .reasoning_grammar import grammar_after_reasoning
 from .tool import ToolUse
-from .tool_format import ToolFormat
+from .tool_format import OPENAI, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ def plan_answer(
     Raises ApiError if the base's call format is unknown or incompatible with the output format,
     InvalidGrammar if a grammar is malformed or too long.
     """
+    if reasoning is not None and reasoning.format.has_channels:
+        return _plan_channels(use, tokenizer, reasoning, form_grammar=form_grammar)
     plan = _plan_answer(
         use, written, tokenizer, form_grammar=form_grammar, answer_schema=answer_schema
     )
@@ -59,8 +66,44 @@ def _after_reasoning(plan: AnswerPlan, reasoning: Reasoning, tokenizer: Tokenize
         plan,
         grammar=grammar,
         visible_token_ids=frozenset((*plan.visible_token_ids, *markers)),
-        make_reader=lambda: ReasoningReader(reasoning, plan.make_reader()),
+        make_reader=lambda: read_after_reasoning(reasoning, plan.make_reader()),
         reasoning=reasoning,
+    )
+
+
+def _plan_channels(
+    use: ToolUse | None,
+    tokenizer: Tokenizer,
+    reasoning: Reasoning,
+    *,
+    form_grammar: GrammarSpec | None,
+) -> AnswerPlan:
+    """For outputs in harmony, whose channels are reasoning, answer and calls."""
+    names = () if use is None else use.callable_names
+    return AnswerPlan(
+        _channels_grammar(use, tokenizer, reasoning, form_grammar),
+        visible_token_ids=tokenizer.special_token_ids_of(HARMONY_MARKERS).values(),
+        make_reader=lambda: HarmonyReader(reasoning, names),
+        may_call=use is not None,
+        reasoning=reasoning,
+    )
+
+
+def _channels_grammar(
+    use: ToolUse | None,
+    tokenizer: Tokenizer,
+    reasoning: Reasoning,
+    form_grammar: GrammarSpec | None,
+) -> GrammarSpec | None:
+    if form_grammar is None and (use is None or not needs_grammar(use)):
+        return None
+    if reasoning.beginning is Beginning.ANSWER:
+        return form_grammar
+    if use is None:
+        return harmony_grammar(tokenizer, answer=form_grammar)
+    calls, rules = enforced_calls(use, OPENAI, tokenizer)
+    return harmony_grammar(
+        tokenizer, answer=form_grammar, calls=calls, rules=rules, must_call=use.is_required
     )
 
 
@@ -75,7 +118,7 @@ def _plan_answer(
     if use is None:
         return AnswerPlan(form_grammar)
     tool_format = written()
-    if answer_schema is not None and tool_format.is_bare and not use.is_required:
+    if answer_schema is not None and tool_format.is_plain_json and not use.is_required:
         raise ApiError(
             "unsupported_parameter",
             "tools: this base writes calls as plain JSON, so an answer that is JSON itself cannot "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from enum import Enum, auto
 
-from .answer_part import AnswerPart, ArgumentsText, CallOpened, Text
+from .answer_part import AnswerPart, ArgumentsText, CallOpened, Text, new_call_id
 from .call_scanner import CallScanner
 from .call_spelling import Schemas
 from .marker import num_begun
@@ -41,7 +41,7 @@ class AnswerReader:
         self._schemas = schemas or {}
         self._format = written
         self._names = names
-        self._mode = _Mode.START if written.is_bare else _Mode.TEXT
+        self._mode = _Mode.START if written.bare else _Mode.TEXT
         self._pending = ""
         """Received text that is neither emitted nor skipped."""
         self._cursor = 0
@@ -82,8 +82,8 @@ class AnswerReader:
 
     def _read_start(self) -> Iterator[AnswerPart]:
         first = self._skip_blanks()
-        if first == "{":
-            self._begin_call(first)
+        if self._format.bare is not None and first == self._format.bare.text:
+            self._mode = _Mode.LEAD_IN
         elif first:
             self._mode, self._cursor = _Mode.TEXT, 0
         yield from ()
@@ -125,7 +125,7 @@ class AnswerReader:
             return
         self._pass_over(self._cursor)
         if not was_opened:
-            yield CallOpened(self.num_calls, scanner.name)
+            yield CallOpened(self.num_calls, scanner.name, scanner.id or new_call_id())
             self.num_calls += 1
         if written := "".join(arguments):
             yield ArgumentsText(self.num_calls - 1, written)

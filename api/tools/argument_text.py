@@ -31,7 +31,7 @@ def json_of_text(text: str, schema: object) -> str:
     kind, word = _PYTHON_WORDS.get(text.strip().lower(), ("", ""))
     if kind in types:
         return word
-    if "string" not in types and _is_json(text):
+    if "string" not in types and is_json(text):
         return text.strip()
     return json.dumps(text, ensure_ascii=False)
 
@@ -57,7 +57,7 @@ def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
     try:
         from_json(text, allow_inf_nan=False)
     except ValueError:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ...engine.grammars.spec import GrammarKind, GrammarSpec
 from ...engine.text.tokenizer import Tokenizer
-from .call_spelling import TaggedSpelling
+from .call_spelling import PythonicSpelling, TaggedSpelling
+from .pythonic_grammar import pythonic_rules
 from .tagged_grammar import TaggedRules
 from .tool import NO_ARGUMENTS, Tool, ToolUse
 from .tool_format import ToolFormat
@@ -22,6 +23,7 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _SPELLING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON on one line, as programs write it: if whitespace is free, an uncertain model generates
 whitespace without end."""
+_NUMBER = "/[0-9]{1,4}/"
 
 
 def needs_grammar(use: ToolUse) -> bool:
@@ -54,18 +56,31 @@ def call_grammar(
     return GrammarSpec(GrammarKind.LARK, text + "\n")
 
 
+def enforced_calls(
+    use: ToolUse, written: ToolFormat, tokenizer: Tokenizer
+) -> tuple[str, dict[str, str]]:
+    """The symbols of calls, from the marker before them on, and the rules that these use."""
+    spelled = _Spelling(written, tokenizer)
+    return f"{spelled.opening} calls", _call_rules(use, spelled)
+
+
 class _Spelling:
     """A format's texts as Lark, its special tokens as tokens."""
 
     def __init__(self, written: ToolFormat, tokenizer: Tokenizer) -> None:
         self.format = written
         self._token_ids = tokenizer.special_token_ids_of(written.markers)
-        self.opening = "" if written.is_bare else self.literal(written.opening)
+        self.opening = "" if written.bare else self.literal(written.opening)
         self.is_opening_special = self.is_special(written.opening)
 
     def is_special(self, text: str) -> bool:
         """Whether a marker is a special token."""
         return text in self._token_ids
+
+    def head(self, name: str) -> str:
+        """The text before a call's arguments; it may have a number."""
+        pieces = self.format.spelling.head(name, "\0").split("\0")
+        return f" {_NUMBER} ".join(self.literal(piece) for piece in pieces)
 
     def literal(self, text: str) -> str:
         """A text; the empty text is no symbol at all."""
@@ -89,7 +104,7 @@ def _call_rules(use: ToolUse, spelled: _Spelling) -> dict[str, str]:
         "call": " | ".join(f"call_{index}" for index in range(len(tools))),
     }
     for index, tool in enumerate(tools):
-        head = spelled.literal(written.spelling.head(tool.name))
+        head = spelled.head(tool.name)
         tail = spelled.literal(written.spelling.tail)
         rules[f"call_{index}"] = f"{head} arguments_{index} {tail}"
         rules |= _arguments_rules(f"arguments_{index}", use, tool, spelled)
@@ -98,6 +113,8 @@ def _call_rules(use: ToolUse, spelled: _Spelling) -> dict[str, str]:
 
 def _arguments_rules(name: str, use: ToolUse, tool: Tool, spelled: _Spelling) -> dict[str, str]:
     schema, spelling = _arguments_schema(use, tool), spelled.format.spelling
+    if isinstance(spelling, PythonicSpelling):
+        return pythonic_rules(name, schema, as_json=as_json)
     if not isinstance(spelling, TaggedSpelling):
         return {name: as_json(schema)}
     rules = TaggedRules(
@@ -116,8 +133,8 @@ def _arguments_schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
 def _free_text_rules(spelled: _Spelling) -> dict[str, str]:
     """Free text up to the first opening, followed by calls."""
     written = spelled.format
-    if written.is_bare:
-        return {"start": "FREE | calls", "FREE": "/([^{\\s](.|\\n)*)?/"}
+    if written.bare:
+        return {"start": "FREE | calls", "FREE": f"/{written.bare.free}/"}
     if spelled.is_opening_special:
         return {"start": f"FREE | FREE {spelled.opening} calls", "FREE": "/(.|\\n)*/"}
     opening = re.escape(written.opening).replace("/", "\\/")

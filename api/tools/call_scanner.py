@@ -24,6 +24,8 @@ class CallScanner(Protocol):
 
     name: str | None
     """Known once the call is opened."""
+    id: str | None
+    """The call's id as the model wrote it, once the call is opened; None: it writes none."""
     is_done: bool
     is_broken: bool
     """The scanned text is not a call of an allowed function."""
@@ -46,6 +48,7 @@ class _Expects(Enum):
 class ObjectCallScanner:
     """`{"name": "f", "arguments": {…}}`, its members in any order; others are passed over."""
 
+    id: str | None = None
     unread = ""
 
     def __init__(self, names: Collection[str]) -> None:
@@ -162,6 +165,7 @@ class NamedCallScanner:
     """The name after `before` and up to `name_end`, and then the arguments as an object, such as
     `f[ARGS]{…}`. Between the two may be more, such as `[CALL_ID]` and an id."""
 
+    id: str | None = None
     unread = ""
 
     def __init__(self, names: Collection[str], *, before: str = "", name_end: str = "[") -> None:
@@ -182,10 +186,35 @@ class NamedCallScanner:
             return ""
         if self._value is None:
             self._value = JsonEnd()
-            name = self._head.removeprefix(self._before).partition(self._name_end)[0].strip()
-            if name not in self._names or not self._head.startswith(self._before):
+            self._read_head()
+            if self.name is None:
                 self.is_broken = True
                 return ""
-            self.name = name
         self.is_done = self._value.push(char) is Place.LAST
         return char
+
+    def _read_head(self) -> None:
+        """Finds the name, if this is a call of an allowed function."""
+        name = self._head.removeprefix(self._before).partition(self._name_end)[0].strip()
+        if name in self._names and self._head.startswith(self._before):
+            self.name = name
+
+
+class NumberedCallScanner(NamedCallScanner):
+    """`functions.f:0`, a marker, and the arguments as an object."""
+
+    def __init__(
+        self, names: Collection[str], *, before: str, number_start: str, after: str
+    ) -> None:
+        super().__init__(names)
+        self._optional_before = before
+        self._number_start = number_start
+        self._after = after
+
+    def _read_head(self) -> None:
+        head, after, rest = self._head.partition(self._after)
+        written = head.strip()
+        before, _, number = written.rpartition(self._number_start)
+        name = before.removeprefix(self._optional_before)
+        if name in self._names and number.isdecimal() and after and not rest.strip():
+            self.name, self.id = name, written

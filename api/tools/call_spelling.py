@@ -1,4 +1,4 @@
-"""How a call is written: a JSON object, a name before a JSON object, or tags."""
+"""How a call is written: as a JSON object, a name before one, a Python expression, or tags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .call_scanner import CallScanner, NamedCallScanner, ObjectCallScanner
+from .call_scanner import (
+    CallScanner,
+    NamedCallScanner,
+    NumberedCallScanner,
+    ObjectCallScanner,
+)
+from .pythonic_scanner import PythonicCallScanner
 from .tagged_scanner import TaggedCallScanner, Tags, is_of_name
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -17,8 +23,9 @@ Schemas = Mapping[str, Mapping[str, Any]]
 class CallSpelling(Protocol):
     """Writes calls as models do, and makes the scanners that read them."""
 
-    def head(self, name: str) -> str:
-        """The text before a call's arguments."""
+    def head(self, name: str, number: str) -> str:
+        """The text before a call's arguments. `number` counts the calls of an answer; most
+        spellings do not write it."""
 
     def arguments(self, arguments: Mapping[str, Any]) -> str: ...
 
@@ -41,7 +48,7 @@ class ObjectSpelling(_JsonArguments):
 
     key: str = "arguments"
 
-    def head(self, name: str) -> str:
+    def head(self, name: str, number: str) -> str:
         return f'{{"name": {json.dumps(name)}, "{self.key}": '
 
     @property
@@ -62,7 +69,7 @@ class NamedSpelling(_JsonArguments):
     """The name ends where this begins; anything may be between it and the object."""
     tail: str = ""
 
-    def head(self, name: str) -> str:
+    def head(self, name: str, number: str) -> str:
         return f"{self.before}{name}{self.after}"
 
     def scanner(self, first: str, names: Collection[str], schemas: Schemas) -> CallScanner | None:
@@ -72,14 +79,56 @@ class NamedSpelling(_JsonArguments):
 
 
 @dataclass(frozen=True, slots=True)
+class NumberedSpelling(_JsonArguments):
+    """The name and the call's number, and then the arguments as an object: `functions.f:0`. Name
+    and number are the call's id, which the model sees again in the next prompt."""
+
+    before: str
+    """Models may omit it."""
+    number_start: str
+    after: str
+    tail: str = ""
+
+    def id(self, name: str, number: int | str) -> str:
+        """The id of a call."""
+        return f"{self.before}{name}{self.number_start}{number}"
+
+    def head(self, name: str, number: str) -> str:
+        return self.id(name, number) + self.after
+
+    def scanner(self, first: str, names: Collection[str], schemas: Schemas) -> CallScanner | None:
+        if not is_of_name(first):
+            return None
+        return NumberedCallScanner(
+            names, before=self.before, number_start=self.number_start, after=self.after
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PythonicSpelling:
+    """`f(city="Oslo", days=3)`: named arguments, each a Python literal."""
+
+    tail = ")"
+
+    def head(self, name: str, number: str) -> str:
+        return f"{name}("
+
+    def arguments(self, arguments: Mapping[str, Any]) -> str:
+        return ", ".join(f"{key}={_as_python(value)}" for key, value in arguments.items())
+
+    def scanner(self, first: str, names: Collection[str], schemas: Schemas) -> CallScanner | None:
+        return PythonicCallScanner(names) if is_of_name(first) else None
+
+
+@dataclass(frozen=True, slots=True)
 class EitherSpelling:
     """Written as the first; the other is read too, as models of a family differ."""
 
     written: CallSpelling
     other: CallSpelling
 
-    def head(self, name: str) -> str:
-        return self.written.head(name)
+    def head(self, name: str, number: str) -> str:
+        return self.written.head(name, number)
 
     def arguments(self, arguments: Mapping[str, Any]) -> str:
         return self.written.arguments(arguments)
@@ -103,7 +152,7 @@ class TaggedSpelling:
     call_break: str = ""
     """The same after the call."""
 
-    def head(self, name: str) -> str:
+    def head(self, name: str, number: str) -> str:
         return f"{self.tags.name_open}{name}{self.tags.name_close}\n"
 
     def arguments(self, arguments: Mapping[str, Any]) -> str:
@@ -133,3 +182,17 @@ class TaggedSpelling:
 
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _as_python(value: object) -> str:
+    """A JSON value as a Python literal. Strings are the same in both."""
+    match value:
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case list():
+            return f"[{', '.join(map(_as_python, value))}]"
+        case dict():
+            items = (f"{_as_python(key)}: {_as_python(item)}" for key, item in value.items())
+            return f"{{{', '.join(items)}}}"
+        case _:
+            return repr(value)

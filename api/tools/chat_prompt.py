@@ -11,10 +11,12 @@ from ...engine.errors import InvalidParameter
 from ...engine.text.chat_form import ChatForm
 from ...engine.text.tokenizer import Tokenizer
 from ..contract.errors import ApiError
+from .call_spelling import NumberedSpelling
 from .conversation import ChatMessage, PastCall
+from .numbered_ids import with_numbered_ids
 from .rendering import rendered
 from .tool import Tool
-from .tool_format import HERMES, TOOL_FORMATS, ToolFormat, ToolFormatName
+from .tool_format import HERMES, OPENAI, TOOL_FORMATS, ToolFormat, ToolFormatName
 
 _PROBE = "lpx_probe"
 _PROBE_TOOL = Tool(_PROBE, "A probe.", {"type": "object", "properties": {}}, is_strict=False)
@@ -25,6 +27,7 @@ _WRITTEN = (
     (ToolFormatName.MISTRAL, rf'\[TOOL_CALLS\]\s*\[{_OBJECT}"arguments": ?\{{'),
     (ToolFormatName.MISTRAL_ARGS, r"\[TOOL_CALLS\]\s*lpx_probe(\[CALL_ID\]\w*)?\[ARGS\]\s*\{"),
     (ToolFormatName.GRANITE, rf'<\|tool_call\|>\s*\[{_OBJECT}"arguments": ?\{{'),
+    (ToolFormatName.HUNYUAN_A13B, rf'<tool_calls>\[{_OBJECT}"arguments": ?\{{'),
     (ToolFormatName.JAMBA, rf'<tool_calls>\s*\[\s*{_OBJECT}"arguments": ?\{{'),
     (ToolFormatName.PHI4_MINI, rf'functools\s*\[{_OBJECT}"arguments": ?\{{'),
     (
@@ -44,8 +47,19 @@ _WRITTEN = (
         r'<minimax:tool_call>\s*<invoke name="lpx_probe">\s*<parameter name="x">',
     ),
     (ToolFormatName.GLM45, r"<tool_call>\s*lpx_probe\s*<arg_key>x</arg_key>\s*<arg_value>"),
+    (ToolFormatName.KIMI_K2, r"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*\{"),
+    (
+        ToolFormatName.STEP3,
+        r'<steptml:invoke name="lpx_probe">\s*<steptml:parameter name="x">',
+    ),
+    (ToolFormatName.OPENAI, r"to=functions\.lpx_probe ?<\|channel\|>commentary"),
+    (ToolFormatName.LFM2, r"<\|tool_call_start\|>\s*\[lpx_probe\(x="),
+    (ToolFormatName.LLAMA4_PYTHONIC, r"(?s)<\|header_start\|>.*\n\[lpx_probe\(x="),
+    (ToolFormatName.PYTHONIC, r"\n\[lpx_probe\(x="),
+    (ToolFormatName.XLAM, rf'\n\[\s*{_OBJECT}"arguments": ?\{{'),
 )
-"""The text that a template writes for the probe's call, which identifies the format."""
+"""The text that a template writes for the probe's call, which identifies the format. Where there is
+no marker the call begins a line: after anything else it is of an unknown format."""
 
 
 class ChatPrompts:
@@ -92,6 +106,10 @@ class ChatPrompts:
             raise InvalidParameter("continue_final_message", message)
         if not self._knows_tools:
             messages = self._described(messages, tools)
+        elif self._format is not None and isinstance(self._format.spelling, NumberedSpelling):
+            messages = with_numbered_ids(messages, self._format.spelling)
+        elif self._format is OPENAI:
+            messages = [_with_one_text(message) for message in messages]
         elif self._takes_arguments_as_text:
             messages = [self._with_written_calls(message) for message in messages]
         return (tokenizer or self._tokenizer).encode_chat(
@@ -144,6 +162,12 @@ def describe_tools(written: ToolFormat, tools: Sequence[Tool]) -> str:
         "# Tools\n\nYou may call functions to help the user. They are described by JSON schemas "
         f"here:\n<tools>\n{functions}\n</tools>\n\nTo call one, answer like this:\n{example}"
     )
+
+
+def _with_one_text(message: ChatMessage) -> ChatMessage:
+    """Without the text before a call if there is reasoning: the template of gpt-oss writes either
+    as the reasoning before the call, and refuses both."""
+    return replace(message, text="") if message.calls and message.reasoning else message
 
 
 def _knows_tools(tokenizer: Tokenizer) -> bool:

@@ -51,5 +51,6 @@ class ChatMessage:
         if self.tool_name is not None:
             message["name"] = self.tool_name
         if self.reasoning:
-            message |= dict.fromkeys(("reasoning_content", "reasoning"), self.reasoning)
+            names = ("reasoning_content", "reasoning", "thinking")
+            message |= dict.fromkeys(names, self.reasoning)
         return message

@@ -67,6 +67,6 @@ def _find_format(tokenizer: Tokenizer, chosen: ReasoningParser | None) -> Reason
     found = [
         written
         for written in DETECTABLE_FORMATS
-        if all(marker in template for marker in written.markers)
+        if written.opening in template and written.closing in template
     ]
     return found[0] if len(found) == 1 else None

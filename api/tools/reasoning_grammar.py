@@ -10,7 +10,7 @@ from ...engine.grammars.spec import GrammarKind, GrammarSpec
 from ...engine.text.tokenizer import Tokenizer
 from .call_grammar import ANY_OBJECT, as_json
 from .reasoning import Reasoning
-from .reasoning_format import Beginning
+from .reasoning_format import Beginning, Frame
 
 _BLANKS = "/[ \\t\\r\\n]{1,8}/"
 """Bounded: an uncertain model could write blanks without end."""
@@ -25,19 +25,22 @@ def grammar_after_reasoning(
     """
     if reasoning.beginning is Beginning.ANSWER:
         return answer
-    opening, closing = (_marker(m, tokenizer) for m in reasoning.format.markers)
+    written = reasoning.format
+    opening, closing = (marker_symbol(m, tokenizer) for m in (written.opening, written.closing))
     is_optional = reasoning.beginning is Beginning.EITHER
     rules = {
-        "start": f"({opening} reasoning)? answer" if is_optional else "reasoning answer",
-        **_reasoning_rules(closing, reasoning.format.closing),
+        "start": f"({opening} reasoning)? framed" if is_optional else "reasoning framed",
+        **_reasoning_rules(closing, written.closing),
+        "framed": _framed_rule(written.frame, tokenizer),
         "BLANKS": _BLANKS,
-        "answer": _answer_rule(answer),
+        "answer": answer_rule(answer),
     }
     text = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
     return GrammarSpec(GrammarKind.LARK, text + "\n")
 
 
-def _marker(text: str, tokenizer: Tokenizer) -> str:
+def marker_symbol(text: str, tokenizer: Tokenizer) -> str:
+    """A marker in Lark: a token if it is a special one."""
     token_id = tokenizer.special_token_ids_of([text]).get(text)
     return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
@@ -49,7 +52,16 @@ def _reasoning_rules(closing: str, text: str) -> dict[str, str]:
     return {"reasoning": "closed BLANKS?", "closed[lazy]": f"/(.|\\n)*{pattern}/"}
 
 
-def _answer_rule(answer: GrammarSpec) -> str:
+def _framed_rule(frame: Frame | None, tokenizer: Tokenizer) -> str:
+    """The answer in its frame, or without one: readers accept both."""
+    if frame is None:
+        return "answer"
+    opening, closing = (marker_symbol(marker, tokenizer) for marker in frame)
+    return f"answer | {opening} BLANKS? answer BLANKS? {closing}"
+
+
+def answer_rule(answer: GrammarSpec) -> str:
+    """A grammar of any kind as the right side of a rule. Raises InvalidGrammar."""
     match answer.kind:
         case GrammarKind.JSON_SCHEMA:
             schema = read_schema(answer)

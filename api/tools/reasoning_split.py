@@ -41,6 +41,8 @@ class ReasoningSplit:
         """Text that is not assigned yet."""
         self._is_blank = True
         """Whether the reasoning so far is blank."""
+        self._label = written.label
+        """The label that may still come."""
 
     @property
     def is_over(self) -> bool:
@@ -83,6 +85,8 @@ class ReasoningSplit:
     def _read_reasoning(self) -> str:
         if self._is_blank:
             self._pending = self._pending.lstrip()
+        if self._label and not self._pass_label():
+            return ""
         closing = self._format.closing
         found = self._pending.find(closing)
         end = found if found >= 0 else len(self._pending) - num_begun(self._pending, closing)
@@ -94,6 +98,14 @@ class ReasoningSplit:
         else:
             self._pending = self._pending[len(certain) :]
         return certain
+
+    def _pass_label(self) -> bool:
+        """Whether it is known that the label came or does not come."""
+        if len(self._pending) < len(self._label) and self._label.startswith(self._pending):
+            return False
+        self._pending = self._pending.removeprefix(self._label).lstrip()
+        self._label = ""
+        return True
 
     def _take(self) -> str:
         taken, self._pending = self._pending, ""

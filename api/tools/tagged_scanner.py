@@ -53,6 +53,8 @@ class TaggedCallScanner:
     """Gives the arguments as a JSON object. Strings are given as they arrive, other values when
     they are complete. Once the function is known, text that is no argument ends the call."""
 
+    id: str | None = None
+
     def __init__(
         self, tags: Tags, names: Collection[str], schemas: Mapping[str, Mapping[str, Any]]
     ) -> None:

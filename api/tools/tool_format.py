@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,10 +12,13 @@ from .call_spelling import (
     CallSpelling,
     EitherSpelling,
     NamedSpelling,
+    NumberedSpelling,
     ObjectSpelling,
+    PythonicSpelling,
     Schemas,
     TaggedSpelling,
 )
+from .harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START
 from .tagged_scanner import Tags
 
 ARGS = "[ARGS]"
@@ -30,15 +33,39 @@ class ToolFormatName(StrEnum):
     GLM45 = "glm45"
     GRANITE = "granite"
     HERMES = "hermes"
+    HUNYUAN_A13B = "hunyuan_a13b"
     INTERNLM = "internlm"
     JAMBA = "jamba"
+    KIMI_K2 = "kimi_k2"
+    LFM2 = "lfm2"
     LLAMA = "llama3_json"
+    LLAMA4_PYTHONIC = "llama4_pythonic"
     MINIMAX_M2 = "minimax_m2"
     MISTRAL = "mistral"
     MISTRAL_ARGS = "mistral_args"
+    OPENAI = "openai"
     PHI4_MINI = "phi4_mini_json"
+    PYTHONIC = "pythonic"
     QWEN3_CODER = "qwen3_coder"
     SEED_OSS = "seed_oss"
+    STEP3 = "step3"
+    XLAM = "xlam"
+
+
+@dataclass(frozen=True, slots=True)
+class BareStart:
+    """The start of answers that are calls without a marker before them."""
+
+    text: str
+    """An answer that begins with it may be calls."""
+    free: str
+    """A regular expression, in Lark's syntax, for the answers that begin otherwise: an answer that
+    is to follow a grammar is one of these or calls."""
+
+
+_BARE_OBJECT = BareStart("{", r"([^{\s](.|\n)*)?")
+_BARE_OBJECTS = BareStart("[", r"([^\[\s](.|\n)*|\[([^{\s](.|\n)*)?)?")
+_BARE_EXPRESSIONS = BareStart("[", r"([^\[\s](.|\n)*|\[([^A-Za-z_\s](.|\n)*)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +80,8 @@ class ToolFormat:
     after: str
     spelling: CallSpelling = _OBJECT
     """How a call is written."""
-    is_bare: bool = False
-    """An answer that begins with an object is a call, without `opening`."""
+    bare: BareStart | None = None
+    """How an answer begins that is calls without `opening`; None: there are no such answers."""
     lead_ins: tuple[str, ...] = ()
     """What may occur between `opening` and the first call, besides blanks."""
     separators: tuple[str, ...] = ()
@@ -69,14 +96,19 @@ class ToolFormat:
         """The markers that may be special tokens, which answers otherwise omit."""
         return (self.opening, *self.separators, *self.hidden_markers)
 
+    @property
+    def is_plain_json(self) -> bool:
+        """Whether an answer in JSON may be calls."""
+        return self.bare is not None and isinstance(self.spelling, ObjectSpelling)
+
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls, each a name and its arguments, as a model would write them."""
         spelling = self.spelling
         written = [
-            spelling.head(name) + spelling.arguments(arguments) + spelling.tail
-            for name, arguments in calls
+            spelling.head(name, str(number)) + spelling.arguments(arguments) + spelling.tail
+            for number, (name, arguments) in enumerate(calls)
         ]
-        opening = "" if self.is_bare else self.opening
+        opening = "" if self.bare else self.opening
         return opening + self.before + self.between.join(written) + self.after
 
     def scanner(self, first: str, names: Collection[str], schemas: Schemas) -> CallScanner | None:
@@ -100,7 +132,7 @@ LLAMA = ToolFormat(
     between="; ",
     after="",
     spelling=ObjectSpelling("parameters"),
-    is_bare=True,
+    bare=_BARE_OBJECT,
     separators=(";",),
     reopening="{",
 )
@@ -146,6 +178,24 @@ JAMBA = ToolFormat(
     after="\n]</tool_calls>",
     lead_ins=("[",),
     separators=(",", "]", "</tool_calls>"),
+    reopening="{",
+)
+HUNYUAN_A13B = replace(
+    JAMBA,
+    name=ToolFormatName.HUNYUAN_A13B,
+    before="[",
+    between=", ",
+    after="]</tool_calls>",
+)
+XLAM = ToolFormat(
+    ToolFormatName.XLAM,
+    opening="```json",
+    before="[",
+    between=", ",
+    after="]",
+    bare=_BARE_OBJECTS,
+    lead_ins=("[",),
+    separators=(",", "]", "```"),
     reopening="{",
 )
 PHI4_MINI = ToolFormat(
@@ -201,6 +251,58 @@ DEEPSEEK_V31 = ToolFormat(
     hidden_markers=(_DEEPSEEK_CALL, _DEEPSEEK_NAME),
 )
 
+KIMI_K2 = ToolFormat(
+    ToolFormatName.KIMI_K2,
+    opening="<|tool_calls_section_begin|>",
+    before="<|tool_call_begin|>",
+    between="<|tool_call_end|><|tool_call_begin|>",
+    after="<|tool_call_end|><|tool_calls_section_end|>",
+    spelling=NumberedSpelling(
+        before="functions.", number_start=":", after="<|tool_call_argument_begin|>"
+    ),
+    lead_ins=("<|tool_call_begin|>",),
+    separators=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    reopening="<|tool_call_begin|>",
+    hidden_markers=("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+)
+
+_HARMONY_CALL = f"{CHANNEL}commentary to=functions."
+OPENAI = ToolFormat(
+    ToolFormatName.OPENAI,
+    opening=_HARMONY_CALL,
+    before="",
+    between=f"{CALL}{START}assistant{_HARMONY_CALL}",
+    after=CALL,
+    spelling=NamedSpelling(before="", after=f" {CONSTRAIN}json{MESSAGE}", name_end=" "),
+    separators=(CALL, f"{START}assistant"),
+    hidden_markers=(START, CHANNEL, CONSTRAIN, MESSAGE, END),
+)
+
+
+def _pythonic(
+    name: ToolFormatName, opening: str, *closings: str, bare: BareStart | None
+) -> ToolFormat:
+    """A list of calls as Python writes them, between markers of one's own."""
+    return ToolFormat(
+        name,
+        opening=opening,
+        before="[",
+        between=", ",
+        after="".join(("]", *closings)) if bare is None else "]",
+        spelling=PythonicSpelling(),
+        bare=bare,
+        lead_ins=("[", ","),
+        separators=("]", *closings),
+        reopening=",",
+    )
+
+
+PYTHONIC = _pythonic(ToolFormatName.PYTHONIC, "<|python_tag|>", bare=_BARE_EXPRESSIONS)
+LLAMA4_PYTHONIC = _pythonic(
+    ToolFormatName.LLAMA4_PYTHONIC, "<|python_start|>", "<|python_end|>", bare=_BARE_EXPRESSIONS
+)
+LFM2 = _pythonic(ToolFormatName.LFM2, "<|tool_call_start|>", "<|tool_call_end|>", bare=None)
+
 
 def _tagged_by_equals(name: ToolFormatName, marker: str) -> ToolFormat:
     """Qwen 3 Coder's format, between a marker of one's own."""
@@ -247,6 +349,32 @@ MINIMAX_M2 = ToolFormat(
     separators=("</minimax:tool_call>",),
     reopening="<invoke",
 )
+_STEP3_CALL = "<｜tool_call_begin｜>"
+_STEP3_CALL_END = "<｜tool_call_end｜>"
+_STEP3_CALLS_END = "<｜tool_calls_end｜>"
+_STEP3_SEPARATOR = "<｜tool_sep｜>"
+STEP3 = ToolFormat(
+    ToolFormatName.STEP3,
+    opening="<｜tool_calls_begin｜>",
+    before=f"\n{_STEP3_CALL}function{_STEP3_SEPARATOR}",
+    between=f"{_STEP3_CALL_END}\n{_STEP3_CALL}function{_STEP3_SEPARATOR}",
+    after=f"{_STEP3_CALL_END}\n{_STEP3_CALLS_END}",
+    spelling=TaggedSpelling(
+        Tags(
+            name_open='<steptml:invoke name="',
+            name_close='">',
+            key_open='<steptml:parameter name="',
+            key_close='">',
+            value_open="",
+            value_close="</steptml:parameter>",
+            call_close="</steptml:invoke>",
+        )
+    ),
+    lead_ins=(_STEP3_CALL, "function", _STEP3_SEPARATOR),
+    separators=(_STEP3_CALL_END, _STEP3_CALLS_END),
+    reopening=_STEP3_CALL,
+    hidden_markers=(_STEP3_CALL, _STEP3_SEPARATOR),
+)
 GLM45 = ToolFormat(
     ToolFormatName.GLM45,
     opening="<tool_call>",
@@ -271,5 +399,6 @@ TOOL_FORMATS: Mapping[ToolFormatName, ToolFormat] = {
     for written in (
         *(HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, GRANITE, JAMBA, PHI4_MINI, INTERNLM),
         *(DEEPSEEK_V3, DEEPSEEK_V31, QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45),
+        *(HUNYUAN_A13B, XLAM, KIMI_K2, PYTHONIC, LLAMA4_PYTHONIC, LFM2, STEP3, OPENAI),
     )
 }

@@ -107,18 +107,23 @@ class Tokenizer:
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
         truncate: int | None = None,
+        max_second_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of two texts, with the special tokens that the tokenizer puts around a pair.
 
-        `truncate`: of a longer pair, the last tokens of `second` are left out until it has so many.
-        Raises InvalidParameter if `second` has too few for this, and PromptTooLong as `encode`.
+        `truncate`: of a longer pair, the last tokens of `second` are left out until it has so many;
+        `max_second_tokens`: until `second` has so many. Raises InvalidParameter if `second` has too
+        few for this, and PromptTooLong as `encode`.
         """
         self._check_length(first + second, max_tokens)
         encoding = self.backend.encode(first, second, add_special_tokens=add_special_tokens)
-        surplus = 0 if truncate is None else len(encoding.ids) - truncate
+        of_second = [place for place, text in enumerate(encoding.sequence_ids) if text == 1]
+        surplus = max(
+            0 if truncate is None else len(encoding.ids) - truncate,
+            0 if max_second_tokens is None else len(of_second) - max_second_tokens,
+        )
         if surplus <= 0:
             return encoding.ids
-        of_second = [place for place, text in enumerate(encoding.sequence_ids) if text == 1]
         if surplus > len(of_second):
             raise InvalidParameter(
                 "truncate_prompt_tokens", "leaves too few tokens for the first text"

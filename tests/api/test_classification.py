@@ -145,6 +145,32 @@ def test_documents_are_ranked_by_their_scores(caller: Caller, path: str) -> None
     assert [entry["document"] for entry in few["results"]] == [None, None]
 
 
+def test_the_paths_of_vllm_are_the_same_routes(caller: Caller) -> None:
+    pair = {"model": "relevance", "text_1": "query: ", "text_2": TEXTS}
+    scores = [post(caller, path, **pair)["data"] for path in ("/score", "/v1/score")]
+    assert [e["score"] for e in scores[0]] == pytest.approx([e["score"] for e in scores[1]])
+    labels = [
+        post(caller, path, model="topics", input=TEXTS)["data"]
+        for path in ("/classify", "/v1/classify")
+    ]
+    assert [e["label"] for e in labels[0]] == [e["label"] for e in labels[1]]
+
+
+def test_long_documents_lose_their_ends_alone(caller: Caller) -> None:
+    body = {"model": "relevance", "query": "query: ", "documents": ["short", "y" * 600]}
+    refused = caller.http.post("/v1/rerank", json=body)
+    check_envelope(refused, "context_length_exceeded")
+    cut = post(caller, "/v1/rerank", **body, max_tokens_per_doc=20)
+    alone = post(caller, "/v1/rerank", **{**body, "documents": ["short", "y" * 20]})
+    assert cut["usage"] == alone["usage"]
+    assert [e["index"] for e in cut["results"]] == [e["index"] for e in alone["results"]]
+    scores = [[e["relevance_score"] for e in answer["results"]] for answer in (cut, alone)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    assert cut["results"][0]["document"]["text"] in body["documents"], "as it was sent"
+    refused = caller.http.post("/v1/rerank", json={**body, "max_tokens_per_doc": 0})
+    check_envelope(refused, "invalid_parameter", "max_tokens_per_doc")
+
+
 def test_the_document_of_a_long_pair_loses_its_end(caller: Caller) -> None:
     score = {"model": "relevance", "text_1": "q" * 10}
     refused = caller.http.post("/v1/score", json={**score, "text_2": "y" * 600})
@@ -196,9 +222,9 @@ def test_the_document_of_a_long_pair_loses_its_end(caller: Caller) -> None:
         ),
         (
             "/v1/rerank",
-            {"model": "relevance", "query": "x", "documents": ["y"], "max_tokens_per_doc": 3},
+            {"model": "relevance", "query": "x", "documents": ["y"], "rank_fields": ["a"]},
             "unsupported_parameter",
-            "max_tokens_per_doc",
+            "rank_fields",
         ),
         ("/v1/completions", {"model": "topics", "prompt": "x"}, "classifier_only", None),
         (
@@ -264,6 +290,27 @@ def test_push_says_how_to_call_a_classifier(
     assert f"curl {caller.url}/v1/classify" in err
     assert '"model": "pushes-classifiers/tags@1"' in err
     assert "chat" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "field"), [("topics", "classify", "input"), ("relevance", "rerank", "query")]
+)
+def test_show_names_the_route_of_a_classifier(
+    caller: Caller,
+    name: str,
+    path: str,
+    field: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = Command(monkeypatch, capsys, caller)("show", name)
+    assert code == ExitCode.OK
+    assert "classify" in out
+    assert f"curl {caller.url}/v1/{path}" in err
+    sent = json.loads(err.partition("-d '")[2].partition("'")[0])
+    assert field in sent
+    answer = caller.http.post(f"/v1/{path}", json=sent)
+    assert answer.status_code == 200, answer.text
 
 
 def test_labels_that_are_not_those_of_the_head_are_refused(

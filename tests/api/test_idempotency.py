@@ -29,7 +29,15 @@ from loraplex.platform.idempotency.service import KeyedRequest
 from support.server import Caller, ServerUnderTest
 
 GENERATIONS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"}
-GENERATIONS |= {"/v1/classify", "/v1/score", "/v1/rerank", "/v2/rerank", "/rerank"}
+GENERATIONS |= {
+    "/classify",
+    "/score",
+    "/v1/classify",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+}
 GENERATIONS |= {"/v1/messages", "/v1/messages/count_tokens"}
 GENERATIONS |= {"/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"}
 SIGNING_IN = {

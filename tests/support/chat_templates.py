@@ -117,8 +117,63 @@ INTERNLM_TEMPLATE = _TALK.replace(
     '<|action_start|><|plugin|>\n{"name": "{{ call.name }}", "parameters": '
     "{{ call.arguments | tojson }}}<|action_end|>\n",
 )
+HUNYUAN_TEMPLATE = _TALK.replace(
+    "CALL",
+    '<tool_calls>[{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}]'
+    "</tool_calls>",
+)
+XLAM_TEMPLATE = _TALK.replace(
+    "CALL", '{{ "\\n" }}[{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}]'
+)
+KIMI_K2_TEMPLATE = (
+    "{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}## Return of {{ message.tool_call_id }}\n{% endif %}"
+    "{{ message.content }}"
+    "{%- if message.tool_calls %}<|tool_calls_section_begin|>"
+    "{%- for call in message.tool_calls %}"
+    "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+    "{{ call.function.arguments | tojson }}<|tool_call_end|>"
+    "{%- endfor %}<|tool_calls_section_end|>{% endif %}{% endfor %}"
+)
+"""It writes a call's id, which contains the name."""
+STEP3_TEMPLATE = _TALK.replace(
+    "CALL",
+    "{{ '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
+    "<steptml:invoke name=\"' + call.name + '\">' }}\n"
+    "{% for key, value in call.arguments.items() %}"
+    '<steptml:parameter name="{{ key }}">{{ value }}</steptml:parameter>\n{% endfor %}'
+    "</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+)
+UNKNOWN_CALLS_TEMPLATE = _TALK.replace("CALL", "{{ call.name }} <- {{ call.arguments | tojson }}")
+"""Calls in a form of its own."""
 PYTHONIC_TEMPLATE = _TALK.replace(
     "CALL",
-    "[{{ call.name }}({% for key, value in call.arguments.items() %}{{ key }}={{ value }}"
+    "{{ '\\n' }}[{{ call.name }}("
+    "{% for key, value in call.arguments.items() %}{{ key }}={{ value }}"
     "{% endfor %})]",
+)
+HARMONY_TEMPLATE = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
+    "{%- for tool in tools or [] %}<|start|>developer<|message|>type {{ tool.function.name }}"
+    "<|end|>{% endfor %}"
+    "{%- for message in messages %}"
+    "{%- if message.tool_calls %}"
+    "{%- if message.content and message.thinking %}{{ raise_exception('not both') }}{% endif %}"
+    "{%- if message.content or message.thinking %}<|start|>assistant<|channel|>analysis<|message|>"
+    "{{- message.content or message.thinking }}<|end|>{% endif %}"
+    "{%- set call = message.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>"
+    "{{- call.arguments | tojson }}<|call|>"
+    "{%- elif message.role == 'assistant' %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>"
+    "{%- elif message.role == 'tool' %}<|start|>functions.{{ message.name }} to=assistant"
+    "<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>"
+    "{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+"""It writes calls with the recipient before the channel."""
+LLAMA4_PYTHONIC_TEMPLATE = "<|header_start|>" + PYTHONIC_TEMPLATE
+LFM2_TEMPLATE = PYTHONIC_TEMPLATE.replace("[{{", "<|tool_call_start|>[{{", 1).replace(
+    ")]", ")]<|tool_call_end|>"
 )

@@ -11,23 +11,30 @@ from hypothesis import strategies as st
 
 from loraplex.api.tools.answer_part import ArgumentsText, CallOpened, Text
 from loraplex.api.tools.answer_reader import AnswerReader
-from loraplex.api.tools.call_spelling import Schemas, TaggedSpelling
+from loraplex.api.tools.call_spelling import PythonicSpelling, Schemas, TaggedSpelling
 from loraplex.api.tools.tool_format import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     GLM45,
     GRANITE,
     HERMES,
+    HUNYUAN_A13B,
     INTERNLM,
     JAMBA,
+    KIMI_K2,
+    LFM2,
     LLAMA,
+    LLAMA4_PYTHONIC,
     MINIMAX_M2,
     MISTRAL,
     MISTRAL_ARGS,
     PHI4_MINI,
+    PYTHONIC,
     QWEN3_CODER,
     SEED_OSS,
+    STEP3,
     TOOL_FORMATS,
+    XLAM,
     ToolFormat,
 )
 
@@ -136,7 +143,9 @@ JSON_OBJECTS = st.dictionaries(
 
 
 WITH_JSON = [
-    written for written in TOOL_FORMATS.values() if not isinstance(written.spelling, TaggedSpelling)
+    written
+    for written in TOOL_FORMATS.values()
+    if not isinstance(written.spelling, TaggedSpelling | PythonicSpelling)
 ]
 """Formats that can write any arguments."""
 
@@ -156,6 +165,64 @@ def test_what_a_format_writes_is_read_whatever_the_pieces(
     text, made = read(written, pieces)
     assert text == ""
     assert [(name, json.loads(arguments)) for name, arguments in made] == calls
+
+
+PYTHONIC_FORMATS = [PYTHONIC, LLAMA4_PYTHONIC, LFM2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    written=st.sampled_from(PYTHONIC_FORMATS),
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(NAMES)),
+            st.dictionaries(
+                st.from_regex("[a-z_]{1,4}", fullmatch=True),
+                st.recursive(
+                    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+                    lambda inner: (
+                        st.lists(inner, max_size=3)
+                        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+                    ),
+                    max_leaves=6,
+                ),
+                max_size=3,
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    data=st.data(),
+)
+def test_calls_in_python_are_read_whatever_the_pieces(
+    written: ToolFormat, calls: list[tuple[str, dict[str, object]]], data: st.DataObject
+) -> None:
+    answer = written.write(calls)
+    cuts = data.draw(st.lists(st.integers(0, len(answer)), max_size=8).map(sorted))
+    pieces = [answer[i:j] for i, j in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
+    text, made = read(written, pieces)
+    assert text == ""
+    assert [(name, json.loads(arguments)) for name, arguments in made] == calls
+
+
+def test_a_string_in_python_arrives_as_it_is_written() -> None:
+    reader = AnswerReader(PYTHONIC, NAMES)
+    assert reader.push("[f(city") == []
+    opened, *_ = reader.push("=")
+    assert isinstance(opened, CallOpened)
+    assert reader.push("'O") == [ArgumentsText(0, '"O')]
+    assert reader.push("'") == [ArgumentsText(0, '"')]
+    assert reader.push(")") == [ArgumentsText(0, "}")]
+
+
+def test_a_call_that_the_model_numbers_has_the_models_id() -> None:
+    reader = AnswerReader(KIMI_K2, NAMES)
+    answer = KIMI_K2.write([("f", {}), ("f", {"a": 1})])
+    opened = [part for part in reader.push(answer) if isinstance(part, CallOpened)]
+    assert [part.id for part in opened] == ["functions.f:0", "functions.f:1"]
+    other = AnswerReader(HERMES, NAMES)
+    drawn = [part for part in other.push(HERMES.write([("f", {})])) if isinstance(part, CallOpened)]
+    assert len(drawn[0].id) == 9
 
 
 PIECES = [
@@ -178,6 +245,12 @@ PIECES = [
     ),
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "f[ARGS]", "<|python_tag|>"),
     *('{"name": "f", ', '"arguments": ', "{}", "}", "{", '"', "[", "]", ",", ";"),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:1", "f:2", ":0"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    *("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+    *('<steptml:invoke name="f">', '<steptml:parameter name="k">', "</steptml:parameter>"),
+    *("</steptml:invoke>", "function", "<|python_start|>", "<|python_end|>", "</tool_calls>"),
+    *("<|tool_call_start|>", "f(", "k=", ")", "'", "1", "True", "\\", ":", "```json"),
     *(" ", "\n", "<", "x"),
 ]
 
@@ -291,6 +364,72 @@ TRANSCRIPTS: list[tuple[ToolFormat, str, Read]] = [
         ("Yes.", [("f", '{"a": 1}')]),
     ),
     (PHI4_MINI, 'functools[{"name": "f", "arguments": {"a": 1}}]', ("", [("f", '{"a": 1}')])),
+    (
+        HUNYUAN_A13B,
+        'Sure. <tool_calls>[{"name": "f", "arguments": {"a": {"b": {"c": 1}}}}, '
+        '{"name": "f", "arguments": {}}]</tool_calls>',
+        ("Sure.", [("f", '{"a": {"b": {"c": 1}}}'), ("f", "{}")]),
+    ),
+    (
+        XLAM,
+        '[{"name": "f", "arguments": {"a": 1}}, {"name": "get-weather_2", "arguments": {}}]',
+        ("", [("f", '{"a": 1}'), ("get-weather_2", "{}")]),
+    ),
+    (
+        XLAM,
+        'I look.\n```json\n[{"name": "f", "arguments": {"a": 1}}]\n```\nDone.',
+        ("I look.Done.", [("f", '{"a": 1}')]),
+    ),
+    (
+        KIMI_K2,
+        "Let me see.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+        '<|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|><|tool_call_begin|>'
+        "get-weather_2:1 <|tool_call_argument_begin|> {}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        ("Let me see.", [("f", '{"city": "Oslo"}'), ("get-weather_2", "{}")]),
+    ),
+    (
+        PYTHONIC,
+        "[f(city='São \"Paulo\"', days = 3, exact=True, near=None,\n  tags=[\"a\", 'it\\'s']), "
+        "get-weather_2()]",
+        (
+            "",
+            [
+                (
+                    "f",
+                    '{"city": "São \\"Paulo\\"", "days": 3, "exact": true, "near": null, '
+                    '"tags": ["a", "it\'s"]}',
+                ),
+                ("get-weather_2", "{}"),
+            ],
+        ),
+    ),
+    (
+        PYTHONIC,
+        'Sure.<|python_tag|>[f(a={"b": [-1.5, false,]},)]',
+        ("Sure.", [("f", '{"a": {"b": [-1.5, false]}}')]),
+    ),
+    (
+        LLAMA4_PYTHONIC,
+        '<|python_start|>[f(city="Oslo"), f()]<|python_end|>',
+        ("", [("f", '{"city": "Oslo"}'), ("f", "{}")]),
+    ),
+    (LLAMA4_PYTHONIC, '[f(city="Oslo")]', ("", [("f", '{"city": "Oslo"}')])),
+    (
+        LFM2,
+        'I look.<|tool_call_start|>[f(city="Oslo")]<|tool_call_end|>Wait.',
+        ("I look.Wait.", [("f", '{"city": "Oslo"}')]),
+    ),
+    (
+        STEP3,
+        "OK.<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="f">\n<steptml:parameter name="city">1 < 2</steptml:parameter>\n'
+        '<steptml:parameter name="days">3</steptml:parameter>\n</steptml:invoke>'
+        "<｜tool_call_end｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="get-weather_2">\n</steptml:invoke><｜tool_call_end｜>\n'
+        "<｜tool_calls_end｜>",
+        ("OK.", [("f", '{"city": "1 < 2", "days": 3}'), ("get-weather_2", "{}")]),
+    ),
     # Malformed
     (QWEN3_CODER, "<tool_call>\n<function=h>\n", ("<tool_call>\n<function=h>\n", [])),
     (QWEN3_CODER, "<tool_call>\n<funktion=f>", ("<tool_call>\n<funktion=f>", [])),
@@ -304,7 +443,25 @@ TRANSCRIPTS: list[tuple[ToolFormat, str, Read]] = [
     (GRANITE, "<|tool_call|> nothing", ("<|tool_call|> nothing", [])),
     (INTERNLM, "<|action_start|><|interpreter|>", ("<|action_start|><|interpreter|>", [])),
     (PHI4_MINI, "functools is a module", ("functools is a module", [])),
+    (XLAM, "[1, 2] is a list", ("[1, 2] is a list", [])),
+    (XLAM, '[{"name": "h"}]', ('[{"name": "h"}]', [])),
+    (XLAM, "```json\n{}\n```", ("```json\n{}\n```", [])),
+    (KIMI_K2, "<|tool_calls_section_begin|>f{}", ("<|tool_calls_section_begin|>f{}", [])),
+    (
+        KIMI_K2,
+        "<|tool_calls_section_begin|><|tool_call_begin|>f:x<|tool_call_argument_begin|>{}",
+        ("<|tool_calls_section_begin|><|tool_call_begin|>f:x<|tool_call_argument_begin|>{}", []),
+    ),
+    (PYTHONIC, "[1] and [f] are notes", ("[1] and [f] are notes", [])),
+    (PYTHONIC, "[f(x) for x in y]", ("[f(x) for x in y]", [])),
+    (PYTHONIC, "[h(a=1)]", ("[h(a=1)]", [])),
+    (PYTHONIC, "I call [f(a=1)]", ("I call [f(a=1)]", [])),
+    (PYTHONIC, "[f(a=g(1))]", (")]", [("f", '{"a": ')])),
+    (PYTHONIC, '["f(a=1)"]', ('["f(a=1)"]', [])),
+    (STEP3, "<｜tool_calls_begin｜>f", ("<｜tool_calls_begin｜>f", [])),
     # Cut off
+    (PYTHONIC, "[f(city='Os", ("", [("f", '{"city": "Os')])),
+    (PYTHONIC, "[f(", ("[f(", [])),
     (QWEN3_CODER, "<tool_call><function=f><parameter=city>\nOs", ("", [("f", '{"city": "Os')])),
     (GLM45, "<tool_call>f\n<arg_key>days</arg_key><arg_value>1", ("", [("f", '{"days": ')])),
 ]  # fmt: skip
@@ -320,12 +477,12 @@ def test_transcripts_are_read_wherever_they_are_split(
         assert read(written, [answer[:cut], answer[cut:]], SCHEMAS) == expected
 
 
-@pytest.mark.parametrize("written", [QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45])
+@pytest.mark.parametrize("written", [QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45, STEP3])
 def test_a_string_between_tags_arrives_as_it_is_written(written: ToolFormat) -> None:
     assert isinstance(written.spelling, TaggedSpelling)
     reader = AnswerReader(written, NAMES, SCHEMAS)
     spelling = written.spelling
-    reader.push(written.opening + written.before + spelling.head("f"))
+    reader.push(written.opening + written.before + spelling.head("f", "0"))
     reader.push(spelling.argument_head("city"))
     given = [part.text for part in reader.push('O"s') if isinstance(part, ArgumentsText)]
     assert "".join(given).lstrip('"') == 'O\\"s'
@@ -335,7 +492,7 @@ def test_a_string_between_tags_arrives_as_it_is_written(written: ToolFormat) -> 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    written=st.sampled_from([QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45]),
+    written=st.sampled_from([QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45, STEP3]),
     city=st.text(max_size=8).filter(
         lambda text: not text.startswith("\n") and not text.endswith("\n")
     ),

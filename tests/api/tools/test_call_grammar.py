@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken
 
 from loraplex.api.contract.errors import ApiError
-from loraplex.api.tools.answer_part import ArgumentsText
+from loraplex.api.tools.answer_part import ArgumentsText, Text
 from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
 from loraplex.api.tools.answer_reader import AnswerReader
 from loraplex.api.tools.call_grammar import call_grammar, needs_grammar
@@ -21,12 +21,17 @@ from loraplex.api.tools.tool_format import (
     GLM45,
     HERMES,
     INTERNLM,
+    KIMI_K2,
+    LFM2,
     LLAMA,
     MINIMAX_M2,
     MISTRAL,
+    PYTHONIC,
     QWEN3_CODER,
     SEED_OSS,
+    STEP3,
     TOOL_FORMATS,
+    XLAM,
     ToolFormat,
 )
 from loraplex.engine.errors import InvalidGrammar
@@ -140,7 +145,9 @@ def test_an_answer_with_a_form_is_that_or_calls(tokenizer: Tokenizer, written: T
 
 
 @pytest.mark.parametrize(
-    "written", [HERMES, MISTRAL, DEEPSEEK_V3, INTERNLM, GLM45], ids=lambda f: str(f.name)
+    "written",
+    [HERMES, MISTRAL, DEEPSEEK_V3, INTERNLM, GLM45, KIMI_K2, STEP3, LFM2],
+    ids=lambda f: str(f.name),
 )
 @pytest.mark.parametrize("is_required", [True, False])
 def test_markers_that_are_special_tokens_are_asked_for_as_tokens(
@@ -161,14 +168,63 @@ def _marks(written: ToolFormat) -> list[str]:
     return [marker for marker in written.markers if len(marker) > 3]
 
 
-def test_json_cannot_be_told_from_calls_that_are_plain_json(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("written", [LLAMA, XLAM], ids=lambda f: str(f.name))
+def test_json_cannot_be_told_from_calls_that_are_plain_json(
+    tokenizer: Tokenizer, written: ToolFormat
+) -> None:
     def plan(use: ToolUse) -> AnswerPlan:
-        return plan_answer(use, lambda: LLAMA, tokenizer, form_grammar=None, answer_schema=NUMBER)
+        return plan_answer(use, lambda: written, tokenizer, form_grammar=None, answer_schema=NUMBER)
 
     with pytest.raises(ApiError, match="plain JSON") as refused:
         plan(use_of())
     assert refused.value.code == "unsupported_parameter"
     assert plan(use_of(is_required=True)).grammar is not None
+
+
+def test_calls_that_are_numbered_may_have_any_number(tokenizer: Tokenizer) -> None:
+    accepts = accepting(tokenizer, use_of(is_required=True), KIMI_K2)
+    answer = KIMI_K2.write([("f", {"city": "x"})])
+    assert accepts(answer.replace("f:0", "f:12"))
+    assert not accepts(answer.replace("f:0", "f:"))
+    assert not accepts(answer.replace("f:0", "f"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "refused"),
+    [
+        ({"type": "boolean"}, ["True", "false"], ["None", "1", '"True"']),
+        ({"type": ["string", "null"]}, ["None", "null", '"x"'], ["True", "x"]),
+        ({"const": True, "type": "boolean"}, ["True"], ["False"]),
+        ({"enum": ["a", None]}, ["None", '"a"'], ['"b"']),
+        ({"type": ["string", "null"], "enum": ["a"]}, ['"a"'], ["None"]),
+        ({"type": "array", "items": {"type": "integer"}}, ["[1, 2]"], ["[True]", "(1, 2)"]),
+    ],
+    ids=str,
+)
+def test_words_of_python_are_values_of_their_types(
+    tokenizer: Tokenizer, schema: dict[str, Any], accepted: list[str], refused: list[str]
+) -> None:
+    parameters = {"type": "object", "properties": {"a": schema, "b": {"type": "integer"}}}
+    tool = Tool("f", None, {**parameters, "required": ["b"]}, is_strict=True)
+    use = ToolUse([tool], frozenset({"f"}), is_required=True, is_parallel=False)
+    accepts = accepting(tokenizer, use, PYTHONIC)
+    for word in accepted:
+        assert accepts(f"[f(a={word}, b=1)]")
+    for word in refused:
+        assert not accepts(f"[f(a={word}, b=1)]")
+    assert accepts("[f(b=1)]"), "a is optional"
+    assert not accepts("[f(, b=1)]")
+    assert not accepts("[f(a=1)]"), "b is required"
+
+
+def test_a_list_in_python_is_told_from_one_in_json(tokenizer: Tokenizer) -> None:
+    plan = plan_answer(
+        use_of(), lambda: PYTHONIC, tokenizer, form_grammar=None, answer_schema={"type": "array"}
+    )
+    assert plan.grammar is not None
+    reader = AnswerReader(PYTHONIC, {"f"})
+    parts = [*reader.push('[{"f": 1}]'), *reader.finish()]
+    assert "".join(part.text for part in parts if isinstance(part, Text)) == '[{"f": 1}]'
 
 
 @pytest.mark.parametrize(
@@ -186,7 +242,8 @@ def test_a_model_that_may_do_as_it_likes_is_not_held_to_a_grammar(
     assert needs_grammar(use) is needed
 
 
-TAGGED = [QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45]
+BY_ARGUMENT = [QWEN3_CODER, SEED_OSS, MINIMAX_M2, GLM45, STEP3, PYTHONIC]
+"""Their grammars have a rule for each argument."""
 TYPED: dict[str, Any] = {
     "type": "object",
     "$defs": {"Unit": {"type": "string", "enum": ["C", "F"]}, "Place": {"required": ["x"]}},
@@ -202,8 +259,8 @@ TYPED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("written", TAGGED, ids=lambda f: str(f.name))
-def test_arguments_between_tags_follow_the_types_of_the_schema(
+@pytest.mark.parametrize("written", BY_ARGUMENT, ids=lambda f: str(f.name))
+def test_arguments_that_are_not_json_follow_the_types_of_the_schema(
     tokenizer: Tokenizer, written: ToolFormat
 ) -> None:
     use = ToolUse(
@@ -266,17 +323,18 @@ def test_a_pattern_between_tags_is_refused_if_it_must_be_enforced(
     ],
     ids=str,
 )
+@pytest.mark.parametrize("written", [QWEN3_CODER, PYTHONIC], ids=lambda f: str(f.name))
 def test_a_schema_that_is_none_harms_neither_grammar_nor_reader(
-    tokenizer: Tokenizer, schema: dict[str, Any]
+    tokenizer: Tokenizer, written: ToolFormat, schema: dict[str, Any]
 ) -> None:
     """Its grammar is valid, or the compiler refuses it."""
     tool = Tool("f", None, schema, is_strict=True)
     use = ToolUse([tool], frozenset({"f"}), is_required=True, is_parallel=False)
-    spec = call_grammar(use, QWEN3_CODER, tokenizer)
+    spec = call_grammar(use, written, tokenizer)
     vocabulary = llguidance.LLTokenizer(tokenizer.backend.to_str())
     grammar = llguidance.LLMatcher.grammar_from_lark(spec.text)
     llguidance.LLMatcher(vocabulary, grammar, log_level=0)
-    reader = AnswerReader(QWEN3_CODER, {"f"}, {"f": schema})
-    parts = reader.push(QWEN3_CODER.write([("f", {"a": "x", "b": 1})]))
-    written = "".join(part.text for part in parts if isinstance(part, ArgumentsText))
-    assert json.loads(written)["a"] == "x"
+    reader = AnswerReader(written, {"f"}, {"f": schema})
+    parts = reader.push(written.write([("f", {"a": "x", "b": 1})]))
+    given = "".join(part.text for part in parts if isinstance(part, ArgumentsText))
+    assert json.loads(given)["a"] == "x"

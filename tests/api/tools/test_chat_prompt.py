@@ -19,9 +19,14 @@ from support.chat_templates import (
     DEEPSEEK_V31_TEMPLATE,
     GLM45_TEMPLATE,
     GRANITE_TEMPLATE,
+    HARMONY_TEMPLATE,
     HERMES_TEMPLATE,
+    HUNYUAN_TEMPLATE,
     INTERNLM_TEMPLATE,
     JAMBA_TEMPLATE,
+    KIMI_K2_TEMPLATE,
+    LFM2_TEMPLATE,
+    LLAMA4_PYTHONIC_TEMPLATE,
     LLAMA_TEMPLATE,
     MINIMAX_M2_TEMPLATE,
     MISTRAL_ARGS_TEMPLATE,
@@ -30,6 +35,9 @@ from support.chat_templates import (
     PYTHONIC_TEMPLATE,
     QWEN3_CODER_TEMPLATE,
     SEED_OSS_TEMPLATE,
+    STEP3_TEMPLATE,
+    UNKNOWN_CALLS_TEMPLATE,
+    XLAM_TEMPLATE,
 )
 from support.models import CHAT_TEMPLATE, save_byte_tokenizer
 
@@ -78,6 +86,14 @@ def prompt_of(
         (PHI4_MINI_TEMPLATE, ToolFormatName.PHI4_MINI),
         (QWEN3_CODER_TEMPLATE, ToolFormatName.QWEN3_CODER),
         (SEED_OSS_TEMPLATE, ToolFormatName.SEED_OSS),
+        (HARMONY_TEMPLATE, ToolFormatName.OPENAI),
+        (HUNYUAN_TEMPLATE, ToolFormatName.HUNYUAN_A13B),
+        (KIMI_K2_TEMPLATE, ToolFormatName.KIMI_K2),
+        (LFM2_TEMPLATE, ToolFormatName.LFM2),
+        (LLAMA4_PYTHONIC_TEMPLATE, ToolFormatName.LLAMA4_PYTHONIC),
+        (PYTHONIC_TEMPLATE, ToolFormatName.PYTHONIC),
+        (STEP3_TEMPLATE, ToolFormatName.STEP3),
+        (XLAM_TEMPLATE, ToolFormatName.XLAM),
     ],
 )
 def test_the_template_shows_how_the_base_writes_calls(
@@ -86,10 +102,19 @@ def test_the_template_shows_how_the_base_writes_calls(
     assert ChatPrompts(tokenizer_with(tmp_path, template)).tool_format.name is name
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        UNKNOWN_CALLS_TEMPLATE,
+        XLAM_TEMPLATE.replace("[{", "<TOOLCALL>[{"),
+        PYTHONIC_TEMPLATE.replace("[{{", "<calls>[{{"),
+    ],
+    ids=["arrow", "objects after a marker", "expressions after a marker"],
+)
 def test_an_unknown_form_of_calls_is_refused_by_name_until_the_operator_names_one(
-    tmp_path: Path,
+    tmp_path: Path, template: str
 ) -> None:
-    tokenizer = tokenizer_with(tmp_path, PYTHONIC_TEMPLATE)
+    tokenizer = tokenizer_with(tmp_path, template)
     with pytest.raises(ApiError, match="--tool-format") as refused:
         _ = ChatPrompts(tokenizer).tool_format
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tools")
@@ -167,3 +192,38 @@ def test_the_template_is_given_what_the_assistant_thought(tmp_path: Path) -> Non
 def test_a_template_that_appends_arguments_gets_them_as_text(tmp_path: Path) -> None:
     prompt = prompt_of(tokenizer_with(tmp_path, DEEPSEEK_V31_TEMPLATE), TALK, [WEATHER])
     assert 'weather<｜tool▁sep｜>{"city": "Köln"}<｜tool▁call▁end｜>' in prompt
+
+
+def test_a_template_that_writes_numbered_ids_gets_no_others(tmp_path: Path) -> None:
+    """The name of the function is in the id alone."""
+    own = PastCall("functions.weather:0", "weather", {"city": "Oslo"})
+    talk = [
+        USER,
+        ChatMessage("assistant", "", calls=(own, CALL)),
+        ChatMessage("tool", "sun", call_id=own.id, tool_name="weather"),
+        ChatMessage("tool", "rain", call_id=CALL.id, tool_name="weather"),
+    ]
+    prompt = prompt_of(tokenizer_with(tmp_path, KIMI_K2_TEMPLATE), talk, [WEATHER])
+    calls, _, results = prompt.partition("<|tool_calls_section_end|>")
+    for number in (0, 1):
+        marked = f"<|tool_call_begin|>functions.weather:{number}<|tool_call_argument_begin|>"
+        assert calls.count(marked) == 1
+    assert results == (
+        "## Return of functions.weather:0\nsun## Return of functions.weather:1\nrain"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "analysis"),
+    [("", "I look.", "I look."), ("One moment.", None, "One moment."), ("One.", "Hm.", "Hm.")],
+)
+def test_the_template_of_gpt_oss_gets_one_text_before_a_call(
+    tmp_path: Path, text: str, reasoning: str | None, analysis: str
+) -> None:
+    talk = [USER, ChatMessage("assistant", text, calls=(CALL,), reasoning=reasoning)]
+    prompt = prompt_of(tokenizer_with(tmp_path, HARMONY_TEMPLATE), talk, [WEATHER])
+    assert prompt.endswith(
+        f"<|start|>assistant<|channel|>analysis<|message|>{analysis}<|end|>"
+        "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
+        '{"city": "Köln"}<|call|><|start|>assistant'
+    )

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from tokenizers import AddedToken
 
 from loraplex.api.formats.chat import ChatFormat
+from loraplex.api.formats.messages import MessageBlocks
 from loraplex.api.formats.responses import ResponsesFormat
 from loraplex.api.http.json_response import encode_json
 from loraplex.api.inference.order import Order
@@ -32,9 +33,9 @@ from loraplex.api.schemas.answers import (
 from loraplex.api.schemas.responses import ResponsesBody
 from loraplex.api.tools.answer_plan import AnswerPlan, plan_answer
 from loraplex.api.tools.reasoning import Reasoning
-from loraplex.api.tools.reasoning_format import THINK, Beginning
+from loraplex.api.tools.reasoning_format import HARMONY, THINK, Beginning
 from loraplex.api.tools.tool import Tool, ToolUse
-from loraplex.api.tools.tool_format import HERMES, MISTRAL, TOOL_FORMATS, ToolFormat
+from loraplex.api.tools.tool_format import HERMES, MISTRAL, OPENAI, TOOL_FORMATS, ToolFormat
 from loraplex.engine.messages import FinishReason, TokenLogprob, TokenLogprobs, TokensGenerated
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer
@@ -212,6 +213,62 @@ def test_a_streamed_response_is_the_whole_one(
     assert told.count("reasoning") == has_reasoning
     if has_reasoning:
         assert told[0] == "reasoning"
+
+
+MESSAGE_BREAK = "<|end|><|start|>assistant<|channel|>"
+HARMONY_ANSWERS = [
+    f"<|channel|>analysis<|message|>Which?{MESSAGE_BREAK}final<|message|>ü <b>\n<|return|>",
+    f"<|channel|>commentary<|message|>I look.{MESSAGE_BREAK}analysis<|message|>Which?"
+    f"{MESSAGE_BREAK}"
+    'commentary to=functions.f <|constrain|>json<|message|>{"a": "ü"}<|call|>',
+    "Plain.",
+]
+
+
+@pytest.mark.parametrize("answer", HARMONY_ANSWERS)
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_in_channels_are_streamed_like_the_whole_ones(
+    tokenizer: Tokenizer, answer: str, seed: int
+) -> None:
+    plan = plan_answer(
+        USE,
+        lambda: OPENAI,
+        tokenizer,
+        form_grammar=None,
+        answer_schema=None,
+        reasoning=Reasoning(HARMONY, Beginning.EITHER),
+    )
+    deltas = deltas_of(tokenizer, plan, answer, cuts_of(answer, seed), FinishReason.STOP)
+    whole = ChatFormat(order(), plan, tokenizer, streams_usage=False).whole([deltas], USAGE)
+    message = whole.choices[0].message
+    assert (message.reasoning or "") == ("Which?" if "analysis" in answer else "")
+    form = ChatFormat(order(), plan, tokenizer, streams_usage=False)
+    (streamed,) = streamed_chat(form, deltas).choices
+    assert (streamed.message.content or "") == (message.content or "")
+    assert _reasoning(streamed.message) == (message.reasoning or "")
+    assert _called(streamed.message) == _called(message)
+    assert _called(message) == ([("f", '{"a": "ü"}')] if "to=" in answer else [])
+    body = ResponsesBody.model_validate({"model": "m", "input": "hi"})
+    response = ResponsesFormat(body, order(), plan, tokenizer).whole([deltas], USAGE)
+    streaming = ResponsesFormat(body, order(), plan, tokenizer)
+    chunks = [chunk for delta in deltas for chunk in streaming.chunks(delta)]
+    told = [chunk.type for chunk in chunks if chunk.type == "response.output_item.done"]
+    kinds = [item.type for item in response.output]
+    assert len(told) == len(kinds)
+    blocks = MessageBlocks()
+    reader = plan.make_reader()
+    for delta in deltas:
+        list(blocks.push(reader.push(delta.text)))
+    list(blocks.push(reader.finish()))
+    list(blocks.finish())
+    named = {"message": "text", "reasoning": "thinking", "function_call": "tool_use"}
+    assert [block.type for block in blocks.completed] == [named[kind] for kind in kinds]
+    assert kinds == [
+        *(["message", "reasoning"] if "look" in answer else []),
+        *(["reasoning", "message"] if "final" in answer else []),
+        *(["function_call"] if "to=" in answer else []),
+        *(["message"] if answer == "Plain." else []),
+    ]
 
 
 def test_the_response_of_text_and_calls_is_an_item_each(tokenizer: Tokenizer) -> None:

@@ -11,7 +11,9 @@ from loraplex.api.contract.errors import ApiError
 from loraplex.api.tools.conversation import ChatMessage
 from loraplex.api.tools.reasoning_control import ReasoningControl
 from loraplex.api.tools.reasoning_format import (
+    GEMMA4_THINK,
     GRANITE_THINK,
+    HARMONY,
     MISTRAL_THINK,
     REASONING_FORMATS,
     THINK,
@@ -21,7 +23,7 @@ from loraplex.api.tools.reasoning_format import (
 )
 from loraplex.engine.text.chat_form import ChatForm
 from loraplex.engine.text.tokenizer import Tokenizer
-from support.chat_templates import THINKING_TEMPLATE
+from support.chat_templates import HARMONY_TEMPLATE, THINKING_TEMPLATE
 from support.models import CHAT_TEMPLATE, save_byte_tokenizer
 
 USER = ChatMessage("user", "hi")
@@ -44,6 +46,8 @@ def tokenizer_with(path: Path, template: str) -> Tokenizer:
         (CHAT_TEMPLATE + "{# <think> alone #}", None),
         (CHAT_TEMPLATE + "{# <think></think> and [THINK][/THINK] #}", None),
         (CHAT_TEMPLATE + "{# [THINK] [/THINK] #}", MISTRAL_THINK),
+        (CHAT_TEMPLATE + "{# <|channel>thought <channel|> #}", GEMMA4_THINK),
+        (HARMONY_TEMPLATE, HARMONY),
         (CHAT_TEMPLATE + "{# Here is my thought process: Here is my response: #}", GRANITE_THINK),
     ],
 )
@@ -72,6 +76,7 @@ def test_the_operators_choice_comes_first(tmp_path: Path) -> None:
         (THINKING_TEMPLATE, "low", {"enable_thinking": True}),
         (THINKING_TEMPLATE.replace("enable_", ""), "none", {"thinking": False}),
         (EFFORT_TEMPLATE, "high", {"reasoning_effort": "high"}),
+        (HARMONY_TEMPLATE, "low", {"reasoning_effort": "low"}),
         (EFFORT_TEMPLATE, "none", {"reasoning_effort": "none"}),
         (ALWAYS_TEMPLATE, "none", None),
         (ALWAYS_TEMPLATE, "high", None),

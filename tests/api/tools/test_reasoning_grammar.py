@@ -12,6 +12,7 @@ from loraplex.api.tools.answer_plan import plan_answer
 from loraplex.api.tools.reasoning import Reasoning
 from loraplex.api.tools.reasoning_format import (
     GRANITE_THINK,
+    HUNYUAN_THINK,
     MISTRAL_THINK,
     THINK,
     Beginning,
@@ -59,7 +60,7 @@ def accepts(tokenizer: Tokenizer, spec: GrammarSpec, output: str) -> bool:
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
-@pytest.mark.parametrize("written", [THINK, GRANITE_THINK, MISTRAL_THINK])
+@pytest.mark.parametrize("written", [THINK, GRANITE_THINK, MISTRAL_THINK, HUNYUAN_THINK])
 @pytest.mark.parametrize(("answer", "text"), ANSWERS, ids=[a[0].kind.value for a in ANSWERS])
 @pytest.mark.parametrize("beginning", [Beginning.REASONING, Beginning.EITHER])
 def test_the_answer_is_constrained_and_the_reasoning_is_not(
@@ -77,6 +78,19 @@ def test_the_answer_is_constrained_and_the_reasoning_is_not(
             assert accepts(tokenizer, spec, before + text)
             assert not accepts(tokenizer, spec, before + "zz")
     assert accepts(tokenizer, spec, text) == (beginning is Beginning.EITHER)
+
+
+@pytest.mark.parametrize(("answer", "text"), ANSWERS, ids=[a[0].kind.value for a in ANSWERS])
+def test_an_answer_may_be_between_the_markers_of_its_format(
+    tokenizer: Tokenizer, answer: GrammarSpec, text: str
+) -> None:
+    reasoning = Reasoning(HUNYUAN_THINK, Beginning.EITHER)
+    spec = grammar_after_reasoning(answer, reasoning, tokenizer)
+    before = "<think>\nHm.\n</think>\n<answer>\n"
+    assert accepts(tokenizer, spec, f"{before}{text}\n</answer>")
+    assert accepts(tokenizer, spec, f"<answer>{text}</answer>")
+    assert not accepts(tokenizer, spec, f"{before}zz\n</answer>")
+    assert not accepts(tokenizer, spec, f"{before}{text}")
 
 
 def test_without_reasoning_the_grammar_is_the_answers(tokenizer: Tokenizer) -> None:

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from loraplex.api.tools.answer_part import CallOpened, ReasoningText, Text
 from loraplex.api.tools.answer_reader import AnswerReader
-from loraplex.api.tools.readers import ReasoningReader, TextReader
+from loraplex.api.tools.readers import ReasoningReader, TextReader, read_after_reasoning
 from loraplex.api.tools.reasoning import Reasoning
 from loraplex.api.tools.reasoning_format import (
     COHERE_THINK,
+    GEMMA4_THINK,
     GRANITE_THINK,
     IMPLIED_THINK,
+    KEPT_THINK,
     MISTRAL_THINK,
     SEED_THINK,
     THINK,
@@ -23,7 +25,7 @@ from loraplex.api.tools.reasoning_format import (
 from loraplex.api.tools.reasoning_split import ReasoningSplit
 from loraplex.api.tools.tool_format import HERMES, MISTRAL_ARGS
 
-FORMATS = (THINK, MISTRAL_THINK, GRANITE_THINK, SEED_THINK, COHERE_THINK)
+FORMATS = (THINK, MISTRAL_THINK, GRANITE_THINK, SEED_THINK, COHERE_THINK, GEMMA4_THINK)
 
 
 def split(written: ReasoningFormat, beginning: Beginning, pieces: list[str]) -> tuple[str, str]:
@@ -72,6 +74,12 @@ TRANSCRIPTS = [
         "<|START_THINKING|>Hm.<|END_THINKING|>4",
         ("Hm.", "4"),
     ),
+    (GEMMA4_THINK, Beginning.EITHER, "<|channel>thought\nHm.\n<channel|>4", ("Hm.", "4")),
+    (GEMMA4_THINK, Beginning.EITHER, "<|channel>thought\n\n Hm.<channel|>4", ("Hm.", "4")),
+    (GEMMA4_THINK, Beginning.EITHER, "<|channel>thoughts?<channel|>4", ("thoughts?", "4")),
+    (GEMMA4_THINK, Beginning.EITHER, "<|channel>thought\n<channel|>4", ("", "4")),
+    (GEMMA4_THINK, Beginning.EITHER, "<|channel>tho", ("tho", "")),
+    (GEMMA4_THINK, Beginning.ANSWER, "A thought\n4", ("", "A thought\n4")),
 ]  # fmt: skip
 
 
@@ -94,6 +102,7 @@ def reference(written: ReasoningFormat, beginning: Beginning, output: str) -> tu
     if beginning is Beginning.ANSWER or (beginning is Beginning.EITHER and not is_opened):
         return "", output
     reasoning, closing, answer = begun.removeprefix(written.opening).partition(written.closing)
+    reasoning = reasoning.lstrip().removeprefix(written.label)
     return reasoning.strip(), answer.lstrip() if closing else ""
 
 
@@ -107,6 +116,7 @@ def test_the_pieces_never_matter(
     written: ReasoningFormat, beginning: Beginning, data: st.DataObject
 ) -> None:
     texts = [*written.markers, written.opening[:3], written.closing[:4], " ", "\n", "x", "é"]
+    texts += [written.label, written.label[:4]]
     pieces = data.draw(st.lists(st.sampled_from(texts), max_size=10))
     output = "".join(pieces)
     expected = reference(written, beginning, output)
@@ -133,6 +143,8 @@ def test_nothing_certain_is_held_back() -> None:
         (THINK, "<think>\nHm, so", "<think>\nHm, so", Beginning.REASONING),
         (THINK, "<think>a</think>The", "<think>a</think>The", Beginning.ANSWER),
         (IMPLIED_THINK, "The", "The", Beginning.ANSWER),
+        (GEMMA4_THINK, "<|turn>model\n<|channel>thought\n<channel|>", "", Beginning.ANSWER),
+        (GEMMA4_THINK, "<|turn>model\n", "", Beginning.EITHER),
     ],
 )
 def test_the_end_of_the_prompt_shows_what_follows(
@@ -164,3 +176,46 @@ def test_reasoning_that_is_not_returned_is_separated_all_the_same() -> None:
     assert reader.push("\n4") == [Text("4")]
     assert reader.is_plain
     assert reader.finish() == []
+
+
+CALL = HERMES.write([("f", {"a": 1})])
+
+
+@pytest.mark.parametrize(
+    ("beginning", "output", "text", "num_calls"),
+    [
+        (Beginning.REASONING, "Hm.\n</think>\n\n4", "<think>Hm.\n</think>\n\n4", 0),
+        (Beginning.REASONING, f"I {CALL}?</think>{CALL}", f"<think>I {CALL}?</think>", 1),
+        (Beginning.REASONING, "cut </thi", "<think>cut </thi", 0),
+        (Beginning.REASONING, "", "<think>", 0),
+        (Beginning.EITHER, "<think>Hm.</think>4", "<think>Hm.</think>4", 0),
+        (Beginning.EITHER, "\n<think>Hm.", "\n<think>Hm.", 0),
+        (Beginning.EITHER, " 4 </think>", " 4 </think>", 0),
+        (Beginning.EITHER, CALL, "", 1),
+        (Beginning.EITHER, "<thi", "<thi", 0),
+        (Beginning.ANSWER, "4 <think>", "4 <think>", 0),
+    ],
+)
+def test_reasoning_that_is_kept_is_text_with_its_markers(
+    beginning: Beginning, output: str, text: str, num_calls: int
+) -> None:
+    """vLLM's `minimax_m2_append_think`."""
+
+    def read(pieces: list[str]) -> tuple[str, int]:
+        reasoning = Reasoning(KEPT_THINK, beginning)
+        reader = read_after_reasoning(reasoning, AnswerReader(HERMES, {"f"}))
+        parts = [part for piece in pieces for part in reader.push(piece)] + reader.finish()
+        assert not any(isinstance(part, ReasoningText) for part in parts)
+        said = "".join(part.text for part in parts if isinstance(part, Text))
+        return said, reader.num_calls
+
+    assert read([output]) == (text, num_calls)
+    assert read(list(output)) == (text, num_calls)
+    for cut in range(len(output)):
+        assert read([output[:cut], output[cut:]]) == (text, num_calls)
+
+
+def test_reasoning_that_is_kept_is_left_out_if_it_is_not_asked_for() -> None:
+    reasoning = Reasoning(KEPT_THINK, Beginning.REASONING, is_returned=False)
+    reader = read_after_reasoning(reasoning, TextReader())
+    assert reader.push("Hm.</think>4") == [Text("4")]

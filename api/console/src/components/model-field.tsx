@@ -23,7 +23,8 @@ const CLASSIFIER_HINT = "This adapter is a classifier and generates no text. Use
 /** A model that generates text, by name: the base, an adapter, or one of its versions or aliases; any name can be typed. */
 export function ModelField({ label, tenant, base, value, onChange }: ModelFieldProps): ReactNode {
   const list = useId();
-  const search = useRested(value.split("@")[0] ?? "");
+  const adapter = value.split("@")[0] ?? "";
+  const search = useRested(adapter);
   const query = useQuery({
     queryKey: ["models", tenant, search],
     queryFn: ({ signal }) => api("get", "/v1/adapters", {
@@ -34,7 +35,7 @@ export function ModelField({ label, tenant, base, value, onChange }: ModelFieldP
   });
   const adapters = query.data?.data ?? [];
   const names = [base, ...adapters.filter(({ task }) => task === "generate").flatMap(namesOf)];
-  const isClassifier = adapters.some(({ name, task }) => name === value && task === "classify");
+  const isClassifier = adapters.some(({ name, task }) => name === adapter && task === "classify");
   return (
     <Field label={label} hint={isClassifier ? CLASSIFIER_HINT : HINT}>
       {(control) => (
