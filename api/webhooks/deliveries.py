@@ -76,8 +76,6 @@ class Deliveries:
 
     async def close(self) -> None:
         """Let running deliveries end; other servers send the rest."""
-        if not self._looks.is_started:
-            return
         await self._looks.close()
         if self._running:
             await asyncio.wait(self._running, timeout=SEND_SECONDS)
@@ -86,10 +84,14 @@ class Deliveries:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._egress.close()
+        if self._looks.is_started:
+            await self._release()
+
+    async def _release(self) -> None:
         try:
             await self._recover()
-        except PlatformError:
-            log.warning("webhooks_not_released")  # until their time is over
+        except PlatformError as exc:  # other servers wait until their time is over
+            log.warning("webhooks_not_released", error=str(exc))
 
     async def _recover(self) -> None:
         await self._control_plane.write_all_tenants(

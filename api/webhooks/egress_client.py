@@ -112,8 +112,7 @@ class EgressClient:
     async def _live(self) -> None:
         """Run one process, from its start to its end."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=theirs.fileno(),
@@ -122,7 +121,13 @@ class EgressClient:
                 env=self._environment,
                 start_new_session=True,
             )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._process = process
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
             yield_processor(process.pid)
             writer.write(self._open)

@@ -128,6 +128,7 @@ def _readable() -> list[Path]:
 def main() -> None:
     """Serve the socket on standard input."""
     log_to_stderr()
+    logging.getLogger("httpcore").setLevel(logging.WARNING)  # it would write receivers' headers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the group: the server decides
     die_first()

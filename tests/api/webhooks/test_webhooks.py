@@ -15,6 +15,7 @@ from standardwebhooks import Webhook
 from loraplex.adapters.failpoints import VARIABLE, WEBHOOK_FAILPOINTS
 from loraplex.platform.models import AuditEntry, WebhookDelivery, WebhookEndpoint
 from support.batches import completions, create, ended, jsonl
+from support.command import Command
 from support.envelopes import check_envelope
 from support.server import LORAPLEX, Caller, ServerUnderTest, serving
 from support.waiting import wait_for
@@ -197,6 +198,33 @@ def test_adapters_and_batches_are_reported(
     for request in receiver.received:
         if request.path == "/life":
             Webhook(webhook["secret"]).verify(request.body, request.headers)
+
+
+def test_the_command_does_the_same(
+    owner: Caller,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Command(monkeypatch, capsys, owner, "webhooks")
+    code, secret, _ = run("create", receiver.url("/command"), "--event", "version.ready")
+    assert (code, secret[:6]) == (0, "whsec_")
+    (webhook,) = run.ask("list")
+    assert (webhook["url"], webhook["events"]) == (receiver.url("/command"), ["version.ready"])
+    event = run.ask("test", webhook["id"])["event"]
+    wait_for(lambda: run.ask("deliveries", webhook["id"], "--state", "delivered"))
+    assert [each["id"] for each in receiver.events_at("/command")] == [event]
+    changed = run.ask("update", webhook["id"], "--all-events", "--description", "x", "--disable")
+    assert (changed["events"], changed["description"]) == (None, "x")
+    assert changed["disabled_by"] == "caller"
+    assert run.ask("update", webhook["id"], "--enable") == run.ask("show", webhook["id"])
+    assert run("rotate", webhook["id"], "--overlap-seconds", "0")[1] != secret
+    code, out, _ = run("list")
+    assert (code, webhook["id"] in out) == (0, True)
+    assert run("rm", webhook["id"])[:2] == (0, f"removed {webhook['id']}\n")
+    code, _, err = run("create", "https://evil.example/")
+    assert code != 0
+    assert "evil.example" in err
 
 
 NUM_EVENTS = 20
