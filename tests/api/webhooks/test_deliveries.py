@@ -135,6 +135,7 @@ def test_an_event_arrives_signed(
     assert (row.num_attempts, row.last_status, row.last_failure) == (1, 204, None)
 
 
+@pytest.mark.slow
 def test_a_failed_delivery_is_repeated_as_the_same_event(
     database: Database, policy: TargetPolicy, authority: Path, receiver: Receiver, acme: Tenant
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_failed_delivery_is_repeated_as_the_same_event(
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
 
 
+@pytest.mark.slow
 def test_a_webhook_is_disabled_with_an_audit_entry(
     database: Database, policy: TargetPolicy, authority: Path, receiver: Receiver, acme: Tenant
 ) -> None:
@@ -215,6 +217,7 @@ def _at(receiver: Receiver, path: str) -> list[str]:
     return [each.path for each in receiver.received if each.path == path]
 
 
+@pytest.mark.slow
 def test_events_survive_the_death_of_the_egress_process(
     database: Database, policy: TargetPolicy, authority: Path, receiver: Receiver, acme: Tenant
 ) -> None:
@@ -241,6 +244,7 @@ def test_events_survive_the_death_of_the_egress_process(
     assert numbers == set(range(30))
 
 
+@pytest.mark.slow
 def test_several_servers_share_the_deliveries(
     database: Database, policy: TargetPolicy, authority: Path, receiver: Receiver, acme: Tenant
 ) -> None:

@@ -249,6 +249,7 @@ def check_all_arrive(
         wait_for(lambda: arrived() == sent, seconds=60)
 
 
+@pytest.mark.slow
 def test_every_event_survives_a_kill_of_the_server(
     tiny_base: Path, tmp_path: Path, receiver: Receiver, authority: Path
 ) -> None:
