@@ -79,8 +79,8 @@ def confine(
     }
     allow_only(read=[*read, *_program_folders()], write=write)
     limit_resources(limits)
-    _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
-    _lower(resource.RLIMIT_NPROC, 0)  # no fork, no thread; it does not hold for root
+    lower_limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    lower_limit(resource.RLIMIT_NPROC, 0)  # no fork, no thread; it does not hold for root
     return {mechanism: reason for mechanism, reason in refusals.items() if reason is not None}
 
 
@@ -99,10 +99,11 @@ def die_first() -> None:
 
 def limit_resources(limits: ProcessLimits) -> None:
     """Lower the limits on memory, processor time and file size; leave no core dump."""
-    _lower(resource.RLIMIT_AS, limits.memory_bytes)
-    _lower(resource.RLIMIT_CPU, limits.cpu_seconds, grace=1)  # SIGXCPU first, SIGKILL at the grace
-    _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
-    _lower(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_AS, limits.memory_bytes)
+    # SIGXCPU first, SIGKILL at the grace.
+    lower_limit(resource.RLIMIT_CPU, limits.cpu_seconds, grace=1)
+    lower_limit(resource.RLIMIT_FSIZE, limits.file_bytes)
+    lower_limit(resource.RLIMIT_CORE, 0)
 
 
 def _program_folders() -> list[Path]:
@@ -115,7 +116,8 @@ def _program_folders() -> list[Path]:
     return [*packages, *numpy_libraries, *map(Path, ("/lib", "/lib64", "/usr/lib", "/usr/lib64"))]
 
 
-def _lower(kind: int, limit: int, grace: int = 0) -> None:
+def lower_limit(kind: int, limit: int, grace: int = 0) -> None:
+    """Set the soft limit, and the hard limit to as much more as `grace`, if they are higher."""
     _, hard = resource.getrlimit(kind)
     bound = limit + grace if hard == resource.RLIM_INFINITY else min(limit + grace, hard)
     resource.setrlimit(kind, (min(limit, bound - grace), bound))

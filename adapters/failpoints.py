@@ -54,6 +54,9 @@ BATCH_FAILPOINTS = (
 )
 """The same of a file and a batch."""
 
+WEBHOOK_FAILPOINTS = ("webhooks.claimed", "webhooks.sent", "webhooks.recorded")
+"""The same of the delivery of an event."""
+
 _ARMED = os.environ.get(VARIABLE)
 
 

@@ -36,10 +36,8 @@ from .fetcher_messages import (
     FetchFile,
     Forget,
     FromFetcher,
-    Inbox,
     Listed,
     ListPage,
-    MessageRefused,
     Note,
     NoteRead,
     Open,
@@ -54,6 +52,7 @@ from .fetcher_messages import (
     read_path,
 )
 from .identity import AdapterKey
+from .json_frames import Inbox, MessageRefused
 from .niceness import yield_processor
 from .store import ObjectStore, StoredObject
 from .store.base import OnProgress, check_key, check_prefix

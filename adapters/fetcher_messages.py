@@ -6,9 +6,8 @@ types when they read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
@@ -23,16 +22,15 @@ from .errors import (
     StoreUnavailable,
 )
 from .identity import AdapterKey
+from .json_frames import decode, in_frame
 from .store import StoredObject
 from .tier import Tier
 
-MAX_MESSAGE_BYTES = 1 << 20
 NO_CALL = 0
 """The call id of messages that answer no call."""
 INVALID_STORE = "invalid_store"
 """Code of an answer to Open: the store's URL is malformed."""
 
-_LENGTH_BYTES = 4
 _ERRORS = {
     error.code: error
     for error in (
@@ -202,59 +200,23 @@ ToFetcher: TypeAlias = (
 )
 FromFetcher: TypeAlias = Ready | Note | Fetched | Sent | Done | Counted | Listed | Failed
 
-MessageT = TypeVar("MessageT")
-
 _TO_FETCHER: msgspec.json.Decoder[ToFetcher] = msgspec.json.Decoder(ToFetcher)
 _FROM_FETCHER: msgspec.json.Decoder[FromFetcher] = msgspec.json.Decoder(FromFetcher)
 
 
-class MessageRefused(Exception):
-    """The peer sent something that is not a message of this protocol."""
-
-
-class Inbox:
-    """Cuts the received bytes into messages."""
-
-    def __init__(self) -> None:
-        self._received = bytearray()
-
-    def take(self, data: bytes) -> Iterator[bytes]:
-        """Every message that is complete with `data`. Raises MessageRefused for one too long."""
-        self._received += data
-        while len(self._received) >= _LENGTH_BYTES:
-            length = int.from_bytes(self._received[:_LENGTH_BYTES], "big")
-            if length > MAX_MESSAGE_BYTES:
-                raise MessageRefused(f"a message of {length} bytes")
-            end = _LENGTH_BYTES + length
-            if len(self._received) < end:
-                return
-            message = bytes(self._received[_LENGTH_BYTES:end])
-            del self._received[:end]
-            yield message
-
-
 def encode(message: ToFetcher | FromFetcher) -> bytes:
     """The message in its wire format."""
-    content = msgspec.json.encode(message)
-    assert len(content) <= MAX_MESSAGE_BYTES, "pages and texts are bounded"
-    return len(content).to_bytes(_LENGTH_BYTES, "big") + content
+    return in_frame(message)
 
 
 def decode_to_fetcher(content: bytes) -> ToFetcher:
     """Raises MessageRefused."""
-    return _decode(_TO_FETCHER, content)
+    return decode(_TO_FETCHER, content)
 
 
 def decode_from_fetcher(content: bytes) -> FromFetcher:
     """Raises MessageRefused."""
-    return _decode(_FROM_FETCHER, content)
-
-
-def _decode(decoder: msgspec.json.Decoder[MessageT], content: bytes) -> MessageT:
-    try:
-        return decoder.decode(content)
-    except msgspec.DecodeError as exc:
-        raise MessageRefused(str(exc)) from exc
+    return decode(_FROM_FETCHER, content)
 
 
 def as_failure(call_id: int, error: AdapterError | OSError) -> Failed:

@@ -43,10 +43,8 @@ from .fetcher_messages import (
     FetchFile,
     Forget,
     FromFetcher,
-    Inbox,
     Listed,
     ListPage,
-    MessageRefused,
     Note,
     NoteRead,
     Open,
@@ -61,6 +59,7 @@ from .fetcher_messages import (
     encode,
     read_path,
 )
+from .json_frames import Inbox, MessageRefused
 from .logs import log_to_stderr
 from .malloc import return_freed_memory, share_arena
 from .store import ObjectStore, adapter_key, open_store

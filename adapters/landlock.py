@@ -14,7 +14,7 @@ from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 _GET_VERSION = 1
-_RULE_PATH_BENEATH = 1
+_RULE_PATH_BENEATH, _RULE_PORT = 1, 2
 _SET_NO_NEW_PRIVILEGES = 38
 _WHY_NOT = {
     errno.ENOSYS: "the kernel has no Landlock (Linux 5.13 and later have it)",
@@ -29,7 +29,8 @@ _FIRST_RIGHTS = (1 << 13) - 1
 """Execute, write, read, remove, make: the rights of the first version."""
 _MOVE = 1 << 13
 _TRUNCATE = 1 << 14
-_TCP = 0b11  # bind and connect
+_CONNECT = 1 << 1
+_TCP = 1 | _CONNECT  # bind and connect
 _SCOPES = 0b11  # abstract UNIX sockets and signals
 
 
@@ -44,6 +45,11 @@ class _Ruleset(ctypes.Structure):
 class _PathBeneath(ctypes.Structure):
     _pack_ = 1
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+class _Port(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("port", ctypes.c_uint64))
 
 
 def landlock_version() -> int:
@@ -68,12 +74,13 @@ def forbid_new_privileges() -> None:
     _checked(ctypes.CDLL(None, use_errno=True).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
 
 
-def allow_only(*, read: Iterable[Path], write: Iterable[Path]) -> bool:
-    """Restrict this thread to these files, and forbid TCP.
+def allow_only(*, read: Iterable[Path], write: Iterable[Path], connect: Iterable[int] = ()) -> bool:
+    """Restrict this thread to these files, and to TCP connections to these ports.
 
     `read`: folders with their contents, and files. `write`: existing files, which may be read too.
-    Missing paths are skipped. New threads and processes inherit the restriction; open files stay
-    usable. Returns False without any effect if the kernel does not support Landlock.
+    `connect`: ports; kernels before 6.7 do not restrict TCP. Missing paths are skipped. New threads
+    and processes inherit the restriction; open files stay usable. Returns False without any effect
+    if the kernel does not support Landlock.
     """
     version = landlock_version()
     if not version:
@@ -88,6 +95,9 @@ def allow_only(*, read: Iterable[Path], write: Iterable[Path]) -> bool:
             _allow(ruleset_fd, path, _READ_FILE | (_READ_FOLDER if path.is_dir() else 0))
         for path in write:
             _allow(ruleset_fd, path, _READ_FILE | _WRITE_FILE | truncate)
+        for port in connect if version >= 4 else ():
+            rule = _Port(_CONNECT, port)
+            _checked(_syscall(_ADD_RULE, ruleset_fd, _RULE_PORT, ctypes.byref(rule), 0))
         forbid_new_privileges()
         _checked(_syscall(_RESTRICT_SELF, ruleset_fd, 0))
     finally:

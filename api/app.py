@@ -48,6 +48,7 @@ from .routes import (
     uploads,
     usage,
     users,
+    webhooks,
 )
 from .server.runtime import Runtime
 
@@ -55,7 +56,7 @@ _CLOSED = (
     *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
     *(stored_responses, tenant_files, batches),
     *(adapters, aliases, residency, lora_adapters, files, uploads),
-    *(me, keys, users, quotas, usage, audit),
+    *(me, keys, users, quotas, usage, audit, webhooks),
     *(requests, device, memory, overview),
     *(tenants, operators, servers, replicas, server_settings, readiness),
     sessions,

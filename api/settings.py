@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from ..adapters.child import child_environment
 from ..adapters.fetcher_environment import fetcher_environment, take_credentials
+from ..adapters.logs import LOG_VARIABLES
 from ..engine.option import Option, Unset, options_of
-from ..platform.errors import InvalidValue
+from ..platform.errors import InvalidValue, WebhookUrlInvalid
 from ..platform.networks import Network
 from ..platform.secrets import (
     load_or_create_secret,
@@ -23,6 +25,7 @@ from ..platform.secrets import (
     parse_secret,
     parse_secrets,
 )
+from ..platform.webhooks.target import TargetPolicy, parse_allowed_host
 from .log_options import LogFormat, LogLevel
 from .tools.reasoning_format import ReasoningParser
 from .tools.tool_format import ToolFormatName
@@ -124,6 +127,14 @@ class Settings(BaseSettings):
         tuple[Network, ...], NoDecode, Option(metavar="NETWORK"), Unset("none")
     ] = ()
     """Networks of the proxies whose `X-Forwarded-For` is trusted."""
+    webhook_hosts: Annotated[
+        tuple[str, ...], NoDecode, Option(metavar="HOST[:PORT]"), Unset("no webhooks are sent")
+    ] = ()
+    """Hosts to which webhooks may be sent: `hooks.example.com`, `*.example.com`, or with a port."""
+    webhook_networks: Annotated[
+        tuple[Network, ...], NoDecode, Option(metavar="NETWORK"), Unset("public addresses only")
+    ] = ()
+    """Networks that `webhook_hosts` may also be in, although their addresses are not public."""
     otel: Annotated[
         bool | None, Option(has_negation=True), Unset("if `OTEL_…` variables are set")
     ] = None
@@ -186,13 +197,34 @@ class Settings(BaseSettings):
         """Child processes run in other folders."""
         return value.expanduser().absolute()
 
-    @field_validator("trusted_proxies", "metrics_networks", "replica_addresses", mode="before")
+    @field_validator(
+        *("trusted_proxies", "metrics_networks", "replica_addresses"),
+        *("webhook_hosts", "webhook_networks"),
+        mode="before",
+    )
     @classmethod
     def _split_list(cls, value: object) -> object:
         """Several are separated by commas."""
         if not isinstance(value, str):
             return value
         return [part.strip() for part in value.split(",") if part.strip()]
+
+    @field_validator("webhook_hosts")
+    @classmethod
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            try:
+                parse_allowed_host(host)
+            except WebhookUrlInvalid as exc:
+                raise ValueError(f"{host!r}: {exc}") from None
+        return value
+
+    @property
+    def webhook_policy(self) -> TargetPolicy:
+        """Where webhooks may be sent."""
+        return TargetPolicy(
+            tuple(map(parse_allowed_host, self.webhook_hosts)), self.webhook_networks
+        )
 
     @property
     def database_url(self) -> str:
@@ -217,6 +249,14 @@ class Settings(BaseSettings):
     def take_fetcher_environment(self) -> dict[str, str]:
         """The fetcher's environment; removes the store's credentials from this process."""
         return fetcher_environment(os.environ, take_credentials())
+
+    @property
+    def egress_environment(self) -> Mapping[str, str]:
+        """The environment of the egress process: no credentials, but where certificates of
+        authorities are."""
+        passed = LOG_VARIABLES | {"SSL_CERT_FILE", "SSL_CERT_DIR"}
+        given = {name: value for name, value in os.environ.items() if name in passed}
+        return {**child_environment(), **given}
 
     def prepare_data_dir(self) -> Path:
         """The data folder, made for its owner alone if it is not there."""

@@ -254,6 +254,26 @@ class ResponseNotFound(PlatformError):
     code = "response_not_found"
 
 
+class WebhookNotFound(PlatformError):
+    """No such webhook."""
+
+    code = "webhook_not_found"
+
+
+class WebhookUrlInvalid(PlatformError):
+    """The URL does not have the form that webhooks need."""
+
+    code = "webhook_url_invalid"
+    param = "url"
+
+
+class WebhookHostNotAllowed(PlatformError):
+    """The operator has not listed the URL's host and port for webhooks."""
+
+    code = "webhook_host_not_allowed"
+    param = "url"
+
+
 class ConversationTooLarge(PlatformError):
     """The stored responses of the conversation are too large to be continued."""
 

@@ -22,6 +22,7 @@ from .servers.models import Server
 from .tenants.models import Tenant
 from .usage.models import UsageDay, UsageRecord
 from .users.models import User
+from .webhooks.models import WebhookDelivery, WebhookEndpoint
 
 __all__ = [
     "Account",
@@ -64,4 +65,6 @@ __all__ = [
     "UsageRecord",
     "User",
     "VersionTransition",
+    "WebhookDelivery",
+    "WebhookEndpoint",
 ]

@@ -12,10 +12,11 @@ from .database import Database
 from .keys import repository as keys
 from .operators import repository as operators
 from .sessions import PlatformSession
+from .webhooks.models import WebhookEndpoint
 
 
 class Needs(NamedTuple):
-    """The number of items signed with one secret."""
+    """The number of items signed or encrypted with one secret."""
 
     keys: int
     """Tenants' keys that are not revoked."""
@@ -23,6 +24,8 @@ class Needs(NamedTuple):
     """Operators' keys that are not revoked."""
     audit_entries: int
     """Of all logs; entries are never signed again."""
+    webhooks: int
+    """Whose own secrets are encrypted under it; an hourly job encrypts them again."""
 
 
 def count_needs(database: Database) -> dict[str, Needs]:
@@ -32,6 +35,7 @@ def count_needs(database: Database) -> dict[str, Needs]:
             keys.count_by_secret(session),
             operators.count_by_secret(session),
             _count_audit_entries(session),
+            _count_webhooks(session),
         )
     names = sorted({name for counts in counted for name in counts})
     return {name: Needs(*(counts.get(name, 0) for counts in counted)) for name in names}
@@ -43,4 +47,12 @@ def _count_audit_entries(session: PlatformSession) -> Mapping[str, int]:
         query = select(table.secret_id, func.count()).group_by(table.secret_id)
         for name, number in session.execute(query):
             counts[name] = counts.get(name, 0) + number
+    return counts
+
+
+def _count_webhooks(session: PlatformSession) -> Mapping[str, int]:
+    query = select(WebhookEndpoint.secret_id, func.count()).group_by(WebhookEndpoint.secret_id)
+    counts: dict[str, int] = {}
+    for name, number in session.execute(query):
+        counts[name] = number
     return counts

@@ -20,6 +20,7 @@ SECRET_BYTES = 32
 API_KEY_PEPPER = "api-key-pepper"
 AUDIT_CHAIN_KEY = "audit-chain-key"
 IDEMPOTENCY_KEY = "idempotency-key"
+WEBHOOK_SECRET_KEY = "webhook-secret-key"
 
 
 def derive_key(secret: bytes, label: str) -> bytes:

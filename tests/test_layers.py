@@ -120,6 +120,7 @@ EDGES = {
     "engine/grammars/compiler.py": {"llguidance"},
     "engine/grammars/vocabulary.py": {"tokenizers"},
     "adapters/fetcher_messages.py": {"msgspec"},
+    "adapters/json_frames.py": {"msgspec"},
     "adapters/store/s3_client.py": {"boto3", "botocore", "urllib3"},
 }
 """Imports beyond what a bare GPU image has, where they are allowed."""

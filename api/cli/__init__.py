@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "adapters": "Push, list, alias and remove adapters.",
     "keys": "Create, list, rotate and revoke a tenant's API keys.",
     "users": "Add, change and disable a tenant's users.",
+    "webhooks": "Send a tenant's events to its own servers.",
     "tenants": "Create, list, change, suspend and resume tenants.",
     "quotas": "Show and set a tenant's limits and their current usage.",
     "usage": "Show usage by day, adapter, version or tenant.",
@@ -57,7 +58,7 @@ COMMANDS: Mapping[str, str] = {
 ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
-        *("operators", "audit", "usage", "fleet"),
+        *("operators", "audit", "usage", "fleet", "webhooks"),
         *("requests", "chat", "batch", "top", "doctor", "rebase"),
     }
 )

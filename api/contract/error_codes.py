@@ -238,6 +238,15 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "response_not_found": ErrorCode(
         404, "No such stored response for this key, or it has expired."
     ),
+    "webhook_not_found": ErrorCode(404, "No such webhook in this tenant."),
+    "webhook_url_invalid": ErrorCode(
+        400,
+        "The URL of a webhook must be `https://name[:port][/path][?query]`, with a DNS name; the "
+        "message says what is wrong.",
+    ),
+    "webhook_host_not_allowed": ErrorCode(
+        403, "The operator has not listed this host and port for webhooks (`--webhook-hosts`)."
+    ),
     "conversation_too_large": ErrorCode(
         413, "The stored responses that the request continues have too many bytes."
     ),

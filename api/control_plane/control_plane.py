@@ -30,6 +30,8 @@ from ...platform.secrets import API_KEY_PEPPER, AUDIT_CHAIN_KEY
 from ...platform.sessions import PlatformSession, TenantSession, TenantStatements, UnitOfWork
 from ...platform.tenants import service as tenants
 from ...platform.tenants.access import act_on_tenant
+from ...platform.webhooks.service import WebhookService
+from ...platform.webhooks.signing import SigningSecrets
 from .auth_cache import MAX_STALE_SECONDS, AuthCache, is_current
 from .database_watch import DatabaseWatch
 from .tenant_threads import AsyncTenantThreads
@@ -82,14 +84,17 @@ class _KeyIds(NamedTuple):
         raise AssertionError("no use to note")
 
 
-_OF_ADAPTERS = ("adapter.", "alias.", "upload.", "version.", "file.", "batch.", "response.")
+_HARMLESS = (
+    *("adapter.", "alias.", "upload.", "version.", "file.", "batch.", "response."),
+    "webhook.",
+)
 """Prefixes of the actions that affect neither the owner nor the permissions of keys."""
 
 
 def may_concern_keys(event: Event | None) -> bool:
     """Whether cached principals may be invalid after this event; true for every action that is not
     known to be safe."""
-    return event is not None and not event.action.startswith(_OF_ADAPTERS)
+    return event is not None and not event.action.startswith(_HARMLESS)
 
 
 class ControlPlane:
@@ -106,6 +111,7 @@ class ControlPlane:
         self.keys = ApiKeyService(peppers)
         self.operators = OperatorService(peppers)
         self.accounts = AccountService()
+        self.webhooks = WebhookService(SigningSecrets(secrets))
         self._audit_log = AuditLog(Keyring(secrets, AUDIT_CHAIN_KEY))
         self._auth_cache = AuthCache(stale_seconds=stale_seconds)
         self._threads = AsyncTenantThreads("control-plane", NUM_THREADS)

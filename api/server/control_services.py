@@ -20,6 +20,8 @@ from ..telemetry.request_log import RequestLog
 from ..upkeep.expiring_keys import ExpiringKeys
 from ..upkeep.garbage import Garbage
 from ..upkeep.shared_upkeep import SharedUpkeep
+from ..webhooks.deliveries import Deliveries
+from ..webhooks.egress_client import EgressClient
 from .planes import Planes
 
 
@@ -33,6 +35,8 @@ class ControlServices:
     sign_in: SignIn
     request_log: RequestLog
     refusals: Refusals
+    webhooks: Deliveries | None
+    """None: the operator allows no webhooks."""
 
 
 def open_control(
@@ -65,6 +69,7 @@ def open_control(
         sign_in=sign_in,
         request_log=request_log,
         refusals=refusals,
+        webhooks=_open_webhooks(planes, metrics, stack),
     )
 
 
@@ -76,6 +81,20 @@ def _describe_server(planes: Planes) -> ServerInfo:
         base_id=planes.engine.info.base_id,
         started_at=utc_now(),
     )
+
+
+def _open_webhooks(planes: Planes, metrics: Metrics, stack: AsyncExitStack) -> Deliveries | None:
+    policy = planes.settings.webhook_policy
+    if not policy.hosts:
+        return None
+    deliveries = Deliveries(
+        control_plane=planes.control_plane,
+        server_id=planes.server_id,
+        egress=EgressClient(policy, environment=planes.settings.egress_environment),
+        metrics=metrics,
+    )
+    stack.push_async_callback(deliveries.close)
+    return deliveries
 
 
 def _open_jobs(planes: Planes, garbage: Garbage) -> Jobs:

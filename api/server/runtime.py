@@ -135,6 +135,8 @@ async def _recover_and_start(
     control.refusals.start()
     adapters.garbage.start()
     control.jobs.start()
+    if control.webhooks is not None:
+        await control.webhooks.start()
     control.expiring_keys.start()
 
 

@@ -12,7 +12,14 @@ from ...engine.messages import EngineStats
 from .engine_metrics import EngineCollector, RankCollector, UtilizationCollector
 from .fleet_metrics import FleetCollector
 from .metric_registry import MetricRegistry, OwnMetric
-from .request_metrics import BatchMetrics, HttpMetrics, SequenceMetrics, StartMetrics, UsageMetrics
+from .request_metrics import (
+    BatchMetrics,
+    HttpMetrics,
+    SequenceMetrics,
+    StartMetrics,
+    UsageMetrics,
+    WebhookMetrics,
+)
 from .speculation_metrics import SpeculationCollector
 from .tier_metrics import TierCollector
 from .vllm_metrics import AskedAdapters, EngineSizes, VllmCollector, VllmSource
@@ -37,6 +44,7 @@ class Metrics:
         self.starts = StartMetrics(registry)
         self.usage = UsageMetrics(registry)
         self.batches = BatchMetrics(registry)
+        self.webhooks = WebhookMetrics(registry)
         self.request_log_dropped = registry.counter(
             "request_log_dropped",
             "Entries missing from the request log because the database was unavailable or too "

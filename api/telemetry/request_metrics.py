@@ -51,6 +51,21 @@ class BatchMetrics:
         self._lines.labels("completed" if is_success else "failed").inc()
 
 
+class WebhookMetrics:
+    """The attempts at deliveries."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._attempts = registry.counter(
+            "webhook_attempts",
+            "Attempts of this server to deliver an event to a webhook; `outcome` is `delivered`, "
+            "`broken_off` if the egress process ended, or why it failed.",
+            ("outcome",),
+        )
+
+    def note(self, outcome: str) -> None:
+        self._attempts.labels(outcome).inc()
+
+
 class SequenceMetrics:
     """The token rates and the ends of sequences."""
 

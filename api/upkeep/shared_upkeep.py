@@ -17,6 +17,7 @@ from ...platform.overview import service as samples
 from ...platform.quotas import service as quotas
 from ...platform.requests import upkeep as request_log
 from ...platform.sessions import PlatformSession
+from ...platform.webhooks import outbox
 from ..adapters.lost_uploads import end_lost_uploads
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.jobs import Job
@@ -54,6 +55,7 @@ class SharedUpkeep:
             Job(name="recent-requests", every=6 * hour, run=self._count_requests),
             Job(name="sign-ins", every=hour, run=self._purge_sign_ins),
             Job(name="reservations", every=day, run=partial(write, quotas.purge)),
+            Job(name="webhooks", every=hour, run=self._tend_webhooks),
             Job(name="leases", every=day, run=partial(write, job_leases.purge)),
         ]
 
@@ -80,6 +82,10 @@ class SharedUpkeep:
         write = self._control_plane.write_all_tenants
         await write(self._control_plane.accounts.purge)
         await write(lambda session: failures.purge(session, utc_now()))
+
+    async def _tend_webhooks(self) -> None:
+        await self._repeat(outbox.purge)
+        await self._control_plane.write_all_tenants(self._control_plane.webhooks.reseal)
 
     async def _repeat(self, purge: Callable[[PlatformSession], int]) -> None:
         """Purge in transactions of bounded size, until one finds nothing."""

@@ -15,6 +15,7 @@ from ..errors import AliasNotFound, BaseMismatch, NothingToRollBack
 from ..names import check_alias_name
 from ..sessions import TenantSession
 from . import repository
+from .announcements import announce_alias
 from .canary import Canary, check_canary
 from .history import AliasChange
 from .lookup import get_bare_adapter, get_known_adapter, get_ready_version, lock_catalog
@@ -121,9 +122,12 @@ def forget_alias(
     session: TenantSession, row: AdapterAlias, *, changed_by: str | None = None
 ) -> None:
     """Remove the alias and write that down; the catalog is locked already."""
-    _add_change(session, row.adapter_id, row.name, AliasAction.REMOVE, changed_by=changed_by)
+    change = _add_change(
+        session, row.adapter_id, row.name, AliasAction.REMOVE, changed_by=changed_by
+    )
     session.delete(row)
     session.flush()
+    announce_alias(session, change)
 
 
 def list_alias_changes(
@@ -208,6 +212,7 @@ def _write_down(
     change.canary_percent = row.canary_percent
     change.previous_number = previous_number
     session.flush()
+    announce_alias(session, change)
 
 
 def _add_change(

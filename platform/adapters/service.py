@@ -29,6 +29,7 @@ from .aliases import (
     rollback_alias,
     set_alias,
 )
+from .announcements import announce_deleted, announce_ready, announce_rejected
 from .canary import Canary
 from .history import DeletionReceipt, VersionTransition
 from .lookup import (
@@ -195,6 +196,7 @@ def mark_ready(
     """The version may be used from now on. Raises VersionNotFound or InvalidTransition."""
     version = _advance(session, version_id, VersionState.READY)
     version.attestation_report = attestation_report
+    announce_ready(session, version)
     return version
 
 
@@ -210,6 +212,7 @@ def mark_rejected(
     version = _advance(session, version_id, VersionState.REJECTED, reason=reason, message=message)
     version.reason_code, version.reason_message = reason, message
     version.attestation_report = attestation_report
+    announce_rejected(session, version)
     return version
 
 
@@ -264,18 +267,18 @@ def finish_deletion(
     """
     requested_at = _get_version(session, version_id).state_changed_at
     version = _advance(session, version_id, VersionState.DELETED)
-    session.add(
-        DeletionReceipt(
-            version_id=version.id,
-            adapter_id=version.adapter_id,
-            version_number=version.number,
-            digest=version.digest,
-            requested_at=requested_at,
-            finished_at=version.state_changed_at,
-            receipt=receipt,
-        )
+    written = DeletionReceipt(
+        version_id=version.id,
+        adapter_id=version.adapter_id,
+        version_number=version.number,
+        digest=version.digest,
+        requested_at=requested_at,
+        finished_at=version.state_changed_at,
+        receipt=receipt,
     )
+    session.add(written)
     session.flush()
+    announce_deleted(session, version, written)
     return version
 
 

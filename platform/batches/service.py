@@ -21,6 +21,8 @@ from ..keys.principal import Principal
 from ..quotas.repository import lock_tenant
 from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..upserts import insert_into, primary_key
+from ..webhooks.event_types import EventType
+from ..webhooks.outbox import announce
 from . import files
 from .file_models import FilePurpose, StoredFile
 from .models import Batch, BatchResult
@@ -173,6 +175,7 @@ def fail(session: TenantSession, batch_id: str, errors: list[JsonObject]) -> Bat
     _go(batch, BatchState.CANCELLED if is_cancelled else BatchState.FAILED)
     batch.errors = errors
     batch.ended_at = utc_now()
+    _announce_end(session, batch)
     return batch
 
 
@@ -212,6 +215,7 @@ def finish(
     batch.output_file_id = output.id if output else None
     batch.error_file_id = errors.id if errors else None
     session.execute_pinned(_REMOVE_RESULTS, {"batch_id": batch_id})
+    _announce_end(session, batch)
     return batch
 
 
@@ -286,3 +290,16 @@ def _known(
 def _go(batch: Batch, target: BatchState) -> None:
     check_transition(batch.state, target)
     batch.state = target
+
+
+def _announce_end(session: TenantSession, batch: Batch) -> None:
+    data = {
+        "batch": batch.id,
+        "state": batch.state,
+        "lines": batch.num_lines,
+        "completed": batch.num_completed,
+        "failed": batch.num_failed,
+        "output_file": batch.output_file_id,
+        "error_file": batch.error_file_id,
+    }
+    announce(session, session.tenant_id, EventType.BATCH_ENDED, data)

@@ -8,26 +8,23 @@ again; any other may be.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import delete, inspect, select
 
 from ..audit.repository import list_audited_requests
 from ..base import utc_now
 from ..errors import IdempotencyConflict, IdempotencyInProgress, IdempotentAnswerLost
 from ..locked_rows import lock_or_add
-from ..secrets import IDEMPOTENCY_KEY, derive_key
+from ..sealing import Seal
+from ..secrets import IDEMPOTENCY_KEY
 from ..sessions import PlatformSession
 from .models import IdempotentAnswer
 
 KEPT_FOR = timedelta(hours=24)
-_NONCE_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,7 @@ class IdempotentAnswers:
 
     def __init__(self, secrets: Sequence[bytes], server_id: str) -> None:
         """`secrets`: the server's, the present one first; with the others answers are read."""
-        self._ciphers = [AESGCM(derive_key(secret, IDEMPOTENCY_KEY)) for secret in secrets]
+        self._seal = Seal(secrets, IDEMPOTENCY_KEY)
         self._server_id = server_id
         self._running: set[str] = set()
 
@@ -91,8 +88,7 @@ class IdempotentAnswers:
         if row is None:
             return
         row.status = status
-        nonce = os.urandom(_NONCE_BYTES)
-        row.answer = nonce + self._ciphers[0].encrypt(nonce, answer, _context(row))
+        row.answer = self._seal.close(answer, _context(row))
 
     def give_up(self, session: PlatformSession, request: KeyedRequest) -> None:
         """The request has no response to store, so it may be repeated."""
@@ -124,11 +120,10 @@ class IdempotentAnswers:
     def _open(self, row: IdempotentAnswer) -> bytes:
         if row.answer is None:
             raise IdempotentAnswerLost
-        nonce, sealed = row.answer[:_NONCE_BYTES], row.answer[_NONCE_BYTES:]
-        for cipher in self._ciphers:
-            with suppress(InvalidTag):
-                return cipher.decrypt(nonce, sealed, _context(row))
-        raise IdempotentAnswerLost  # the secret with which it was encrypted is gone
+        answer = self._seal.open(row.answer, _context(row))
+        if answer is None:  # the secret with which it was encrypted is gone
+            raise IdempotentAnswerLost
+        return answer
 
 
 def purge(session: PlatformSession, *, now: datetime | None = None) -> int:

@@ -26,10 +26,16 @@ class Scope(StrEnum):
     """Issue, rotate and revoke keys."""
     USERS_MANAGE = "users:manage"
     """Add, change and disable the tenant's users."""
+    WEBHOOKS_READ = "webhooks:read"
+    """See webhooks and their deliveries."""
+    WEBHOOKS_WRITE = "webhooks:write"
+    """Add, change, test and delete webhooks."""
 
 
 ALL_SCOPES = frozenset(Scope)
-READING_SCOPES = frozenset({Scope.ADAPTERS_READ, Scope.USAGE_READ, Scope.AUDIT_READ})
+READING_SCOPES = frozenset(
+    {Scope.ADAPTERS_READ, Scope.USAGE_READ, Scope.AUDIT_READ, Scope.WEBHOOKS_READ}
+)
 SCOPES_OF_ADAPTERS = frozenset(
     {Scope.INFER, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.KEYS_MANAGE}
 )

@@ -26,17 +26,15 @@ from loraplex.adapters.fetcher_environment import (
     take_credentials,
 )
 from loraplex.adapters.fetcher_messages import (
-    MAX_MESSAGE_BYTES,
     Delete,
     Fetch,
-    Inbox,
-    MessageRefused,
     ToFetcher,
     decode_from_fetcher,
     decode_to_fetcher,
     encode,
 )
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.json_frames import MAX_MESSAGE_BYTES, Inbox, MessageRefused
 from loraplex.adapters.store import object_key
 from loraplex.adapters.store.local import LocalStore
 from loraplex.adapters.tier import Tier

@@ -27,6 +27,7 @@ from support.envelopes import check_envelope
 from support.http_uploads import open_upload
 from support.published import DOCUMENT
 from support.server import Caller, ServerUnderTest
+from support.webhooks import add_webhook
 
 REFUSALS = {
     *("missing_api_key", "invalid_api_key", "tenant_suspended", "tenant_required"),
@@ -280,6 +281,7 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
     return {
         "name": "bot",
         "response_id": stored.id,
+        "webhook_id": add_webhook(server, resident),
         "number": "1",
         "alias": "prod",
         "file": "adapter_config.json",
@@ -336,7 +338,7 @@ def test_no_list_has_what_is_anothers(
     answer = stranger.get(route.removeprefix("GET "))
     assert answer.is_success, answer.text
     names = ("upload_id", "file_id", "batch_id", "response_id", "key_id", "user_id", "request_id")
-    for name in (*names, "model"):
+    for name in (*names, "webhook_id", "model"):
         assert foreign[name] not in answer.text
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.failpoints import BATCH_FAILPOINTS, FAILPOINTS
+from loraplex.adapters.failpoints import BATCH_FAILPOINTS, FAILPOINTS, WEBHOOK_FAILPOINTS
 from support.crash_points import run_crash_points
 
 pytestmark = pytest.mark.slow
@@ -29,4 +29,4 @@ def test_a_kill_loses_nothing_acknowledged_and_leaves_no_orphan(tmp_path: Path) 
 def test_every_failpoint_stands_in_exactly_one_place() -> None:
     sources = [path.read_text() for path in (ROOT / "api").rglob("*.py")]
     placed = [name for text in sources for name in re.findall(r'failpoint\("([a-z.]+)"\)', text)]
-    assert sorted(placed) == sorted(FAILPOINTS + BATCH_FAILPOINTS)
+    assert sorted(placed) == sorted(FAILPOINTS + BATCH_FAILPOINTS + WEBHOOK_FAILPOINTS)

@@ -110,7 +110,8 @@ def test_me_tells_an_operator_what_it_is_in_a_tenant_and_in_none(
     within = Holder(viewer_key, caller.slug).get("/v1/me").json()
     assert within["tenant"]["slug"] == caller.slug
     assert within["actor"] == alone["actor"]
-    assert set(within["scopes"]) == {"adapters:read", "usage:read", "audit:read"}
+    reading = {"adapters:read", "usage:read", "audit:read", "webhooks:read"}
+    assert set(within["scopes"]) == reading
 
 
 # --- keys ---------------------------------------------------------------------------------------

@@ -16,9 +16,13 @@ from loraplex.platform.accounts.service import AccountService
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.idempotency.models import IdempotentAnswer
+from loraplex.platform.keyring import secret_id
 from loraplex.platform.keys.principal import OperatorRole
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.models import Reservation
+from loraplex.platform.webhooks.event_types import EventType
+from loraplex.platform.webhooks.models import WebhookDelivery, WebhookEndpoint
+from loraplex.platform.webhooks.outbox import announce
 from support.catalog import make_tenant
 from support.identity import SettableClock
 from support.limits import SERVER_ID, limit, make_demand
@@ -94,3 +98,29 @@ def test_the_reservations_of_servers_that_never_came_back_are_dropped(database: 
     control_plane.close()
     with database.platform_transaction(read_only=True) as platform:
         assert platform.scalars(select(Reservation)).all() == []
+
+
+def test_old_events_go_and_secrets_of_webhooks_follow_the_servers(database: Database) -> None:
+    tenant = make_tenant(database, "hooked")
+    before = ControlPlane(database, b"a" * 32)
+    with database.transaction(tenant.id) as session:
+        issued = before.webhooks.create(
+            session, url="https://a.example/", events=None, description=None, created_by="key:a"
+        )
+        announce(session, tenant.id, EventType.BUDGET_ALERT, {})
+        session.scalars(select(WebhookDelivery)).one().created_at = utc_now() - timedelta(days=31)
+    before.close()
+    control_plane = ControlPlane(database, b"b" * 32, b"a" * 32)
+    upkeep = SharedUpkeep(control_plane, NoGarbage(), request_log_days=1, upload_days=1)  # type: ignore[arg-type]
+    (job,) = [job for job in upkeep.jobs() if job.name == "webhooks"]
+    assert job.every == HOUR
+
+    async def run() -> None:
+        await job.run()
+
+    asyncio.run(run())
+    control_plane.close()
+    with database.transaction(tenant.id, read_only=True) as session:
+        assert session.scalars(select(WebhookDelivery)).all() == []
+        secret = session.scalars(select(WebhookEndpoint)).one().secret_id
+    assert secret == secret_id(b"b" * 32) != issued.endpoint.secret_id

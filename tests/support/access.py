@@ -44,6 +44,8 @@ USAGE = Access(Kind.TENANT, Scope.USAGE_READ)
 AUDIT = Access(Kind.TENANT, Scope.AUDIT_READ)
 KEYS = Access(Kind.TENANT, Scope.KEYS_MANAGE)
 USERS = Access(Kind.TENANT, Scope.USERS_MANAGE)
+WEBHOOKS_READ = Access(Kind.TENANT, Scope.WEBHOOKS_READ)
+WEBHOOKS_WRITE = Access(Kind.TENANT, Scope.WEBHOOKS_WRITE)
 OPERATOR = Access(Kind.OPERATOR)
 ADMINISTRATOR = Access(Kind.ADMINISTRATOR)
 SESSION = Access(Kind.SESSION)
@@ -129,6 +131,14 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/users/{user_id}": USERS,
     "PATCH /v1/users/{user_id}": USERS,
     "POST /v1/users/{user_id}/invitation": USERS,
+    "GET /v1/webhooks": WEBHOOKS_READ,
+    "POST /v1/webhooks": WEBHOOKS_WRITE,
+    "GET /v1/webhooks/{webhook_id}": WEBHOOKS_READ,
+    "PATCH /v1/webhooks/{webhook_id}": WEBHOOKS_WRITE,
+    "DELETE /v1/webhooks/{webhook_id}": WEBHOOKS_WRITE,
+    "POST /v1/webhooks/{webhook_id}/rotate": WEBHOOKS_WRITE,
+    "POST /v1/webhooks/{webhook_id}/test": WEBHOOKS_WRITE,
+    "GET /v1/webhooks/{webhook_id}/deliveries": WEBHOOKS_READ,
     "GET /v1/overview": USAGE,
     "GET /v1/memory": READ,
     "GET /v1/quota": USAGE,
@@ -182,6 +192,7 @@ MISSING = {
     "file_id": "file-" + "0" * 32,
     "batch_id": "batch_" + "0" * 32,
     "response_id": "resp_req-" + "0" * 24,
+    "webhook_id": "whk_" + "0" * 32,
     "model": "no-such-model",
     "key_id": "0" * 12,
     "user_id": "0" * 36,

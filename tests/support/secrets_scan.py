@@ -14,6 +14,7 @@ MARK = "EXTREMELY-PRIVATE"
 """In the prompts, the answers' forms and the credentials of tests that look for them afterwards."""
 _KEY = re.compile(
     rb"lpx_(?:live|admin)_[0-9A-Za-z]{12}_[0-9A-Za-z]{32,}|lpx_(?:session|join)_[0-9A-Za-z_-]{43}"
+    rb"|whsec_[0-9A-Za-z+/]{32,}"
 )
 
 

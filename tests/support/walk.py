@@ -66,6 +66,7 @@ class Tenant:
     files: set[str] = field(default_factory=set)
     batches: set[str] = field(default_factory=set)
     responses: set[str] = field(default_factory=set)
+    webhooks: set[str] = field(default_factory=set)
 
     @property
     def mark(self) -> str:
@@ -75,9 +76,10 @@ class Tenant:
         """Whether one of the words is of this tenant."""
         batches = {batch.removeprefix("batch_") for batch in self.batches}  # as _WORDS finds them
         responses = {response.removeprefix("resp_") for response in self.responses}
+        webhooks = {webhook.removeprefix("whk_") for webhook in self.webhooks}
         theirs = (
             *(self.keys, self.users, self.uploads, self.requests, (self.mark,)),
-            *(self.files, batches, responses),
+            *(self.files, batches, responses, webhooks),
         )
         return any(word in ids for word in words for ids in theirs)
 
@@ -106,7 +108,7 @@ class Walk:
             *(self._make_user, self._read_user, self._disable_user, self._list_users),
             *(self._set_alias, self._remove_alias, self._list_aliases),
             *(self._open_upload, self._read_upload, self._read_file, self._read_batch),
-            self._read_response,
+            *(self._read_response, self._read_webhook, self._test_webhook),
             *(self._look_around, self._read_request, self._resolve_model),
         ]
         for number in range(num_steps):
@@ -241,6 +243,16 @@ class Walk:
             path = f"/v1/responses/{response}{self._random.choice(['', '/input_items'])}"
             self._expect(caller, Scope.INFER, "GET", path, target=target)
 
+    def _read_webhook(self, caller: Caller, target: Tenant) -> None:
+        if (webhook := self._any(target.webhooks)) is not None:
+            path = f"/v1/webhooks/{webhook}{self._random.choice(['', '/deliveries'])}"
+            self._expect(caller, Scope.WEBHOOKS_READ, "GET", path, target=target)
+
+    def _test_webhook(self, caller: Caller, target: Tenant) -> None:
+        if (webhook := self._any(target.webhooks)) is not None:
+            path = f"/v1/webhooks/{webhook}/test"
+            self._expect(caller, Scope.WEBHOOKS_WRITE, "POST", path, target=target, own=202)
+
     def _look_around(self, caller: Caller, target: Tenant) -> None:
         path, scope = self._random.choice(
             [
@@ -253,6 +265,7 @@ class Walk:
                 (f"/v1/adapters/{NAME}/versions/1/readiness", Scope.ADAPTERS_READ),
                 ("/v1/usage", Scope.USAGE_READ),
                 ("/v1/quota", Scope.USAGE_READ),
+                ("/v1/webhooks", Scope.WEBHOOKS_READ),
                 ("/v1/audit?limit=20", Scope.AUDIT_READ),
             ]
         )

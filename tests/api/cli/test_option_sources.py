@@ -81,6 +81,8 @@ VALUES: Mapping[str, str | list[str]] = {
     "metrics-networks": ["10.0.0.0/8", "fc00::/7"],
     "vllm-metrics": "true",
     "trusted-proxies": ["10.0.0.0/8", "fd00::/8"],
+    "webhook-hosts": ["hooks.example.com", "*.example.com:8443"],
+    "webhook-networks": ["10.1.0.0/16", "fd01::/16"],
     "otel": "true",
     "adapter-wait-seconds": "31.5",
     "max-pins": "17",

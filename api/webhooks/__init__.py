@@ -1,0 +1,1 @@
+"""Sends the events of tenants' webhooks, through a confined process."""

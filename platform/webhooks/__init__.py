@@ -1,0 +1,1 @@
+"""Webhooks: endpoints of tenants, and the events that are delivered to them."""
