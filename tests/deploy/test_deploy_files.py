@@ -23,7 +23,7 @@ from support.tools import need_program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-YAML_FILES = sorted(DEPLOY.rglob("*.yaml"))
+YAML_FILES = sorted(path for path in DEPLOY.rglob("*.yaml") if path.parent.name != "templates")
 METRIC = re.compile(r"loraplex_[a-z0-9_]+")
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
 FOR_COMPOSE_ALONE = {
