@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -144,6 +144,7 @@ SAMPLES: dict[str, Any] = {
     "ingress.hosts": ["other.example.com"],
     "networkPolicy.egress": [{"ports": [{"port": 9000, "protocol": "TCP"}]}],
     "serviceMonitor.interval": "30s",
+    "prometheusRule.docsUrl": "https://wiki.example.com/loraplex",
 }
 POD_SAMPLES = {
     "args": ["--max-num-seqs=8"],
@@ -185,24 +186,30 @@ def sample(path: str, value: Any) -> Any:
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
+class Base(NamedTuple):
+    """Values, and what they install."""
+
+    values: dict[str, Any]
+    rendered: dict[str, str]
+
+
 @cache
-def base_of(path: str) -> dict[str, Any]:
-    """Values under which the one at `path` matters."""
-    values = merged(EVERYTHING, VARIANTS["ray"]) if path.startswith("ray.") else EVERYTHING
-    return merged(DEFAULTS, values)
+def base(*, is_ray: bool) -> Base:
+    values = merged(EVERYTHING, VARIANTS["ray"]) if is_ray else EVERYTHING
+    return Base(merged(DEFAULTS, values), render_text(values))
 
 
 @pytest.mark.parametrize("path", [path for path, _ in leaves(DEFAULTS)])
 def test_every_value_changes_what_is_installed(path: str) -> None:
-    base = base_of(path)
-    current: Any = base
+    values, rendered = base(is_ray=path.startswith("ray."))
+    current: Any = values
     for name in path.split("."):
         current = current[name]
     changed: Any = "ray" if path == "fleet.kind" else sample(path, current)
     assert changed != current
     for name in reversed(path.split(".")):
         changed = {name: changed}
-    assert render_text(merged(base, changed)) != render_text(base)
+    assert render_text(merged(values, changed)) != rendered
 
 
 @pytest.mark.parametrize(
@@ -265,6 +272,16 @@ def test_alerts_and_dashboard_are_those_of_the_repository() -> None:
     found = named(manifests, "ConfigMap", f"{PREFIX}-dashboard")
     assert json.loads(found["data"]["loraplex.json"]) == json.loads(dashboard)
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_alerts_link_the_published_documentation() -> None:
+    rule = {"prometheusRule": {"enabled": True, "docsUrl": "https://wiki.example.com/loraplex/"}}
+    manifest = named(render(rule), "PrometheusRule", PREFIX)
+    (group,) = manifest["spec"]["groups"]
+    for alert in group["rules"]:
+        anchor = f"operations.md#{alert['alert'].lower()}"
+        url = f"https://wiki.example.com/loraplex/{anchor}"
+        assert alert["annotations"]["runbook_url"] == url
 
 
 def test_prometheus_reads_each_server_once_as_the_job_of_the_alerts() -> None:
