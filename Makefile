@@ -11,6 +11,7 @@ PEERS_VENV := .venv-peers
 RAY_VENV := .venv-ray
 WHEEL_VENV := .venv-wheel
 CLIENTS_VENV := .venv-clients
+IMAGE_VENV := .venv-image
 SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 CONSOLE := api/console
 BUNDLE := api/static/console
@@ -21,7 +22,7 @@ BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness sche
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness divided-ends
-.PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray \
+.PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray image-check \
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence \
 	mutation-evidence mutation-survey \
@@ -116,6 +117,12 @@ wheel-check: wheel $(INSTALLED) ## install the wheel into a clean environment: t
 	$(LOWEST_VENV)/bin/uv venv --quiet --python $(BIN)/python $(WHEEL_VENV)
 	$(LOWEST_VENV)/bin/uv pip install --quiet --python $(WHEEL_VENV)/bin/python dist/*.whl
 	LORAPLEX_WHEEL_VENV=$(WHEEL_VENV) $(BIN)/python -m pytest tests/packaging/test_wheel.py $(ARGS)
+
+# The extra `engine` is left out, and linked from the main environment: torch is large.
+image-check: $(LOWEST_VENV)/bin/uv $(INSTALLED) ## run the image's steps in a clean environment, serve from it, back up
+	rm -rf $(IMAGE_VENV)
+	UV=$(abspath $<) PYTHON=$(abspath $(BIN)/python) EXTRAS=postgres,otel deploy/image/packages.sh $(abspath $(IMAGE_VENV))
+	LORAPLEX_IMAGE_VENV=$(IMAGE_VENV) $(BIN)/python -m pytest tests/packaging/test_image.py $(ARGS)
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' platform/version.py)
 
@@ -333,4 +340,4 @@ lock: $(LOWEST_VENV)/bin/uv ## pin the packages of the image in deploy/requireme
 	awk '/^[^ ]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' $(LOWEST_VENV)/requirements.lock > $(LOCK)
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(RAY_VENV) $(WHEEL_VENV) $(CLIENTS_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(S3_VENV) $(NODE_VENV) $(LOWEST_VENV) $(MUTANTS_VENV) $(PEERS_VENV) $(RAY_VENV) $(WHEEL_VENV) $(CLIENTS_VENV) $(IMAGE_VENV) $(CONSOLE)/node_modules .loraplex dist .mypy_cache .ruff_cache .pytest_cache

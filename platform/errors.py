@@ -454,6 +454,17 @@ class UploadElsewhere(PlatformError):
     code = "upload_elsewhere"
 
 
+class TooManyParts(PlatformError):
+    """The upload has the most parts that one may have: declare it again, and send larger ones."""
+
+    code = "too_many_parts"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"An upload may have {most} parts. Abandon it, declare it again, and send larger parts."
+        )
+
+
 class UploadConflict(PlatformError):
     """The offset is not the number of received bytes, or there are too few or too many bytes."""
 

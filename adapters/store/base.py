@@ -113,6 +113,19 @@ def file_of_key(key: str) -> tuple[str, str] | None:
     return None
 
 
+def part_key(tenant_id: str, upload_id: str, part_id: str) -> str:
+    """The store's key of a part of an unfinished upload."""
+    return check_key(f"{OBJECT_PREFIX}{tenant_id}/u/{upload_id}/{part_id}")
+
+
+def part_of_key(key: str) -> tuple[str, str, str] | None:
+    """The tenant, the upload and the part with this key; None if it is not a part's."""
+    match key.split("/"):
+        case ["t", tenant_id, "u", upload_id, part_id]:
+            return tenant_id, upload_id, part_id
+    return None
+
+
 def check_key(key: str) -> str:
     """The key itself. Raises ValueError unless it is a plain relative path."""
     for segment in key.split("/"):

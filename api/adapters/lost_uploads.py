@@ -22,7 +22,10 @@ PATIENCE = timedelta(minutes=30)
 
 
 async def end_lost_uploads(control_plane: ControlPlane) -> None:
-    """A job for one of the servers. Raises a PlatformError."""
+    """A job for one of the servers. Uploads with their bytes in the store wait for a commit.
+
+    Raises a PlatformError.
+    """
 
     def find(session: PlatformSession) -> Sequence[Upload]:
         return upload_upkeep.list_lost(session, shared_now(session) - PATIENCE)

@@ -1,7 +1,7 @@
 """Pushes: adapters are received, examined, stored, and registered as versions.
 
-An acknowledged byte is on the disk, and an acknowledged version is in the store and in the
-database. `recover` continues what a crash interrupted.
+An acknowledged byte is on the disk, or in the store if several servers share it. An acknowledged
+version is in the store and in the database. `recover` continues what a crash interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...adapters.store import ObjectStore
 from ...engine.messages import EngineInfo
 from ...platform.adapters import uploads
 from ...platform.adapters.models import AdapterVersion, Upload
-from ...platform.adapters.states import UploadState, VersionState
+from ...platform.adapters.states import UNFINISHED_UPLOAD_STATES, UploadState, VersionState
 from ...platform.adapters.uploads import NewUpload
 from ...platform.audit.event import BY_SYSTEM, Changed, Origin
 from ...platform.errors import InvalidTransition, QuotaExceeded
@@ -38,11 +38,15 @@ from .examiner import Examiner
 from .staging import Staging
 from .staging_budget import Hold
 from .stored_blocks import StoredBlocks
-from .upload_receiver import UploadReceiver
+from .upload_parts import UploadParts
+from .upload_receiver import UploadReceiver, upload_hold
 from .upload_records import UploadRecords, set_wanted_aliases
 from .upload_room import UploadRoom
 
 log = structlog.get_logger(__name__)
+
+ELSEWHERE_SECONDS = 0.5
+"""How often a commit looks whether another server has finished."""
 
 
 class Pushed(NamedTuple):
@@ -78,7 +82,7 @@ class Pushes:
         self._base_id = info.base_id
         self._staging = staging
         self._room = room
-        self._is_store_here = is_store_here
+        self.is_store_here = is_store_here
         self._control_plane = control_plane
         self._attestations = attestations
         self._served_model_name = served_model_name
@@ -86,7 +90,10 @@ class Pushes:
         """The files of the uploads."""
         self._note_stored = note_stored
         self._records = UploadRecords(control_plane, server_id)
-        self._receiver = UploadReceiver(staging=staging, room=room, records=self._records)
+        self._parts = UploadParts(store=store, staging=staging)
+        self._receiver = UploadReceiver(
+            staging=staging, room=room, records=self._records, parts=self._parts
+        )
         self._examiner = Examiner(
             info=info,
             layout_path=layout_path,
@@ -153,25 +160,33 @@ class Pushes:
     async def commit(self, tenant_id: str, upload_id: str, origin: Origin) -> Pushed:
         """Examine and store the received adapter; returns its version. Idempotent.
 
-        It continues if the caller disconnects. Raises ApiError with the reason if the adapter is
-        rejected, UploadConflict if bytes are missing, UploadElsewhere, and an AdapterError if this
-        server failed: the bytes are kept, and the upload may be committed again.
+        It continues if the caller disconnects. If another server examines the upload, its result is
+        awaited; if that server is gone, this one takes over. Raises ApiError with the reason if the
+        adapter is rejected, UploadConflict if bytes are missing, UploadElsewhere, and an
+        AdapterError if this server failed: the bytes are kept, and the upload may be committed
+        again.
         """
-        upload = await self._records.get_here(tenant_id, upload_id)
-        if upload.state is UploadState.RECEIVING:
-            upload = await self._records.begin_validation(upload)
-            failpoint("pushes.validating")
-        if upload.state is UploadState.VALIDATING:
-            return await asyncio.shield(self._validation(upload, origin))
-        return await self._outcome(upload)
+        while True:
+            upload = await self._records.get_here(tenant_id, upload_id)
+            if upload.state is UploadState.RECEIVING:
+                upload = await self._begin_validation(upload)
+                failpoint("pushes.validating")
+            if upload.state not in UNFINISHED_UPLOAD_STATES:
+                return await self._outcome(upload)
+            if upload.state is UploadState.VALIDATING and self._records.is_here(upload):
+                return await asyncio.shield(self._validation(upload, origin))
+            if not await self._records.take_over(upload):
+                await asyncio.sleep(ELSEWHERE_SECONDS)
 
     async def abandon(self, tenant_id: str, upload_id: str, origin: Origin) -> Upload:
         """Abandon the upload; its bytes are deleted when this returns. Idempotent.
 
         Raises UploadNotFound, or InvalidTransition if it has ended otherwise or is being examined.
         """
+        parts = (await self.get(tenant_id, upload_id)).stored_parts
         upload = await self._records.abandon(tenant_id, upload_id, origin)
         self._room.release(upload_id)
+        await self._parts.discard(upload, parts)
         return upload
 
     async def recover(self) -> None:
@@ -185,6 +200,7 @@ class Pushes:
         await asyncio.gather(*self._validations.values(), return_exceptions=True)
         self._examiner.close()
         self._blocks.close()
+        self._parts.close()
         await self._room.close()
         self._staging.close()
 
@@ -239,13 +255,20 @@ class Pushes:
             return Changed(upload, set_wanted_aliases(session, upload, version))
         upload = uploads.open_or_resume_upload(session, new)
         if not self._room.budget.is_held(upload.id):
-            stored = quotas.count(session, Resource.STORED_BYTES) if self._is_store_here else 0
+            stored = quotas.count(session, Resource.STORED_BYTES) if self.is_store_here else 0
             hold = Hold(upload.id, upload.tenant_id, new.num_bytes)
             self._room.budget.hold(hold, stored_bytes=stored)
             held.append(upload.id)
         return Changed(upload, None)
 
     # --- validating -------------------------------------------------------------------------------
+
+    async def _begin_validation(self, upload: Upload) -> Upload:
+        """The upload in validation, begun here or, by another request meanwhile, elsewhere."""
+        try:
+            return await self._records.begin_validation(upload)
+        except InvalidTransition:
+            return await self.get(upload.tenant_id, upload.id)
 
     def _validation(self, upload: Upload, origin: Origin) -> asyncio.Task[Pushed]:
         """The validation of this upload, started if none runs."""
@@ -271,7 +294,7 @@ class Pushes:
         except InvalidTransition:  # closed as lost meanwhile, because this server was stopped
             self._room.release(upload.id)
             return await self._outcome(await self.get(upload.tenant_id, upload.id))
-        self._room.release(upload.id)
+        await self._release(upload)
         if version.state is VersionState.VALIDATED:
             self._attestations.add(version)
         return Pushed(upload.adapter_name, version.number)
@@ -280,6 +303,9 @@ class Pushes:
         """Raises ApiError if the upload is rejected. After another error, the upload waits for a
         commit."""
         try:
+            if upload.is_in_store:
+                await self._room.prepare(upload_hold(upload), upload.size_bytes)
+                await self._parts.assemble(upload)
             report = await self._examiner.examine(upload)
             failpoint("pushes.examined")
             version = await self._publish(upload, report, origin)
@@ -288,7 +314,7 @@ class Pushes:
             raise await self._refuse(upload, exc.reason, str(exc), exc.pointer) from exc
         except AdapterError as exc:
             _log_notes(upload, exc)
-            self._staging.discard_block(upload.id)
+            self._discard_copies(upload)
             await self._records.reopen(upload)
             raise
         except QuotaExceeded as exc:
@@ -320,7 +346,7 @@ class Pushes:
     ) -> ApiError:
         """Record the rejection of the upload; returns the error for its owner."""
         await self._records.refuse(upload, reason=reason, message=message)
-        self._room.release(upload.id)
+        await self._release(upload)
         log.info(
             "adapter_rejected",
             tenant_id=upload.tenant_id,
@@ -328,6 +354,18 @@ class Pushes:
             reason=reason,
         )
         return ApiError(reason, message, param=pointer)
+
+    async def _release(self, upload: Upload) -> None:
+        """Delete the bytes of an upload that has ended here."""
+        self._room.release(upload.id)
+        await self._parts.discard(upload, upload.stored_parts)
+
+    def _discard_copies(self, upload: Upload) -> None:
+        """Delete what the next examination makes anew."""
+        if upload.is_in_store:
+            self._staging.discard(upload.id)
+        else:
+            self._staging.discard_block(upload.id)
 
     async def _outcome(self, upload: Upload) -> Pushed:
         version = await self._records.get_version(upload)

@@ -35,6 +35,14 @@ class Staging:
     def block_path(self, upload_id: str) -> Path:
         return self._directory / f"{upload_id}.block"
 
+    def part_path(self, upload_id: str) -> Path:
+        """The bytes of one request, on their way to the store."""
+        return self._directory / f"{upload_id}.part"
+
+    def fetched_path(self, upload_id: str) -> Path:
+        """A part that was fetched from the store."""
+        return self._directory / f"{upload_id}.fetched"
+
     async def append(
         self, tenant_id: str, upload_id: str, offset: int, chunks: AsyncIterator[bytes]
     ) -> None:
@@ -44,12 +52,18 @@ class Staging:
         (`num_bytes`) is the durable amount. Raises StorageFull.
         """
         with full_disk_told():
-            await self._append(tenant_id, upload_id, offset, chunks)
+            await self._append(tenant_id, self.weights_path(upload_id), offset, chunks)
+
+    async def write_part(
+        self, tenant_id: str, upload_id: str, chunks: AsyncIterator[bytes]
+    ) -> None:
+        """Write the chunks to the file of the part; the same otherwise."""
+        with full_disk_told():
+            await self._append(tenant_id, self.part_path(upload_id), 0, chunks)
 
     async def _append(
-        self, tenant_id: str, upload_id: str, offset: int, chunks: AsyncIterator[bytes]
+        self, tenant_id: str, path: Path, offset: int, chunks: AsyncIterator[bytes]
     ) -> None:
-        path = self.weights_path(upload_id)
         file = await self._threads.run(tenant_id, _open_at, path, offset)
         try:
             async for chunk in chunks:
@@ -82,8 +96,8 @@ class Staging:
         self.discard_block(upload_id)
 
     def discard_block(self, upload_id: str) -> None:
-        """Delete the block written by its examination."""
-        for path in (self.config_path, self.block_path):
+        """Delete the block written by its examination, and parts on their way."""
+        for path in (self.config_path, self.block_path, self.part_path, self.fetched_path):
             path(upload_id).unlink(missing_ok=True)
 
     def list_uploads(self, before: datetime) -> set[str]:

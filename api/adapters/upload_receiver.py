@@ -1,17 +1,17 @@
-"""Receives the bytes of uploads to this server's disk. Acknowledged bytes are on the disk."""
+"""Receives the bytes of uploads. Acknowledged bytes are on this server's disk, or in the store."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from ...adapters.errors import StorageFull
 from ...adapters.failpoints import failpoint
 from ...platform.adapters.models import Upload
 from ...platform.adapters.states import UploadState
-from ...platform.errors import UploadConflict, UploadNotFound
+from ...platform.errors import InvalidTransition, TooManyParts, UploadConflict, UploadNotFound
 from ..contract.errors import ApiError
 from .staging import Staging
 from .staging_budget import Hold
+from .upload_parts import UploadParts
 from .upload_records import UploadRecords
 from .upload_room import UploadRoom
 
@@ -22,8 +22,11 @@ UNDECLARED_BYTES = 1 << 20
 class UploadReceiver:
     """Allows one request at a time to write to an upload."""
 
-    def __init__(self, *, staging: Staging, room: UploadRoom, records: UploadRecords) -> None:
+    def __init__(
+        self, *, staging: Staging, room: UploadRoom, records: UploadRecords, parts: UploadParts
+    ) -> None:
         self._staging = staging
+        self._parts = parts
         self._room = room
         self._records = records
         self._receiving: set[tuple[str, str]] = set()
@@ -62,8 +65,10 @@ class UploadReceiver:
             num_bytes = min(max_bytes, UNDECLARED_BYTES)
         elif num_bytes > max_bytes:
             raise _too_large(num_bytes, max_bytes)
-        await self._make_room(upload, num_bytes)
+        await self._room.prepare(upload_hold(upload), num_bytes)
         chunks = self._until_given_up(upload.id, read(max_bytes))
+        if upload.is_in_store:
+            return await self._receive_part(upload, chunks)
         try:
             await self._staging.append(upload.tenant_id, upload.id, offset, chunks)
         finally:
@@ -75,15 +80,29 @@ class UploadReceiver:
         failpoint("uploads.acknowledged")
         return upload
 
-    async def _make_room(self, upload: Upload, num_bytes: int) -> None:
-        """Raises StorageFull."""
-        budget = self._room.budget
-        held_bytes = upload.size_bytes + len(upload.config_json)
-        budget.restore([Hold(upload.id, upload.tenant_id, held_bytes)])
-        if budget.lacking_to_receive(num_bytes) and not await self._room.make(
-            lambda: budget.lacking_to_receive(num_bytes)
-        ):
-            raise StorageFull
+    async def _receive_part(self, upload: Upload, chunks: AsyncIterator[bytes]) -> Upload:
+        try:
+            await self._staging.write_part(upload.tenant_id, upload.id, chunks)
+        finally:
+            failpoint("uploads.written")
+            try:
+                upload = await self._keep_part(upload)
+            finally:
+                self._staging.part_path(upload.id).unlink(missing_ok=True)
+        failpoint("uploads.acknowledged")
+        return upload
+
+    async def _keep_part(self, upload: Upload) -> Upload:
+        """Store what was received, then acknowledge it: of several servers with bytes from the same
+        offset, one succeeds."""
+        part = await self._parts.put(upload)
+        failpoint("uploads.stored")
+        try:
+            return await self._records.acknowledge(upload, part.size_bytes if part else 0, part)
+        except (UploadConflict, InvalidTransition, UploadNotFound, TooManyParts):
+            # Refused for certain. After other errors the database may have named it.
+            await self._parts.discard(upload, [part] if part else [])
+            raise
 
     async def _until_given_up(
         self, upload_id: str, chunks: AsyncIterator[bytes]
@@ -92,6 +111,11 @@ class UploadReceiver:
             if not self._room.budget.is_held(upload_id):
                 raise UploadNotFound
             yield chunk
+
+
+def upload_hold(upload: Upload) -> Hold:
+    """The reservation of the disk for an upload."""
+    return Hold(upload.id, upload.tenant_id, upload.size_bytes + len(upload.config_json))
 
 
 def _conflict(upload: Upload, *, is_busy: bool = False) -> UploadConflict:

@@ -9,10 +9,16 @@ from ...adapters.examination import IntakeReport
 from ...platform.adapters import repository, service, uploads
 from ...platform.adapters.models import AdapterVersion, Upload
 from ...platform.adapters.service import NewVersion
-from ...platform.adapters.states import UploadState, VersionState
+from ...platform.adapters.states import (
+    UNFINISHED_UPLOAD_STATES,
+    UploadState,
+    VersionState,
+)
+from ...platform.adapters.upload_part import UploadPart
 from ...platform.adapters.uploads import NewUpload
 from ...platform.audit.event import Changed, Event, Origin
 from ...platform.errors import UploadElsewhere
+from ...platform.servers import service as servers
 from ...platform.sessions import TenantSession
 from ..contract.errors import ApiError
 from ..control_plane.control_plane import ControlPlane
@@ -36,11 +42,10 @@ class UploadRecords:
         )
 
     async def get_here(self, tenant_id: str, upload_id: str) -> Upload:
-        """The state of the upload. Raises UploadElsewhere if another server receives or examines
-        it."""
+        """The state of the upload. Raises UploadElsewhere if its bytes are on another server."""
         upload = await self.get(tenant_id, upload_id)
-        is_open = upload.state in (UploadState.RECEIVING, UploadState.VALIDATING)
-        if is_open and not self._is_here(upload):
+        is_open = upload.state in UNFINISHED_UPLOAD_STATES
+        if is_open and not upload.is_in_store and not self.is_here(upload):
             raise UploadElsewhere
         return upload
 
@@ -64,7 +69,7 @@ class UploadRecords:
         return [
             upload
             for upload in unfinished
-            if upload.state is UploadState.VALIDATING and self._is_here(upload)
+            if upload.state is UploadState.VALIDATING and self.is_here(upload)
         ]
 
     async def find_known_version(
@@ -75,25 +80,45 @@ class UploadRecords:
             tenant_id, lambda session: uploads.find_known_content(session, new, base_id=base_id)
         )
 
-    async def acknowledge(self, upload: Upload, num_bytes: int) -> Upload:
-        """This many more bytes are on the disk."""
+    async def acknowledge(
+        self, upload: Upload, num_bytes: int, part: UploadPart | None = None
+    ) -> Upload:
+        """This many more bytes are on the disk, or in the store as `part`."""
         return await self._control_plane.write(
             upload.tenant_id,
             lambda session: uploads.advance_upload(
-                session, upload.id, offset=upload.received_bytes, num_bytes=num_bytes
+                session, upload.id, offset=upload.received_bytes, num_bytes=num_bytes, part=part
             ),
         )
 
     async def begin_validation(self, upload: Upload) -> Upload:
-        """All bytes are received. Raises UploadConflict if some are missing."""
+        """All bytes are received, and this server examines them. Raises UploadConflict if some are
+        missing."""
         return await self._control_plane.write(
-            upload.tenant_id, lambda session: uploads.begin_validation(session, upload.id)
+            upload.tenant_id,
+            lambda session: uploads.begin_validation(session, upload.id, server_id=self._server_id),
+        )
+
+    async def take_over(self, upload: Upload) -> bool:
+        """Whether this server examines the upload from now on, because the server that did is
+        gone."""
+        gone_id = upload.server_id
+        if await self._control_plane.read_all_tenants(
+            lambda session: servers.is_alive(session, gone_id)
+        ):
+            return False
+        return await self._control_plane.write(
+            upload.tenant_id,
+            lambda session: uploads.take_over(
+                session, upload.id, gone_id=gone_id, server_id=self._server_id
+            ),
         )
 
     async def reopen(self, upload: Upload) -> None:
         """The server failed, not the upload: it may be committed again."""
         await self._control_plane.write(
-            upload.tenant_id, lambda session: uploads.reopen(session, upload.id)
+            upload.tenant_id,
+            lambda session: uploads.reopen(session, upload.id, server_id=self._server_id),
         )
 
     async def refuse(self, upload: Upload, *, reason: str, message: str) -> None:
@@ -119,7 +144,8 @@ class UploadRecords:
             upload.tenant_id, origin, lambda session: _add_version(session, upload, report)
         )
 
-    def _is_here(self, upload: Upload) -> bool:
+    def is_here(self, upload: Upload) -> bool:
+        """Whether this server opened or examines it."""
         return upload.server_id == self._server_id
 
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import structlog
 
-from ...adapters.errors import AdapterError
+from ...adapters.errors import AdapterError, StorageFull
 from ...platform.adapters import staged, uploads
 from ...platform.adapters.staged import StagedUpload
 from ...platform.audit.event import BY_SYSTEM, Changed, Event
@@ -84,6 +84,15 @@ class UploadRoom:
             yield
         finally:
             self._receiving.discard(upload_id)
+
+    async def prepare(self, hold: Hold, num_bytes: int) -> None:
+        """Reserve room for an upload, and make it for the next bytes. Raises StorageFull or a
+        PlatformError."""
+        self.budget.restore([hold])
+        if self.budget.lacking_to_receive(num_bytes) and not await self.make(
+            lambda: self.budget.lacking_to_receive(num_bytes)
+        ):
+            raise StorageFull
 
     async def make(self, lacking_bytes: Callable[[], int]) -> bool:
         """Delete the cheapest files until enough is free; False if that is impossible. Raises a

@@ -16,6 +16,8 @@ from .progress import Progress
 PART_BYTES = 8 << 20
 MAX_RECONNECTS = 5
 FIRST_PAUSE_SECONDS = 0.5
+SENT_AGAIN = frozenset({"upload_conflict", "store_unavailable"})
+"""Refusals of a part after which it is sent again."""
 SETTLED_STATES = frozenset({"ready", "rejected"})
 
 
@@ -137,7 +139,7 @@ def _send_parts(
             upload = client.put_bytes(f"{path}/content", weights.read(PART_BYTES), offset=offset)
             num_failures = 0
         except (ServerUnreachable, ApiRefused) as exc:
-            if isinstance(exc, ApiRefused) and exc.code != "upload_conflict":
+            if isinstance(exc, ApiRefused) and exc.code not in SENT_AGAIN:
                 raise
             num_failures += 1
             if num_failures > MAX_RECONNECTS:

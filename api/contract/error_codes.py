@@ -273,6 +273,10 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "upload_elsewhere": ErrorCode(
         409, "The upload's bytes are on another server: send it there, or declare it again."
     ),
+    "too_many_parts": ErrorCode(
+        409,
+        "The upload has the most parts that one may have: declare it again, and send larger ones.",
+    ),
     "upload_lost": ErrorCode(
         409,
         "The server with the upload's bytes did not return to examine them; push again.",

@@ -76,6 +76,7 @@ async def open_upload(
         size_bytes=body.size_bytes,
         sha256=body.sha256,
         server_id=runtime.pushes.server_id,
+        is_in_store=not runtime.pushes.is_store_here,
         aliases=tuple(body.aliases),
         created_by=principal.actor.author,
     )
@@ -131,8 +132,11 @@ async def get_upload(runtime: CurrentRuntime, principal: UploadWriter, upload_id
         "upload_not_found",
         "upload_conflict",
         "upload_elsewhere",
+        "too_many_parts",
         "state_conflict",
         "storage_full",
+        "store_unavailable",
+        "store_denied",
         "body_too_large",
         "unsupported_media_type",
         "request_timeout",
@@ -147,7 +151,8 @@ async def put_content(
 ) -> Response:
     """Send the next bytes of the weights.
 
-    The body begins at `offset` of the file. Acknowledged bytes are on disk.
+    The body begins at `offset` of the file. Acknowledged bytes are on the server's disk, or in the
+    store if several servers share it; then any server takes the next ones.
     """
     check_encoding(request, "application/octet-stream")
     upload = await runtime.pushes.receive(

@@ -23,6 +23,8 @@ from ...adapters.store import (
     file_key,
     file_of_key,
     object_key,
+    part_key,
+    part_of_key,
 )
 from ...adapters.store.base import OBJECT_PREFIX
 from ...platform.adapters import repository, service, uploads, wishes
@@ -223,6 +225,7 @@ class Garbage:
         )
         names = {object_key(key) for key in named}
         names |= await self._control_plane.read_all_tenants(_names_of_files)
+        names |= await self._control_plane.read_all_tenants(_names_of_parts)
         for stored in listed:
             if stored.key in names or stored.modified_at > young.timestamp():
                 continue
@@ -233,7 +236,7 @@ class Garbage:
         return list(self._store.list_keys(OBJECT_PREFIX))
 
     async def _is_unnamed(self, object_key: str) -> bool:
-        """Whether the object is a version's or a file's, and still none has this name."""
+        """Whether the object is a version's, a file's or a part's, and still none has this name."""
         if key := adapter_key(object_key):
             return not await self._control_plane.read(
                 key.tenant_id, lambda session: service.is_object_referenced(session, key.digest)
@@ -242,6 +245,11 @@ class Garbage:
             tenant_id, file_id = found
             return not await self._control_plane.read(
                 tenant_id, lambda session: files.exists(session, file_id)
+            )
+        if part := part_of_key(object_key):
+            tenant_id, upload_id, part_id = part
+            return not await self._control_plane.read(
+                tenant_id, lambda session: uploads.has_part(session, upload_id, part_id)
             )
         return False
 
@@ -274,3 +282,12 @@ def _expire(file_id: str, session: TenantSession) -> Changed[None]:
 def _names_of_files(session: PlatformSession) -> set[str]:
     stored = files.list_stored_of_all_tenants(session)
     return {file_key(file.tenant_id, file.id, file.sha256) for file in stored}
+
+
+def _names_of_parts(session: PlatformSession) -> set[str]:
+    unfinished = repository.list_unfinished_uploads_of_all_tenants(session)
+    return {
+        part_key(upload.tenant_id, upload.id, part.id)
+        for upload in unfinished
+        for part in upload.stored_parts
+    }

@@ -7,6 +7,7 @@ row, whatever the code does.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -35,6 +36,7 @@ from ..base import (
 from ..keys.principal import AUTHOR_LENGTH
 from ..names import MAX_NAME_LENGTH
 from .states import UploadState, VersionState, WishKind
+from .upload_part import UploadPart
 
 SHA256_HEX_LENGTH = 64
 DIGEST_LENGTH = len("sha256:") + SHA256_HEX_LENGTH
@@ -221,6 +223,9 @@ class Upload(TenantOwned, Base):
     sha256: Mapped[str] = mapped_column(String(SHA256_HEX_LENGTH))
     """The digest of the weights file, as declared."""
     received_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    parts: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    """The received bytes, if they are in the store: the fields of each `UploadPart`, in order. None
+    if they are on the disk of the server."""
     aliases: Mapped[list[str]] = mapped_column(JSON)
     """The aliases to set on the version once it is ready."""
     state: Mapped[UploadState] = mapped_column(
@@ -235,4 +240,15 @@ class Upload(TenantOwned, Base):
     """When bytes were acknowledged, or the state changed, for the last time."""
     created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
     server_id: Mapped[str] = mapped_column(String(ID_LENGTH))
-    """Where its bytes lie until they are examined."""
+    """The server that opened it, and that has its bytes unless they are in the store; from the
+    examination on, the one that examines it."""
+
+    @property
+    def is_in_store(self) -> bool:
+        """Whether every server reaches the received bytes."""
+        return self.parts is not None
+
+    @property
+    def stored_parts(self) -> list[UploadPart]:
+        """The received bytes in the store, in order."""
+        return [UploadPart(*part) for part in self.parts or ()]

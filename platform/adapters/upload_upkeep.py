@@ -12,7 +12,7 @@ from ..servers.models import Server
 from ..sessions import PlatformSession, TenantSession
 from .models import Upload
 from .states import UploadState
-from .uploads import get_upload, mark_refused
+from .uploads import get_upload, mark_refused, reopen
 
 UPLOAD_LOST = "upload_lost"
 ROWS_AT_ONCE = 1000
@@ -39,9 +39,14 @@ def list_lost(session: PlatformSession, since: datetime) -> Sequence[Upload]:
 def mark_lost(session: TenantSession, upload_id: str) -> bool:
     """Reject an upload whose server is gone with the bytes; False if it has ended meanwhile.
 
-    If that server comes back, it finds the upload closed. Raises UploadNotFound.
+    If that server comes back, it finds the upload closed. If the bytes are in the store, nothing is
+    lost: the upload waits for a commit, which any server takes. Raises UploadNotFound.
     """
-    if get_upload(session, upload_id).state is not UploadState.VALIDATING:
+    upload = get_upload(session, upload_id)
+    if upload.state is not UploadState.VALIDATING:
+        return False
+    if upload.is_in_store:
+        reopen(session, upload_id, server_id=upload.server_id)
         return False
     message = "The server with the bytes is gone. Push the adapter again, to another server."
     mark_refused(session, upload_id, reason=UPLOAD_LOST, message=message)

@@ -1,7 +1,7 @@
 """Uploads: resumable by offset, complete when all declared bytes have arrived.
 
-The caller stores the bytes; this module records what may be acknowledged. Bytes are on disk before
-`advance_upload` commits, so a crash never loses an acknowledged byte.
+The caller stores the bytes; this module records what may be acknowledged. Bytes are on the disk, or
+in the store, before `advance_upload` commits, so a crash never loses an acknowledged byte.
 """
 
 from __future__ import annotations
@@ -13,13 +13,26 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ..base import utc_now
-from ..errors import InvalidValue, UploadConflict, UploadNotFound
+from ..errors import (
+    InvalidTransition,
+    InvalidValue,
+    TooManyParts,
+    UploadConflict,
+    UploadNotFound,
+)
 from ..names import check_adapter_name, check_alias_name
 from ..quotas import service as quotas
 from ..sessions import TenantSession
 from . import repository
 from .models import SHA256_HEX_LENGTH, AdapterVersion, Upload
-from .states import CLOSED_IN_VAIN_STATES, LIVE_STATES, UploadState, check_upload_transition
+from .states import (
+    CLOSED_IN_VAIN_STATES,
+    LIVE_STATES,
+    UNFINISHED_UPLOAD_STATES,
+    UploadState,
+    check_upload_transition,
+)
+from .upload_part import MAX_PARTS, UploadPart
 
 _HEX_DIGITS = frozenset(string.digits + "abcdef")
 
@@ -35,6 +48,8 @@ class NewUpload:
     """64 hexadecimal digits, lower case."""
     server_id: str
     """The server that takes the bytes."""
+    is_in_store: bool = False
+    """The bytes are kept in the store, so that any server takes the next ones."""
     aliases: tuple[str, ...] = ()
     created_by: str | None = None
 
@@ -58,6 +73,7 @@ def open_upload(session: TenantSession, new: NewUpload) -> Upload:
         aliases=list(new.aliases),
         created_by=new.created_by,
         server_id=new.server_id,
+        parts=[] if new.is_in_store else None,
     )
     session.add(upload)
     session.flush()
@@ -71,7 +87,8 @@ def open_or_resume_upload(session: TenantSession, new: NewUpload) -> Upload:
     tenant has no room for it in addition to its stored content and other uploads.
     """
     for upload in repository.list_receiving_uploads(session, new.sha256):
-        if _declares_the_same(upload, new) and upload.server_id == new.server_id:
+        is_reached = upload.is_in_store or upload.server_id == new.server_id
+        if is_reached and _declares_the_same(upload, new):
             return upload
     check_adapter_name(new.adapter_name)
     quotas.check_room_for_version(session, new.adapter_name)
@@ -131,32 +148,63 @@ def list_unfinished_uploads(session: TenantSession) -> Sequence[Upload]:
 
 
 def advance_upload(
-    session: TenantSession, upload_id: str, *, offset: int, num_bytes: int
+    session: TenantSession,
+    upload_id: str,
+    *,
+    offset: int,
+    num_bytes: int,
+    part: UploadPart | None = None,
 ) -> Upload:
-    """Acknowledge the bytes from `offset` on.
+    """Acknowledge the bytes from `offset` on; `part` says where they are in the store, if there.
 
-    Raises UploadNotFound, InvalidTransition once the upload is closed, and UploadConflict if the
-    bytes do not begin at the upload's end or exceed its declared size.
+    Raises UploadNotFound, InvalidTransition once the upload is closed, UploadConflict if the bytes
+    do not begin at the upload's end or exceed its declared size, and TooManyParts.
     """
     upload = get_upload(session, upload_id)
     check_upload_transition(upload.state, UploadState.VALIDATING)
     end = offset + num_bytes
     if offset != upload.received_bytes or not offset <= end <= upload.size_bytes:
         raise _conflict(upload)
+    if part is not None:
+        parts = upload.stored_parts
+        if len(parts) >= MAX_PARTS:
+            raise TooManyParts(MAX_PARTS)
+        upload.parts = [*parts, part]
     upload.received_bytes = end
     upload.updated_at = utc_now()
     return upload
 
 
-def begin_validation(session: TenantSession, upload_id: str) -> Upload:
-    """All bytes are here and go to intake.
+def begin_validation(
+    session: TenantSession, upload_id: str, *, server_id: str | None = None
+) -> Upload:
+    """All bytes are here and go to intake, at `server_id` if that is another server now.
 
     Raises UploadNotFound, InvalidTransition, and UploadConflict if bytes are missing.
     """
     upload = get_upload(session, upload_id)
     if upload.state is UploadState.RECEIVING and upload.received_bytes != upload.size_bytes:
         raise _conflict(upload)
+    if server_id is not None:
+        upload.server_id = server_id
     return _advance(session, upload_id, UploadState.VALIDATING)
+
+
+def take_over(session: TenantSession, upload_id: str, *, gone_id: str, server_id: str) -> bool:
+    """Examine at `server_id` what the server `gone_id` began to examine; False if it has ended, or
+    another server did the same. Raises UploadNotFound.
+    """
+    upload = get_upload(session, upload_id)
+    if upload.state is not UploadState.VALIDATING or upload.server_id != gone_id:
+        return False
+    upload.server_id = server_id
+    return True
+
+
+def has_part(session: TenantSession, upload_id: str, part_id: str) -> bool:
+    """Whether an unfinished upload has this part."""
+    upload = repository.find_upload(session, upload_id)
+    return upload is not None and any(part.id == part_id for part in upload.stored_parts)
 
 
 def mark_accepted(session: TenantSession, upload_id: str, version_id: str) -> Upload:
@@ -173,11 +221,14 @@ def mark_refused(session: TenantSession, upload_id: str, *, reason: str, message
     return upload
 
 
-def reopen(session: TenantSession, upload_id: str) -> Upload:
+def reopen(session: TenantSession, upload_id: str, *, server_id: str) -> Upload:
     """The server failed on bytes that are all here: they wait to be committed again.
 
-    Raises UploadNotFound or InvalidTransition.
+    Raises UploadNotFound, and InvalidTransition if it has ended or another server examines it.
     """
+    upload = get_upload(session, upload_id)
+    if upload.server_id != server_id:
+        raise InvalidTransition(upload.state, UploadState.RECEIVING)
     return _advance(session, upload_id, UploadState.RECEIVING)
 
 
@@ -231,6 +282,8 @@ def _change_state(upload: Upload, target: UploadState) -> None:
     check_upload_transition(upload.state, target)
     upload.state = target
     upload.updated_at = utc_now()
+    if target not in UNFINISHED_UPLOAD_STATES and upload.is_in_store:
+        upload.parts = []  # nothing needs the objects any more
     if target in CLOSED_IN_VAIN_STATES:
         upload.config_json = "{}"  # up to 1 MiB that is no longer needed
 

@@ -73,6 +73,12 @@ def list_servers(
     return session.scalars(query).all()
 
 
+def is_alive(session: PlatformSession, server_id: str) -> bool:
+    """Whether the server of this id is known, and lives."""
+    row = session.get(Server, server_id)
+    return row is not None and is_live(row, shared_now(session))
+
+
 def is_live(server: Server, now: datetime) -> bool:
     """Whether it reported recently and has not stopped."""
     return server.stopped_at is None and now - server.seen_at < timedelta(seconds=LIVE_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -77,6 +78,60 @@ def test_an_upload_stays_with_the_server_that_has_its_bytes(
     assert send(there, f"/v1/uploads/{again['id']}/content").status_code == 200
     assert send(here, content).status_code == 200
     assert there.http.get(f"/v1/uploads/{upload['id']}").json()["received_bytes"] == len(weights)
+
+
+def test_any_server_takes_the_rest_of_an_upload_whose_server_was_killed(
+    server: ServerUnderTest,
+    second: ServerUnderTest,
+    caller: Caller,
+    adapters: list[Path],
+    tiny_base: Path,
+    tmp_path: Path,
+) -> None:
+    weights = (adapters[0] / "adapter_model.safetensors").read_bytes()
+    half = len(weights) // 2
+    declared = {
+        "config": json.loads((adapters[0] / "adapter_config.json").read_text()),
+        "size_bytes": len(weights),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+    }
+
+    def send(to: Caller, upload_id: str, offset: int, content: bytes) -> httpx.Response:
+        headers = {"content-type": "application/octet-stream"}
+        path = f"/v1/uploads/{upload_id}/content"
+        return to.http.put(path, params={"offset": offset}, content=content, headers=headers)
+
+    with serving(
+        tiny_base,
+        tmp_path / "mortal",
+        *("--served-model-name", "tiny"),
+        LORAPLEX_DATABASE=server.settings.database_url,
+        LORAPLEX_STORE=server.settings.store_url,
+        LORAPLEX_SECRET=server.settings.load_secrets()[0].hex(),
+    ) as mortal:
+        at_mortal = at(mortal, caller)
+        upload_id = at_mortal.http.post("/v1/adapters/heir/uploads", json=declared).json()["id"]
+        assert send(at_mortal, upload_id, 0, weights[:half]).status_code == 200
+        mortal.process.kill()
+        mortal.process.wait()
+    there = at(second, caller)
+    resumed = there.http.post("/v1/adapters/heir/uploads", json=declared).json()
+    assert (resumed["id"], resumed["received_bytes"]) == (upload_id, half)
+    racing = [caller, there]
+    with ThreadPoolExecutor(len(racing)) as threads:
+        sent = threads.map(lambda to: send(to, upload_id, half, weights[half:]), racing)
+        assert {answer.status_code for answer in sent} <= {200, 409}
+        received = caller.http.get(f"/v1/uploads/{upload_id}").json()["received_bytes"]
+        assert received == len(weights)
+        path = f"/v1/uploads/{upload_id}/commit"
+        first, other = threads.map(lambda to: to.http.post(path), racing)
+    assert first.status_code == other.status_code == 200, (first.text, other.text)
+    assert first.json()["digest"] == other.json()["digest"]
+    assert first.json()["version"] == other.json()["version"] == 1
+    # The same content, pushed at once, is the same version.
+    assert caller.push(adapters[0], "heir")["version"] == 1
+    store = server.settings.data_dir / "store"
+    assert not [path for path in store.rglob("*") if path.is_file() and upload_id in str(path)]
 
 
 def test_a_deletion_is_over_when_no_server_holds_the_adapter(

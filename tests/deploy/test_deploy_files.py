@@ -23,7 +23,7 @@ from support.tools import need_program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-YAML_FILES = sorted(DEPLOY.rglob("*.yaml"))
+YAML_FILES = sorted(path for path in DEPLOY.rglob("*.yaml") if path.parent.name != "templates")
 METRIC = re.compile(r"loraplex_[a-z0-9_]+")
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
 FOR_COMPOSE_ALONE = {
@@ -170,11 +170,52 @@ def test_the_dashboard_is_what_its_script_writes() -> None:
     assert json.loads(script.text())["panels"]
 
 
-def test_every_alert_has_a_runbook() -> None:
+def test_every_panel_is_described_and_asks_the_chosen_prometheus() -> None:
+    dashboard = json.loads(load_dashboard_script().text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert {panel["type"] for panel in panels} == {"stat", "timeseries"}
+    assert [panel["title"] for panel in panels if not panel["description"]] == []
+    assert {source["uid"] for source in find_all(dashboard, "datasource")} == {"${datasource}"}
+    (variable,) = (each for each in dashboard["templating"]["list"] if each["name"] == "datasource")
+    assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(load_dashboard_script().text())["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        columns, rows = range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])
+        cells = {(x, y) for x in columns for y in rows}
+        assert not cells & taken
+        taken |= cells
+
+
+def test_every_query_of_the_dashboard_is_one_that_prometheus_reads(tmp_path: Path) -> None:
+    promtool = need_program("promtool", package="prometheus")
+    queries = list(find_all(json.loads(load_dashboard_script().text()), "expr"))
+    assert len(queries) > 30
+    rules = [{"record": f"panel{number}", "expr": each} for number, each in enumerate(queries)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    command = [promtool, "check", "rules", str(file)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def alerts() -> list[dict[str, Any]]:
+    (group,) = documents(DEPLOY / "prometheus" / "alerts.yaml")[0]["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def test_every_alert_links_its_runbook() -> None:
     runbooks = (ROOT / "docs" / "operations.md").read_text()
-    alerts = list(find_all(documents(DEPLOY / "prometheus" / "alerts.yaml"), "alert"))
-    assert alerts
-    assert [name for name in alerts if f"### {name}\n" not in runbooks] == []
+    assert alerts()
+    for alert in alerts():
+        assert f"### {alert['alert']}\n" in runbooks
+        section = f"docs/operations.md#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == section
 
 
 def test_alerts_fire_when_they_should() -> None:
@@ -182,3 +223,10 @@ def test_alerts_fire_when_they_should() -> None:
     subprocess.run(
         [promtool, "test", "rules", "alerts.test.yaml"], cwd=DEPLOY / "prometheus", check=True
     )
+
+
+def test_every_alert_is_seen_firing() -> None:
+    tests = documents(DEPLOY / "prometheus" / "alerts.test.yaml")[0]["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    fired = {case["alertname"] for case in cases if case.get("exp_alerts")}
+    assert {alert["alert"] for alert in alerts()} == fired

@@ -54,8 +54,23 @@ def test_every_package_has_hashes_and_no_address() -> None:
     assert "://" not in LOCK.read_text()
 
 
+def test_the_image_has_the_programs_of_the_backup_scripts() -> None:
+    system = (ROOT / "deploy" / "image" / "system.sh").read_text()
+    scripts = [
+        (ROOT / "deploy" / "operations" / f"{name}.sh").read_text()
+        for name in ("backup", "restore")
+    ]
+    packages = {"pg_dump": "postgresql-client", "pg_restore": "postgresql-client", "aws": "awscli"}
+    for program, package in packages.items():
+        assert any(f"{program} " in script for script in scripts)
+        assert f" {package}" in system
+    assert "COPY deploy/image/system.sh" in DOCKERFILE.read_text()
+
+
 def test_the_image_installs_what_is_locked() -> None:
     dockerfile = DOCKERFILE.read_text()
-    assert "--constraints deploy/requirements.lock" in dockerfile
+    assert "RUN deploy/image/packages.sh /opt/loraplex\n" in dockerfile
+    script = (ROOT / "deploy" / "image" / "packages.sh").read_text()
+    assert "--constraints deploy/requirements.lock" in script
     assert f"ARG EXTRAS={','.join(EXTRAS)}\n" in dockerfile
-    assert '".[${EXTRAS}]"' in dockerfile
+    assert '".${EXTRAS:+[$EXTRAS]}"' in script

@@ -6,19 +6,14 @@ import json
 import os
 import re
 import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import Distribution
 from pathlib import Path
-from typing import NamedTuple
 from zipfile import ZipFile
 
 import httpx
 import pytest
 
 from loraplex.platform.version import __version__
-from support.extras import brought
+from support.clean_environment import Environment
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,62 +22,6 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05")
 KEY = re.compile(r"^lpx_\S+$", re.MULTILINE)
-
-
-class Environment(NamedTuple):
-    """A virtual environment, away from the checkout."""
-
-    folder: Path
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "bin" / "python"
-
-    @property
-    def packages(self) -> Path:
-        (found,) = self.folder.glob("lib/python3*/site-packages")
-        return found
-
-    def variables(self) -> dict[str, str]:
-        """Only these: no path of ours, no home."""
-        return {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HOME": str(self.folder)}
-
-    def loraplex(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(self.folder / "bin" / "loraplex"), *arguments],
-            cwd=self.folder,
-            env=self.variables(),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    @contextmanager
-    def serving(self, *arguments: str) -> Iterator[str]:
-        """The address of a server."""
-        log = self.folder / "server.log"
-        with log.open("wb") as stderr:
-            server = subprocess.Popen(
-                [str(self.folder / "bin" / "loraplex"), "serve", "--port", "0", *arguments],
-                cwd=self.folder,
-                env=self.variables(),
-                stderr=stderr,
-            )
-        try:
-            yield _address(server, log)
-        finally:
-            server.terminate()
-            server.wait(60)
-
-
-def _address(server: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
-        if found := re.search(r"^Serving .* at (http://\S+)/v1$", log.read_text(), re.MULTILINE):
-            return found[1]
-        time.sleep(0.1)
-    raise AssertionError(log.read_text()[-4000:])
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +39,10 @@ def clean() -> Environment:
 
 @pytest.fixture(scope="module")
 def with_engine(clean: Environment) -> Environment:
-    """The same, with what the extra brings, from our own environment: torch is large. Runs last of
-    this file, because the others need it without."""
-    metadata = Distribution.at(next(clean.packages.glob("loraplex-*.dist-info")))
-    for distribution in brought(metadata.requires or (), "engine").values():
-        for path in distribution.files or ():
-            _link(Path(str(distribution.locate_file(""))), clean.packages, path.parts[0])
+    """The same, with what the extra brings. Runs last of this file, because the others need it
+    without."""
+    clean.link_engine()
     return clean
-
-
-def _link(source: Path, target: Path, name: str) -> None:
-    if name != ".." and not (target / name).exists():
-        (target / name).symlink_to(source / name)
 
 
 def test_the_wheel_has_each_top_level_folder_as_a_subpackage(wheel: Path) -> None:
