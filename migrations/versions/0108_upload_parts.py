@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0108"
-down_revision = "0101"
+down_revision: str | None = "0107"
 branch_labels = None
 depends_on = None
 
