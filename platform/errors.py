@@ -239,7 +239,7 @@ class FlowSpent(SignInRejected):
 
 
 class IdentityNotMapped(PlatformError):
-    """You are signed in at the identity provider, but no group of yours has access to this server."""
+    """You are signed in at the identity provider, but none of your groups has access here."""
 
     code = "identity_not_mapped"
 

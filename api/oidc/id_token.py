@@ -22,6 +22,9 @@ LEEWAY_SECONDS = 60
 MAX_TOKEN_LENGTH = 64 << 10
 MAX_SUBJECT_LENGTH = 255
 
+# Headers of a provider's own are ignored, as RFC 7515 says, but for critical ones.
+_REGISTRY = jws.JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
+
 SigningKey = RSAKey | ECKey | OKPKey
 Claims = Mapping[str, Any]
 
@@ -62,7 +65,7 @@ def read_id_token(
         with warnings.catch_warnings():
             # RFC 9864 renames EdDSA, and providers use the old name.
             warnings.simplefilter("ignore", SecurityWarning)
-            decoded = jwt.decode(token, key, algorithms=list(ALGORITHMS))
+            decoded = jwt.decode(token, key, registry=_REGISTRY)
     except (JoseError, ValueError, TypeError) as exc:
         raise SignInRejected("the signature of the ID token is wrong") from exc
     claims = decoded.claims

@@ -10,6 +10,7 @@ from ...platform.errors import InvalidValue
 from ...platform.keys.principal import OperatorRole, TenantRole
 from ...platform.names import is_slug
 
+PARAM = "oidc_roles"
 OPERATORS = "@operators"
 """Stands for the platform in a rule. No tenant can have this name."""
 
@@ -30,11 +31,12 @@ def parse_rules(text: str) -> tuple[RoleRule, ...]:
     Raises InvalidValue.
     """
     try:
-        pairs = json.loads(text, object_pairs_hook=list)
+        pairs = json.loads(text, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
         pairs = None
-    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
-        raise InvalidValue('Not a JSON object such as {"ml-team": "acme:developer"}.')
+    if not isinstance(pairs, tuple):  # which JSON has not, so it is an object
+        message = 'Not a JSON object such as {"ml-team": "acme:developer"}.'
+        raise InvalidValue(message, param=PARAM)
     return tuple(_parse_rule(group, access) for group, access in pairs)
 
 
@@ -54,5 +56,6 @@ def _parse_rule(group: str, access: object) -> RoleRule:
         pass
     raise InvalidValue(
         f"The role of {group!r} must be TENANT:ROLE with one of {', '.join(TenantRole)}, or "
-        f"{OPERATORS}:ROLE with one of {', '.join(OperatorRole)}."
+        f"{OPERATORS}:ROLE with one of {', '.join(OperatorRole)}.",
+        param=PARAM,
     )

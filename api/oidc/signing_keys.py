@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from joserfc.errors import JoseError
+from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from ...platform.errors import SignInRejected
@@ -18,7 +19,7 @@ MIN_REFRESH_SECONDS = 30.0
 MAX_AGE_SECONDS = 3600.0
 """A key that the provider has withdrawn is refused after this time."""
 MIN_RSA_BITS = 2048
-_TYPES = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
+_TYPES: Mapping[str, type[SigningKey]] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
 
 
 class SigningKeys:
@@ -42,8 +43,8 @@ class SigningKeys:
         ApiError."""
         async with self._fetching:
             if self._must_fetch(key_id):
-                self._fetched_at = self._clock()
                 self._keys = dict(_read(await self._fetch()))
+                self._fetched_at = self._clock()
         if key_id is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         key = self._keys.get(key_id)
@@ -64,13 +65,16 @@ def _read(content: Mapping[str, Any]) -> Iterator[tuple[str | None, SigningKey]]
         if not isinstance(key, dict) or key.get("use", "sig") != "sig":
             continue
         kind = _TYPES.get(str(key.get("kty")))
+        if kind is None:
+            continue
         try:
-            parsed = kind and kind.import_key(key)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SecurityWarning)  # weak keys are skipped below
+                parsed = kind.import_key(key)
         except (JoseError, ValueError, TypeError):
             continue
-        if parsed is None or _is_weak(parsed):
-            continue
-        yield parsed.kid, parsed
+        if not _is_weak(parsed):
+            yield parsed.kid, parsed
 
 
 def _is_weak(key: SigningKey) -> bool:

@@ -296,7 +296,9 @@ def party_of(holder: Holder | None) -> Party:
 def _principal(row: AccountSession, holder: Holder) -> AnyPrincipal:
     person = holder.operator or holder.user
     assert person is not None, "an account is an operator's or a user's"
-    signed_in = SignedIn(holder.account.id, person.role, row.expires_at, row.confirmed_until, row.issuer)
+    signed_in = SignedIn(
+        holder.account.id, person.role, row.expires_at, row.confirmed_until, row.issuer
+    )
     if holder.operator is not None:
         operator = holder.operator
         return OperatorPrincipal(

@@ -28,9 +28,7 @@ def find_operator(session: PlatformSession, issuer: str, subject: str) -> Operat
     query = (
         select(Operator)
         .join(Identity, Identity.id == Operator.id)
-        .where(
-            Identity.tenant_id.is_(None), Identity.issuer == issuer, Identity.subject == subject
-        )
+        .where(Identity.tenant_id.is_(None), Identity.issuer == issuer, Identity.subject == subject)
     )
     return session.scalars(query).one_or_none()
 

@@ -32,6 +32,7 @@ from ..users.service import check_email
 from . import repository
 from .models import Identity, SpentFlow
 
+
 @dataclass(frozen=True, slots=True)
 class Person:
     """A person whom the identity provider has authenticated."""
