@@ -142,9 +142,9 @@ class Settings(BaseSettings):
         SecretStr | None, Unset("file `oidc.secret`, if any; else a public client")
     ] = None
     """The client's secret."""
-    oidc_scopes: Annotated[tuple[str, ...], NoDecode, Option(metavar="SCOPE")] = (
-        *("openid", "email", "profile"),
-    )
+    oidc_scopes: Annotated[
+        tuple[str, ...], NoDecode, Option(metavar="SCOPE"), Unset("openid, email, profile")
+    ] = ("openid", "email", "profile")
     """Scopes that are requested from the identity provider."""
     oidc_name: Annotated[str | None, Option(metavar="NAME"), Unset("the issuer's host")] = Field(
         default=None, min_length=1, max_length=64
