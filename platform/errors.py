@@ -245,10 +245,15 @@ class IdentityNotMapped(PlatformError):
 
 
 class IdentityConflict(PlatformError):
-    """Another account already has the email address of your identity: an operator has to change
-    one of them."""
+    """Another account has the email address of your identity: an operator can link the two."""
 
     code = "identity_conflict"
+
+
+class IdentityNotFound(PlatformError):
+    """The user has no identity at the identity provider."""
+
+    code = "identity_not_found"
 
 
 class AccountDisabled(PlatformError):

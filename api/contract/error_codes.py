@@ -141,8 +141,9 @@ SIGN_IN_CODES: Mapping[str, ErrorCode] = {
     "identity_conflict": ErrorCode(
         409,
         "A new user needs an email address that the identity provider has verified and that no "
-        "other user of the tenant has.",
+        "other user of the tenant has; or a user cannot be linked to another user's identity.",
     ),
+    "identity_not_found": ErrorCode(404, "The user has no identity at the identity provider."),
     "account_disabled": ErrorCode(403, "The person's user or operator is disabled."),
     "identity_provider_missing": ErrorCode(404, "The server has no identity provider."),
     "identity_provider_unavailable": ErrorCode(

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import delete, select
 
 from ..operators.models import Operator
-from ..sessions import PlatformSession, TenantSession
+from ..sessions import PlatformSession, TenantSession, UnitOfWork
 from ..users.models import User
 from .models import Identity, SpentFlow
 
@@ -31,6 +31,11 @@ def find_operator(session: PlatformSession, issuer: str, subject: str) -> Operat
         .where(Identity.tenant_id.is_(None), Identity.issuer == issuer, Identity.subject == subject)
     )
     return session.scalars(query).one_or_none()
+
+
+def find_by_owner(session: UnitOfWork, owner_id: str) -> Identity | None:
+    """The identity of this user or operator."""
+    return session.scalars(select(Identity).where(Identity.id == owner_id)).one_or_none()
 
 
 def purge_flows(session: PlatformSession, now: datetime) -> int:

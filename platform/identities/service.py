@@ -17,7 +17,14 @@ from ..accounts.models import Account, AccountKind
 from ..accounts.repository import Holder
 from ..audit.event import Changed, Event
 from ..base import JsonObject, utc_now
-from ..errors import AccountDisabled, FlowSpent, IdentityConflict, InvalidValue, LastAdministrator
+from ..errors import (
+    AccountDisabled,
+    FlowSpent,
+    IdentityConflict,
+    IdentityNotFound,
+    InvalidValue,
+    LastAdministrator,
+)
 from ..keys.principal import OperatorRole, TenantRole
 from ..locked_rows import lock_or_add
 from ..names import check_operator_name
@@ -81,6 +88,38 @@ def admit_operator(session: PlatformSession, person: Person, role: OperatorRole)
         event = Event("operator.change", operator.name, _facts(person, role))
     account = lock_or_add(session, Account(id=operator.id, kind=AccountKind.OPERATOR))
     return Changed(Holder(account, operator, None, None), event)
+
+
+def get_identity(session: TenantSession, user_id: str) -> Identity:
+    """The identity of the user. Raises IdentityNotFound."""
+    identity = repository.find_by_owner(session, user_id)
+    if identity is None:
+        raise IdentityNotFound
+    return identity
+
+
+def link(session: TenantSession, user: User, issuer: str, subject: str) -> bool:
+    """Give the user this identity, instead of an earlier one; whether this changes anything.
+
+    Raises IdentityConflict if it is another user's.
+    """
+    row = repository.find_by_owner(session, user.id)
+    if row is not None and (row.issuer, row.subject) == (issuer, subject):
+        return False
+    try:
+        with session.begin_nested():
+            if row is None:
+                row = Identity(id=user.id, issuer=issuer, subject=subject, created_at=utc_now())
+                session.add(row)
+            row.issuer, row.subject, row.created_at = issuer, subject, utc_now()
+    except IntegrityError as exc:
+        raise IdentityConflict("Another user of the tenant has this identity.") from exc
+    return True
+
+
+def unlink(session: TenantSession, user_id: str) -> None:
+    """Take the user's identity away. Raises IdentityNotFound."""
+    session.delete(get_identity(session, user_id))
 
 
 def spend(session: PlatformSession, flow_id: str, expires_at: datetime) -> None:

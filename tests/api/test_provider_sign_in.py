@@ -503,6 +503,44 @@ def test_an_address_never_selects_an_existing_user(visit: Visit, acme: Caller) -
     assert users_of(acme)["boss@acme.example"] == boss
 
 
+def test_a_linked_person_signs_in_as_the_user(visit: Visit, acme: Caller) -> None:
+    body = {"email": "lin@acme.example", "role": "viewer"}
+    user = acme.http.post("/v1/users", json=body).json()
+    path = f"/v1/users/{user['id']}/identity"
+    check_envelope(acme.http.get(path), "identity_not_found")
+    check_envelope(acme.http.delete(path), "identity_not_found")
+    lin = visit("lin", "leads")
+    check_envelope(lin.sign_in(), "identity_conflict")
+    linked = acme.http.put(path, json={"subject": "lin"})
+    assert linked.json() == acme.http.get(path).json()
+    assert acme.http.put(path, json={"subject": "lin"}).json() == linked.json()
+    session = lin.sign_in().json()
+    assert (session["name"], session["role"]) == ("lin@acme.example", "owner")
+    other = acme.http.post("/v1/users", json={"email": "o@acme.example", "role": "viewer"}).json()
+    taken = acme.http.put(f"/v1/users/{other['id']}/identity", json={"subject": "lin"})
+    check_envelope(taken, "identity_conflict")
+    assert acme.http.delete(path).status_code == 204
+    check_envelope(lin.http.get("/v1/session"), "session_ended")
+    check_envelope(lin.sign_in(), "identity_conflict")
+    entries = acme.http.get("/v1/audit", params={"resource": user["id"]}).json()["data"]
+    actions = [entry["action"] for entry in entries]
+    assert [actions.count(action) for action in ("user.link", "user.unlink")] == [1, 1]
+
+
+def test_only_who_has_the_users_permissions_can_link_it(visit: Visit, acme: Caller) -> None:
+    user = acme.http.post("/v1/users", json={"email": "p@acme.example", "role": "owner"}).json()
+    path = f"{acme.url}/v1/users/{user['id']}/identity"
+    body = {"name": "narrow", "scopes": ["users:manage"]}
+    key = acme.http.post("/v1/keys", json=body).json()["key"]
+    narrow = {"authorization": f"Bearer {key}"}
+    answer = httpx.put(path, json={"subject": "p"}, headers=narrow)
+    check_envelope(answer, "grant_too_wide", "role")
+    check_envelope(httpx.delete(path, headers=narrow), "grant_too_wide", "role")
+    lead = visit("pat", "leads", auth_time=int(time.time()) - 3600)
+    lead.sign_in().raise_for_status()
+    check_envelope(lead.http.put(path, json={"subject": "p"}), "confirmation_required")
+
+
 @pytest.mark.parametrize(
     "claims",
     [
@@ -573,6 +611,10 @@ def test_a_server_without_a_provider_says_so(server: ServerUnderTest) -> None:
     check_envelope(httpx.post(url, json={}), "identity_provider_missing")
     body = {"code": "x", "state": "x"}
     check_envelope(httpx.post(f"{url}/callback", json=body), "identity_provider_missing")
+    caller = server.make_caller("without-provider")
+    user = caller.http.post("/v1/users", json={"email": "a@acme.example", "role": "viewer"}).json()
+    answer = caller.http.put(f"/v1/users/{user['id']}/identity", json={"subject": "x"})
+    check_envelope(answer, "identity_provider_missing")
 
 
 def test_the_settings_hide_the_clients_secret(

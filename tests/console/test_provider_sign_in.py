@@ -139,7 +139,7 @@ def end_confirmations(server: ServerUnderTest) -> None:
 
 
 def names_of_cookies(context: BrowserContext, url: str) -> set[str]:
-    return {cookie["name"] for cookie in context.cookies(url)}  # type: ignore[typeddict-item]
+    return {cookie["name"] for cookie in context.cookies(url)}
 
 
 def test_a_person_signs_in_and_out_with_the_companys_account(
@@ -157,7 +157,7 @@ def test_a_person_signs_in_and_out_with_the_companys_account(
     expect(page.get_by_role("link", name=re.compile("ada@acme.example"))).to_be_visible()
     expect(page.get_by_text("acme, owner")).to_be_visible()
     (cookie,) = context.cookies(url)
-    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")  # type: ignore[typeddict-item]
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     page.goto(f"{url}/console/account")
     expect(page.get_by_role("heading", name="Session")).to_be_visible()
     expect(page.get_by_role("heading", name="Password")).to_have_count(0)
@@ -254,5 +254,5 @@ def test_behind_a_proxy_with_tls_the_redirect_and_the_cookies_are_secure(
     page.wait_for_url(re.compile(f"{proxy}/console/?$"))
     expect(page.get_by_text("operator, admin")).to_be_visible()
     (cookie,) = context.cookies(proxy)
-    assert cookie["name"] == "__Host-loraplex"  # type: ignore[typeddict-item]
-    assert cookie["secure"]  # type: ignore[typeddict-item]
+    assert cookie["name"] == "__Host-loraplex"
+    assert cookie["secure"]
