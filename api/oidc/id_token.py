@@ -14,13 +14,13 @@ from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from ...platform.errors import SignInRejected
+from ...platform.identities.models import MAX_SUBJECT_LENGTH
 
 ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 """All are signatures: with a secret key, or with none, whoever knows the public keys could sign."""
 LEEWAY_SECONDS = 60
 """The clocks of the provider and of this server may differ by this."""
 MAX_TOKEN_LENGTH = 64 << 10
-MAX_SUBJECT_LENGTH = 255
 
 # Headers of a provider's own are ignored, as RFC 7515 says, but for critical ones.
 _REGISTRY = jws.JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
@@ -91,8 +91,12 @@ def _check_parties(claims: Claims, expected: Expected) -> None:
     if is_party_needed and claims.get("azp") != expected.client_id:
         raise SignInRejected("the ID token was issued to another client")
     subject = claims.get("sub")
-    if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT_LENGTH:
-        raise SignInRejected("the ID token has no subject")
+    if not isinstance(subject, str) or not _is_subject(subject):
+        raise SignInRejected("the ID token has no valid subject")
+
+
+def _is_subject(text: str) -> bool:
+    return 0 < len(text) <= MAX_SUBJECT_LENGTH and text.isascii() and text.isprintable()
 
 
 def _check_times(claims: Claims, now: float) -> None:

@@ -180,9 +180,9 @@ def _groups(claim: object) -> frozenset[str]:
 def _authenticated_at(claims: Claims) -> datetime | None:
     """When the person authenticated at the provider, not later than now; None: unknown."""
     moment = claims.get("auth_time")
-    if not isinstance(moment, (int, float)) or isinstance(moment, bool):
+    if not isinstance(moment, (int, float)) or not moment > 0:
         return None
-    return datetime.fromtimestamp(min(max(float(moment), 0.0), time.time()), UTC)
+    return datetime.fromtimestamp(min(moment, time.time()), UTC)
 
 
 def _text(address: Address | None) -> str | None:

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from loraplex.api import cli
+from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.platform.base import utc_now
 from support.browser import Browser
 from support.envelopes import check_envelope
@@ -215,6 +217,8 @@ def test_a_recent_authentication_confirms_the_session(visit: Visit) -> None:
     check_envelope(fresh.http.post("/v1/keys", json={}), "invalid_parameter", "name")
     until = datetime.fromisoformat(fresh.http.get("/v1/session").json()["confirmed_until"])
     assert until <= utc_now() + timedelta(minutes=10), "a time in the future does not extend it"
+    for odd in (float("nan"), float("inf"), 10**400, -1, "now", True):
+        assert visit("flo", "leads", auth_time=odd).sign_in().is_success
     check_envelope(
         fresh.http.post("/v1/session/confirmation", json={"password": "x"}), "sign_in_failed"
     )
@@ -348,6 +352,7 @@ WRONG_TOKENS: dict[str, tuple[Change, str]] = {
     "another party": (with_claims(azp="another"), "another client"),
     "no subject": (with_claims(sub=None), "subject"),
     "a subject that is no text": (with_claims(sub=7), "subject"),
+    "a subject with a NUL": (with_claims(sub="a\0"), "subject"),
     "a long subject": (with_claims(sub="x" * 256), "subject"),
     "expired": (lambda provider: provider.claims.update(exp=past(61)), "expired"),
     "no expiry": (with_claims(exp=None), "time"),
@@ -525,6 +530,33 @@ def test_a_linked_person_signs_in_as_the_user(visit: Visit, acme: Caller) -> Non
     entries = acme.http.get("/v1/audit", params={"resource": user["id"]}).json()["data"]
     actions = [entry["action"] for entry in entries]
     assert [actions.count(action) for action in ("user.link", "user.unlink")] == [1, 1]
+
+
+def test_a_command_links_and_unlinks_a_user(
+    acme: Caller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    variables = {"XDG_CONFIG_HOME": str(tmp_path), "LORAPLEX_URL": acme.url}
+    for name, value in {**variables, "LORAPLEX_API_KEY": acme.key}.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["loraplex", "users", *arguments])
+        try:
+            return cli.main()
+        except SystemExit as exc:
+            return int(exc.code or 0)
+
+    user = acme.http.post("/v1/users", json={"email": "cli@acme.example", "role": "viewer"}).json()
+    path = f"/v1/users/{user['id']}/identity"
+    assert run("unlink", "cli@acme.example") == ExitCode.NOT_FOUND
+    assert run("link", "cli@acme.example", "cli-1") == 0
+    assert "cli-1" in capsys.readouterr().out
+    assert acme.http.get(path).json()["subject"] == "cli-1"
+    assert run("unlink", "cli@acme.example") == 0
+    check_envelope(acme.http.get(path), "identity_not_found")
 
 
 def test_only_who_has_the_users_permissions_can_link_it(visit: Visit, acme: Caller) -> None:
