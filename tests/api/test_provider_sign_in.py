@@ -637,18 +637,6 @@ def test_nobody_signs_in_over_plain_http_from_elsewhere(oidc_server: ServerUnder
         check_envelope(httpx.post(url, json=body, headers=headers), "insecure_transport")
 
 
-def test_a_server_without_a_provider_says_so(server: ServerUnderTest) -> None:
-    url = f"{server.url}/v1/session/oidc"
-    assert httpx.get(url).json()["name"] is None
-    check_envelope(httpx.post(url, json={}), "identity_provider_missing")
-    body = {"code": "x", "state": "x"}
-    check_envelope(httpx.post(f"{url}/callback", json=body), "identity_provider_missing")
-    caller = server.make_caller("without-provider")
-    user = caller.http.post("/v1/users", json={"email": "a@acme.example", "role": "viewer"}).json()
-    answer = caller.http.put(f"/v1/users/{user['id']}/identity", json={"subject": "x"})
-    check_envelope(answer, "identity_provider_missing")
-
-
 def test_the_settings_hide_the_clients_secret(
     oidc_server: ServerUnderTest, operator_key: str
 ) -> None:
