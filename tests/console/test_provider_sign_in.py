@@ -130,12 +130,14 @@ def create_key(page: Page) -> None:
     page.get_by_role("button", name="Create key").click()
 
 
-def end_confirmations(server: ServerUnderTest) -> None:
-    """As if ten minutes had passed since people signed in."""
+def end_confirmations(server: ServerUnderTest, context: BrowserContext) -> None:
+    """As if ten minutes had passed since people signed in, and the server had noticed."""
     database = server.database
     with database.platform_transaction() as session:
         session.execute(update(AccountSession).values(confirmed_until=None))
     database.close()
+    session_url = f"{server.url}/v1/session"
+    wait_for(lambda: context.request.get(session_url).json()["confirmed_until"] is None, seconds=10)
 
 
 def names_of_cookies(context: BrowserContext, url: str) -> set[str]:
@@ -176,7 +178,7 @@ def test_a_change_that_needs_confirmation_asks_for_a_new_sign_in(
     page, url = context.new_page(), oidc_server.url
     sign_in(page, url, "ada-1")
     expect(page.get_by_text("acme, owner")).to_be_visible()
-    end_confirmations(oidc_server)
+    end_confirmations(oidc_server, context)
     page.goto(f"{url}/console/keys")
     create_key(page)
     asked = page.get_by_role("heading", name="Confirm your identity")
