@@ -31,6 +31,7 @@ from .routes import (
     operations,
     operators,
     overview,
+    provider_sessions,
     quotas,
     readiness,
     replicas,
@@ -60,6 +61,7 @@ _CLOSED = (
     *(requests, device, memory, overview),
     *(tenants, operators, servers, replicas, server_settings, readiness),
     sessions,
+    provider_sessions,
 )
 
 
@@ -78,7 +80,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.runtime = runtime
-    for router in (operations.router, sessions.open_router):
+    for router in (operations.router, sessions.open_router, provider_sessions.open_router):
         _add_routes(app, router)
     for module in _CLOSED:
         _add_routes(app, module.router, is_open=False)

@@ -19,7 +19,11 @@ from ..platform.database import database_name
 from .contract.openapi_shapes import field_meanings
 from .settings import Settings, Source, environment_variable
 
-_FILES = {"secret": "secret", "secret_previous": "secret.previous"}
+_FILES = {
+    "secret": "secret",
+    "secret_previous": "secret.previous",
+    "oidc_client_secret": "oidc.secret",
+}
 """Settings read from files in the data folder if no variable is set."""
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -17,16 +18,21 @@ from ..adapters.child import child_environment
 from ..adapters.fetcher_environment import fetcher_environment, take_credentials
 from ..adapters.logs import LOG_VARIABLES
 from ..engine.option import Option, Unset, options_of
+from ..platform.accounts.models import MAX_ISSUER_LENGTH
 from ..platform.errors import InvalidValue, WebhookUrlInvalid
 from ..platform.networks import Network
 from ..platform.secrets import (
     load_or_create_secret,
     load_secrets,
+    load_text,
     parse_secret,
     parse_secrets,
 )
 from ..platform.webhooks.target import TargetPolicy, parse_allowed_host
 from .log_options import LogFormat, LogLevel
+from .oidc.endpoint_url import is_endpoint_url
+from .oidc.provider_config import ProviderConfig
+from .oidc.role_rules import parse_rules
 from .tools.reasoning_format import ReasoningParser
 from .tools.tool_format import ToolFormatName
 
@@ -135,6 +141,33 @@ class Settings(BaseSettings):
         tuple[Network, ...], NoDecode, Option(metavar="NETWORK"), Unset("public addresses only")
     ] = ()
     """Networks that `webhook_hosts` may also be in, although their addresses are not public."""
+    oidc_issuer: Annotated[str | None, Option(metavar="URL"), Unset("passwords only")] = Field(
+        default=None, max_length=MAX_ISSUER_LENGTH
+    )
+    """Identity provider (OpenID Connect) through which people sign in to the console."""
+    oidc_client_id: Annotated[str | None, Option(metavar="ID"), Unset("required")] = Field(
+        default=None, min_length=1
+    )
+    """This installation's client at the identity provider."""
+    oidc_client_secret: Annotated[
+        SecretStr | None, Unset("file `oidc.secret`, if any; else a public client")
+    ] = None
+    """The client's secret."""
+    oidc_scopes: Annotated[
+        tuple[str, ...], NoDecode, Option(metavar="SCOPE"), Unset("openid, email, profile")
+    ] = ("openid", "email", "profile")
+    """Scopes that are requested from the identity provider."""
+    oidc_name: Annotated[str | None, Option(metavar="NAME"), Unset("the issuer's host")] = Field(
+        default=None, min_length=1, max_length=64
+    )
+    """The identity provider's name on the console's button."""
+    oidc_groups_claim: Annotated[str, Option(metavar="CLAIM")] = Field(
+        default="groups", min_length=1
+    )
+    """The claim of ID tokens that holds the groups of `oidc_roles`."""
+    oidc_roles: Annotated[str | None, Option(metavar="JSON"), Unset("nobody has access")] = None
+    """Roles of groups, such as `{"ml": "acme:developer", "sre": "@operators:admin"}`. The first
+    group of the object that a person is in decides."""
     otel: Annotated[
         bool | None, Option(has_negation=True), Unset("if `OTEL_…` variables are set")
     ] = None
@@ -201,6 +234,24 @@ class Settings(BaseSettings):
         *("trusted_proxies", "metrics_networks", "replica_addresses"),
         *("webhook_hosts", "webhook_networks"),
         mode="before",
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _check_issuer(cls, value: str | None) -> str | None:
+        if value is not None and not is_endpoint_url(value):
+            raise ValueError("not an HTTPS URL, or an HTTP URL of this machine")
+        return value
+
+    @field_validator("oidc_roles")
+    @classmethod
+    def _check_roles(cls, value: str | None) -> str | None:
+        try:
+            parse_rules(value or "{}")
+        except InvalidValue as exc:
+            raise ValueError(str(exc).rstrip(".")) from exc
+        return value
+
+    @field_validator(
+        *("trusted_proxies", "metrics_networks", "replica_addresses", "oidc_scopes"), mode="before"
     )
     @classmethod
     def _split_list(cls, value: object) -> object:
@@ -269,6 +320,26 @@ class Settings(BaseSettings):
         Raises InsecureSecretFile.
         """
         return [self._load_present_secret(), *self._load_previous_secrets()]
+
+    def load_identity_provider(self) -> ProviderConfig | None:
+        """The identity provider; None: people sign in with passwords only.
+
+        Raises InvalidValue if its client is missing, or InsecureSecretFile.
+        """
+        if self.oidc_issuer is None:
+            return None
+        if self.oidc_client_id is None:
+            raise InvalidValue("--oidc-issuer needs --oidc-client-id.", param="oidc_client_id")
+        secret = self.oidc_client_secret and self.oidc_client_secret.get_secret_value()
+        return ProviderConfig(
+            issuer=self.oidc_issuer,
+            client_id=self.oidc_client_id,
+            client_secret=secret or load_text(self.data_dir / "oidc.secret"),
+            scopes=tuple(dict.fromkeys(("openid", *self.oidc_scopes))),
+            name=self.oidc_name or urlsplit(self.oidc_issuer).hostname or self.oidc_issuer,
+            groups_claim=self.oidc_groups_claim,
+            rules=parse_rules(self.oidc_roles or "{}"),
+        )
 
     def _load_present_secret(self) -> bytes:
         if self.secret is not None:

@@ -224,6 +224,44 @@ class SessionEnded(PlatformError):
     code = "session_ended"
 
 
+class SignInRejected(PlatformError):
+    """The answer of the identity provider is invalid: sign in again."""
+
+    code = "sign_in_rejected"
+
+    def __init__(self, reason: str | None = None) -> None:
+        """`reason`: fixed text without values."""
+        super().__init__(None if reason is None else f"{self.__doc__} Reason: {reason}.")
+
+
+class FlowSpent(SignInRejected):
+    """This sign-in was completed or failed before: sign in again."""
+
+
+class IdentityNotMapped(PlatformError):
+    """You are signed in at the identity provider, but none of your groups has access here."""
+
+    code = "identity_not_mapped"
+
+
+class IdentityConflict(PlatformError):
+    """Another account has the email address of your identity: an operator can link the two."""
+
+    code = "identity_conflict"
+
+
+class IdentityNotFound(PlatformError):
+    """The user has no identity at the identity provider."""
+
+    code = "identity_not_found"
+
+
+class AccountDisabled(PlatformError):
+    """Your account on this server is disabled."""
+
+    code = "account_disabled"
+
+
 class InvitationEnded(PlatformError):
     """The invitation is invalid, expired or already used: request a new one."""
 

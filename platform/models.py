@@ -10,6 +10,7 @@ from .base import Base
 from .batches.file_models import StoredFile
 from .batches.models import Batch, BatchResult
 from .idempotency.models import IdempotentAnswer
+from .identities.models import Identity, SpentFlow
 from .jobs.models import JobLease
 from .keys.models import ApiKey
 from .operators.models import Operator, OperatorKey
@@ -41,6 +42,7 @@ __all__ = [
     "BatchResult",
     "DeletionReceipt",
     "IdempotentAnswer",
+    "Identity",
     "JobLease",
     "Operator",
     "OperatorKey",
@@ -56,6 +58,7 @@ __all__ = [
     "ServerMemory",
     "ServerSample",
     "SignInFailures",
+    "SpentFlow",
     "StoredFile",
     "StoredResponse",
     "Tenant",

@@ -45,6 +45,12 @@ def load_secrets(path: Path) -> list[bytes]:
     return parse_secrets(_read(path), source=str(path)) if path.exists() else []
 
 
+def load_text(path: Path) -> str | None:
+    """A secret of another party in this file, without white space around it; None if there is no
+    such file, or nothing in it. Raises InsecureSecretFile if others may read the file."""
+    return (_read(path).strip() or None) if path.exists() else None
+
+
 def parse_secret(text: str, *, source: str) -> bytes:
     """The secret written as 64 hexadecimal digits. Raises InsecureSecretFile, naming `source`."""
     try:

@@ -18,7 +18,7 @@ import yaml
 
 from .exit_codes import CommandFailed, ExitCode
 
-SECRETS = ("secret", "secret-previous", "metrics-token")
+SECRETS = ("secret", "secret-previous", "metrics-token", "oidc-client-secret")
 """Settings that have a variable alone: files are copied and committed."""
 _UNSET = ("", "~", "null")
 

@@ -68,6 +68,32 @@ def invite(user: Who, as_json: AsJson = False) -> None:
     print_invitation(invitation, as_json=as_json)
 
 
+@app.command("link")
+def link(
+    user: Who,
+    subject: Annotated[
+        str, typer.Argument(help="The person's subject (`sub`) at the identity provider.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Let a person of the identity provider sign in as the user."""
+    with open_client() as client:
+        path = api_path("users", find_user_id(client, user), "identity")
+        identity = client.put(path, {"subject": subject})
+    if as_json:
+        print_json(identity)
+    else:
+        print_rows([identity], ["issuer", "subject", "created_at"])
+
+
+@app.command("unlink")
+def unlink(user: Who) -> None:
+    """Take the identity away; this ends the user's sessions."""
+    with open_client() as client:
+        client.delete(api_path("users", find_user_id(client, user), "identity"))
+    note(f"{user} cannot sign in through the identity provider any more.")
+
+
 @app.command("set")
 def set_(user: Who, role: Role, as_json: AsJson = False) -> None:
     """Change a user's role; the user's keys are limited to it immediately."""

@@ -128,6 +128,27 @@ SIGN_IN_CODES: Mapping[str, ErrorCode] = {
         "when to try again.",
         True,
     ),
+    "sign_in_rejected": ErrorCode(
+        401,
+        "The identity provider's answer is invalid, or belongs to another browser or an earlier "
+        "sign-in; the message says why. Sign in again.",
+    ),
+    "identity_not_mapped": ErrorCode(
+        403,
+        "The identity provider has authenticated the person, but `oidc_roles` gives none of "
+        "the person's groups a role.",
+    ),
+    "identity_conflict": ErrorCode(
+        409,
+        "A new user needs an email address that the identity provider has verified and that no "
+        "other user of the tenant has; or a user cannot be linked to another user's identity.",
+    ),
+    "identity_not_found": ErrorCode(404, "The user has no identity at the identity provider."),
+    "account_disabled": ErrorCode(403, "The person's user or operator is disabled."),
+    "identity_provider_missing": ErrorCode(404, "The server has no identity provider."),
+    "identity_provider_unavailable": ErrorCode(
+        503, "The identity provider cannot be used now; the message says why.", retryable=True
+    ),
     "session_ended": ErrorCode(401, "The session has expired or was ended: sign in again."),
     "session_required": ErrorCode(403, "This requires a session; API keys are not accepted."),
     "confirmation_required": ErrorCode(

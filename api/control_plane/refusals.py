@@ -36,6 +36,7 @@ REFUSALS = frozenset(
         "invalid_api_key",
         "sign_in_failed",
         "sign_in_locked",
+        "sign_in_rejected",
     }
 )
 """The codes about permissions: not limits, states or missing resources."""

@@ -43,6 +43,11 @@ class Transport(Enum):
         """The cookie's name for this transport. `__Host-` binds it to TLS and this host."""
         return {Transport.TLS: "__Host-loraplex", Transport.LOCAL: "loraplex_session"}.get(self)
 
+    @property
+    def flow_cookie(self) -> str | None:
+        """The same for a sign-in through the identity provider, while it lasts."""
+        return {Transport.TLS: "__Host-loraplex-flow", Transport.LOCAL: "loraplex_flow"}.get(self)
+
 
 def transport_of(request: Request, trusted_proxies: Sequence[Network]) -> Transport:
     """The transport of the request. The client's own claim is ignored."""
@@ -79,9 +84,45 @@ def check_transport(transport: Transport) -> None:
 def set_session_cookie(response: Response, transport: Transport, token: str) -> None:
     """Set the session cookie. It ends with the browser, or when the server ends the session."""
     assert transport.cookie is not None, "no session uses this transport"
+    _set_cookie(response, transport, transport.cookie, token)
+
+
+def clear_session_cookie(response: Response, transport: Transport) -> None:
+    """Take the session back."""
+    if transport.cookie is not None:
+        _clear_cookie(response, transport, transport.cookie)
+
+
+def flow_token(request: Request, transport: Transport) -> str | None:
+    """The sign-in flow in the browser's cookie, if there is one."""
+    return None if transport.flow_cookie is None else request.cookies.get(transport.flow_cookie)
+
+
+def set_flow_cookie(
+    response: Response, transport: Transport, token: str, *, max_age_seconds: int
+) -> None:
+    """Bind the sign-in flow to this browser."""
+    assert transport.flow_cookie is not None, "nobody signs in over this transport"
+    _set_cookie(response, transport, transport.flow_cookie, token, max_age_seconds)
+
+
+def clear_flow_cookie(response: Response, transport: Transport) -> None:
+    """The flow has ended."""
+    if transport.flow_cookie is not None:
+        _clear_cookie(response, transport, transport.flow_cookie)
+
+
+def _set_cookie(
+    response: Response,
+    transport: Transport,
+    name: str,
+    content: str,
+    max_age_seconds: int | None = None,
+) -> None:
     response.set_cookie(
-        transport.cookie,
-        token,
+        name,
+        content,
+        max_age=max_age_seconds,
         path="/",
         secure=transport is Transport.TLS,
         httponly=True,
@@ -89,16 +130,10 @@ def set_session_cookie(response: Response, transport: Transport, token: str) -> 
     )
 
 
-def clear_session_cookie(response: Response, transport: Transport) -> None:
-    """Take the session back."""
-    if transport.cookie is not None:
-        response.delete_cookie(
-            transport.cookie,
-            path="/",
-            secure=transport is Transport.TLS,
-            httponly=True,
-            samesite="strict",
-        )
+def _clear_cookie(response: Response, transport: Transport, name: str) -> None:
+    response.delete_cookie(
+        name, path="/", secure=transport is Transport.TLS, httponly=True, samesite="strict"
+    )
 
 
 def check_same_origin(request: Request, transport: Transport, *, is_needed: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ...platform.accounts.service import IssuedInvitation
+from ...platform.identities.models import Identity
 from ...platform.keys.models import ApiKey
 from ...platform.keys.principal import AnyPrincipal, OperatorPrincipal
 from ...platform.keys.service import IssuedKey
@@ -14,6 +15,7 @@ from ...platform.tenants.models import Tenant
 from ...platform.tenants.summaries import TenantSummary
 from ...platform.users.models import User
 from ..schemas.identity import (
+    IdentityView,
     IssuedKeyView,
     IssuedOperatorKeyView,
     KeyView,
@@ -88,6 +90,12 @@ def user_view(user: User) -> UserView:
         role=user.role,
         created_at=user.created_at,
         disabled_at=user.disabled_at,
+    )
+
+
+def identity_view(identity: Identity) -> IdentityView:
+    return IdentityView(
+        issuer=identity.issuer, subject=identity.subject, created_at=identity.created_at
     )
 
 

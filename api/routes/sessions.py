@@ -86,7 +86,7 @@ async def sign_in(
         address=peer_address(request, runtime.settings.trusted_proxies),
         request_id=request.state.request_id,
     )
-    return _signed_in(runtime, transport, opened.principal, opened.token.text)
+    return signed_in_response(runtime, transport, opened.principal, opened.token.text)
 
 
 @open_router.post("/enrolment")
@@ -111,7 +111,7 @@ async def enrol(
         address=peer_address(request, runtime.settings.trusted_proxies),
         request_id=request.state.request_id,
     )
-    return _signed_in(runtime, transport, opened.principal, opened.token.text)
+    return signed_in_response(runtime, transport, opened.principal, opened.token.text)
 
 
 @router.get("/session")
@@ -203,9 +203,10 @@ async def _end(
     return response
 
 
-def _signed_in(
+def signed_in_response(
     runtime: Runtime, transport: Transport, caller: AnyPrincipal, token: str
 ) -> Response:
+    """The response with a new session's view and cookie."""
     response = json_response(_view(runtime, caller, token))
     set_session_cookie(response, transport, token)
     return response
@@ -241,6 +242,7 @@ def _view(runtime: Runtime, caller: AnyPrincipal, text: str) -> SessionView:
         expires_at=signed_in.expires_at,
         idle_seconds=int(IDLE_LIFETIME.total_seconds()),
         confirmed_until=signed_in.confirmed_until,
+        signed_in_with="password" if signed_in.issuer is None else "provider",
         server=ServedView(
             version=__version__,
             base_model=runtime.inference.served_model_name,

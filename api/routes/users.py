@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from ...platform.accounts.service import AccountService, IssuedInvitation
 from ...platform.audit.event import Changed, Event
+from ...platform.identities import service as identities
 from ...platform.keys.principal import Principal, Scope, TenantRole
 from ...platform.keys.service import ApiKeyService
 from ...platform.sessions import TenantSession
 from ...platform.users import service
+from ..contract.errors import ApiError
 from ..contract.promises import answers
 from ..http.auth import Confirmation, Confirmed, origin_of, read_confirmation, require
 from ..http.bodies import json_body
@@ -21,10 +23,10 @@ from ..http.browser import base_url, transport_of
 from ..http.etags import TAGGED, IfMatch, tagged_response
 from ..http.json_response import json_response
 from ..schemas.adapters import PageView
-from ..schemas.identity import UserBody, UserChange, UserView
+from ..schemas.identity import IdentityBody, IdentityView, UserBody, UserChange, UserView
 from ..schemas.sessions import InvitationView
 from ..server.runtime import CurrentRuntime
-from .identity_views import invitation_view, user_view
+from .identity_views import identity_view, invitation_view, user_view
 from .pages import Page
 
 router = APIRouter(prefix="/v1/users")
@@ -157,6 +159,84 @@ async def invite_user(
     issued = await runtime.control_plane.change(principal.tenant_id, origin, invite)
     transport = transport_of(request, runtime.settings.trusted_proxies)
     return json_response(invitation_view(issued, base_url(request, transport)), status_code=201)
+
+
+@router.get("/{user_id}/identity")
+@answers(IdentityView, errors=("user_not_found", "identity_not_found"))
+async def get_identity(runtime: CurrentRuntime, principal: Manager, user_id: str) -> Response:
+    """The person at the identity provider who signs in as this user."""
+
+    def read(session: TenantSession) -> IdentityView:
+        return identity_view(
+            identities.get_identity(session, service.get_user(session, user_id).id)
+        )
+
+    return json_response(await runtime.control_plane.read(principal.tenant_id, read))
+
+
+@router.put("/{user_id}/identity")
+@answers(
+    IdentityView,
+    errors=(
+        *("user_not_found", "grant_too_wide", "identity_conflict"),
+        "identity_provider_missing",
+    ),
+)
+async def link_user(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Manager,
+    confirmed: Confirmed,
+    user_id: str,
+    body: Annotated[IdentityBody, Depends(json_body(IdentityBody))],
+) -> Response:
+    """Let a person of the identity provider sign in as this user, instead of an earlier one.
+
+    This ends the user's sessions. At the next sign-in the person's groups set the role.
+    """
+    accounts = runtime.control_plane.accounts
+
+    def link(session: TenantSession) -> Changed[IdentityView]:
+        user = service.get_user_to_invite(session, user_id, by=principal)
+        issuer = runtime.settings.oidc_issuer
+        if issuer is None:
+            raise ApiError("identity_provider_missing")
+        is_changed = identities.link(session, user, issuer, body.subject)
+        if is_changed:
+            accounts.end_all(session, user.id)
+        view = identity_view(identities.get_identity(session, user.id))
+        event = Event("user.link", user.id, {"issuer": issuer, "subject": body.subject})
+        return Changed(view, event if is_changed else None)
+
+    origin = origin_of(request, principal)
+    view = await runtime.control_plane.change(principal.tenant_id, origin, link)
+    return json_response(view)
+
+
+@router.delete("/{user_id}/identity")
+@answers(errors=("user_not_found", "grant_too_wide", "identity_not_found"))
+async def unlink_user(
+    request: Request,
+    runtime: CurrentRuntime,
+    principal: Manager,
+    confirmed: Confirmed,
+    user_id: str,
+) -> Response:
+    """Take the identity away, which ends the user's sessions.
+
+    The person is then unknown to the tenant.
+    """
+    accounts = runtime.control_plane.accounts
+
+    def unlink(session: TenantSession) -> Changed[None]:
+        user = service.get_user_to_invite(session, user_id, by=principal)
+        identities.unlink(session, user.id)
+        accounts.end_all(session, user.id)
+        return Changed(None, Event("user.unlink", user.id))
+
+    origin = origin_of(request, principal)
+    await runtime.control_plane.change(principal.tenant_id, origin, unlink)
+    return Response(status_code=204)
 
 
 def _apply(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
+from ...platform.identities.models import MAX_SUBJECT_LENGTH
 from ...platform.keys.principal import OperatorRole, Scope, TenantRole
 from ...platform.keys.stored_key import MAX_KEY_NAME_LENGTH
 from ...platform.names import MAX_NAME_LENGTH, MAX_SLUG_LENGTH
@@ -199,6 +200,26 @@ class UserView(AnswerModel):
     created_at: datetime
     disabled_at: datetime | None
     object: Literal["user"] = "user"
+
+
+class IdentityBody(RequestModel):
+    """A person at the identity provider."""
+
+    subject: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SUBJECT_LENGTH)]
+    """The claim `sub` of the person's ID tokens."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"subject": "248289761001"},)
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityView(AnswerModel):
+    """The person at the identity provider who signs in as the user."""
+
+    issuer: str
+    subject: str
+    created_at: datetime
+    """Since when the user has it."""
+    object: Literal["identity"] = "identity"
 
 
 # --- keys ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ..contract.request_model import RequestModel
 
 Password = Annotated[SecretStr, Field(min_length=1, max_length=MAX_PASSWORD_LENGTH)]
 """As somebody types it, right or wrong."""
+MAX_CODE_LENGTH = 4096
 NewPassword = Annotated[
     SecretStr, Field(min_length=MIN_PASSWORD_LENGTH, max_length=MAX_PASSWORD_LENGTH)
 ]
@@ -70,6 +71,54 @@ class PasswordBody(RequestModel):
     )
 
 
+class FlowBody(RequestModel):
+    """The beginning of a sign-in through the identity provider."""
+
+    again: bool = False
+    """Whether people have to authenticate even if they are signed in at the provider. The session
+    is then confirmed."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {"again": True})
+
+
+class CallbackBody(RequestModel):
+    """What the identity provider added to the address of the console's page."""
+
+    code: Annotated[SecretStr, Field(min_length=1, max_length=MAX_CODE_LENGTH)]
+    state: Annotated[str, StringConstraints(min_length=1, max_length=MAX_CODE_LENGTH)]
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"code": "SplxlOBeZQQYbYS6WxSbIA", "state": "0" * 64},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FlowView(AnswerModel):
+    """A sign-in through the identity provider that has begun."""
+
+    url: str
+    """Where the browser goes next."""
+    object: Literal["sign_in_flow"] = "sign_in_flow"
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityProviderView(AnswerModel):
+    """The identity provider of this server."""
+
+    name: str | None
+    """Null: people sign in with passwords only."""
+    object: Literal["identity_provider"] = "identity_provider"
+
+
+@dataclass(frozen=True, slots=True)
+class SignOutView(AnswerModel):
+    """The browser's session at the identity provider."""
+
+    url: str | None
+    """Where the browser ends it; null: the provider publishes no such address, or is away."""
+    object: Literal["sign_out"] = "sign_out"
+
+
 @dataclass(frozen=True, slots=True)
 class ServedView(AnswerModel):
     """Information about the server for the console."""
@@ -99,7 +148,9 @@ class SessionView(AnswerModel):
     idle_seconds: int
     """It expires earlier after this time without a request."""
     confirmed_until: datetime | None
-    """Until then, actions that require a recent password confirmation are allowed."""
+    """Until then, actions that require a recent confirmation are allowed."""
+    signed_in_with: Literal["password", "provider"]
+    """How the session was opened, and how it is confirmed."""
     server: ServedView
     object: Literal["session"] = "session"
 

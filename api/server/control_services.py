@@ -15,6 +15,9 @@ from ..control_plane.jobs import Jobs
 from ..control_plane.presence import Presence
 from ..control_plane.refusals import Refusals
 from ..control_plane.sign_in import SignIn
+from ..oidc.bounded_client import BoundedClient
+from ..oidc.provider import Provider
+from ..oidc.provider_sign_in import ProviderSignIn
 from ..telemetry.metrics import Metrics
 from ..telemetry.request_log import RequestLog
 from ..upkeep.expiring_keys import ExpiringKeys
@@ -33,6 +36,7 @@ class ControlServices:
     idempotent_answers: IdempotentAnswers
     jobs: Jobs
     sign_in: SignIn
+    provider_sign_in: ProviderSignIn | None
     request_log: RequestLog
     refusals: Refusals
     webhooks: Deliveries | None
@@ -67,10 +71,22 @@ def open_control(
         idempotent_answers=IdempotentAnswers(secrets, planes.server_id),
         jobs=jobs,
         sign_in=sign_in,
+        provider_sign_in=_open_provider_sign_in(planes, secrets[0], stack),
         request_log=request_log,
         refusals=refusals,
         webhooks=_open_webhooks(planes, metrics, stack),
     )
+
+
+def _open_provider_sign_in(
+    planes: Planes, secret: bytes, stack: AsyncExitStack
+) -> ProviderSignIn | None:
+    config = planes.settings.load_identity_provider()
+    if config is None:
+        return None
+    client = BoundedClient()
+    stack.push_async_callback(client.aclose)
+    return ProviderSignIn(planes.control_plane, secret, Provider(config, client))
 
 
 def _describe_server(planes: Planes) -> ServerInfo:

@@ -30,6 +30,7 @@ from ..control_plane.control_plane import ControlPlane
 from ..control_plane.refusals import Refusals
 from ..control_plane.sign_in import SignIn
 from ..inference.inference import Inference
+from ..oidc.provider_sign_in import ProviderSignIn
 from ..settings import Settings
 from ..telemetry.memories import Memories
 from ..telemetry.metrics import Metrics
@@ -65,6 +66,8 @@ class Runtime:
     request_log: RequestLog
     refusals: Refusals
     sign_in: SignIn
+    provider_sign_in: ProviderSignIn | None
+    """None: the server has no identity provider."""
     memories: Memories
     overview: Overview
     fetcher_stats: Callable[[], FetcherStats]
@@ -167,6 +170,7 @@ def _gather(
         request_log=control.request_log,
         refusals=control.refusals,
         sign_in=control.sign_in,
+        provider_sign_in=control.provider_sign_in,
         memories=inference.memories,
         overview=inference.overview,
         fetcher_stats=planes.fetcher.stats,

@@ -11,6 +11,7 @@ from ...platform.accounts import failures
 from ...platform.adapters import upload_upkeep
 from ...platform.base import utc_now
 from ...platform.idempotency import service as idempotency
+from ...platform.identities import service as identities
 from ...platform.jobs import service as job_leases
 from ...platform.overview import recent_requests
 from ...platform.overview import service as samples
@@ -82,6 +83,7 @@ class SharedUpkeep:
         write = self._control_plane.write_all_tenants
         await write(self._control_plane.accounts.purge)
         await write(lambda session: failures.purge(session, utc_now()))
+        await write(identities.purge)
 
     async def _tend_webhooks(self) -> None:
         await self._repeat(outbox.purge)

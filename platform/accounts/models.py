@@ -13,6 +13,7 @@ from ..base import ID_LENGTH, Base, TenantOwned, UtcDateTime, state_type
 HASH_LENGTH = 64
 """Characters of a SHA-256 in hexadecimal."""
 MAX_PASSWORD_HASH_LENGTH = 256
+MAX_ISSUER_LENGTH = 255
 
 
 class AccountKind(StrEnum):
@@ -62,7 +63,9 @@ class AccountSession(TenantOwned, Base):
     """The time of the last use; see `service.SEEN_GRANULARITY`."""
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     confirmed_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Until then the confirmation by password is valid."""
+    """Until then the confirmation by password or provider is valid."""
+    issuer: Mapped[str | None] = mapped_column(String(MAX_ISSUER_LENGTH))
+    """The identity provider that authenticated the person; None: signed in with the password."""
 
 
 class SignInFailures(Base):

@@ -145,6 +145,15 @@ class AccountService:
         """Sign in after a password was set by invitation."""
         return self._open(session, holder)
 
+    def open_proved(
+        self, session: UnitOfWork, holder: Holder, issuer: str, authenticated_at: datetime | None
+    ) -> OpenedSession:
+        """Sign in a person whom this identity provider has authenticated, and when if it says so:
+        it is a confirmation too, as long as it is recent. Raises TenantSuspended."""
+        _check_tenant(holder)
+        confirmed_until = authenticated_at and authenticated_at + CONFIRMATION_LIFETIME
+        return self._open(session, holder, issuer, confirmed_until)
+
     def authenticate(
         self, session: PlatformSession, text: str, idle: timedelta = NO_TIME
     ) -> AuthenticatedSession:
@@ -238,7 +247,13 @@ class AccountService:
         self.end_all(session, account.id, keep=keep)
         session.flush()
 
-    def _open(self, session: UnitOfWork, holder: Holder) -> OpenedSession:
+    def _open(
+        self,
+        session: UnitOfWork,
+        holder: Holder,
+        issuer: str | None = None,
+        confirmed_until: datetime | None = None,
+    ) -> OpenedSession:
         token, now = make_token(SESSION_PREFIX), self._clock()
         row = AccountSession(
             id=token.hash,
@@ -246,6 +261,8 @@ class AccountService:
             created_at=now,
             seen_at=now,
             expires_at=now + SESSION_LIFETIME,
+            confirmed_until=confirmed_until,
+            issuer=issuer,
         )
         session.add(row)
         session.flush()
@@ -279,7 +296,9 @@ def party_of(holder: Holder | None) -> Party:
 def _principal(row: AccountSession, holder: Holder) -> AnyPrincipal:
     person = holder.operator or holder.user
     assert person is not None, "an account is an operator's or a user's"
-    signed_in = SignedIn(holder.account.id, person.role, row.expires_at, row.confirmed_until)
+    signed_in = SignedIn(
+        holder.account.id, person.role, row.expires_at, row.confirmed_until, row.issuer
+    )
     if holder.operator is not None:
         operator = holder.operator
         return OperatorPrincipal(

@@ -167,7 +167,9 @@ class SignedIn:
     """A TenantRole or an OperatorRole."""
     expires_at: datetime
     confirmed_until: datetime | None
-    """Until then the confirmation by password is valid."""
+    """Until then the confirmation by password or provider is valid."""
+    issuer: str | None = None
+    """The identity provider through which it signed in; None: with the password."""
 
     def is_confirmed(self, now: datetime) -> bool:
         """Whether actions that need the password again are allowed."""

@@ -43,6 +43,7 @@ GENERATIONS |= {"/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"}
 SIGNING_IN = {
     *("/v1/session", "/v1/sessions", "/v1/session/enrolment"),
     *("/v1/session/confirmation", "/v1/session/password"),
+    *("/v1/session/oidc", "/v1/session/oidc/callback"),
 }
 
 

@@ -261,6 +261,17 @@ def test_a_callers_own_word_about_its_transport_does_not_count(server: ServerUnd
     check_envelope(answer, "insecure_transport")
 
 
+def test_a_server_without_a_provider_says_so(server: ServerUnderTest, tenant: Caller) -> None:
+    url = f"{server.url}/v1/session/oidc"
+    assert httpx.get(url).json()["name"] is None
+    check_envelope(httpx.post(url, json={}), "identity_provider_missing")
+    body = {"code": "x", "state": "x"}
+    check_envelope(httpx.post(f"{url}/callback", json=body), "identity_provider_missing")
+    user = tenant.http.post("/v1/users", json={"email": "a@acme.example", "role": "viewer"}).json()
+    answer = tenant.http.put(f"/v1/users/{user['id']}/identity", json={"subject": "x"})
+    check_envelope(answer, "identity_provider_missing")
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 

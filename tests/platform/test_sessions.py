@@ -74,6 +74,7 @@ def test_every_table_but_the_platforms_own_is_a_tenants() -> None:
         "ServerMemory",
         "ServerSample",
         "SignInFailures",
+        "SpentFlow",
         "Tenant",
     }
 

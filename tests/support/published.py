@@ -11,5 +11,6 @@ DOCUMENT: dict[str, Any] = json.loads(PRINTED.read_text())
 OPEN = {
     *("GET /health", "GET /ready", "GET /metrics", "GET /openapi.json"),
     *("POST /v1/session", "POST /v1/session/enrolment"),
+    *("GET /v1/session/oidc", "POST /v1/session/oidc", "POST /v1/session/oidc/callback"),
 }
 """What is answered without a key."""

@@ -8,6 +8,7 @@ import { Page } from "./components/layout.tsx";
 import { Shell } from "./components/shell.tsx";
 import { EmptyState, Loading } from "./components/states.tsx";
 import Join from "./pages/join.tsx";
+import SignInCallback from "./pages/sign-in-callback.tsx";
 import SignIn from "./pages/sign-in.tsx";
 import { useSessionContext } from "./session.tsx";
 
@@ -32,6 +33,7 @@ export function App(): ReactNode {
   return (
     <Routes>
       <Route path="/sign-in" element={<SignIn />} />
+      <Route path="/sign-in/callback" element={<SignInCallback />} />
       <Route path="/join" element={<Join />} />
       <Route element={<SignedIn />}>
         <Route index element={<Overview />} />

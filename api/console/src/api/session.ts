@@ -30,6 +30,39 @@ export async function signIn(
   return adopt(await api("post", "/v1/session", { body: { name, password, tenant } }));
 }
 
+/** The identity provider's name on the button; null: people sign in with passwords only. */
+export async function identityProvider(): Promise<string | null> {
+  return (await api("get", "/v1/session/oidc")).name;
+}
+
+const RETURN_KEY = "loraplex.return";
+
+/**
+ * Leave for the identity provider, which sends the browser back; `place` is the page to open then.
+ * `again`: the person has to authenticate even if signed in there.
+ */
+export async function leaveForProvider(place: string, again: boolean): Promise<void> {
+  const { url } = await api("post", "/v1/session/oidc", { body: { again } });
+  sessionStorage.setItem(RETURN_KEY, place);
+  window.location.assign(url);
+}
+
+/** The page from which this browser left for the identity provider. */
+export function placeBefore(): string {
+  return sessionStorage.getItem(RETURN_KEY) ?? "/";
+}
+
+/** Sign in with what the identity provider added to the address. */
+export async function finishSignIn(code: string, state: string): Promise<Session> {
+  return adopt(await api("post", "/v1/session/oidc/callback", { body: { code, state } }));
+}
+
+/** Where the browser ends its session at the identity provider; null: nowhere. */
+export async function providerSignOutUrl(session: Session): Promise<string | null> {
+  if (session.signed_in_with !== "provider") return null;
+  return (await api("get", "/v1/session/oidc/sign-out")).url;
+}
+
 /** Set the first password, or a new one, with the token of an invitation. */
 export async function enrol(token: string, password: string): Promise<Session> {
   return adopt(await api("post", "/v1/session/enrolment", { body: { token, password } }));

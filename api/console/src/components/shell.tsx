@@ -5,7 +5,7 @@ import { useEffect, useRef, useState, type ReactNode } from "react";
 import { Link, NavLink, useLocation } from "react-router";
 import { api } from "../api/client.ts";
 import { toApiError } from "../api/errors.ts";
-import { signOut } from "../api/session.ts";
+import { providerSignOutUrl, signOut } from "../api/session.ts";
 import { useRested } from "../lib/hooks.ts";
 import { useScope, useSession, useSessionContext, type Scope } from "../session.tsx";
 import { Button } from "./button.tsx";
@@ -166,8 +166,10 @@ function Who(): ReactNode {
   const toast = useToast();
   const leave = async (): Promise<void> => {
     try {
+      const next = await providerSignOutUrl(session).catch(() => null);
       await signOut();
       setSession(null);
+      if (next !== null) window.location.assign(next);
     } catch (error) {
       toast(`You are still signed in. ${toApiError(error).message}`, "bad");
     }

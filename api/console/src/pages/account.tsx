@@ -31,7 +31,7 @@ export default function Account(): ReactNode {
             ["Expires", <Time key="ends" at={session.expires_at} />],
           ]} />
         </Panel>
-        <Panel title="Password"><PasswordForm /></Panel>
+        {session.signed_in_with === "password" && <Panel title="Password"><PasswordForm /></Panel>}
       </div>
       {asking && (
         <ConfirmDialog title="Sign out everywhere?" action="Sign out everywhere" onConfirm={leave}

@@ -5,6 +5,7 @@ import { Button, Command } from "../components/button.tsx";
 import { TextField } from "../components/form.tsx";
 import { Gate } from "../components/gate.tsx";
 import { Segments } from "../components/layout.tsx";
+import { ProviderButton } from "../components/provider-button.tsx";
 import { ErrorNotice } from "../components/states.tsx";
 import { useSessionContext } from "../session.tsx";
 
@@ -51,6 +52,7 @@ export default function SignIn(): ReactNode {
   };
   return (
     <Gate title="Sign in">
+      <ProviderButton place={from} />
       <Segments label="Account" options={KINDS} value={kind} onChange={setKind} />
       <form onSubmit={(event) => void submit(event)}>
         {kind === "user" && (

@@ -1,0 +1,1 @@
+"""Sign-in through the operator's identity provider (OpenID Connect)."""
