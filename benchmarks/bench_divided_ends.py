@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import FileStore
 
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.execution.profiling import kv_groups
+from loraplex.engine.execution.profiling import groups_of
 from loraplex.engine.kv.cache import KvCache
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.memory.device_memory import peak_bytes
@@ -143,7 +143,7 @@ def time_steps(
     config: EngineConfig, base: BaseModel, links: GroupLinks, batch: int, num_steps: int
 ) -> StepTimes:
     """Of steps after one that warms up."""
-    groups, size = kv_groups(config, base), config.kv_block_size
+    groups, size = groups_of(config, base), config.kv_block_size
     cache = KvCache(
         groups, base.kv_shapes, block_size=size, kv_format=base.kv_format, device=base.device
     )
