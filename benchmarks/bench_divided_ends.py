@@ -17,12 +17,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
+from benchmarks.rank_processes import rank_processes
 from benchmarks.report import parse_options, print_report
 from benchmarks.timed_engine import SMOKE_SHAPE, make_model
 from torch._C._distributed_c10d import FileStore
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(model: Path, size: int, plan: Plan, *, is_divided: bool) -> list[Measured]:
     """By rank."""
-    with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(size) as pool:
+    with tempfile.TemporaryDirectory() as folder, rank_processes().Pool(size) as pool:
         jobs = [
             pool.apply_async(measure_rank, (model, f"{folder}/store", rank, size, plan, is_divided))
             for rank in range(size)

@@ -56,6 +56,21 @@ def test_a_folder_with_weights_is_planned_itself(tiny_base: Path) -> None:
         assert Path(model) == tiny_base
 
 
+def test_of_a_hub_id_the_configuration_alone_is_downloaded(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(_model: str, *, allow_patterns: list[str]) -> str:
+        assert "*.safetensors" not in allow_patterns
+        shutil.copy(tiny_base / "config.json", tmp_path)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with planned_base("owner/name") as model:
+        found = expect(model, Quantization.NONE, "cpu")
+    expected = expect(str(tiny_base), Quantization.NONE, "cpu")
+    assert found.weight_bytes == expected.weight_bytes
+
+
 def test_the_weights_take_no_room_on_the_disk(tiny_base: Path, tmp_path: Path) -> None:
     config = json.loads((tiny_base / "config.json").read_text())
     config |= {"num_hidden_layers": 4, "hidden_size": 8192, "intermediate_size": 65536}
