@@ -115,22 +115,27 @@ to their network. `vllm:lora_requests_info` has the names in the `model` fields 
 labels, of all tenants. So Prometheus should drop it.
 """
 _ROUTERS = """
-What reads which name:
+What reads which name, and whether a server has all of it. The names and labels are those of the
+readers' source of 2026. No reader was run against a server: all are untried.
 
-| reader | reads |
-|---|---|
-| Gateway API Inference Extension, llm-d | `vllm:num_requests_waiting`, \
-`vllm:num_requests_running`, `vllm:kv_cache_usage_perc`, \
-`vllm:lora_requests_info` (`running_lora_adapters`, \
-`waiting_lora_adapters`, `max_lora`), `vllm:cache_config_info` (`block_size`, `num_gpu_blocks`) |
-| the router of vLLM's production-stack | `vllm:num_requests_running`, \
-`vllm:num_requests_waiting`, \
+| reader | reads | has |
+|---|---|---|
+| Endpoint picker of the Gateway API Inference Extension and of llm-d's router | \
+`vllm:num_requests_waiting`, `vllm:num_requests_running`, `vllm:kv_cache_usage_perc`, \
+`vllm:lora_requests_info` (`running_lora_adapters`, `waiting_lora_adapters`, `max_lora`), \
+`vllm:cache_config_info` (`block_size`, `num_gpu_blocks`) | all |
+| llm-d's `lora-load-state-scorer` and `lora-residency-filter` | `vllm:lora_adapter_loaded`, \
+`vllm:num_gpu_loaded_lora_adapters`, `vllm:max_gpu_lora_adapters`, \
+`vllm:lora_adapter_load_seconds` | none: residency counts as unknown, and the adapters of open \
+requests as before |
+| Router of vLLM's production-stack | `vllm:num_requests_running`, `vllm:num_requests_waiting`, \
 `vllm:gpu_cache_usage_perc`, `vllm:gpu_prefix_cache_hits_total`, \
-`vllm:gpu_prefix_cache_queries_total` |
-| dashboards for vLLM | the histograms, with our buckets |
+`vllm:gpu_prefix_cache_queries_total`, `vllm:gpu_prefix_cache_hit_rate` | all but the last, which \
+vLLM has no longer; it counts as 0 |
+| Dashboards for vLLM | the histograms | with our buckets |
 
 A server has as many adapters in a step as sequences, if they fit into the arena. So `max_lora` is
-`--max-num-seqs`.
+`--max-num-seqs`. llm-d's router takes Pods without the label `llm-d.ai/engine-type` for vLLM.
 """
 _TRACES = """
 ## Traces

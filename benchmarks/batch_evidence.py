@@ -38,8 +38,8 @@ NUM_CALLERS = 2
 OUTPUT_TOKENS = 64
 PAUSE_SECONDS = 0.2
 """Between two rounds of requests: then lines run."""
-LINES_OF_A_BLOCK = 5_000
-"""More than are answered in a block."""
+LINES_PER_SECOND = 250
+"""Of a block: more than are answered in it."""
 
 
 def latency(base: Path, directory: Path, *, blocks: int, block_seconds: float) -> dict[str, Any]:
@@ -53,7 +53,8 @@ def latency(base: Path, directory: Path, *, blocks: int, block_seconds: float) -
             _measure(client, base.name, block_seconds / 4)  # to warm up
             for _ in range(blocks):
                 gaps["without"] += _measure(client, base.name, block_seconds)
-                with _batch(client, base.name) as counted:
+                num_lines = int(LINES_PER_SECOND * block_seconds)
+                with _batch(client, base.name, num_lines) as counted:
                     gaps["with"] += _measure(client, base.name, block_seconds)
                 num_answered += counted[0]
     p99 = {name: float(np.percentile(values, 99)) for name, values in gaps.items()}
@@ -68,9 +69,9 @@ def latency(base: Path, directory: Path, *, blocks: int, block_seconds: float) -
 
 
 @contextmanager
-def _batch(client: OpenAI, model: str) -> Iterator[list[int]]:
+def _batch(client: OpenAI, model: str, num_lines: int) -> Iterator[list[int]]:
     """A batch that runs until the block is left; then how many lines were answered within it."""
-    prompts = [f"prompt {number}" for number in range(LINES_OF_A_BLOCK)]
+    prompts = [f"prompt {number}" for number in range(num_lines)]
     batch = create(client, jsonl(completions(model, prompts, max_tokens=32)))
     wait_for(lambda: _num_answered(client, batch.id), seconds=60.0)
     before = _num_answered(client, batch.id)

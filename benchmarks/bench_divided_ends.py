@@ -17,19 +17,19 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
+from benchmarks.rank_processes import rank_processes
 from benchmarks.report import parse_options, print_report
 from benchmarks.timed_engine import SMOKE_SHAPE, make_model
 from torch._C._distributed_c10d import FileStore
 
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.execution.profiling import kv_groups
+from loraplex.engine.execution.profiling import groups_of
 from loraplex.engine.kv.cache import KvCache
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.memory.device_memory import peak_bytes
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(model: Path, size: int, plan: Plan, *, is_divided: bool) -> list[Measured]:
     """By rank."""
-    with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(size) as pool:
+    with tempfile.TemporaryDirectory() as folder, rank_processes().Pool(size) as pool:
         jobs = [
             pool.apply_async(measure_rank, (model, f"{folder}/store", rank, size, plan, is_divided))
             for rank in range(size)
@@ -143,7 +143,7 @@ def time_steps(
     config: EngineConfig, base: BaseModel, links: GroupLinks, batch: int, num_steps: int
 ) -> StepTimes:
     """Of steps after one that warms up."""
-    groups, size = kv_groups(config, base), config.kv_block_size
+    groups, size = groups_of(config, base), config.kv_block_size
     cache = KvCache(
         groups, base.kv_shapes, block_size=size, kv_format=base.kv_format, device=base.device
     )

@@ -24,12 +24,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import uvloop
+from benchmarks.rank_processes import rank_processes
 from benchmarks.report import print_report
 
 from loraplex.engine.errors import EngineError
@@ -236,8 +236,8 @@ async def receive_steps(plan: Plan, certificates: Certificates, port: int) -> fl
 
 
 def measure(plan: Plan, authority: Authority) -> dict[str, object]:
-    ours, theirs = get_context("spawn").Pipe()
-    agent = get_context("spawn").Process(
+    ours, theirs = rank_processes().Pipe()
+    agent = rank_processes().Process(
         target=agent_process, args=(plan, authority.issue(AGENT_NAME), theirs)
     )
     agent.start()

@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 import torch
+from benchmarks.rank_processes import rank_processes
 from benchmarks.report import parse_options, print_report
 from torch import Tensor
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(plan: Plan, size: int) -> Measured:
-    with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(size) as pool:
+    with tempfile.TemporaryDirectory() as folder, rank_processes().Pool(size) as pool:
         jobs = [
             pool.apply_async(_measure_rank, (str(Path(folder) / "store"), rank, size, plan))
             for rank in range(size)

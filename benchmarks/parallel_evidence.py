@@ -39,12 +39,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from benchmarks.rank_processes import rank_processes
 from torch._C._distributed_c10d import FileStore
 
 from loraplex.engine.config import EngineConfig, KvDtype, Quantization
@@ -318,7 +318,7 @@ def _measure_base(
     work.mkdir()
     store = str(work / "store")
     rows = []
-    with get_context("spawn").Pool(shape.size) as pool:
+    with rank_processes().Pool(shape.size) as pool:
         jobs = [
             pool.apply_async(
                 _measure_rank, (str(small), str(large), quantization, store, rank, shape)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from enum import StrEnum
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ...engine.config import GIB, EngineConfig, Quantization
-from ...engine.errors import UnsupportedModel
+from ...engine.config import GIB, MAX_RANKS, EngineConfig, KvDtype, Quantization
+from ...engine.errors import InvalidParameter
+from ...engine.planning.figures import Figures, parse_params
 from .engine_extra import need_engine
 from .output import AsJson, print_json, print_rows
 from .validate import Dtype
 
 if TYPE_CHECKING:
-    from ...engine.memory.load_needs import Load, LoadNeeds
+    from ...engine.planning.load_needs import Load, LoadNeeds, LoadPlanner
 
 app = typer.Typer(add_completion=False)
+DEFAULT_CONTEXT = 4096
 
 
 class PlannedDevice(StrEnum):
@@ -29,17 +32,58 @@ class PlannedDevice(StrEnum):
     CUDA = "cuda"
 
 
+class _Answer(NamedTuple):
+    """What is printed."""
+
+    needs: LoadNeeds
+    memory_bytes: int | None
+    """Of each rank's device."""
+    max_sequences: int | None
+    """How many sequences fit into it."""
+
+    @property
+    def does_fit(self) -> bool | None:
+        if self.memory_bytes is None:
+            return None
+        return self.needs.device_bytes <= self.memory_bytes
+
+
 @app.command()
 def plan(
     model: Annotated[
-        str, typer.Argument(help="A model directory, a .gguf file or a Hugging Face model ID.")
-    ],
+        str | None,
+        typer.Argument(
+            help="A model directory, with or without weights, its config.json, a .gguf file or a "
+            "Hugging Face model ID. Left out: a Llama of --params.",
+            show_default="a Llama of --params",
+        ),
+    ] = None,
+    params: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="Parameters, such as 8b.", show_default="MODEL's"),
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, help="With --params.")] = 32,
+    hidden: Annotated[int, typer.Option(min=1, help="Hidden size. With --params.")] = 4096,
+    kv_heads: Annotated[int, typer.Option(min=1, help="With --params.")] = 8,
+    head_dim: Annotated[int, typer.Option(min=1, help="With --params.")] = 128,
+    vocab: Annotated[int, typer.Option(min=1, help="Tokens. With --params.")] = 128_256,
     sequences: Annotated[
         int, typer.Option(min=1, max=100_000, help="Sequences that run at once.")
     ] = 16,
     context: Annotated[
-        int, typer.Option(min=1, help="Tokens of each sequence, prompt and output together.")
-    ] = 4096,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of each sequence, prompt and output together.",
+            show_default=f"the sum of the next two, or {DEFAULT_CONTEXT}",
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="In place of --context.", show_default="0")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option(min=1, help="In place of --context.", show_default="0")
+    ] = None,
     adapters: Annotated[
         int, typer.Option(min=0, help="Adapters whose weights stay in host memory.")
     ] = 100,
@@ -63,45 +107,102 @@ def plan(
     quantize: Annotated[
         Quantization, typer.Option(help="Quantization of the linear layers and experts.")
     ] = Quantization.NONE,
+    kv_dtype: Annotated[KvDtype, typer.Option(help="Data type of the KV cache.")] = KvDtype.AUTO,
     dtype: Annotated[Dtype, typer.Option(help="Serving dtype of the base.")] = Dtype.AUTO,
     device: Annotated[
         PlannedDevice, typer.Option(help="It need not be on this machine.")
     ] = PlannedDevice.CUDA,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, max=MAX_RANKS, help="Ranks of each stage.")
+    ] = 1,
+    pipeline_parallel_size: Annotated[int, typer.Option(min=1, max=MAX_RANKS, help="Stages.")] = 1,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum tokens in a step.")
+    ] = EngineConfig("").max_num_batched_tokens,
+    memory_gib: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Memory of each rank's device: says whether the load fits, and how many sequences "
+            "do.",
+            show_default="unknown",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the memory that a base model and a load need, and the options that reserve it. Reads
-    the headers of the model's files, and no weights. A start also needs the activations of a full
-    step, which it measures."""
+    the headers of the model's files, and no weights: config.json alone, or a few figures, do as
+    well. Activations and graphs are estimates; a start measures them."""
     need_engine("planning")
-    from ...engine.memory.load_needs import Load
+    from ...engine.planning.load_needs import Load, LoadPlanner
 
+    num_tokens = _context(context, prompt_tokens, output_tokens)
     num_active = min(sequences, adapters) if active is None else active
-    load = Load(sequences, context, num_active, max(adapters, num_active), rank, target or ())
-    config = EngineConfig(model, quantization=quantize, dtype=dtype, device=device)
-    needs = _needs(config, load)
-    options = _options(config, load, needs)
+    load = Load(sequences, num_tokens, num_active, max(adapters, num_active), rank, target or ())
+    figures = None
+    if params is not None:
+        figures = Figures(parse_params(params), layers, hidden, kv_heads, head_dim, vocab)
+    with _folder(model, figures, num_tokens) as folder:
+        config = EngineConfig(
+            folder,
+            quantization=quantize,
+            kv_dtype=kv_dtype,
+            dtype=dtype,
+            device=device,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        answer = _answer(LoadPlanner(config), load, memory_gib)
+    options = _options(model or "MODEL", config, load, answer.needs)
     if as_json:
-        print_json({**asdict(needs), "device_bytes": needs.device_bytes, "options": options})
+        print_json(_json(answer, options))
         return
-    print_rows(list(_rows(needs, load)), ["memory", "GiB", "for"])
+    print_rows(list(_rows(answer.needs, load)), ["memory", "GiB", "for"])
     typer.echo()
-    typer.echo("A start also needs the activations of a full step, which it measures.")
+    for line in _lines(answer, load):
+        typer.echo(line)
     typer.echo(f"Serve it with: loraplex serve {' '.join(options)}")
 
 
-def _needs(config: EngineConfig, load: Load) -> LoadNeeds:
-    """Raises UnsupportedModel or InvalidParameter."""
-    import torch
+def _context(context: int | None, prompt_tokens: int | None, output_tokens: int | None) -> int:
+    """Raises InvalidParameter if the length is given twice."""
+    parts = [tokens for tokens in (prompt_tokens, output_tokens) if tokens is not None]
+    if context is not None and parts:
+        raise InvalidParameter("context", "is the sum of --prompt-tokens and --output-tokens")
+    return context or sum(parts) or DEFAULT_CONTEXT
 
-    from ...engine.memory.load_needs import needs_of_load
-    from ...engine.model.expected_base import expect_base
 
-    base = expect_base(config, torch.device(config.device))
-    if base.kv_shapes is None:
-        raise UnsupportedModel(
-            "The KV cache of this model type is only known once its weights are loaded"
-        )
-    return needs_of_load(config, base, load)
+def _folder(
+    model: str | None, figures: Figures | None, num_tokens: int
+) -> AbstractContextManager[str]:
+    """Raises InvalidParameter unless exactly one is given, and UnsupportedModel."""
+    from ...engine.planning.unwritten_base import planned_base, unwritten_base
+
+    if model is None and figures is not None:
+        return unwritten_base(figures.config(num_tokens))
+    if model is not None and figures is None:
+        return planned_base(model)
+    raise InvalidParameter("model", "Give a model or --params, and not both")
+
+
+def _answer(planner: LoadPlanner, load: Load, memory_gib: float | None) -> _Answer:
+    needs = planner.needs(load)
+    if memory_gib is None:
+        return _Answer(needs, None, None)
+    memory_bytes = int(memory_gib * GIB)
+    return _Answer(needs, memory_bytes, planner.most_sequences(load, memory_bytes))
+
+
+def _json(answer: _Answer, options: list[str]) -> dict[str, Any]:
+    return {
+        **asdict(answer.needs),
+        "device_bytes": answer.needs.device_bytes,
+        "memory_bytes": answer.memory_bytes,
+        "does_fit": answer.does_fit,
+        "max_sequences": answer.max_sequences,
+        "options": options,
+    }
 
 
 def _rows(needs: LoadNeeds, load: Load) -> Iterator[dict[str, Any]]:
@@ -121,18 +222,48 @@ def _rows(needs: LoadNeeds, load: Load) -> Iterator[dict[str, Any]]:
     host = row("host cache", needs.host_cache_bytes, f"{load.num_known} adapters, {adapter}")
     if needs.is_host:
         yield host
+    yield row("activations", needs.activation_bytes, "a full step, estimated")
+    if not needs.is_host:
+        yield row("graphs", needs.graph_bytes, "captured decode steps, estimated")
     yield row("reserve", needs.reserve_bytes, "what a start cannot measure")
     yield row("device", needs.device_bytes, "all of the above")
     if not needs.is_host:
         yield host
 
 
-def _options(config: EngineConfig, load: Load, needs: LoadNeeds) -> list[str]:
+def _lines(answer: _Answer, load: Load) -> Iterator[str]:
+    needs = answer.needs
+    num_stages = len(needs.stage_weight_bytes)
+    if num_stages * needs.ranks_per_stage > 1:
+        ranks = f"{num_stages * needs.ranks_per_stage} ranks"
+        yield f"There are {ranks}; all sizes are of the rank that needs most."
+    if num_stages > 1:
+        weights = ", ".join(f"{num_bytes / GIB:.3f}" for num_bytes in needs.stage_weight_bytes)
+        yield f"Weights of a rank of each stage, in GiB: {weights}."
+    if answer.memory_bytes is None:
+        return
+    has = f"{answer.memory_bytes / GIB:.1f} GiB"
+    verdict = "The load fits into" if answer.does_fit else "The load does not fit into"
+    yield f"{verdict} {has}. {answer.max_sequences:,} sequences of {load.context:,} tokens do."
+
+
+def _options(model: str, config: EngineConfig, load: Load, needs: LoadNeeds) -> list[str]:
     """Those of `loraplex serve` that reserve the memory."""
-    quantize = [] if config.quantization == "none" else ["--quantize", str(config.quantization)]
-    dtype = [] if config.dtype == Dtype.AUTO else ["--dtype", str(config.dtype)]
+    given = {
+        "--quantize": (config.quantization, Quantization.NONE),
+        "--kv-dtype": (config.kv_dtype, KvDtype.AUTO),
+        "--dtype": (config.dtype, Dtype.AUTO),
+        "--tensor-parallel-size": (config.tensor_parallel_size, 1),
+        "--pipeline-parallel-size": (config.pipeline_parallel_size, 1),
+        "--max-num-batched-tokens": (
+            config.max_num_batched_tokens,
+            EngineConfig("").max_num_batched_tokens,
+        ),
+    }
+    changed = ((name, str(value)) for name, (value, usual) in given.items() if value != usual)
     return [
-        *(config.model, *quantize, *dtype, "--device", str(config.device)),
+        *(model, *(word for option in changed for word in option)),
+        *("--device", str(config.device)),
         *("--max-num-seqs", str(load.num_sequences), "--max-model-len", str(load.context)),
         *("--kv-cache-gib", _gib(needs.kv_bytes), "--arena-gib", _gib(needs.arena_bytes)),
         *("--host-cache-gib", _gib(needs.host_cache_bytes)),

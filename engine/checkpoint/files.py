@@ -29,7 +29,7 @@ def locate_base(model: str) -> Path:
 
     Raises a subclass of UnsupportedModel with the reason.
     """
-    if folder := _local_folder(model):
+    if folder := local_folder(model):
         check_base(folder)
         return folder
     check_base_config(_download(model, CONFIG_FILES))  # before gigabytes are downloaded
@@ -57,7 +57,7 @@ def check_drafts(speculation: Iterable[str]) -> None:
 
 def locate_heads(model: str) -> Path:
     """The folder of Medusa heads, found in the same way; their loader checks the contents."""
-    folder = _local_folder(model) or _download(model, FILES)
+    folder = local_folder(model) or _download(model, FILES)
     if not (folder / CONFIG_FILE).is_file():
         raise BaseNotFound(f"{folder} has no {CONFIG_FILE}")
     return folder
@@ -84,8 +84,14 @@ def check_base_config(folder: Path) -> None:
     check_companions(folder)
 
 
-def _local_folder(model: str) -> Path | None:
-    """None for a hub id."""
+def download_config(model: str) -> Path:
+    """The folder of a hub id's configuration, with the weights that were downloaded before. Raises
+    BaseNotFound."""
+    return _download(model, CONFIG_FILES)
+
+
+def local_folder(model: str) -> Path | None:
+    """None for a hub id. Raises BaseNotFound for anything else."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path

@@ -47,8 +47,6 @@ wide as its class up to 64 ranks, and walks higher ones."""
 CLASSES_AT_START = 2
 """The number of classes captured before the first request, without vectors and LoRA on experts; the
 others are captured when a step needs them."""
-GRAPH_LAYER_BYTES = 256 << 10
-"""Device bytes of a graph per layer of the model, in addition to its tensors."""
 MAX_ROWS = 256
 """The maximum rows of a graph, unless more sequences may run: at about this size, a step is no
 longer limited by reading the weights and takes longer than its launch."""
@@ -60,9 +58,6 @@ MAX_PROMPT_READS = 1 << 18
 for prompts read them once for many rows."""
 NO_NEEDS = LoraNeeds(0, has_vectors=False)
 """Of a step without adapters."""
-WORKSPACE_BYTES = 192 << 20
-"""Bytes of the matmul library for the streams on which graphs are captured, and of the kernels
-loaded for them: with half of it, planned 118 and 195 MiB were actually 212 and 242."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes a function that computes a step from fixed inputs to fixed outputs; returns its replay."""

@@ -9,27 +9,25 @@ import torch
 
 from ...kernels.cpu_library import cpu_library
 from ..config import EngineConfig
-from ..kv.cache import KvCache, kv_bytes_per_block, open_bytes_per_slot
-from ..kv.groups import group_layers, one_group
+from ..kv.cache import KvCache
+from ..kv.groups import one_group
 from ..kv.layout import KvGroup
-from ..kv.open_slots import num_open_slots
 from ..kv.sequence_blocks import block_table
 from ..memory.demands import BaseDemand, ProposerDemand
 from ..memory.device_memory import DeviceMemory, measure_memory, peak_bytes
-from ..memory.kv_budget import MIB, KvDemand
+from ..memory.kv_budget import MIB
+from ..memory.kv_demands import block_bytes, kv_demands, kv_groups
 from ..memory.plan import MemoryPlan, plan_memory
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
 from ..model.inputs import SequenceChunk, make_inputs
 from ..shards.rank_sums import RankSums
 from .decode_graphs import (
-    GRAPH_LAYER_BYTES,
-    WORKSPACE_BYTES,
     decode_layout,
     max_rows,
-    num_graphs_at_start,
     serves_graphs,
 )
+from .graph_bytes import fixed_graph_bytes
 
 PROFILE_CONTEXT = 8192
 """Longer contexts take proportionally more: the reserve is for them."""
@@ -52,7 +50,7 @@ def plan_engine(
     those that call `profile_along` meanwhile; None: there is one rank. `num_ranks_here`: the ranks
     that share the memory of a host.
     """
-    groups = kv_groups(config, base)
+    groups = groups_of(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
     activation_bytes += config.max_num_seqs * _state_bytes(base)
     graph_bytes = _graph_bytes(
@@ -67,7 +65,14 @@ def plan_engine(
     demand = BaseDemand(
         weight_bytes=base.weight_bytes,
         activation_bytes=activation_bytes,
-        kv=tuple(_kv_demand(config, base, group) for group in groups),
+        kv=kv_demands(
+            config,
+            groups,
+            base.stages.kv_shapes,
+            base.kv_format,
+            max_model_len=base.max_model_len,
+            device_type=base.device.type,
+        ),
         graph_bytes=graph_bytes,
         weight_format=base.weight_formats,
     )
@@ -100,19 +105,15 @@ def plan_engine(
     return plan
 
 
-def kv_groups(config: EngineConfig, base: BaseModel) -> tuple[KvGroup, ...]:
-    """The KV groups of a base's layers, each with the smallest possible pool."""
-    return group_layers(
-        base.stages.all_kv_shapes,
-        max_model_len=base.max_model_len,
-        attention_window=config.attention_window,
-        attention_sinks=config.attention_sinks,
-    )
+def groups_of(config: EngineConfig, base: BaseModel) -> tuple[KvGroup, ...]:
+    """The KV groups of the layers of all stages."""
+    shapes = base.stages.all_kv_shapes
+    return kv_groups(config, shapes, max_model_len=base.max_model_len)
 
 
 def profile_along(config: EngineConfig, base: BaseModel, ranks: RankSums) -> None:
     """A follower's part of `plan_engine`: the steps that rank 0 measures need all ranks."""
-    groups = kv_groups(config, base)
+    groups = groups_of(config, base)
     profile_step(config, base, groups)
     if serves_graphs(config, base):
         _profile_graph(config, base, groups)
@@ -155,50 +156,8 @@ def _profile_draft(config: EngineConfig, draft: BaseModel) -> tuple[int, int]:
     """Bytes of the activations of the draft model's largest step, and of a block of its KV."""
     groups = one_group(len(draft.kv_shapes), 2)
     activation_bytes = peak_bytes(draft.device, lambda: profile_step(config, draft, groups))
-    return activation_bytes, _kv_block_bytes(config, draft, groups[0])
-
-
-def _kv_demand(config: EngineConfig, base: BaseModel, group: KvGroup) -> KvDemand:
-    block_size = config.kv_block_size
-    return KvDemand(
-        config,
-        group,
-        _kv_block_bytes(config, base, group),
-        base.max_model_len,
-        num_open_slots=_num_open_slots(config, base),
-        bytes_per_open_slot=open_bytes_per_slot(
-            group, base.kv_shapes, block_size=block_size, kv_format=base.kv_format
-        ),
-    )
-
-
-def _num_open_slots(config: EngineConfig, base: BaseModel) -> int | None:
-    if base.kv_format.bits is None:
-        return None
-    return num_open_slots(
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-        config.kv_block_size,
-        num_steps=num_steps_in_flight(config, base.device),
-    )
-
-
-def num_steps_in_flight(config: EngineConfig, device: torch.device) -> int:
-    """The most steps at once: with asynchronous scheduling one is scheduled before one is read."""
-    is_async = config.async_scheduling
-    if is_async is None:
-        is_async = device.type == "cuda"
-    return max(2 if is_async else 1, config.pipeline_parallel_size)
-
-
-def _kv_block_bytes(config: EngineConfig, model: BaseModel, group: KvGroup) -> int:
-    """Of the stage that has most: the blocks of a sequence are the same in every stage."""
-    return max(
-        kv_bytes_per_block(
-            group, shapes, block_size=config.kv_block_size, kv_format=model.kv_format
-        )
-        for shapes in model.stages.kv_shapes
-    )
+    num_bytes = block_bytes(config, groups[0], draft.stages.kv_shapes, draft.kv_format)
+    return activation_bytes, num_bytes
 
 
 def profile_step(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:
@@ -225,13 +184,15 @@ def _graph_bytes(
     """
     if not serves_graphs(config, base):
         return 0
-    num_rows = max_rows(config)
     activations = peak_bytes(base.device, lambda: _profile_graph(config, base, groups))
     layout = decode_layout(config, base, groups, base.max_model_len)
-    logits = 4 * num_rows * base.vocab_size
-    num_graphs = num_graphs_at_start(config, has_adapters=has_adapters)
-    graphs = num_graphs * (len(base.kv_shapes) + num_exit_layers) * GRAPH_LAYER_BYTES
-    return activations + layout.num_bytes + logits + graphs + WORKSPACE_BYTES
+    return activations + fixed_graph_bytes(
+        config,
+        layout,
+        vocab_size=base.vocab_size,
+        num_layers=len(base.kv_shapes) + num_exit_layers,
+        has_adapters=has_adapters,
+    )
 
 
 def _profile_graph(config: EngineConfig, base: BaseModel, groups: Sequence[KvGroup]) -> None:

@@ -11,12 +11,11 @@ from ...adapters.block import BlockPlan
 from ...adapters.layout import BaseLayout
 from ..config import EngineConfig
 from ..errors import InsufficientMemory
-from ..kv.cache import kv_bytes_per_block
-from ..kv.groups import group_layers
 from ..model.expected_base import ExpectedBase
 from .demands import BaseDemand
 from .device_memory import DeviceMemory
 from .kv_budget import KvDemand
+from .kv_demands import kv_demands, kv_groups
 from .plan import RESERVE_FRACTION, plan_memory
 
 FORECAST_RANK = 16
@@ -57,7 +56,7 @@ class MemoryForecast:
 
 def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int) -> MemoryForecast:
     """The pools of an engine that has `memory_bytes` for everything."""
-    demands = kv_demands(config, base)
+    demands = expected_demands(config, base)
     available, is_host = memory_bytes - base.weight_bytes, base.device_type == "cpu"
     attending = [demand.bytes_per_block for demand in demands if not demand.group.holds_states]
     per_token = sum(attending) // config.kv_block_size
@@ -101,20 +100,17 @@ def forecast_memory(config: EngineConfig, base: ExpectedBase, memory_bytes: int)
     )
 
 
-def kv_demands(config: EngineConfig, base: ExpectedBase) -> tuple[KvDemand, ...]:
+def expected_demands(config: EngineConfig, base: ExpectedBase) -> tuple[KvDemand, ...]:
     """By KV group, before the base is loaded."""
     assert base.kv_shapes is not None, "known without values"
-    groups = group_layers(base.kv_shapes, max_model_len=base.max_model_len)
-    return tuple(
-        KvDemand(
-            config,
-            group,
-            kv_bytes_per_block(
-                group, base.kv_shapes, block_size=config.kv_block_size, kv_format=base.kv_format
-            ),
-            base.max_model_len,
-        )
-        for group in groups
+    groups = kv_groups(config, base.kv_shapes, max_model_len=base.max_model_len)
+    return kv_demands(
+        config,
+        groups,
+        (base.kv_shapes,),
+        base.kv_format,
+        max_model_len=base.max_model_len,
+        device_type=base.device_type,
     )
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
-from ...adapters.layout import Projection, Slice
+from ...adapters.layout import BaseLayout, Projection, Slice
+from ...adapters.layout_part import LayoutPart
 from ...kernels.expert_packing import ExpertsKind, empty_experts
 from ...kernels.linear_packing import LinearKind, choose_linear
 from ...kernels.linear_sizes import linear_bytes
@@ -45,9 +46,11 @@ from .base_model import (
     packs_experts,
     sibling_groups,
     weight_format,
+    whole_weight,
 )
 from .expected_ends import ExpectedEnds, expect_ends
-from .experts import experts_parameters
+from .expected_part import ExpectedPart
+from .experts import experts_parameters, matrices_shape, parameter_names, served_experts
 from .latent_attention import replace_latents
 from .load_quantization import LoadQuantization
 from .packed_ends import name_formats
@@ -106,11 +109,18 @@ class ExpectedBase:
     weights: Mapping[WeightKind, ExpectedWeights]
     projections: Sequence[Projection]
     """The linear layers of the decoder."""
+    part: LayoutPart
+    """What the rank holds of them."""
+    vocab_size: int
+    hidden_size: int
+    experts_width: int
+    """The outputs per token of the experts that it is routed to, and their inputs; 0 without
+    experts."""
     quantized_at_load: Mapping[str, QuantizedAtLoad]
     """The stored weights, those of experts too, that `--quantize` and `--quantize-embeddings`
     quantize."""
     kv_shapes: list[LayerKvShape] | None
-    """None: only a model with values tells."""
+    """By layer; nothing if another stage has the layer. None: only a model with values tells."""
     kv_format: KvFormat
     max_model_len: int
     rotary_contexts: RotaryContexts
@@ -120,14 +130,25 @@ class ExpectedBase:
         return sum(part.served_bytes for part in self.weights.values())
 
     @property
+    def widest_result(self) -> int:
+        """The most outputs per token of the rank's layers that are computed together."""
+        widths = (
+            sum(each.out_features for each in projection.slices)
+            for projection in self.part.layout.projections
+        )
+        return max(self.experts_width, *widths)
+
+    @property
     def file_bytes(self) -> int:
         return sum(part.file_bytes for part in self.weights.values())
 
 
-def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
-    """What `load_base_model` would load; the device need not exist here.
+def expect_base(engine: EngineConfig, device: torch.device, *, stage: int = 0) -> ExpectedBase:
+    """What `load_base_model` would load, and `load_sharded_base` on the first rank of this stage;
+    the device need not exist here.
 
-    Raises as `load_base_model` does for everything but the weights' values.
+    Raises as they do for everything but the weights' values, and UnsupportedModel for ranks of a
+    base whose parts only they know.
     """
     model_dir = locate_base(engine.model)
     config = load_config(model_dir)
@@ -153,7 +174,9 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
             engine.quantization, stored_format, config.dtype, dtype=dtype, device=device
         ),
         packs_experts=packs_experts(engine, stored_format),
+        part=None if engine.num_ranks == 1 else ExpectedPart(empty.model, config, engine, stage),
     )
+    projections = outline.projections
     return ExpectedBase(
         model_dir=model_dir,
         model_type=config.model_type,
@@ -163,9 +186,13 @@ def expect_base(engine: EngineConfig, device: torch.device) -> ExpectedBase:
         quantization=stored_format or quantization.name,
         weight_formats=outline.weight_formats(stored_format or quantization.name),
         weights=outline.weights(),
-        projections=outline.projections,
+        projections=projections,
+        part=outline.layout_part(BaseLayout("unknown", tuple(projections))),
+        vocab_size=config.vocab_size,
+        hidden_size=projections[0].in_features,
+        experts_width=outline.experts_width(getattr(config, "num_experts_per_tok", None) or 1),
         quantized_at_load=outline.quantized_at_load(),
-        kv_shapes=_kv_shapes(config, max_model_len),
+        kv_shapes=outline.kv_shapes(_kv_shapes(config, max_model_len)),
         kv_format=choose_kv_format(engine.kv_dtype, dtype=dtype, device=device),
         max_model_len=max_model_len,
         rotary_contexts=rotary_contexts(config, max_model_len=max_model_len),
@@ -227,9 +254,10 @@ class _Outline:
         ends: ExpectedEnds,
         leaves_stored: bool,
         packs_experts: bool,
+        part: ExpectedPart | None,
     ) -> None:
         """`leaves_stored`: linear layers are packed from the form in the files; `packs_experts`: so
-        are experts."""
+        are experts. `part`: what the rank holds; None: everything."""
         self._model = empty.model
         self._stored_names = empty.stored_names
         self._forms = forms
@@ -237,6 +265,7 @@ class _Outline:
         self._device_type = device_type
         self._quantization = quantization
         self._ends = ends
+        self._part = part
         self._linears = decoder_linears(empty.model)
         self._absorbed = frozenset(replace_latents(empty.model, has_values=False))
         self.num_parameters = sum(parameter.numel() for parameter in empty.model.parameters())
@@ -252,6 +281,23 @@ class _Outline:
             for group in sibling_groups(self._linears)
         ]
 
+    def layout_part(self, layout: BaseLayout) -> LayoutPart:
+        return LayoutPart(layout) if self._part is None else self._part.layout_part(layout)
+
+    def kv_shapes(self, whole: list[LayerKvShape] | None) -> list[LayerKvShape] | None:
+        """The rank's, given those of the whole base."""
+        if self._part is None or whole is None:
+            return whole
+        return [self._part.kv_shape(layer, shape) for layer, shape in enumerate(whole)]
+
+    def experts_width(self, num_per_token: int) -> int:
+        """See `ExpectedBase.experts_width`."""
+        shapes = (
+            matrices_shape(module, parameter_names(module)[0])
+            for module in served_experts(self._model).values()
+        )
+        return max((num_per_token * (outs + ins) for _, outs, ins in shapes), default=0)
+
     def weights(self) -> dict[WeightKind, ExpectedWeights]:
         """By kind, without the kinds that the model does not have."""
         found = {kind: ExpectedWeights() for kind in WeightKind}
@@ -266,7 +312,7 @@ class _Outline:
             part.file_bytes += form.file_bytes
             stays = name in packed and isinstance(form.values, QuantizedWeight)
             part.num_made_dense += form.format is not None and not stays
-        for paths in sibling_groups(self._linears):
+        for paths in filter(self._holds_group, sibling_groups(self._linears)):
             self._add_group(found[_linear_kind(paths[0])], paths)
         self._add_rest(found)
         return {kind: part for kind, part in found.items() if part.formats or part.served_bytes}
@@ -315,7 +361,8 @@ class _Outline:
                 )
                 for parts in matrices
             ]
-            packed = empty_experts(forms[0], len(forms), device_type=self._device_type)
+            num_experts = self._num_experts(parameter.path, len(forms))
+            packed = empty_experts(forms[0], num_experts, device_type=self._device_type)
             if packed is not None and all(
                 isinstance(form, QuantizedWeight) and packed.accepts(form) for form in forms
             ):
@@ -359,16 +406,28 @@ class _Outline:
                 kinds.setdefault(name, WeightKind.HEAD)  # a tied one is the embedding's
         return kinds
 
+    def _holds_group(self, paths: Sequence[str]) -> bool:
+        return self._part is None or self._part.holds(paths[0])
+
     def _add_group(self, part: ExpectedWeights, paths: Sequence[str]) -> None:
         """Add the linear layers of one projection."""
         if self._absorbed.issuperset(paths):
             size = _matrix(self._linears[paths[0]])
             weight = torch.empty(size, dtype=self._dtype, device="meta")
-            self._add_linear(part, weight, LinearKind.DENSE)
+            self._add_linear(part, self._cut(paths[0], weight), LinearKind.DENSE)
             return
         group = [(path, self._linears[path]) for path in paths]
-        for values in group_weights(group, self._quantization):
+        if self._part is None:
+            weights = group_weights(group, self._quantization)
+        else:
+            cut = [self._cut(path, whole_weight(path, m, self._quantization)) for path, m in group]
+            stacked = stack_values(cut)
+            weights = cut if stacked is None else [stacked]
+        for values in weights:
             self._add_packed(part, values)
+
+    def _cut(self, path: str, weight: Values) -> Values:
+        return weight if self._part is None else self._part.weight(path, weight)
 
     def _add_packed(self, part: ExpectedWeights, values: Values) -> None:
         kind = choose_linear(values, dtype=self._dtype, device_type=self._device_type)
@@ -384,18 +443,10 @@ class _Outline:
         """Add the parameters that are no linear layer's."""
         head, table = self._model.get_output_embeddings(), self._model.get_input_embeddings()
         done = {id(p) for module in self._linears.values() for p in module.parameters()}
-        for end in self._ends.stored_once:
-            kind = WeightKind.EMBEDDING if end is self._ends.table else WeightKind.HEAD
-            self._add_linear(found[kind], end.weight, end.kind)
-            done.add(id(end.module.weight))
-        # On the CPU a plain head gets a packed copy; a table that is tied to it stays.
-        is_dense = self._ends.head is None
-        if is_dense and self._device_type == "cpu" and type(head) is nn.Linear:
-            self._add_packed(found[WeightKind.HEAD], head.weight.detach())
-            done |= {id(p) for p in head.parameters() if p is not table.weight}
+        done |= self._add_ends(found)
         packed = {p.full_name: experts.packed for p, experts in self._experts.items()}
         for path, parameter in self._model.named_parameters():
-            if id(parameter) in done:
+            if id(parameter) in done or not (self._part is None or self._part.holds(path)):
                 continue
             kind = _kind_by_name(path)
             if path in packed:
@@ -404,12 +455,57 @@ class _Outline:
                 continue
             if kind is WeightKind.EXPERTS:
                 found[kind].kernels[ExpertsKind.DENSE] += 1
+            num_bytes = self._part_bytes(path, parameter)
             if parameter is table.weight:
-                kind = WeightKind.EMBEDDING
+                kind, num_bytes = WeightKind.EMBEDDING, self._end_bytes(parameter)
             elif parameter is head.weight:
-                kind = WeightKind.HEAD
+                kind, num_bytes = WeightKind.HEAD, self._end_bytes(parameter)
                 found[kind].kernels[LinearKind.DENSE] += 1
-            found[kind].served_bytes += parameter.nbytes
+            found[kind].served_bytes += num_bytes
+
+    def _add_ends(self, found: Mapping[WeightKind, ExpectedWeights]) -> set[int]:
+        """Add the ends that are packed. Returns the parameters that are then done, by id; so are
+        those that only other stages have."""
+        head, table = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        has_table = self._part is None or self._part.has_embedding
+        has_head = self._part is None or self._part.has_head
+        done = set()
+        for end in self._ends.stored_once:
+            is_table = end is self._ends.table
+            serves = has_table or (has_head and self._ends.are_tied) if is_table else has_head
+            if serves:
+                kind = WeightKind.EMBEDDING if is_table else WeightKind.HEAD
+                rows = end.weight.rows(0, self._num_tokens(end.weight.shape[0]))
+                self._add_linear(found[kind], rows, end.kind)
+            done.add(id(end.module.weight))
+        # On the CPU a plain head gets a packed copy; a table that is tied to it stays.
+        is_dense = self._ends.head is None
+        if is_dense and self._device_type == "cpu" and type(head) is nn.Linear:
+            if has_head:
+                weight = head.weight.detach()
+                rows_of_part = weight[: self._num_tokens(len(weight))]
+                self._add_packed(found[WeightKind.HEAD], rows_of_part)
+            done |= {id(p) for p in head.parameters() if p is not table.weight}
+        if not has_table and (head.weight is not table.weight or self._device_type == "cpu"):
+            done.add(id(table.weight))
+        if not has_head and head.weight is not table.weight:
+            done |= {id(p) for p in head.parameters()}
+        return done
+
+    def _num_tokens(self, num_tokens: int) -> int:
+        return num_tokens if self._part is None else self._part.tokens(num_tokens)
+
+    def _end_bytes(self, weight: Tensor) -> int:
+        return weight[: self._num_tokens(len(weight))].nbytes
+
+    def _part_bytes(self, path: str, parameter: Tensor) -> int:
+        if self._part is None or not parameter.ndim:
+            return parameter.nbytes
+        return parameter[: self._part.rows(path, len(parameter))].nbytes
+
+    def _num_experts(self, path: str, count: int) -> int:
+        """The rank's of the experts of the module at this path."""
+        return count if self._part is None else self._part.num_experts(path, count)
 
 
 def _linear_kind(path: str) -> WeightKind:

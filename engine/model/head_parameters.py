@@ -12,8 +12,8 @@ from torch import nn
 from ..shards.rank_place import RankPlace
 from ..shards.shard_plan import Shard, ShardStyle
 
-_QUERIES = "q_proj"
-_NAMES = ("sinks",)
+QUERIES = "q_proj"
+HEAD_PARAMETERS = ("sinks",)
 """The names of such parameters: attention sinks (gpt_oss)."""
 
 
@@ -24,12 +24,12 @@ def cut_head_parameters(model: nn.Module, shards: Mapping[str, Shard], place: Ra
     """
     for path, shard in shards.items():
         parent, _, leaf = path.rpartition(".")
-        if leaf == _QUERIES and shard.style is ShardStyle.COLUMN:
+        if leaf == QUERIES and shard.style is ShardStyle.COLUMN:
             _cut(model.get_submodule(parent), place)
 
 
 def _cut(attention: nn.Module, place: RankPlace) -> None:
-    for name in _NAMES:
+    for name in HEAD_PARAMETERS:
         values = getattr(attention, name, None)
         if isinstance(values, nn.Parameter):
             count = len(values) // place.size

@@ -34,7 +34,7 @@ from ..kv.groups import LayerKvShape
 from ..shards.group_links import GroupLinks
 from ..shards.rank_place import StagePlace
 from ..shards.rank_sums import RankSums
-from ..shards.shard_plan import LinearSize, Shard, ShardPlan, plan_shards
+from ..shards.shard_plan import Shard, ShardPlan
 from ..shards.shared_heads import find_shared_heads
 from ..shards.stage_links import StageLinks
 from ..shards.stage_plan import StagePlan
@@ -62,11 +62,8 @@ from .expert_shards import ExpertShards
 from .experts import (
     MoeLayer,
     experts_parameters,
-    matrices_shape,
     pack_moe_layers,
-    parameter_names,
     replace_experts,
-    served_experts,
 )
 from .forward import ATTENTION_NAME
 from .fused_layers import FusedLayers, fuse_layers, fuses_layers
@@ -78,6 +75,7 @@ from .linear_shards import LinearShards
 from .load_quantization import LoadQuantization
 from .packed_ends import PackedEnds, model_ends, pack_ends
 from .parity_bound import parity_bound
+from .part_plan import plan_part
 from .rope import RotaryContexts, rotary_contexts
 from .rotary_tables import table_rotary
 from .row_matrix import leave_as_rows, read_whole
@@ -258,35 +256,18 @@ def _read(settings: _Settings) -> PreTrainedModel:
 def _divide(model: PreTrainedModel, settings: _Settings, links: GroupLinks) -> _Division:
     """Raises UnsupportedModel if the base cannot be divided."""
     config = settings.config
-    plan = _plan(model, config, links)
-    if settings.engine.enable_expert_parallel and not plan.experts:
-        raise UnsupportedModel(
-            f"--enable-expert-parallel is not supported for {config.model_type}: it has no experts"
-        )
+    plan = plan_part(
+        model,
+        config,
+        links.sums.place,
+        is_staged=links.stages is not None,
+        needs_experts=settings.engine.enable_expert_parallel,
+    )
     multiplies_bytes = _all_multiply_bytes(links.sums)
     shards = LinearShards(plan.linears, links.sums, multiplies_bytes=multiplies_bytes)
     num_stages = links.stages.place.num_stages if links.stages else 1
     stage_plan = plan_stages(model, config, num_stages)
     return _Division(links, plan, shards, stage_plan, replace_latents(model))
-
-
-def _plan(model: PreTrainedModel, config: Any, links: GroupLinks) -> ShardPlan:
-    """What this rank holds. A stage of one rank holds its layers whole and has nothing to exchange;
-    a group of one rank exchanges as one of several does, with itself."""
-    place = links.sums.place
-    sizes = {}
-    for path, module in decoder_linears(model).items():
-        (part,) = whole_projection([(path, module)]).slices
-        sizes[path] = LinearSize(part.in_features, part.out_features)
-    num_experts = {
-        path: matrices_shape(module, parameter_names(module)[0])[0]
-        for path, module in served_experts(model).items()
-    }
-    if links.stages and place.size == 1:
-        return ShardPlan({}, {path: range(count) for path, count in num_experts.items()})
-    # Llama 4's class names the decoder of the composite model, of which it is the text part.
-    prefix = model.base_model_prefix if model.base_model is not model else "model"
-    return plan_shards(config, prefix, sizes, place, num_experts=num_experts)
 
 
 def _all_multiply_bytes(ranks: RankSums) -> bool:

@@ -116,7 +116,11 @@ def count_expired_of_all_tenants(session: PlatformSession, now: datetime) -> int
 
 
 def purge(session: PlatformSession, now: datetime) -> int:
-    """Delete some of the responses that have expired; how many."""
+    """Delete some of the responses that have expired; how many.
+
+    One that is continued meanwhile stays: PostgreSQL waits for who extends it, and looks at the
+    outer condition again.
+    """
     oldest = (
         select(StoredResponse.id)
         .where(StoredResponse.expires_at <= now)
@@ -125,7 +129,7 @@ def purge(session: PlatformSession, now: datetime) -> int:
     )
     deleted = session.execute(
         delete(StoredResponse)
-        .where(StoredResponse.id.in_(oldest.scalar_subquery()))
+        .where(StoredResponse.id.in_(oldest.scalar_subquery()), StoredResponse.expires_at <= now)
         .returning(StoredResponse.id)
     )
     return len(deleted.all())

@@ -17,9 +17,9 @@ def test_kills_lose_no_line_and_charge_none_twice(tiny_base: Path, tmp_path: Pat
     base = tmp_path / "base"
     shutil.copytree(tiny_base, base)
     (base / PACE_FILE).write_text("0.01")  # so that the kills meet lines that run
-    assert run_with_kills(base, tmp_path / "data", num_lines=400, num_kills=4) == {
-        "lines": 400,
-        "kills": 4,
+    assert run_with_kills(base, tmp_path / "data", num_lines=200, num_kills=3) == {
+        "lines": 200,
+        "kills": 3,
         "errors": 0,
         "missing": 0,
         "repeated": 0,

@@ -79,6 +79,43 @@ def test_the_figures_of_the_engine_have_the_names_of_vllm() -> None:
     assert (labels, value) == ({"block_size": "16", "num_gpu_blocks": "100"}, 1)
 
 
+ENDPOINT_PICKER = (
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_running",
+    "vllm:kv_cache_usage_perc",
+    "vllm:lora_requests_info",
+    "vllm:cache_config_info",
+)
+"""The names in llm-d-router's `extractor/metrics/factories.go`."""
+RESIDENCY = (
+    "vllm:lora_adapter_loaded",
+    "vllm:num_gpu_loaded_lora_adapters",
+    "vllm:max_gpu_lora_adapters",
+    "vllm:lora_adapter_load_seconds",
+)
+"""Others there. One of them alone would say that no adapter is loaded."""
+PRODUCTION_STACK = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:gpu_cache_usage_perc",
+    "vllm:gpu_prefix_cache_hits_total",
+    "vllm:gpu_prefix_cache_queries_total",
+)
+"""The names in production-stack's `stats/engine_stats.py` that vLLM still has."""
+
+
+def test_routers_find_every_name_that_the_documentation_says_they_find() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and " | all" in line]
+    assert len(rows) == 2
+    samples = shown(STATS, AskedAdapters(frozenset({"a"}), frozenset()))
+    for row, names in zip(rows, (ENDPOINT_PICKER, PRODUCTION_STACK), strict=True):
+        assert all(f"`{name}`" in row for name in names)
+        assert set(names) <= samples.keys()
+    assert not samples.keys() & set(RESIDENCY)
+    assert all(f"`{name}`" in page for name in RESIDENCY)
+
+
 def test_histograms_are_ours_under_other_names() -> None:
     samples = shown(STATS)
     for name, seconds in (("time_to_first_token", 0.25), ("inter_token_latency", 0.5)):

@@ -30,7 +30,7 @@ def test_a_slower_stream_or_a_batch_that_did_not_run_is_a_missed_bar() -> None:
 
 @pytest.mark.slow
 def test_a_small_run_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--lines", "200", "--kills", "2", "--blocks", "1", "--block-seconds", "3"])
+    main(["--lines", "60", "--kills", "1", "--blocks", "1", "--block-seconds", "2"])
     found = json.loads(capsys.readouterr().out)
     assert {found["kills"][name] for name in EXACT} == {0}
     assert found["latency"]["num_gaps"]["with"] > 0

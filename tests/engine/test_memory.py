@@ -22,6 +22,7 @@ from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.memory.demands import BaseDemand, ProposerDemand
 from loraplex.engine.memory.device_memory import DeviceMemory, available_bytes
 from loraplex.engine.memory.kv_budget import MIB, KvDemand
+from loraplex.engine.memory.kv_demands import num_steps_in_flight
 from loraplex.engine.memory.plan import MemoryPlan, plan_memory
 from loraplex.engine.model.forward import run_model
 from loraplex.kernels.attention_window import AttentionWindow
@@ -307,4 +308,4 @@ def test_room_is_planned_for_the_steps_in_flight_that_a_device_has_unless_told(
     device: str, settings: dict[str, Any], expected: int
 ) -> None:
     config = EngineConfig("base", **settings)
-    assert profiling.num_steps_in_flight(config, torch.device(device)) == expected
+    assert num_steps_in_flight(config, device) == expected

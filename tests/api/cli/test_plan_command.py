@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ LOAD = {"sequences": 4, "context": 64, "adapters": 6, "active": 3, "rank": 8}
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `plan` for the CPU: exit code, stdout, stderr."""
 
-    def run(path: Path, *options: str) -> tuple[int, str, str]:
-        arguments = ("plan", str(path), "--device", "cpu", *options)
+    def run(*options: str | Path) -> tuple[int, str, str]:
+        arguments = ("plan", "--device", "cpu", *map(str, options))
         monkeypatch.setattr("sys.argv", ["loraplex", *arguments])
         try:
             code = cli.main()
@@ -92,7 +93,8 @@ def test_the_figures_are_those_of_the_model(run: Run, tiny_base: Path) -> None:
     sizes = 2 * [(64, 64), (64, 32), (64, 32), (64, 64), (64, 96), (64, 96), (96, 64)]
     assert planned["adapter_bytes"] == 4 * LOAD["rank"] * sum(map(sum, sizes))
     assert planned["host_cache_bytes"] == LOAD["adapters"] * planned["adapter_bytes"]
-    pools = planned["kv_bytes"] + planned["arena_bytes"] + planned["host_cache_bytes"]
+    names = ("kv_bytes", "arena_bytes", "host_cache_bytes", "activation_bytes")
+    pools = sum(planned[name] for name in names)
     assert planned["device_bytes"] - planned["weight_bytes"] == pytest.approx(pools / 0.9, abs=2)
 
 
@@ -106,9 +108,59 @@ def test_the_options_start_a_server_and_the_table_names_the_load(run: Run, tiny_
     assert 0 <= gib * (1 << 30) - planned["kv_bytes"] < 1100
 
 
+def test_a_configuration_alone_is_planned_as_the_whole_folder(
+    run: Run, tiny_base: Path, tmp_path: Path
+) -> None:
+    shutil.copy(tiny_base / "config.json", tmp_path)
+    whole, bare = ask(run, tiny_base), ask(run, tmp_path / "config.json")
+    assert bare.pop("options")[1:] == whole.pop("options")[1:]
+    assert bare == whole
+
+
+def test_figures_of_a_model_card_are_planned(run: Run) -> None:
+    code, out, err = run(
+        *("--params", "8b", "--layers", 32, "--hidden", 4096, "--kv-heads", 8, "--head-dim", 128),
+        *("--vocab", 128_256, "--prompt-tokens", 3000, "--output-tokens", 1096, "--json"),
+        *("--quantize", "int8", "--kv-dtype", "int8", "--sequences", 2, "--dtype", "bfloat16"),
+    )
+    assert code == ExitCode.OK, err
+    planned = json.loads(out)
+    ends = 2 * 128_256 * 4096
+    assert planned["weight_bytes"] == pytest.approx(8e9 - ends + 2 * ends, rel=0.01)
+    per_token = 2 * 32 * 8 * (128 + 2)  # a byte each, and a scale per head
+    assert planned["kv_bytes_per_token"] == per_token
+    assert planned["kv_bytes"] == 2 * 4096 * per_token
+    assert planned["options"][0] == "MODEL"
+
+
+def test_a_device_is_said_to_hold_the_load_or_not(run: Run, tiny_base: Path) -> None:
+    needed = ask(run, tiny_base)["device_bytes"]
+    fitting = ask(run, tiny_base, "--memory-gib", "1")
+    assert fitting["does_fit"] is True
+    assert fitting["max_sequences"] > LOAD["sequences"]
+    assert needed < 1 << 30
+    many = ask(run, tiny_base, "--memory-gib", "0.1", adapters=10_000)
+    assert many["does_fit"] is False
+    assert many["max_sequences"] == 0
+    code, out, _ = run(tiny_base, *options_of(**LOAD), "--memory-gib", "1")
+    assert code == ExitCode.OK
+    assert "The load fits into 1.0 GiB." in out
+
+
+def test_the_options_of_ranks_are_those_of_the_server(run: Run, tiny_base: Path) -> None:
+    ranks = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--kv-dtype", "int8")
+    planned = ask(run, tiny_base, *ranks)
+    assert [planned["options"][at] for at in (1, 3, 5)] == ["--kv-dtype", *ranks[0:4:2]]
+    code, out, _ = run(tiny_base, *ranks, *options_of(**LOAD))
+    assert code == ExitCode.OK
+    assert "There are 4 ranks; all sizes are of the rank that needs most." in out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--params", "8b"), "Give a model or --params, and not both"),
+        (("--prompt-tokens", "8"), "is the sum of --prompt-tokens and --output-tokens"),
         (("--context", "100000"), "The longest sequence of this model has"),
         (("--target", "nothing"), "No layer is called nothing. There are down_proj,"),
     ],

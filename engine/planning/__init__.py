@@ -1,0 +1,1 @@
+"""What a base and a load would need, before either is there."""

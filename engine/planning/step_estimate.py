@@ -1,0 +1,75 @@
+"""What a full step takes on a device besides pools and weights, before it can be measured."""
+
+from __future__ import annotations
+
+from ..config import EngineConfig
+from ..execution.decode_graphs import max_rows
+from ..execution.decode_inputs import DecodeLayout
+from ..execution.graph_bytes import fixed_graph_bytes
+from ..execution.profiling import PROFILE_CONTEXT
+from ..memory.kv_demands import kv_groups
+from ..model.expected_base import ExpectedBase
+
+_RESIDUALS = 4
+"""Tensors of `[rows, hidden size]` beside the widest layer: the tokens' embeddings, the residual
+before and after it, and its normed input."""
+
+
+def activation_bytes(config: EngineConfig, base: ExpectedBase) -> int:
+    """Of the step that a start measures: the last chunk of a long prompt.
+
+    On the CPU it reads gathered keys and values of the whole context, and a product in a dtype
+    below fp32 is in fp32 first.
+    """
+    context = min(base.max_model_len, PROFILE_CONTEXT)
+    num_tokens = min(config.max_num_batched_tokens, context)
+    num_logits = min(config.max_kept_rows, num_tokens)
+    step = max(_layer_bytes(base, num_tokens), _logits_bytes(base, num_logits))
+    states = sum(shape.num_bytes for layer in base.kv_shapes or () for shape in layer.states)
+    return step + _gathered_bytes(base, context) + config.max_num_seqs * states
+
+
+def graph_bytes(config: EngineConfig, base: ExpectedBase) -> int:
+    """Of captured decode steps; 0 where none is captured: on the CPU, and with states."""
+    assert base.kv_shapes is not None, "known without values"
+    has_states = any(layer.states for layer in base.kv_shapes)
+    if base.device_type != "cuda" or config.enforce_eager or has_states:
+        return 0
+    num_rows = max_rows(config)
+    layout = DecodeLayout(
+        kv_groups(config, base.kv_shapes, max_model_len=base.max_model_len),
+        config.kv_block_size,
+        num_rows,
+        base.max_model_len,
+        has_rotary_rows=base.rotary_contexts.has_tables,
+    )
+    step = max(_layer_bytes(base, num_rows), _logits_bytes(base, num_rows))
+    return step + fixed_graph_bytes(
+        config,
+        layout,
+        vocab_size=base.vocab_size,
+        num_layers=len(base.kv_shapes),
+        has_adapters=True,
+    )
+
+
+def _layer_bytes(base: ExpectedBase, num_tokens: int) -> int:
+    """Of the layer that takes most: its input, its result and half as much again, of a gated
+    activation or of turned queries and keys."""
+    size = base.dtype.itemsize
+    per_output = 4 + size if base.device_type == "cpu" and size < 4 else 1.5 * size
+    width = base.widest_result
+    return int(num_tokens * (_RESIDUALS * base.hidden_size * size + width * per_output))
+
+
+def _logits_bytes(base: ExpectedBase, num_rows: int) -> int:
+    """In the serving dtype, and in fp32."""
+    size = base.dtype.itemsize
+    return num_rows * base.vocab_size * (size if size == 4 else size + 4)
+
+
+def _gathered_bytes(base: ExpectedBase, context: int) -> int:
+    if base.device_type != "cpu":
+        return 0
+    widths = [layer.num_heads * sum(layer.stored_dims) for layer in base.kv_shapes or ()]
+    return context * max(widths, default=0) * base.dtype.itemsize
