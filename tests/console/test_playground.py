@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from loraplex.api.demo.task import Style, held_out_requests
 from support.accessibility import grave_violations
@@ -19,7 +19,7 @@ from support.hostile_texts import hostile_texts
 from support.seeded import Seeded
 
 CHATS = "**/v1/chat/completions"
-REQUEST = held_out_requests(1)[0]
+ASKED = held_out_requests(1)[0]
 MARKDOWN = """# Steps
 
 Use **care**, [read](https://docs.example/a) and ![chart](https://hostile.invalid/p.png?said=secret).
@@ -65,12 +65,18 @@ def page(owner: Visitor) -> Iterator[Page]:
     owner.page.unroute(CHATS)
 
 
-def ask(page: Page, prompt: str = REQUEST.prompt) -> dict[str, Any]:
+def ask(page: Page, prompt: str = ASKED.prompt) -> dict[str, Any]:
     """Send the prompt; the body of the request."""
     page.get_by_label("Prompt", exact=True).fill(prompt)
     with page.expect_request(CHATS) as asked:
         page.keyboard.press("Enter")
-    return dict(asked.value.post_data_json)
+    return body_of(asked.value)
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    body = request.post_data_json
+    assert isinstance(body, dict)
+    return body
 
 
 def answered(owner: Visitor, num_turns: int = 1) -> None:
@@ -230,7 +236,7 @@ def test_a_prompt_can_be_edited_and_an_answer_made_again(owner: Visitor, page: P
     answer_with(page, {"content": "other"})
     with page.expect_request(CHATS) as again:
         page.get_by_role("button", name="Regenerate").click()
-    assert again.value.post_data_json == second
+    assert body_of(again.value) == second
     answered(owner, 2)
     expect(page.locator(".turn-reply").last).to_have_text("other")
 
@@ -238,7 +244,7 @@ def test_a_prompt_can_be_edited_and_an_answer_made_again(owner: Visitor, page: P
     page.get_by_label("Edit the prompt").fill("three")
     with page.expect_request(CHATS) as edited:
         page.get_by_role("button", name="Ask again").click()
-    assert edited.value.post_data_json["messages"] == [{"role": "user", "content": "three"}]
+    assert body_of(edited.value)["messages"] == [{"role": "user", "content": "three"}]
     answered(owner, 1)
     expect(page.locator(".turn-prompt")).to_have_text("three")
 
@@ -276,7 +282,7 @@ def test_the_results_of_called_tools_are_sent_back(owner: Visitor, page: Page) -
     with page.expect_request(CHATS) as sent:
         page.get_by_role("button", name="Send results").click()
     function = {"name": "weather", "arguments": '{"city":"Oslo"}'}
-    assert sent.value.post_data_json["messages"] == [
+    assert body_of(sent.value)["messages"] == [
         {"role": "user", "content": "Oslo?"},
         {
             "role": "assistant",
@@ -296,7 +302,7 @@ def test_tokens_are_shown_with_the_probabilities_that_the_api_gives(
     ask(page)
     answered(owner)
     completion = seeded.callers["acme"].openai.chat.completions.create(
-        model="sql", messages=[{"role": "user", "content": REQUEST.prompt}],
+        model="sql", messages=[{"role": "user", "content": ASKED.prompt}],
         max_tokens=256, temperature=0, logprobs=True, top_logprobs=5,
     )  # fmt: skip
     logprobs = completion.choices[0].logprobs
@@ -306,7 +312,7 @@ def test_tokens_are_shown_with_the_probabilities_that_the_api_gives(
     expect(options).to_have_count(len(logprobs.content))
     tokens = options.evaluate_all("all => all.map(one => one.textContent)")
     assert tokens == [token.token for token in logprobs.content]
-    assert "".join(tokens).strip() == REQUEST.answer(Style.SQL)
+    assert "".join(tokens).strip() == ASKED.answer(Style.SQL)
     labels = options.evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
     shown = [float(label.rpartition(", ")[2].removesuffix(" %")) for label in labels]
     assert shown == pytest.approx(
