@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from loraplex.api.demo.manifest import WEIGHTS
+from support.accessibility import grave_violations
 from support.classifiers import name_labels, save_classifier
 from support.console import Visitor
 from support.seeded import Seeded
@@ -83,3 +84,4 @@ def test_a_classifier_is_called_at_its_own_route(
     text = page.get_by_role("region", name="Code, curl")
     expect(text).to_contain_text("/v1/chat/completions")
     expect(text).to_contain_text(f'"model": "{BOT}@1"')
+    assert grave_violations(page) == []
