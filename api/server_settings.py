@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from ..engine.config import EngineConfig
-from ..engine.option import unset_meaning
+from ..engine.option import options_of, unset_meaning
 from ..platform.database import database_name
 from .contract.openapi_shapes import field_meanings
-from .settings import Settings, Source, environment_variable
+from .settings import Origin, Settings, Source, environment_variable
 
 _FILES = {
     "secret": "secret",
@@ -33,7 +33,13 @@ class Setting(NamedTuple):
     name: str
     value: str | None
     source: Source
+    origin: str | None
+    """As the user wrote it: the flag, the variable, or the place in a file."""
+    flag: str | None
+    variable: str | None
     description: str
+    unset: str | None
+    """What applies while it has no value."""
 
 
 def list_settings_in_force(settings: Settings, engine_config: EngineConfig) -> list[Setting]:
@@ -43,35 +49,59 @@ def list_settings_in_force(settings: Settings, engine_config: EngineConfig) -> l
 
 def _platform(settings: Settings) -> Iterator[Setting]:
     for name, field in Settings.model_fields.items():
-        value = getattr(settings, name)
-        source: Source = "default"
+        value, variable = getattr(settings, name), environment_variable(name)
+        origin = Origin("default", "")
         if name in settings.origins:
-            source = settings.origins[name].source
+            origin = settings.origins[name]
         elif name in settings.model_fields_set:
-            source = "environment"
-        elif name in _FILES and (settings.data_dir / _FILES[name]).exists():
-            value, source = SecretStr("in the file"), "file"
-        meaning = _meaning(field.description or "", field.metadata)
-        yield Setting(environment_variable(name), _shown(name, value), source, meaning)
+            origin = Origin("environment", variable)
+        elif name in _FILES and (file := settings.data_dir / _FILES[name]).exists():
+            value, origin = SecretStr("in the file"), Origin("file", str(file))
+        yield _setting(
+            variable,
+            _shown(name, value),
+            origin,
+            flag=_flag(Settings, name),
+            variable=variable,
+            description=field.description or "",
+            marks=field.metadata,
+        )
 
 
 def _engine(settings: Settings, config: EngineConfig) -> Iterator[Setting]:
     meanings = field_meanings(EngineConfig)
     hints = get_type_hints(EngineConfig, include_extras=True)
     for field in dataclasses.fields(EngineConfig):
-        value = getattr(config, field.name)
-        source: Source = "default"
-        if field.name in settings.origins:
-            source = settings.origins[field.name].source
-        marks = getattr(hints[field.name], "__metadata__", ())
-        meaning = _meaning(meanings[field.name], marks)
-        yield Setting(f"engine.{field.name}", _shown(field.name, value), source, meaning)
+        flag = _flag(EngineConfig, field.name)
+        yield _setting(
+            f"engine.{field.name}",
+            _shown(field.name, getattr(config, field.name)),
+            settings.origins.get(field.name, Origin("default", "")),
+            flag=flag,
+            variable=environment_variable(flag.removeprefix("--")) if flag else None,
+            description=meanings[field.name],
+            marks=getattr(hints[field.name], "__metadata__", ()),
+        )
 
 
-def _meaning(description: str, marks: Iterable[object]) -> str:
-    unset = unset_meaning(marks)
-    default = f" Default: {unset}." if unset else ""
-    return " ".join(description.split()) + default
+def _setting(
+    name: str,
+    value: str | None,
+    origin: Origin,
+    *,
+    flag: str | None,
+    variable: str | None,
+    description: str,
+    marks: Iterable[object],
+) -> Setting:
+    where = None if origin.source == "default" else origin.name
+    meaning, unset = " ".join(description.split()), unset_meaning(marks)
+    return Setting(name, value, origin.source, where, flag, variable, meaning, unset)
+
+
+def _flag(config: type, field: str) -> str | None:
+    option = options_of(config).get(field)
+    return option.flag(field) if option else None
 
 
 def _shown(name: str, value: Any) -> str | None:

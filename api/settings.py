@@ -230,10 +230,6 @@ class Settings(BaseSettings):
         """Child processes run in other folders."""
         return value.expanduser().absolute()
 
-    @field_validator(
-        *("trusted_proxies", "metrics_networks", "replica_addresses"),
-        *("webhook_hosts", "webhook_networks"),
-        mode="before",
     @field_validator("oidc_issuer")
     @classmethod
     def _check_issuer(cls, value: str | None) -> str | None:
@@ -251,7 +247,9 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        *("trusted_proxies", "metrics_networks", "replica_addresses", "oidc_scopes"), mode="before"
+        *("trusted_proxies", "metrics_networks", "replica_addresses", "oidc_scopes"),
+        *("webhook_hosts", "webhook_networks"),
+        mode="before",
     )
     @classmethod
     def _split_list(cls, value: object) -> object:

@@ -150,7 +150,7 @@ class EngineConfig:
     max_num_batched_tokens: Annotated[int, Option(minimum=1)] = 1024
     """Maximum tokens in a step."""
     kv_block_size: int = 0
-    """Tokens of a KV block; 0: BLOCK_SIZE or QUANTIZED_BLOCK_SIZE, by `kv_dtype`."""
+    """Tokens of a KV block; 0: chosen by `kv_dtype`."""
     enforce_eager: Annotated[bool, Option()] = False
     """Disable CUDA graphs."""
     async_scheduling: Annotated[bool | None, Option(has_negation=True), Unset("on a GPU")] = None
@@ -164,7 +164,7 @@ class EngineConfig:
     arena_bytes: Annotated[
         int | None,
         Option(name="arena_gib", unit=GIB, minimum=0.001),
-        Unset("1/4 of the memory after the weights, on the CPU at most 1"),
+        Unset("1/4 of the memory after the weights, on the CPU at most 1 GiB"),
     ] = None
     """Device memory for adapters."""
     kv_cache_bytes: Annotated[

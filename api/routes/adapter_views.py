@@ -106,6 +106,7 @@ def summary_view(row: AdapterSummary, tiers: Mapping[AdapterKey, Tier]) -> Adapt
         latest_version=row.latest.number,
         state=row.latest.state,
         aliases=row.aliases,
+        canaries={alias: CanaryView(*canary) for alias, canary in row.canaries.items()},
         task=_task(report),
         rank=report.get("max_rank") or None,
         bytes=int(row.num_bytes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...adapters.disk_cache import CachedFile, file_name
@@ -27,11 +28,11 @@ class PlatformMemoryViews:
     """Everything, by name."""
 
     def __init__(self, contents: Iterable[LiveContent], slugs: Mapping[str, str]) -> None:
-        """`slugs` by tenant id. Of a content with several names the first counts."""
+        """`contents` by name, as they are named; `slugs` by tenant id."""
         self._slugs = slugs
-        self._contents: dict[AdapterKey, LiveContent] = {}
+        self._contents: defaultdict[AdapterKey, list[LiveContent]] = defaultdict(list)
         for content in contents:
-            self._contents.setdefault(content.key, content)
+            self._contents[content.key].append(content)
         self._files = {file_name(key): key for key in self._contents}
 
     def server(self, seen: SeenMap) -> ServerMemoryView:
@@ -87,13 +88,14 @@ class PlatformMemoryViews:
         )
 
     def _extent(self, use: ExtentUse, offset: int | None, order: int | None) -> ExtentView:
-        adapter, version = self._name(use.key)
+        adapter, version, names = self._name(use.key)
         return ExtentView(
             offset=offset,
             bytes=use.num_bytes,
             tenant=self._tenant(use.key.tenant_id),
             adapter=adapter,
             version=version,
+            names=names,
             digest=use.key.digest,
             state=use.state,
             pinned=use.is_pinned,
@@ -118,20 +120,25 @@ class PlatformMemoryViews:
     def _cached(
         self, key: AdapterKey, num_bytes: int, is_pinned: bool, num_leases: int
     ) -> CachedAdapterView:
-        adapter, version = self._name(key)
+        adapter, version, names = self._name(key)
         return CachedAdapterView(
             tenant=self._tenant(key.tenant_id),
             adapter=adapter,
             version=version,
+            names=names,
             digest=key.digest,
             bytes=num_bytes,
             pinned=is_pinned,
             leases=num_leases,
         )
 
-    def _name(self, key: AdapterKey | None) -> tuple[str | None, int | None]:
-        found = None if key is None else self._contents.get(key)
-        return (None, None) if found is None else (found.adapter_name, found.number)
+    def _name(self, key: AdapterKey | None) -> tuple[str | None, int | None, list[str]]:
+        """The first adapter and version with this content, and all of them."""
+        found = [] if key is None else self._contents.get(key, [])
+        if not found:
+            return None, None, []
+        names = [f"{content.adapter_name}@{content.number}" for content in found]
+        return found[0].adapter_name, found[0].number, names
 
     def _tenant(self, tenant_id: str) -> str:
         return self._slugs.get(tenant_id, "")

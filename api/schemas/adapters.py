@@ -141,6 +141,8 @@ class AdapterSummaryView(AnswerModel):
     state: str
     """State of the latest version, which `rank` and `effect` also describe."""
     aliases: Mapping[str, int]
+    canaries: Mapping[str, CanaryView]
+    """Canaries of the split aliases."""
     task: Task
     """`classify` if the latest version is a classifier, else `generate`."""
     rank: int | None

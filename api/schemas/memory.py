@@ -22,8 +22,11 @@ class ExtentView(AnswerModel):
     bytes: int
     tenant: str
     adapter: str | None
-    """Null, like the version, if the adapter was just deleted."""
+    """Null, like the version, if the adapter was just deleted. Of several with this content, the
+    first by name."""
     version: int | None
+    names: Sequence[str]
+    """Every version with this content, as `name@version`."""
     digest: str
     state: str
     """`leased` by running requests, `idle`, or `loading`."""
@@ -57,6 +60,8 @@ class KvUseView(AnswerModel):
     adapter: str | None
     """Null for the base model, like the version."""
     version: int | None
+    names: Sequence[str]
+    """Every version with this content, as `name@version`."""
     blocks: int
 
 
@@ -84,6 +89,8 @@ class CachedAdapterView(AnswerModel):
     tenant: str
     adapter: str | None
     version: int | None
+    names: Sequence[str]
+    """Every version with this content, as `name@version`."""
     digest: str
     bytes: int
     pinned: bool

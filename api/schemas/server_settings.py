@@ -16,4 +16,12 @@ class SettingView(AnswerModel):
     value: str | None
     """Null: not set. For a secret, `set` or `not set`."""
     source: Literal["default", "environment", "file", "flag"]
+    origin: str | None
+    """The flag, the variable, or the place in a file that gives the value; null: the default."""
+    flag: str | None
+    """The option of `loraplex serve` that sets it."""
+    variable: str | None
+    """The environment variable that sets it."""
     description: str
+    unset: str | None
+    """What applies while it is not set."""

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, Subquery, and_, func, literal, or_, select, tuple_
+from sqlalchemy.orm import aliased
 
 from ...adapters.identity import AdapterKey
 from ..base import UtcDateTime
@@ -66,6 +67,8 @@ class AdapterSummary(NamedTuple):
     last_used_at: datetime | None
     p95_ms: float | None
     aliases: dict[str, int]
+    canaries: dict[str, tuple[int, float]]
+    """Of the split aliases: the version that gets a part of the requests, and the percentage."""
     contents: list[AdapterKey]
     """The contents of its versions."""
     cursor: str
@@ -86,7 +89,7 @@ def list_summaries(
     listing = _Listing(query)
     rows = session.execute(listing.select(after).limit(limit)).all()
     ids = [row[0].id for row in rows]
-    versions, aliases = _versions_of(session, ids), _aliases(session, ids)
+    versions, targets = _versions_of(session, ids), _aliases(session, ids)
     uses = _uses_of(session, rows)
     return [
         AdapterSummary(
@@ -98,7 +101,12 @@ def list_summaries(
             num_requests=use.num_requests if use else 0,
             last_used_at=use.last_used_at if use else None,
             p95_ms=use.p95_ms if use else None,
-            aliases=aliases[adapter.id],
+            aliases={target.alias: target.number for target in targets[adapter.id]},
+            canaries={
+                target.alias: (target.canary, target.percent)
+                for target in targets[adapter.id]
+                if target.canary is not None and target.percent is not None
+            },
             contents=[AdapterKey(v.tenant_id, v.digest) for v in versions[adapter.id]],
             cursor=listing.cursor(key, adapter, slug),
         )
@@ -230,18 +238,35 @@ def _conditions(query: AdapterQuery) -> list[ColumnElement[bool]]:
     return conditions
 
 
+class _Target(NamedTuple):
+    """What an alias means."""
+
+    alias: str
+    number: int
+    canary: int | None
+    percent: float | None
+
+
 def _aliases(
     session: TenantSession | PlatformSession, ids: Sequence[str]
-) -> dict[str, dict[str, int]]:
+) -> dict[str, list[_Target]]:
+    canary = aliased(AdapterVersion)
     query = (
-        select(AdapterAlias.adapter_id, AdapterAlias.name, AdapterVersion.number)
+        select(
+            AdapterAlias.adapter_id,
+            AdapterAlias.name,
+            AdapterVersion.number,
+            canary.number,
+            AdapterAlias.canary_percent,
+        )
         .join(AdapterVersion, AdapterVersion.id == AdapterAlias.version_id)
+        .outerjoin(canary, canary.id == AdapterAlias.canary_version_id)
         .where(AdapterAlias.adapter_id.in_(ids))
         .order_by(AdapterAlias.name)
     )
-    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for adapter_id, alias, number in session.execute(query):
-        found[adapter_id][alias] = number
+    found: defaultdict[str, list[_Target]] = defaultdict(list)
+    for adapter_id, alias, number, other, percent in session.execute(query):
+        found[adapter_id].append(_Target(alias, number, other, percent))
     return found
 
 

@@ -77,6 +77,8 @@ def test_a_split_alias_shows_its_canary_everywhere(owner: Caller) -> None:
     shown = owner.http.get("/v1/adapters/bot").json()
     assert shown["aliases"] == {"prod": 1}
     assert shown["canaries"] == {"prod": {"version": 2, "percent": 12.5}}
+    (listed,) = owner.http.get("/v1/adapters").json()["data"]
+    assert (listed["aliases"], listed["canaries"]) == (shown["aliases"], shown["canaries"])
 
 
 def test_the_same_request_id_meets_the_same_version_and_both_are_met(owner: Caller) -> None:

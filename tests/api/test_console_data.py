@@ -124,6 +124,7 @@ def test_a_map_shows_an_operator_everything_and_a_tenant_its_own(
 ) -> None:
     other = make_caller()
     other.push(adapters[1], "theirs")
+    other.push(adapters[1], "again")
     (seen,) = admin.get("/admin/memory").json()["servers"]
     assert any("adapter arena" in line for line in seen["plan"])
     device = seen["device"]
@@ -131,7 +132,9 @@ def test_a_map_shows_an_operator_everything_and_a_tenant_its_own(
     by_tenant = {extent["tenant"]: extent for extent in device["extents"]}
     assert {"console-busy", other.slug} <= set(by_tenant)
     mine = by_tenant["console-busy"]
-    assert (mine["adapter"], mine["version"]) == ("bot", 1)
+    assert (mine["adapter"], mine["version"], mine["names"]) == ("bot", 1, ["bot@1"])
+    shared = by_tenant[other.slug]
+    assert (shared["adapter"], shared["names"]) == ("again", ["again@1", "theirs@1"])
     assert (mine["state"], mine["leases"]) == ("idle", 0)
     ends = [(extent["offset"], extent["offset"] + extent["bytes"]) for extent in device["extents"]]
     assert all(end <= begin for (_, end), (begin, _) in pairwise(ends))
@@ -160,14 +163,23 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not(
     found = {entry["name"]: entry for entry in answer.json()["data"]}
     pins = found["LORAPLEX_MAX_PINS"]
     assert (pins["value"], pins["source"]) == ("2", "environment")
+    assert pins["origin"] == pins["variable"] == "LORAPLEX_MAX_PINS"
     name = found["LORAPLEX_SERVED_MODEL_NAME"]
     assert (name["value"], name["source"]) == ("tiny", "flag")
-    assert found["LORAPLEX_STALE_SECONDS"]["source"] == "default"
+    assert name["origin"] == name["flag"] == "--served-model-name"
+    assert name["variable"] == "LORAPLEX_SERVED_MODEL_NAME"
+    stale = found["LORAPLEX_STALE_SECONDS"]
+    assert (stale["source"], stale["origin"]) == ("default", None)
     secret = found["LORAPLEX_SECRET"]
     assert (secret["value"], secret["source"]) == ("set", "file")
+    assert secret["origin"].endswith("/secret")
     assert found["LORAPLEX_SECRET_PREVIOUS"]["value"] == "not set"
     assert found["engine.num_threads"]["value"] == "1"
     assert found["engine.max_num_seqs"]["source"] == "default"
+    window = found["engine.attention_window"]
+    assert (window["value"], window["unset"]) == (None, "all")
+    memory = found["engine.memory_bytes"]
+    assert (memory["flag"], memory["variable"]) == ("--memory-gib", "LORAPLEX_MEMORY_GIB")
     assert [entry["name"] for entry in found.values() if not entry["description"]] == []
     assert server.settings.load_secrets()[0].hex() not in answer.text
 

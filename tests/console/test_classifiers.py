@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+
 import pytest
 from playwright.sync_api import Page, expect
 
 from loraplex.api.demo.manifest import WEIGHTS
+from support.accessibility import grave_violations
 from support.classifiers import name_labels, save_classifier
 from support.console import Visitor
 from support.seeded import Seeded
@@ -68,3 +72,21 @@ def test_the_playground_suggests_no_classifier_and_says_why(operator: Visitor, p
     page.get_by_label("Prompt", exact=True).fill("Rain again")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("classifier_only")
+
+
+def test_a_classifier_is_called_at_its_own_route(
+    operator: Visitor, page: Page, seeded: Seeded, labellers: str
+) -> None:
+    operator.open(f"/adapters/{TENANT}/{CLASSIFIER}/call")
+    code = page.get_by_role("region", name="Code, curl").inner_text()
+    assert "/v1/classify" in code
+    key = next(one.key for one in seeded.server.callers if one.slug == labellers)
+    shell = code.replace("YOUR_API_KEY", key).replace("curl", "curl -s", 1)
+    answer = subprocess.run(["bash", "-c", shell], capture_output=True, check=True)
+    assert json.loads(answer.stdout)["data"][0]["label"] in ("sport", "weather")
+    operator.open(f"/adapters/{TENANT}/{BOT}/call")
+    page.get_by_label("Model", exact=True).select_option(f"{BOT}@1")
+    text = page.get_by_role("region", name="Code, curl")
+    expect(text).to_contain_text("/v1/chat/completions")
+    expect(text).to_contain_text(f'"model": "{BOT}@1"')
+    assert grave_violations(page) == []

@@ -41,6 +41,7 @@ def visitor(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def page(visitor: Visitor) -> Iterator[Page]:
     visitor.open("/playground")
+    visitor.page.get_by_role("button", name="Text", exact=True).click()
     yield visitor.page
     visitor.page.unroute(CHATS)
 

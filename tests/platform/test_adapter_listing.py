@@ -111,7 +111,7 @@ def test_a_row_has_what_belongs_to_its_adapter(filled: Database, acme: Tenant) -
     assert first.last_used_at == NOON + timedelta(hours=1)
     assert (second.num_versions, second.latest.number) == (2, 2)
     assert second.latest.state is VersionState.REJECTED
-    assert second.aliases == {"prod": 1}
+    assert (second.aliases, second.canaries) == ({"prod": 1}, {})
     assert len(second.contents) == 2
     assert (second.num_requests, second.last_used_at, second.p95_ms) == (0, None, None)
 

@@ -25,8 +25,9 @@ export function extentKey(extent: Extent): string {
   return `${extent.tenant} ${extent.digest}`;
 }
 
-export function extentName(extent: { adapter: string | null; version: number | null; digest: string }): string {
-  return extent.adapter === null ? extent.digest.slice(0, 12) : `${extent.adapter}@${extent.version}`;
+/** The names of the versions with this content; the digest of one that was just deleted. */
+export function extentName(extent: { names: readonly string[]; digest: string }): string {
+  return extent.names.join(", ") || extent.digest.slice(0, 12);
 }
 
 /** When it goes if room is needed: 1 is the first; null stays. */

@@ -3,7 +3,7 @@
 import { useEffect, useRef, type ReactNode } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { stacked } from "../lib/series.ts";
+import { alone, stacked, type Figures } from "../lib/series.ts";
 import { seriesColor, type ChartProps } from "./chart.tsx";
 
 interface PlotProps extends ChartProps {
@@ -83,7 +83,8 @@ function optionsOf(element: HTMLElement, current: { current: PlotProps }): uPlot
 }
 
 function seriesOf(kind: PlotProps["kind"], stroke: string): uPlot.Series {
-  const line = { stroke, width: 1.5, points: { show: false }, spanGaps: false };
+  const points = { show: false, size: 5, fill: stroke, filter: withoutLine };
+  const line = { stroke, width: 1.5, points, spanGaps: false };
   if (kind === "bars") {
     const paths = uPlot.paths.bars?.({ size: [0.7, 48] });
     return { ...line, fill: stroke, width: 0, ...(paths && { paths }) };
@@ -91,6 +92,11 @@ function seriesOf(kind: PlotProps["kind"], stroke: string): uPlot.Series {
   if (kind === "stack") return { ...line, fill: stroke, width: 0 };
   if (kind === "area") return { ...line, fill: translucent(stroke) };
   return line;
+}
+
+/** A single figure has no line: it is drawn as a point. */
+function withoutLine(self: uPlot, series: number): number[] {
+  return alone(self.data[series] as Figures);
 }
 
 function axesOf(

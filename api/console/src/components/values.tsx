@@ -57,6 +57,25 @@ export function State({ state }: { state: string | null | undefined }): ReactNod
   return <Badge tone={toneOf(state)}>{state.replaceAll("_", " ")}</Badge>;
 }
 
+/** What each alias means, with the part of its requests that goes to another version: `prod → 1, 10 % → 2`. */
+export function AliasTargets({ aliases, canaries }: {
+  aliases: Readonly<Record<string, number>>;
+  canaries: Readonly<Record<string, { version: number; percent: number }>>;
+}): ReactNode {
+  return (
+    <span className="row tight">
+      {Object.entries(aliases).map(([alias, version]) => {
+        const canary = canaries[alias];
+        return (
+          <Badge key={alias} tone="accent">
+            {alias} → {version}{canary && `, ${canary.percent} % → ${canary.version}`}
+          </Badge>
+        );
+      })}
+    </span>
+  );
+}
+
 interface MeterProps {
   value: number;
   max: number;

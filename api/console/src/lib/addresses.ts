@@ -6,6 +6,12 @@ export function addressOf(tenant: string, adapter: string, ...part: string[]): s
   return join("adapters", tenant, adapter, ...part);
 }
 
+/** Of an adapter's page about one version, which is named `name@number`. */
+export function versionAddress(tenant: string, version: string): string {
+  const at = version.lastIndexOf("@");
+  return `${addressOf(tenant, version.slice(0, at))}?version=${encodeURIComponent(version.slice(at + 1))}`;
+}
+
 export function tenantAddress(slug: string): string {
   return join("tenants", slug);
 }

@@ -2,20 +2,36 @@
 
 import { send } from "../api/client.ts";
 import { ApiError, type ErrorBody } from "../api/errors.ts";
+import type { components } from "../api/schema.ts";
 import { eventsOf } from "./sse.ts";
 
-export interface Message {
-  role: "system" | "user" | "assistant";
-  content: string;
+export type Token = components["schemas"]["ChatLogprob"];
+
+export interface ToolCall {
+  id: string;
+  name: string;
+  /** JSON, as far as it has come. */
+  arguments: string;
 }
 
-export interface Question {
-  model: string;
-  messages: Message[];
-  maxTokens: number;
-  temperature: number;
-  /** The tenant on whom an operator acts. */
-  tenant: string | null;
+export interface CallMessage {
+  id: string;
+  type: "function";
+  function: { name: string; arguments: string };
+}
+
+export interface Message {
+  role: "system" | "user" | "assistant" | "tool";
+  content: string | null;
+  tool_calls?: CallMessage[];
+  tool_call_id?: string;
+}
+
+/** The body of the request, but for how the answer is delivered. */
+export interface ChatRequest {
+  readonly model: string;
+  readonly messages: readonly Message[];
+  readonly [field: string]: unknown;
 }
 
 /** How the answer was served, as its headers say. */
@@ -28,14 +44,23 @@ export interface Served {
   waitMs: number | null;
 }
 
-export interface Reply {
+/** One of the answers of a request. */
+export interface Choice {
   /** What the model thought before the answer; empty without reasoning. */
   reasoning: string;
   text: string;
+  toolCalls: ToolCall[];
+  /** With their probabilities; empty unless asked for. */
+  tokens: Token[];
+  finishReason: string | null;
+}
+
+export interface Reply {
+  /** At least one. */
+  choices: readonly [Choice, ...Choice[]];
   /** The pinned name that answered; the base's own name without an adapter. */
   model: string | null;
   served: Served | null;
-  finishReason: string | null;
   promptTokens: number | null;
   outputTokens: number | null;
   /** From asking to the first text, reasoning included, as it is seen here. */
@@ -44,33 +69,49 @@ export interface Reply {
   totalMs: number;
 }
 
+export const NO_CHOICE: Choice = { reasoning: "", text: "", toolCalls: [], tokens: [], finishReason: null };
+
 export const NO_REPLY: Reply = {
-  reasoning: "",
-  text: "",
+  choices: [NO_CHOICE],
   model: null,
   served: null,
-  finishReason: null,
   promptTokens: null,
   outputTokens: null,
   firstTokenMs: null,
   totalMs: 0,
 };
 
+interface Delta {
+  content?: string | null;
+  reasoning_content?: string | null;
+  tool_calls?: { index: number; id?: string; function?: { name?: string | null; arguments?: string | null } }[];
+}
+
+interface ChunkChoice {
+  index?: number;
+  delta?: Delta;
+  finish_reason?: string | null;
+  logprobs?: { content?: Token[] | null } | null;
+}
+
 interface Chunk {
   model?: string;
-  choices?: { delta?: { content?: string | null; reasoning_content?: string | null }; finish_reason?: string | null }[];
+  choices?: ChunkChoice[];
   usage?: { prompt_tokens: number; completion_tokens: number } | null;
   error?: ErrorBody;
 }
 
-/** Ask, and give the reply as far as it has come. Throws ApiError; AbortError when it is stopped. */
-export async function* ask(question: Question, signal: AbortSignal): AsyncGenerator<Reply> {
+/**
+ * Ask in the name of `tenant`, and give the reply as far as it has come.
+ * Throws ApiError; AbortError when it is stopped.
+ */
+export async function* ask(request: ChatRequest, tenant: string | null, signal: AbortSignal): AsyncGenerator<Reply> {
   const started = performance.now();
   const response = await send("/v1/chat/completions", {
     method: "POST",
     headers: new Headers({ "content-type": "application/json", accept: "text/event-stream" }),
-    body: JSON.stringify(bodyOf(question)),
-    tenant: question.tenant,
+    body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } }),
+    tenant,
     signal,
   });
   let reply: Reply = { ...NO_REPLY, served: servedBy(response.headers) };
@@ -82,17 +123,6 @@ export async function* ask(question: Question, signal: AbortSignal): AsyncGenera
     yield reply;
   }
   throw new ApiError(0, { code: "stream_broken", message: "The answer ended early." });
-}
-
-function bodyOf(question: Question): object {
-  return {
-    model: question.model,
-    messages: question.messages,
-    max_tokens: question.maxTokens,
-    temperature: question.temperature,
-    stream: true,
-    stream_options: { include_usage: true },
-  };
 }
 
 function servedBy(headers: Headers): Served {
@@ -113,20 +143,43 @@ function servedBy(headers: Headers): Served {
 /** The reply with one more chunk. Throws ApiError for a chunk that says what went wrong. */
 export function extend(reply: Reply, chunk: Chunk, elapsedMs: number): Reply {
   if (chunk.error) throw new ApiError(200, chunk.error);
-  const choice = chunk.choices?.[0];
-  const text = choice?.delta?.content ?? "";
-  const reasoning = choice?.delta?.reasoning_content ?? "";
+  const choices = [...reply.choices];
+  for (const part of chunk.choices ?? []) {
+    const index = part.index ?? 0;
+    while (choices.length <= index) choices.push(NO_CHOICE);
+    choices[index] = extendChoice(choices[index] ?? NO_CHOICE, part);
+  }
+  const hasBegun = choices.some(({ reasoning, text, toolCalls }) => reasoning + text !== "" || toolCalls.length > 0);
   return {
     ...reply,
-    reasoning: reply.reasoning + reasoning,
-    text: reply.text + text,
+    choices: choices as [Choice, ...Choice[]],
     model: chunk.model ?? reply.model,
-    finishReason: choice?.finish_reason ?? reply.finishReason,
     promptTokens: chunk.usage?.prompt_tokens ?? reply.promptTokens,
     outputTokens: chunk.usage?.completion_tokens ?? reply.outputTokens,
-    firstTokenMs: reply.firstTokenMs ?? (reasoning + text === "" ? null : elapsedMs),
+    firstTokenMs: reply.firstTokenMs ?? (hasBegun ? elapsedMs : null),
     totalMs: elapsedMs,
   };
+}
+
+function extendChoice(choice: Choice, { delta, finish_reason, logprobs }: ChunkChoice): Choice {
+  return {
+    reasoning: choice.reasoning + (delta?.reasoning_content ?? ""),
+    text: choice.text + (delta?.content ?? ""),
+    toolCalls: (delta?.tool_calls ?? []).reduce(extendCalls, choice.toolCalls),
+    tokens: logprobs?.content ? [...choice.tokens, ...logprobs.content] : choice.tokens,
+    finishReason: finish_reason ?? choice.finishReason,
+  };
+}
+
+function extendCalls(calls: ToolCall[], part: NonNullable<Delta["tool_calls"]>[number]): ToolCall[] {
+  const before = calls[part.index] ?? { id: "", name: "", arguments: "" };
+  const after = [...calls];
+  after[part.index] = {
+    id: part.id ?? before.id,
+    name: before.name + (part.function?.name ?? ""),
+    arguments: before.arguments + (part.function?.arguments ?? ""),
+  };
+  return after;
 }
 
 /** Output tokens a second from the first token on; null where there is nothing to measure. */

@@ -24,3 +24,9 @@ export function highest(series: Figures): number | null {
   const known = series.filter((value) => value !== null && value !== undefined);
   return known.length === 0 ? null : Math.max(...known);
 }
+
+/** The places of figures that no line reaches, as nothing is known before and after. */
+export function alone(series: Figures): number[] {
+  const isKnown = (i: number): boolean => series[i] !== null && series[i] !== undefined;
+  return [...series.keys()].filter((i) => isKnown(i) && !isKnown(i - 1) && !isKnown(i + 1));
+}

@@ -5,6 +5,7 @@ import { toApiError } from "../api/errors.ts";
 import { api } from "../api/client.ts";
 import type { Adapter as AdapterDetail } from "../api/types.ts";
 import { Aliases } from "../components/adapter/aliases.tsx";
+import { Calling } from "../components/adapter/calling.tsx";
 import { DeleteDialog, Deletions } from "../components/adapter/deletions.tsx";
 import { UploadDialog } from "../components/adapter/upload.tsx";
 import { AdapterUsage } from "../components/adapter/usage.tsx";
@@ -13,14 +14,15 @@ import { Button } from "../components/button.tsx";
 import { Icon } from "../components/icons.tsx";
 import { Page, Tabs } from "../components/layout.tsx";
 import { Loaded } from "../components/states.tsx";
-import { Badge } from "../components/values.tsx";
+import { AliasTargets } from "../components/values.tsx";
 import { addressOf } from "../lib/addresses.ts";
+import { latestVersion } from "../lib/calling.ts";
 import { useScope, useSessionContext } from "../session.tsx";
 
 const REFRESH_MS = 5_000;
 /** While somebody waits for a version to become ready. */
 const SETTLING_MS = 1_000;
-const PARTS = [["", "Versions"], ["aliases", "Aliases"], ["usage", "Usage"], ["deletions", "Deletions"]] as const;
+const PARTS = [["", "Versions"], ["call", "Call it"], ["aliases", "Aliases"], ["usage", "Usage"], ["deletions", "Deletions"]] as const;
 
 /** One adapter: its versions, aliases, usage and what was deleted of it. */
 export default function Adapter(): ReactNode {
@@ -52,7 +54,7 @@ export default function Adapter(): ReactNode {
   );
   return (
     <Page title={name} crumbs={<><Link to="/adapters">Adapters</Link> / {tenant}</>}
-      lead={query.data && !isGone && <Names adapter={query.data} />} actions={actions}>
+      lead={query.data && !isGone && <AliasTargets {...query.data} />} actions={actions}>
       <Tabs label="Adapter sections"
         tabs={PARTS.map(([path, text]) => [addressOf(tenant, name, ...(path ? [path] : [])), text])} />
       {part === "deletions" ? <Deletions tenant={tenant} adapter={name} /> : (
@@ -74,6 +76,7 @@ function Part({ part, tenant, adapter }: {
   tenant: string;
   adapter: AdapterDetail;
 }): ReactNode {
+  if (part === "call") return <Calling adapter={adapter} />;
   if (part === "aliases") return <Aliases tenant={tenant} adapter={adapter} />;
   if (part === "usage") return <AdapterUsage tenant={tenant} adapter={adapter.name} />;
   return <Versions tenant={tenant} adapter={adapter} />;
@@ -83,23 +86,7 @@ function isSettling(adapter: AdapterDetail | undefined): boolean {
   return adapter?.versions.some(({ state }) => state === "validated" || state === "attesting") ?? false;
 }
 
-/** Whether the latest version is one: the playground has no use for it. */
+/** The playground has no use for it. */
 function isClassifier(adapter: AdapterDetail | undefined): boolean {
-  return adapter?.versions.toSorted((one, other) => one.version - other.version).at(-1)?.task === "classify";
-}
-
-/** What each alias means now. */
-function Names({ adapter }: { adapter: AdapterDetail }): ReactNode {
-  return (
-    <span className="row tight">
-      {Object.entries(adapter.aliases).map(([alias, version]) => {
-        const canary = adapter.canaries[alias];
-        return (
-          <Badge key={alias} tone="accent">
-            {alias} → {version}{canary && `, ${canary.percent} % to ${canary.version}`}
-          </Badge>
-        );
-      })}
-    </span>
-  );
+  return adapter !== undefined && latestVersion(adapter)?.task === "classify";
 }

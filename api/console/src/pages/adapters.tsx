@@ -10,7 +10,7 @@ import { Filter, Search } from "../components/form.tsx";
 import { Icon } from "../components/icons.tsx";
 import { Page } from "../components/layout.tsx";
 import { EmptyState } from "../components/states.tsx";
-import { Badge, State, Time } from "../components/values.tsx";
+import { AliasTargets, State, Time } from "../components/values.tsx";
 import { addressOf, tenantAddress } from "../lib/addresses.ts";
 import { bytes, count, duration } from "../lib/format.ts";
 import { useParam, useRested } from "../lib/hooks.ts";
@@ -110,13 +110,7 @@ const COLUMNS: Columns<AdapterSummary> = [
   column.accessor("task", { header: "Task" }),
   column.accessor("aliases", {
     header: "Aliases",
-    cell: ({ row: { original } }) => (
-      <span className="row tight">
-        {Object.entries(original.aliases).map(([alias, version]) => (
-          <Badge key={alias} tone="accent">{alias} → {version}</Badge>
-        ))}
-      </span>
-    ),
+    cell: ({ row: { original } }) => <AliasTargets {...original} />,
   }),
   column.accessor("tier", { header: "Location", cell: ({ getValue }) => <State state={getValue()} /> }),
   column.accessor("rank", {

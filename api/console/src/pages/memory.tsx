@@ -8,7 +8,7 @@ import { Figures, Page, Panel } from "../components/layout.tsx";
 import { extentKey, extentName, MapLegend, MemoryMap, turnOf } from "../components/memory-map.tsx";
 import { EmptyState, Loaded } from "../components/states.tsx";
 import { Badge, Meter, State, Time } from "../components/values.tsx";
-import { addressOf } from "../lib/addresses.ts";
+import { versionAddress } from "../lib/addresses.ts";
 import { bytes, count, duration, percent } from "../lib/format.ts";
 import { colorsByTenant } from "../lib/memory-map.ts";
 import { useScope } from "../session.tsx";
@@ -119,7 +119,7 @@ function Device({ device, colors }: { device: ServerMemory["device"]; colors: Ma
           </EmptyState>
         ) : (
           <>
-            <div className="map-scroll">
+            <div className="map-scroll" tabIndex={0} role="region" aria-label="Map of the arena">
               <MemoryMap extents={extents} arenaBytes={arena_bytes} colors={colors} chosen={chosen} onChoose={setChosen} />
             </div>
             <MapLegend colors={colors} hasOrder={arena_bytes !== null} />
@@ -179,14 +179,16 @@ function Extents({ extents, hasOrder, chosen, colors }: {
   );
 }
 
+/** Every version with this content: one copy serves all of them. */
 function Named({ entry, color }: { entry: Extent | CachedAdapter; color: number }): ReactNode {
-  const name = `${entry.tenant}/${extentName(entry)}`;
   return (
-    <span className="row tight nowrap">
+    <span className="named">
       <span className="swatch" style={{ background: seriesColor(color) }} />
-      {entry.adapter === null ? name : (
-        <Link to={`${addressOf(entry.tenant, entry.adapter)}?version=${entry.version}`}>{name}</Link>
-      )}
+      <span>
+        {entry.names.length === 0 ? `${entry.tenant}/${extentName(entry)}` : entry.names.map((name) => (
+          <Link key={name} to={versionAddress(entry.tenant, name)}>{entry.tenant}/{name}</Link>
+        ))}
+      </span>
     </span>
   );
 }
@@ -217,7 +219,7 @@ function Kv({ kv }: { kv: ServerMemory["kv"] }): ReactNode {
               <tbody>
                 {users.slice(0, MAX_ROWS).map((user) => (
                   <tr key={`${user.tenant} ${user.adapter} ${user.version}`}>
-                    <td>{user.tenant}/{user.adapter === null ? "the base model" : `${user.adapter}@${user.version}`}</td>
+                    <td>{user.tenant}/{user.adapter === null ? "the base model" : user.names.join(", ")}</td>
                     <td className="end">{count(user.blocks)}</td>
                     <td className="end">{bytes(user.blocks * kv.bytes_per_block)}</td>
                   </tr>

@@ -4,6 +4,7 @@ import { Link } from "react-router";
 import { api } from "../api/client.ts";
 import type { Overview as Figures, PlatformOverview, TenantLoad } from "../api/types.ts";
 import { Chart, seriesColor, type ChartProps, type Series } from "../components/chart.tsx";
+import { FirstSteps } from "../components/first-steps.tsx";
 import { Figures as FigureRow, Page, Panel, Segments } from "../components/layout.tsx";
 import { EmptyState, Loaded } from "../components/states.tsx";
 import { tenantAddress } from "../lib/addresses.ts";
@@ -35,6 +36,7 @@ export default function Overview(): ReactNode {
   return (
     <Page title="Overview" lead={tenant === null ? "All tenants, all servers." : `Usage of ${tenant}.`}
       actions={<Segments label="Time range" options={RANGES} value={range} onChange={setRange} />}>
+      {tenant !== null && <FirstSteps key={tenant} tenant={tenant} />}
       <Loaded query={query}>{(overview) => <Everything overview={overview} />}</Loaded>
     </Page>
   );

@@ -3,35 +3,19 @@
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 import { api, type Answer } from "../api/client.ts";
-import { DataTable, type Columns } from "../components/data-table.tsx";
 import { Filter, Search } from "../components/form.tsx";
 import { Page, Panel } from "../components/layout.tsx";
-import { EmptyState } from "../components/states.tsx";
-import { Badge } from "../components/values.tsx";
+import { EmptyState, Loaded } from "../components/states.tsx";
+import { Badge, Words } from "../components/values.tsx";
 import { useParam } from "../lib/hooks.ts";
+import { grouped, isFound, titleOf, valueOf } from "../lib/settings.ts";
 
 type Setting = Answer<"get", "/admin/settings">["data"][number];
 
 const SOURCES = [
-  ["", "All sources"], ["default", "Defaults"], ["environment", "Environment"], ["file", "Files"], ["flag", "Flags"],
+  ["", "All sources"], ["default", "Defaults"], ["flag", "Flags"], ["environment", "Variables"], ["file", "Files"],
 ] as const;
-
-const COLUMNS: Columns<Setting> = [
-  {
-    header: "Setting",
-    cell: ({ row: { original: setting } }) => (
-      <><code>{setting.name}</code><span className="sub">{setting.description}</span></>
-    ),
-  },
-  {
-    header: "Value",
-    cell: ({ row }) => row.original.value === null ? <span className="faint">not set</span> : <code>{row.original.value}</code>,
-  },
-  {
-    header: "From",
-    cell: ({ row: { original: { source } } }) => <Badge tone={source === "default" ? "" : "accent"}>{source}</Badge>,
-  },
-];
+const SOURCE_NAMES = { default: "default", flag: "flag", environment: "variable", file: "file" } as const;
 
 export default function SettingsPage(): ReactNode {
   const [search, setSearch] = useParam("search");
@@ -40,26 +24,58 @@ export default function SettingsPage(): ReactNode {
     queryKey: ["settings"],
     queryFn: ({ signal }) => api("get", "/admin/settings", { signal }),
   });
-  const wanted = search.toLowerCase();
-  const rows = query.data?.data.filter(
-    (setting) =>
-      (source === "" || setting.source === source) &&
-      `${setting.name} ${setting.description}`.toLowerCase().includes(wanted),
-  );
   return (
     <Page title="Settings"
-      lead="The effective configuration of this server. A flag overrides the environment; the environment overrides a file."
+      lead="The effective configuration of this server. A flag overrides the variable; the variable overrides a file. Secret values are hidden."
       actions={
         <div className="row filters">
           <Search label="Search settings" value={search} onChange={setSearch} />
           <Filter label="Source" value={source} onChange={setSource} options={SOURCES} />
         </div>
       }>
-      <Panel title="Effective configuration" flush note="Secret values are hidden.">
-        <DataTable caption="Settings" columns={COLUMNS} rowId={(setting) => setting.name}
-          source={{ rows, error: query.error, isStale: false, refetch: query.refetch }}
-          empty={<EmptyState title="No settings match" command="loraplex serve --help" />} />
-      </Panel>
+      <Loaded query={query}>
+        {({ data }) => {
+          const groups = grouped(data.filter((one) => (source === "" || one.source === source) && isFound(one, search)));
+          return groups.length === 0
+            ? <section className="panel"><EmptyState title="No settings match">Clear the search or the source filter.</EmptyState></section>
+            : groups.map(([title, members]) => <Group key={title} title={title} members={members} />);
+        }}
+      </Loaded>
     </Page>
+  );
+}
+
+function Group({ title, members }: { title: string; members: Setting[] }): ReactNode {
+  return (
+    <Panel title={title} flush>
+      <dl className="settings">
+        {members.map((setting) => (
+          <div key={setting.name}>
+            <dt>
+              {titleOf(setting)}
+              <span className="sub"><code>{setting.flag ?? setting.variable ?? setting.name}</code></span>
+            </dt>
+            <dd className="setting-value"><Value setting={setting} /></dd>
+            <dd className="setting-source"><Source setting={setting} /></dd>
+            <dd className="setting-about soft"><Words>{setting.description}</Words></dd>
+          </div>
+        ))}
+      </dl>
+    </Panel>
+  );
+}
+
+function Value({ setting }: { setting: Setting }): ReactNode {
+  const value = valueOf(setting);
+  if (value === null) return <span className="soft">{setting.unset === null ? "not set" : <Words>{setting.unset}</Words>}</span>;
+  return <b title={setting.value ?? undefined}>{value}</b>;
+}
+
+function Source({ setting: { source, origin, flag } }: { setting: Setting }): ReactNode {
+  return (
+    <>
+      <Badge tone={source === "default" ? "" : "accent"}>{SOURCE_NAMES[source] ?? source}</Badge>
+      {origin !== null && origin !== flag && <span className="sub"><code>{origin}</code></span>}
+    </>
   );
 }
