@@ -1,1 +1,0 @@
-var e=(...e)=>`/${e.map(encodeURIComponent).join(`/`)}`;function t(t,n,...r){return e(`adapters`,t,n,...r)}function n(t){return e(`tenants`,t)}function r(t){return e(`requests`,t)}export{r as n,n as r,t};
