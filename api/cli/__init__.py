@@ -35,6 +35,8 @@ COMMANDS: Mapping[str, str] = {
     "users": "Add, change and disable a tenant's users.",
     "tenants": "Create, list, change, suspend and resume tenants.",
     "quotas": "Show and set a tenant's limits and their current usage.",
+    "budgets": "Show and set what a tenant, its users and its keys may spend.",
+    "prices": "Set and list what tokens cost.",
     "usage": "Show usage by day, adapter, version or tenant.",
     "requests": "Show finished and running requests.",
     "chat": "Chat with an adapter or the base model.",
@@ -57,7 +59,7 @@ COMMANDS: Mapping[str, str] = {
 ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
-        *("operators", "audit", "usage", "fleet"),
+        *("budgets", "prices", "operators", "audit", "usage", "fleet"),
         *("requests", "chat", "batch", "top", "doctor", "rebase"),
     }
 )

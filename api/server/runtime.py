@@ -30,6 +30,7 @@ from ..control_plane.control_plane import ControlPlane
 from ..control_plane.refusals import Refusals
 from ..control_plane.sign_in import SignIn
 from ..inference.inference import Inference
+from ..inference.pricing import Pricing
 from ..settings import Settings
 from ..telemetry.memories import Memories
 from ..telemetry.metrics import Metrics
@@ -56,6 +57,7 @@ class Runtime:
     confinement: ConfinementReport
     control_plane: ControlPlane
     inference: Inference
+    pricing: Pricing
     batches: Batches
     pushes: Pushes
     deletions: Deletions
@@ -121,6 +123,7 @@ async def _recover_and_start(
     await inference.metering.recover()
     await inference.admission.sweep()
     inference.admission.start()
+    inference.budget_alerts.start()
     await planes.control_plane.write_all_tenants(control.idempotent_answers.recover)
     await control.presence.start()
     control.device_usage.start()
@@ -156,6 +159,7 @@ def _gather(
         confinement=confinement,
         control_plane=planes.control_plane,
         inference=inference.inference,
+        pricing=inference.pricing,
         batches=batches,
         pushes=adapters.pushes,
         deletions=adapters.deletions,

@@ -123,6 +123,15 @@ class UsageMetrics:
             "request_completion_tokens", "Output tokens of a request.", _TOKEN_BUCKETS
         )
 
+        self._budget_alerts = registry.counter(
+            "budget_alerts",
+            "Alerts of budgets that this server announced, by the percent that were spent.",
+            ("percent",),
+        )
+
+    def observe_budget_alert(self, percent: int) -> None:
+        self._budget_alerts.labels(str(percent)).inc()
+
     def observe(self, tenant: str, *, prompt_tokens: int, completion_tokens: int) -> None:
         label = self._tenants[tenant]
         self._tokens.labels(label, "prompt").inc(prompt_tokens)
