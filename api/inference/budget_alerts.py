@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from ...platform.audit.event import BY_SYSTEM, Changed, Event
+from ...platform.audit.event import BY_SYSTEM, Changed
 from ...platform.budgets import repository as budgets
 from ...platform.budgets.alerts import announce_next
 from ...platform.errors import PlatformError
@@ -69,12 +69,14 @@ class BudgetAlerts:
             log.exception("budget_alerts_failed")
 
     async def _announce(self, tenant_id: str) -> None:
-        while (event := await self._announce_one(tenant_id)) is not None:
-            self._metrics.usage.observe_budget_alert(event.details["percent"])
+        while await self._announce_one(tenant_id):
+            self._metrics.usage.observe_budget_alert()
 
-    async def _announce_one(self, tenant_id: str) -> Event | None:
-        def change(session: TenantSession) -> Changed[Event | None]:
+    async def _announce_one(self, tenant_id: str) -> bool:
+        """False if there is none."""
+
+        def change(session: TenantSession) -> Changed[bool]:
             event = announce_next(session)
-            return Changed(event, event)
+            return Changed(event is not None, event)
 
         return await self._control_plane.change(tenant_id, BY_SYSTEM, change)

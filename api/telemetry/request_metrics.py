@@ -125,12 +125,12 @@ class UsageMetrics:
 
         self._budget_alerts = registry.counter(
             "budget_alerts",
-            "Alerts of budgets that this server announced, by the percent that were spent.",
-            ("percent",),
+            "Alerts of budgets that this server announced; the audit log has each as "
+            "`budget.alert`.",
         )
 
-    def observe_budget_alert(self, percent: int) -> None:
-        self._budget_alerts.labels(str(percent)).inc()
+    def observe_budget_alert(self) -> None:
+        self._budget_alerts.inc()
 
     def observe(self, tenant: str, *, prompt_tokens: int, completion_tokens: int) -> None:
         label = self._tenants[tenant]

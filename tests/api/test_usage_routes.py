@@ -67,9 +67,10 @@ def get(caller: Caller, path: str = "/v1/usage", **query: Any) -> Any:
 
 def used_currency(rows: list[dict[str, Any]]) -> str | None:
     """That of the server's prices, which other tests may have set: the same in all rows."""
-    (currency,) = {row["currency"] for row in rows}
-    assert currency in {None, "EUR"}
-    return currency
+    currencies: set[str | None] = {row["currency"] for row in rows}
+    assert len(currencies) == 1
+    assert currencies <= {None, "EUR"}
+    return currencies.pop()
 
 
 def test_sums_come_by_day_adapter_and_version_in_pages(used: Caller) -> None:
