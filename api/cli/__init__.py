@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "budgets": "Show and set what a tenant, its users and its keys may spend.",
     "prices": "Set and list what tokens cost.",
     "usage": "Show usage by day, adapter, version or tenant.",
+    "export": "Export a tenant's data into a folder.",
     "requests": "Show finished and running requests.",
     "chat": "Chat with an adapter or the base model.",
     "batch": "Answer files of requests in the background.",
@@ -59,7 +60,7 @@ COMMANDS: Mapping[str, str] = {
 ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
-        *("budgets", "prices", "operators", "audit", "usage", "fleet"),
+        *("budgets", "prices", "export", "operators", "audit", "usage", "fleet"),
         *("requests", "chat", "batch", "top", "doctor", "rebase"),
     }
 )
