@@ -373,6 +373,12 @@ class RateLimited(LimitReached):
     code = "rate_limited"
 
 
+class BudgetNotFound(PlatformError):
+    """No such budget."""
+
+    code = "budget_not_found"
+
+
 class TooManyRequestsAtOnce(LimitReached):
     """The tenant has reached its limit of concurrent requests."""
 
@@ -383,6 +389,12 @@ class InsufficientQuota(LimitReached):
     """The tenant's tokens of this day or month are used up."""
 
     code = "insufficient_quota"
+
+
+class BudgetExhausted(LimitReached):
+    """A budget of money has less left than the request may cost."""
+
+    code = "budget_exhausted"
 
 
 # --- models by name -----------------------------------------------------------------------------

@@ -9,13 +9,22 @@ from .audit.models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAud
 from .base import Base
 from .batches.file_models import StoredFile
 from .batches.models import Batch, BatchResult
+from .budgets.models import Budget, BudgetAlert, BudgetUse
 from .idempotency.models import IdempotentAnswer
 from .identities.models import Identity, SpentFlow
 from .jobs.models import JobLease
 from .keys.models import ApiKey
 from .operators.models import Operator, OperatorKey
 from .overview.models import AdapterUse, ServerMemory, ServerSample, TenantSample
-from .quotas.models import PeriodUse, Quota, RateBucket, Reservation
+from .prices.models import Currency, PriceRow
+from .quotas.models import (
+    CallerBucket,
+    CallerLimits,
+    PeriodUse,
+    Quota,
+    RateBucket,
+    Reservation,
+)
 from .replicas.models import Replica
 from .requests.models import RequestLogEntry
 from .responses.models import StoredResponse
@@ -40,6 +49,12 @@ __all__ = [
     "Base",
     "Batch",
     "BatchResult",
+    "Budget",
+    "BudgetAlert",
+    "BudgetUse",
+    "CallerBucket",
+    "CallerLimits",
+    "Currency",
     "DeletionReceipt",
     "IdempotentAnswer",
     "Identity",
@@ -49,6 +64,7 @@ __all__ = [
     "PeriodUse",
     "PlatformAuditEntry",
     "PlatformAuditHead",
+    "PriceRow",
     "Quota",
     "RateBucket",
     "Replica",

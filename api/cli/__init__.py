@@ -36,7 +36,10 @@ COMMANDS: Mapping[str, str] = {
     "webhooks": "Send a tenant's events to its own servers.",
     "tenants": "Create, list, change, suspend and resume tenants.",
     "quotas": "Show and set a tenant's limits and their current usage.",
+    "budgets": "Show and set what a tenant, its users and its keys may spend.",
+    "prices": "Set and list what tokens cost.",
     "usage": "Show usage by day, adapter, version or tenant.",
+    "export": "Export a tenant's data into a folder.",
     "requests": "Show finished and running requests.",
     "chat": "Chat with an adapter or the base model.",
     "batch": "Answer files of requests in the background.",
@@ -58,7 +61,7 @@ COMMANDS: Mapping[str, str] = {
 ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
-        *("operators", "audit", "usage", "fleet", "webhooks"),
+        *("operators", "audit", "usage", "fleet", "webhooks", "budgets", "prices", "export"),
         *("requests", "chat", "batch", "top", "doctor", "rebase"),
     }
 )

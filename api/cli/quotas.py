@@ -79,6 +79,40 @@ def set_(
     _print_limits(_change(slug, changes), as_json=as_json)
 
 
+@app.command("set-caller")
+def set_caller(
+    of_key: Annotated[str | None, typer.Option(metavar="ID", help="The key.")] = None,
+    of_user: Annotated[str | None, typer.Option(metavar="ID", help="The user.")] = None,
+    requests_per_minute: Annotated[Limit, _limit("Requests a minute.")] = None,
+    input_tokens_per_minute: Annotated[Limit, _limit("Prompt tokens a minute.")] = None,
+    output_tokens_per_minute: Annotated[Limit, _limit("Generated tokens a minute.")] = None,
+    concurrent_requests: Annotated[Limit, _limit("Requests at once.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set limits of a key or user, besides its tenant's; its other limits stay unchanged."""
+    path = _path_of_caller(of_key, of_user)
+    given = {
+        "requests_per_minute": requests_per_minute,
+        "input_tokens_per_minute": input_tokens_per_minute,
+        "output_tokens_per_minute": output_tokens_per_minute,
+        "concurrent_requests": concurrent_requests,
+    }
+    changes = {name: _number(text) for name, text in given.items() if text}
+    with open_client() as client:
+        before = client.get(path)
+        limits = client.put(path, {**{name: before[name] for name in given}, **changes})
+    _print_limits(limits, as_json=as_json)
+
+
+def _path_of_caller(key: str | None, user: str | None) -> str:
+    """The path of the limits of the key or user that is named."""
+    if key is not None and user is None:
+        return api_path("keys", key, "limits")
+    if user is not None and key is None:
+        return api_path("users", user, "limits")
+    raise CommandFailed("Name one of --of-key and --of-user.", ExitCode.USAGE)
+
+
 def _change(slug: str, changes: dict[str, Any]) -> dict[str, Any]:
     """The limits after the change. Refused if another caller changes them meanwhile."""
     path = api_path("tenants", slug, "quota")

@@ -114,6 +114,11 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
         "The tenant has fewer tokens left for this day or month than the request may use; "
         "the message has the numbers.",
     ),
+    "budget_exhausted": ErrorCode(
+        429,
+        "The tenant, the user or the key has less money left in its budget for this day or month "
+        "than the request may cost; the message has the amounts.",
+    ),
     "body_too_large": ErrorCode(413, "The body exceeds the limit of the route."),
     "unsupported_media_type": ErrorCode(
         415, "The route does not accept this content type or encoding."
@@ -256,6 +261,7 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "file_not_found": ErrorCode(404, "No such file for this key, or it has expired."),
     "file_in_use": ErrorCode(409, "A batch that has not ended reads the file: cancel it first."),
     "batch_not_found": ErrorCode(404, "No such batch for this key."),
+    "budget_not_found": ErrorCode(404, "The tenant, user or key has no such budget."),
     "response_not_found": ErrorCode(
         404, "No such stored response for this key, or it has expired."
     ),

@@ -14,6 +14,7 @@ REQUEST_ERRORS = (
     "rate_limited",
     "too_many_requests_at_once",
     "insufficient_quota",
+    "budget_exhausted",
     "adapter_loading",
     "adapter_load_failed",
     "adapter_too_large",

@@ -237,6 +237,7 @@ class Inference:
             order.principal,
             order.model.adapter,
             counts_prompt=[order.is_first_choice(index) for index in range(order.num_sequences)],
+            admitted_at=order.admitted_at,
             held=order.held_charge,
         )
 
@@ -291,6 +292,9 @@ def _demand(order: Order) -> Demand:
     return Demand(
         request_id=order.request_id,
         key_id=order.principal.key_id,
+        user_id=order.principal.user_id,
+        admitted_at=order.admitted_at,
+        is_batch=order.held_charge is not None,
         adapter=order.model.adapter,
         input_tokens=sum(map(len, order.prompts)),
         output_tokens=min(order.sampling.max_tokens * order.num_sequences, MAX_COUNT),

@@ -8,7 +8,8 @@ request costs, and other tenants always have room. A single request does not wai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, compress
 from typing import Any, NamedTuple
@@ -16,12 +17,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...platform.errors import DatabaseUnavailable, LimitReached
+from ...platform.prices.book import NO_TARIFF, Tariff
+from ...platform.prices.price import Price
 from ...platform.quotas import service as quotas
 from ...platform.quotas.service import Demand, HeldLimits, Standing, Used
 from ...platform.sessions import TenantRows
 from ...platform.usage import service as ledger
 from ...platform.usage.service import Usage
 from ..control_plane.control_plane import ControlPlane
+from .pricing import Pricing
 
 MAX_REQUESTS = 64
 """The maximum per transaction: others wait for what it locks."""
@@ -39,7 +43,11 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     adapter_version: int | None
     adapter_digest: str | None
     is_held: bool = False
-    """Charged with its result only; see `HeldCharge`."""
+    """A line of a batch: charged with its result only; see `HeldCharge`."""
+    user_id: str | None = None
+    """Who called, or owns the key."""
+    admitted_at: datetime | None = None
+    """The prices of this time are charged; None: of the end, in journals of earlier releases."""
 
 
 AddResult = Callable[[TenantRows], bool]
@@ -84,13 +92,36 @@ class _Entry(NamedTuple):
     """A Standing for a started request; for an ended one, whether its row is new."""
 
 
+class _Done(NamedTuple):
+    """What a transaction has done."""
+
+    results: Sequence[object]
+    """Of each of its works."""
+    has_alerts: bool
+    """Alerts of budgets were written."""
+
+
 class LedgerWriter:
     """Writes for requests, of each tenant in one transaction at a time; one for the server."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(
+        self,
+        control_plane: ControlPlane,
+        *,
+        pricing: Pricing | None = None,
+        announce: Callable[[str], None] = lambda tenant_id: None,
+    ) -> None:
+        """`pricing`: None charges nothing. `announce` is called with a tenant that has alerts of
+        budgets."""
         self._control_plane = control_plane
+        self._pricing = pricing
+        self._announce = announce
         self._waiting: dict[str, list[_Entry]] = {}
         self._writing: dict[str, asyncio.Task[None]] = {}
+
+    async def tariff(self, tenant_id: str) -> Tariff:
+        """The tenant's prices. Raises a PlatformError if they cannot be read."""
+        return NO_TARIFF if self._pricing is None else await self._pricing.tariff(tenant_id)
 
     def reserve(self, tenant_id: str, demand: Demand, server_id: str) -> asyncio.Future[Standing]:
         """Completes when the reservation is made, with the remaining amounts; see `quotas.reserve`.
@@ -151,14 +182,17 @@ class LedgerWriter:
     async def _commit(self, tenant_id: str, entries: Sequence[_Entry]) -> None:
         works = [entry.work for entry in entries]
         try:
-            results = await self._control_plane.write_plain(
-                tenant_id, lambda session: list(_carry_out(session, works))
+            tariff = await self.tariff(tenant_id)
+            done = await self._control_plane.write_plain(
+                tenant_id, lambda session: _carry_out(session, works, tariff)
             )
         except Exception as exc:  # every entry gets a result; one may have caused the error
             await self._note_failure(tenant_id, entries, exc)
             return
-        for entry, result in zip(entries, results, strict=True):
+        for entry, result in zip(entries, done.results, strict=True):
             _tell(entry, result)
+        if done.has_alerts:
+            self._announce(tenant_id)
 
     async def _note_failure(
         self, tenant_id: str, entries: Sequence[_Entry], error: Exception
@@ -181,27 +215,45 @@ def _tell(entry: _Entry, result: object) -> None:
         entry.done.set_result(result)
 
 
-def _carry_out(session: TenantRows, works: Sequence[_Begun | _Ended]) -> Iterator[object]:
+def _carry_out(session: TenantRows, works: Sequence[_Begun | _Ended], tariff: Tariff) -> _Done:
     """The result of each: ended requests are settled first, to make room for new ones."""
     ended = [work for work in works if isinstance(work, _Ended)]
     with quotas.hold(session) as held:
-        are_new = iter(_record(session, ended, held))
-        for work in works:
-            yield next(are_new) if isinstance(work, _Ended) else _reserve(held, work)
+        are_new = iter(_record(session, ended, held, tariff))
+        results = [
+            next(are_new) if isinstance(work, _Ended) else _reserve(held, work, tariff)
+            for work in works
+        ]
+    return _Done(results, held.has_alerts)
 
 
-def _reserve(held: HeldLimits, begun: _Begun) -> Standing | LimitReached:
+def _reserve(held: HeldLimits, begun: _Begun, tariff: Tariff) -> Standing | LimitReached:
     """A refusal changes nothing, so the transaction of the others continues."""
     try:
-        return held.reserve(begun.demand, begun.server_id)
+        return held.reserve(_priced(begun.demand, tariff), begun.server_id)
     except LimitReached as exc:
         return exc
 
 
-def _record(session: TenantRows, ended: Sequence[_Ended], held: HeldLimits) -> list[bool]:
+def _priced(demand: Demand, tariff: Tariff) -> Demand:
+    """The demand with the most that it costs."""
+    price = tariff.at(demand.admitted_at)
+    if price is None:
+        return demand
+    most = price.most(
+        prompt_tokens=demand.input_tokens,
+        completion_tokens=demand.output_tokens,
+        is_batch=demand.is_batch,
+    )
+    return replace(demand, amount=most)
+
+
+def _record(
+    session: TenantRows, ended: Sequence[_Ended], held: HeldLimits, tariff: Tariff
+) -> list[bool]:
     """Record the charges; False for a charge that is already recorded, is zero, or is not due."""
     are_due = [_is_due(session, each) for each in ended]
-    usages = [_usage(*each[:2]) for each in compress(ended, are_due)]
+    usages = [_usage(each.owner, each.charge, tariff) for each in compress(ended, are_due)]
     are_new = iter(ledger.record_all(session, usages, held))
     free = [each for each, is_due in zip(ended, are_due, strict=True) if not is_due]
     held.settle([Used(request_id=each.owner.request_id) for each in free])
@@ -214,7 +266,8 @@ def _is_due(session: TenantRows, ended: _Ended) -> bool:
     return is_first and not ended.charge.is_nothing
 
 
-def _usage(owner: Owner, charge: Charge) -> Usage:
+def _usage(owner: Owner, charge: Charge, tariff: Tariff) -> Usage:
+    price = tariff.at(owner.admitted_at or charge.ended_at)
     return Usage(
         request_id=owner.request_id,
         adapter_name=owner.adapter_name,
@@ -227,5 +280,17 @@ def _usage(owner: Owner, charge: Charge) -> Usage:
         finish_reason=charge.finish_reason,
         key_id=owner.key_id,
         load_ms=charge.load_ms,
+        user_id=owner.user_id,
+        price_id=None if price is None else price.id,
+        amount=0 if price is None else _amount(owner, charge, price),
         ended_at=charge.ended_at.astimezone(UTC),
+    )
+
+
+def _amount(owner: Owner, charge: Charge, price: Price) -> int:
+    return price.amount(
+        prompt_tokens=charge.prompt_tokens,
+        cached_tokens=charge.cached_tokens,
+        completion_tokens=charge.completion_tokens,
+        is_batch=owner.is_held,
     )

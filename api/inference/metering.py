@@ -16,6 +16,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -113,10 +114,12 @@ class Metering:
         adapter: AdapterRef | None,
         *,
         counts_prompt: Sequence[bool],
+        admitted_at: datetime | None = None,
         held: HeldCharge | None = None,
     ) -> Account:
         """An account for a request with as many sequences as `counts_prompt` has values, which tell
-        whether a sequence accounts for its prompt.
+        whether a sequence accounts for its prompt. The prices of `admitted_at` are charged; None:
+        of now.
 
         Raises DatabaseUnavailable if the journal is full because of a long outage, otherwise
         TenantQueueFull or Overloaded.
@@ -130,6 +133,8 @@ class Metering:
             adapter.version if adapter else None,
             adapter.key.digest if adapter else None,
             held is not None,
+            principal.user_id,
+            admitted_at or utc_now(),
         )
         slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)
         counters = [self._journal.counter(slot) for slot in slots]

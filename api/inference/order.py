@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from ...engine.kv_policy import KvPolicy
 from ...engine.messages import Pooling, SpeculationParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.text.text_form import TextForm
+from ...platform.base import utc_now
 from ...platform.keys.principal import Principal
 from ..telemetry.request_measures import RequestMeasures
 from ..tools.reasoning import Reasoning
@@ -22,6 +24,8 @@ class Order:
 
     request_id: str
     arrived_at: float
+    admitted_at: datetime = field(default_factory=utc_now)
+    """The prices of this time are charged."""
     principal: Principal
     model: ServedModel
     prompts: Sequence[list[int]]

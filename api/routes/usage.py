@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ...platform.errors import InvalidValue
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole, Principal, Scope
+from ...platform.prices.money import format_money
 from ...platform.quotas.limits import MAX_COUNT
 from ...platform.usage import service as ledger
 from ...platform.usage.models import UsageRecord
@@ -24,7 +25,7 @@ from ..http.auth import require, require_operator
 from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.usage import UsageRecordView, UsageView
-from ..server.runtime import CurrentRuntime
+from ..server.runtime import CurrentRuntime, Runtime
 from .pages import MAX_PAGE, Page, PageRequest
 
 router = APIRouter()
@@ -88,7 +89,7 @@ async def get_usage(runtime: CurrentRuntime, principal: Reader, selection: Selec
             principal.tenant_id, lambda session: ledger.sum_usage(session, query)
         )
 
-    return await _answer(selection, read)
+    return await _answer(runtime, selection, read)
 
 
 @router.get("/admin/usage")
@@ -108,7 +109,7 @@ async def get_usage_of_all_tenants(
             )
         )
 
-    return await _answer(selection, read)
+    return await _answer(runtime, selection, read)
 
 
 @router.get("/v1/usage/requests/{request_id}")
@@ -121,29 +122,30 @@ async def get_usage_record(runtime: CurrentRuntime, principal: Reader, request_i
     return json_response(_record_view(row))
 
 
-async def _answer(selection: Selection, read: ReadSums) -> Response:
+async def _answer(runtime: Runtime, selection: Selection, read: ReadSums) -> Response:
     query, page = selection.query, selection.page
+    currency = (await runtime.pricing.book()).currency
     if selection.is_csv:
-        lines = _csv_lines(query, await read(query._replace(limit=MAX_PAGE)), read)
+        lines = _csv_lines(query, await read(query._replace(limit=MAX_PAGE)), read, currency)
         return StreamingResponse(lines, media_type=CSV)
     rows = await read(query._replace(limit=page.num_rows))
     return json_response(
         page.answer(
             rows,
-            view=lambda row: _view(row, query.groups),
+            view=lambda row: _view(row, query.groups, currency),
             cursor=lambda row: _SEPARATOR.join(str(part) for part in row.key),
         )
     )
 
 
 async def _csv_lines(
-    query: UsageQuery, rows: Sequence[UsageSum], read: ReadSums
+    query: UsageQuery, rows: Sequence[UsageSum], read: ReadSums, currency: str | None
 ) -> AsyncIterator[str]:
     """Everything, in parts; `rows` are the first, read before the answer begins."""
     names = [str(group) for group in query.groups]
     yield _csv_text([[*names, *_SUM_NAMES]])
     while rows:
-        yield _csv_text([[*row.key, *row[1:]] for row in rows])
+        yield _csv_text([[*row.key, *_sums(row, currency).values()] for row in rows])
         rows = await read(query._replace(after=rows[-1].key, limit=MAX_PAGE))
 
 
@@ -156,10 +158,15 @@ def _csv_text(rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def _view(row: UsageSum, groups: Sequence[Group]) -> UsageView:
+def _view(row: UsageSum, groups: Sequence[Group], currency: str | None) -> UsageView:
     key: dict[str, Any] = {str(g): part or None for g, part in zip(groups, row.key, strict=True)}
-    sums: dict[str, Any] = dict(zip(_SUM_NAMES, row[1:], strict=True))
-    return UsageView(**key, **sums)
+    return UsageView(**key, **_sums(row, currency))
+
+
+def _sums(row: UsageSum, currency: str | None) -> dict[str, Any]:
+    """The row without its key, as it is shown."""
+    values = (*row[1:-1], format_money(row.amount), currency)
+    return dict(zip(_SUM_NAMES, values, strict=True))
 
 
 def _record_view(row: UsageRecord) -> UsageRecordView:
@@ -175,6 +182,9 @@ def _record_view(row: UsageRecord) -> UsageRecordView:
         tier=row.tier,
         load_ms=row.load_ms,
         key_id=row.key_id,
+        user_id=row.user_id,
+        price_id=row.price_id,
+        amount=format_money(row.amount),
         ended_at=row.created_at,
     )
 

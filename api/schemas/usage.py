@@ -31,6 +31,10 @@ class UsageView(AnswerModel):
     """Requests that waited for their adapter's weights."""
     residency_byte_seconds: int = 0
     """Bytes on the device × time."""
+    amount: str = "0.00"
+    """What the requests were charged, as a decimal string."""
+    currency: str | None = None
+    """Of `amount`; null: there are no prices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +56,11 @@ class UsageRecordView(AnswerModel):
     load_ms: float | None
     """Duration of the load that it waited for."""
     key_id: str | None
+    user_id: str | None
+    """The user who called, or who owns the key."""
+    price_id: int | None
+    """The price that it was charged by; null: there was none."""
+    amount: str
+    """What it was charged, as a decimal string."""
     ended_at: datetime
     object: str = "usage.record"

@@ -10,9 +10,11 @@ from ...engine.fleet.fleet import Fleet
 from ...engine.messages import EngineInfo
 from ...engine.text.tokenizer import Tokenizer
 from ..inference.admission import Admission
+from ..inference.budget_alerts import BudgetAlerts
 from ..inference.inference import Inference
 from ..inference.ledger_writer import LedgerWriter
 from ..inference.metering import Metering
+from ..inference.pricing import Pricing
 from ..inference.version_tokenizers import VersionTokenizers
 from ..telemetry.fleet_memories import FleetMemories
 from ..telemetry.memories import Memories, ServerMemories
@@ -27,6 +29,8 @@ class InferenceServices:
     metrics: Metrics
     metering: Metering
     admission: Admission
+    pricing: Pricing
+    budget_alerts: BudgetAlerts
     memories: Memories
     overview: Overview
     inference: Inference
@@ -47,7 +51,12 @@ def _open_memories(planes: Planes) -> Memories:
 def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
     """Create the services without starting them; `stack` closes them."""
     metrics = Metrics(lambda: planes.engine.stats, planes.fetcher.stats)
-    ledger = LedgerWriter(planes.control_plane)
+    pricing = Pricing(planes.control_plane, planes.served_model_name)
+    budget_alerts = BudgetAlerts(planes.control_plane, metrics)
+    stack.push_async_callback(budget_alerts.close)
+    ledger = LedgerWriter(
+        planes.control_plane, pricing=pricing, announce=budget_alerts.announce_soon
+    )
     metering = _open_metering(planes, ledger, metrics, stack)
     admission = Admission(planes.control_plane, ledger, planes.server_id, is_open=metering.is_open)
     memories = _open_memories(planes)
@@ -77,7 +86,9 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
             sizes=lambda: _sizes(planes.engine.info),
             adapters=inference.asked_adapters,
         )
-    return InferenceServices(metrics, metering, admission, memories, overview, inference)
+    return InferenceServices(
+        metrics, metering, admission, pricing, budget_alerts, memories, overview, inference
+    )
 
 
 def _open_metering(

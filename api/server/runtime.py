@@ -30,6 +30,7 @@ from ..control_plane.control_plane import ControlPlane
 from ..control_plane.refusals import Refusals
 from ..control_plane.sign_in import SignIn
 from ..inference.inference import Inference
+from ..inference.pricing import Pricing
 from ..oidc.provider_sign_in import ProviderSignIn
 from ..settings import Settings
 from ..telemetry.memories import Memories
@@ -57,6 +58,7 @@ class Runtime:
     confinement: ConfinementReport
     control_plane: ControlPlane
     inference: Inference
+    pricing: Pricing
     batches: Batches
     pushes: Pushes
     deletions: Deletions
@@ -124,6 +126,7 @@ async def _recover_and_start(
     await inference.metering.recover()
     await inference.admission.sweep()
     inference.admission.start()
+    inference.budget_alerts.start()
     await planes.control_plane.write_all_tenants(control.idempotent_answers.recover)
     await control.presence.start()
     control.device_usage.start()
@@ -161,6 +164,7 @@ def _gather(
         confinement=confinement,
         control_plane=planes.control_plane,
         inference=inference.inference,
+        pricing=inference.pricing,
         batches=batches,
         pushes=adapters.pushes,
         deletions=adapters.deletions,

@@ -138,6 +138,15 @@ class UsageMetrics:
             "request_completion_tokens", "Output tokens of a request.", _TOKEN_BUCKETS
         )
 
+        self._budget_alerts = registry.counter(
+            "budget_alerts",
+            "Alerts of budgets that this server announced; the audit log has each as "
+            "`budget.alert`.",
+        )
+
+    def observe_budget_alert(self) -> None:
+        self._budget_alerts.inc()
+
     def observe(self, tenant: str, *, prompt_tokens: int, completion_tokens: int) -> None:
         label = self._tenants[tenant]
         self._tokens.labels(label, "prompt").inc(prompt_tokens)

@@ -212,6 +212,11 @@ class Principal:
             return Grant(self.scopes, self.adapters)
         return Grant(self.scopes, self.adapters, self.networks, self.expires_at)
 
+    @property
+    def user_id(self) -> str | None:
+        """The user who calls, or who owns the key; None: a machine's key, or an operator."""
+        return self.actor.id if self.actor.kind is ActorKind.USER else None
+
     def can(self, scope: Scope) -> bool:
         """The caller may do this."""
         return scope in self.scopes

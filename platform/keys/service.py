@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..audit.event import Party
 from ..base import utc_now
+from ..budgets import service as budgets
 from ..errors import (
     ApiKeyRevoked,
     GrantTooWide,
@@ -21,6 +22,8 @@ from ..errors import (
 from ..keyring import Keyring
 from ..names import check_adapter_name
 from ..quotas import service as quotas
+from ..quotas.caller_limits import copy_caller_limits
+from ..quotas.holder import key_holder
 from ..quotas.service import Resource
 from ..sessions import PlatformSession, TenantSession
 from ..users import service as users
@@ -179,7 +182,8 @@ class ApiKeyService:
     def rotate(
         self, session: TenantSession, key_id: str, *, overlap: timedelta, issuer: Principal
     ) -> IssuedKey:
-        """Make the key's successor, with the same grant and lifetime; the key ends after `overlap`.
+        """Make the key's successor, with the same grant, lifetime, limits and budgets; the key ends
+        after `overlap`.
 
         A tenant with all its keys rotates them still: the room is for both of them, once.
 
@@ -207,6 +211,8 @@ class ApiKeyService:
             user_id=key.user_id,
             created_by=issuer.actor,
         )
+        budgets.copy_budgets(session, key_holder(key.id), key_holder(issued.key.id))
+        copy_caller_limits(session, key_holder(key.id), key_holder(issued.key.id))
         key.successor_id = issued.key.id
         key.expires_at = min(now + overlap, key.expires_at or now + overlap)
         session.flush()

@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 from ..adapters.registry import AdapterRef
+from ..base import utc_now
+from ..budgets.held import HeldBudgets
 from ..errors import InsufficientQuota, RateLimited, TooManyRequestsAtOnce
+from ..lazy_property import lazy_property
 from ..sessions import TenantRows
 from . import repository
 from .bucket import Reading
 from .clock import Clock, moment_of, read_clock
+from .held_callers import HeldCallers
+from .holder import TENANT, Holder, callers_of
 from .limits import NO_LIMITS, Limits
 from .models import RateKind
 from .period import begin_of
 from .rates import Costs, Rates
-from .repository import Reserved
+from .repository import Reserved, Settled
+from .running import CallerUse, Running
 from .standing import Standing
 
 LEASE_SECONDS = 60.0
@@ -37,11 +42,18 @@ class Demand:
 
     request_id: str
     key_id: str | None
+    user_id: str | None = None
+    """Who called, or owns the key."""
     adapter: AdapterRef | None
     """None is the base model."""
     input_tokens: int
     output_tokens: int
     """The most that it may generate, all its choices together."""
+    admitted_at: datetime = field(default_factory=utc_now)
+    """The prices of this time are charged."""
+    is_batch: bool = False
+    amount: int = 0
+    """The most that it may cost, in 1e-9 of the currency's unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +63,12 @@ class Used:
     request_id: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    user_id: str | None = None
+    key_id: str | None = None
+    amount: int = 0
+    """What it costs, in 1e-9 of the currency's unit."""
     at: datetime | None = None
-    """The time of its ledger row, which selects the budget's period; None: no row, so no budget is
+    """The time of its ledger row, which selects the budgets' periods; None: no row, so no budget is
     charged."""
 
 
@@ -83,34 +99,33 @@ class HeldLimits:
         if not requests or self._row is None:  # without limits nothing was reserved
             return
         ids = [used.request_id for used in requests]
-        paid = repository.remove_reservations(self._session, ids)
+        reservations = repository.remove_reservations(self._session, ids)
+        if self._has_budgets:
+            self._budgets.load({holder for used in requests for holder in _payers(used)})
         for used in requests:
-            if reservation := paid.get(used.request_id):
-                self._rates.pay(
-                    {
-                        RateKind.INPUT_TOKENS: used.prompt_tokens - reservation.input_tokens,
-                        RateKind.OUTPUT_TOKENS: used.completion_tokens - reservation.output_tokens,
-                    }
-                )
-            if used.at is not None and self._limits.tokens_per_period is not None:
-                begin = begin_of(self._limits.period, used.at)
-                self._period_tokens[begin] += used.prompt_tokens + used.completion_tokens
+            if reservation := reservations.get(used.request_id):
+                self._refund(reservation, used)
+            if used.at is not None:
+                self._spend(used, used.at)
 
     def reserve(self, demand: Demand, server_id: str) -> Standing:
         """Admit the request and record its reservation; returns the tenant's remaining amounts.
 
         Nothing is recorded if the tenant has no request limits. Raises RateLimited,
-        TooManyRequestsAtOnce or InsufficientQuota, with the remaining amounts; then nothing is
-        changed.
+        TooManyRequestsAtOnce, InsufficientQuota or BudgetExhausted, with the remaining amounts;
+        then nothing is changed but an alert that a budget is exhausted.
         """
-        if not self._limits.restrict_requests:
+        if not (self._limits.restrict_requests or self._has_budgets or self._limits_callers):
             return {}
         self._check_budget(demand)
+        self._check_money(demand)
         self._check_running()
         rates = self._rates
         costs = rates.costs(input_tokens=demand.input_tokens, output_tokens=demand.output_tokens)
         rates.check(costs)
+        self._check_caller(demand)
         rates.pay(costs)
+        self._note_running(demand)
         self._reservations.append(_reservation(demand, costs, server_id, self._now))
         return rates.standing
 
@@ -121,37 +136,69 @@ class HeldLimits:
             repository.add_to_periods(self._session, period, sorted(self._period_tokens.items()))
         if "_rates" in self.__dict__ and (changes := self._rates.changes):
             repository.write_buckets(self._session, changes)
+        if "_callers" in self.__dict__:
+            self._callers.write()
+        if "_budgets" in self.__dict__:
+            self._budgets.write()
         if self._reservations:
             repository.add_reservations(self._session, self._reservations)
 
-    @cached_property
+    @property
+    def has_alerts(self) -> bool:
+        """Whether alerts of budgets are written with this unit of work."""
+        return "_budgets" in self.__dict__ and self._budgets.has_alerts
+
+    @lazy_property
     def _row(self) -> Mapping[str, Any] | None:
         return repository.lock_limits(self._session)
 
-    @cached_property
+    @lazy_property
     def _limits(self) -> Limits:
-        return NO_LIMITS if self._row is None else Limits(**self._row)
+        if self._row is None:
+            return NO_LIMITS
+        return Limits(**{name: self._row[name] for name in Limits.__slots__})
 
-    @cached_property
+    @property
+    def _has_budgets(self) -> bool:
+        return self._row is not None and self._row["has_budgets"]
+
+    @property
+    def _limits_callers(self) -> bool:
+        return self._row is not None and self._row["has_caller_limits"]
+
+    @lazy_property
+    def _budgets(self) -> HeldBudgets:
+        return HeldBudgets(self._session)
+
+    @lazy_property
+    def _callers(self) -> HeldCallers:
+        return HeldCallers(self._session, self._now)
+
+    @lazy_property
+    def _running_of_holders(self) -> Running:
+        """The unsettled reservations by user and key, with those of this unit of work."""
+        return Running(repository.list_running(self._session, self._now))
+
+    @lazy_property
     def _now(self) -> Reading:
         # After locking, so that waiting is not counted twice.
         return self._clock(self._session)
 
-    @cached_property
+    @lazy_property
     def _rates(self) -> Rates:
         now = self._now
         return Rates(self._limits, repository.list_buckets(self._session), now)
 
-    @cached_property
+    @lazy_property
     def _running(self) -> Reserved:
         """The unsettled reservations of other requests."""
         return repository.sum_reservations(self._session, self._now)
 
-    @cached_property
+    @lazy_property
     def _period_begin(self) -> datetime:
         return begin_of(self._limits.period, moment_of(self._now))
 
-    @cached_property
+    @lazy_property
     def _period_tokens_before(self) -> int:
         use = repository.sum_period(self._session, self._limits.period, self._period_begin)
         return use or 0
@@ -194,6 +241,61 @@ class HeldLimits:
             standing=self._rates.standing,
         )
 
+    def _check_money(self, demand: Demand) -> None:
+        """Every budget of money has room for the most that the request costs. Raises a
+        LimitReached."""
+        if self._has_budgets:
+            self._budgets.check(
+                _payers(demand),
+                demand.amount,
+                moment=moment_of(self._now),
+                reserved=self._running_of_holders.amount,
+                standing=self._rates.standing,
+            )
+
+    def _check_caller(self, demand: Demand) -> None:
+        """The limits of the user and the key let the request pass; then they are paid. Raises a
+        LimitReached."""
+        if self._limits_callers:
+            callers = callers_of(demand.user_id, demand.key_id)
+            tokens = {"input_tokens": demand.input_tokens, "output_tokens": demand.output_tokens}
+            num_running = self._running_of_holders.num_requests
+            self._callers.check(callers, **tokens, num_running=num_running)
+            self._callers.pay(callers, **tokens)
+
+    def _note_running(self, demand: Demand) -> None:
+        if self._has_budgets or self._limits_callers:
+            use = CallerUse(demand.user_id, demand.key_id, 1, demand.amount)
+            self._running_of_holders.add(use)
+
+    def _refund(self, reservation: Settled, used: Used) -> None:
+        """Return what was reserved and not used."""
+        self._rates.pay(
+            {
+                RateKind.INPUT_TOKENS: used.prompt_tokens - reservation.paid_input_tokens,
+                RateKind.OUTPUT_TOKENS: used.completion_tokens - reservation.paid_output_tokens,
+            }
+        )
+        if self._limits_callers:
+            self._callers.refund(
+                callers_of(reservation.user_id, reservation.key_id),
+                reserved=(reservation.input_tokens, reservation.output_tokens),
+                used=(used.prompt_tokens, used.completion_tokens),
+            )
+
+    def _spend(self, used: Used, at: datetime) -> None:
+        """Charge the budgets of tokens and of money."""
+        if self._limits.tokens_per_period is not None:
+            begin = begin_of(self._limits.period, at)
+            self._period_tokens[begin] += used.prompt_tokens + used.completion_tokens
+        if self._has_budgets and used.amount:
+            self._budgets.spend(_payers(used), used.amount, at)
+
+
+def _payers(request: Demand | Used) -> tuple[Holder, ...]:
+    """Whose budgets a request is charged to."""
+    return (TENANT, *callers_of(request.user_id, request.key_id))
+
 
 def _reservation(demand: Demand, costs: Costs, server_id: str, now: Reading) -> Mapping[str, Any]:
     adapter = demand.adapter
@@ -201,11 +303,13 @@ def _reservation(demand: Demand, costs: Costs, server_id: str, now: Reading) -> 
         "request_id": demand.request_id,
         "server_id": server_id,
         "key_id": demand.key_id,
+        "user_id": demand.user_id,
         "adapter_name": adapter and adapter.name,
         "adapter_version": adapter and adapter.version,
         "adapter_digest": adapter and adapter.key.digest,
         "input_tokens": demand.input_tokens,
         "output_tokens": demand.output_tokens,
+        "amount": demand.amount,
         "paid_input_tokens": costs.get(RateKind.INPUT_TOKENS, 0),
         "paid_output_tokens": costs.get(RateKind.OUTPUT_TOKENS, 0),
         "clock": now.clock,

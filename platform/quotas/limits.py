@@ -61,8 +61,11 @@ def get_limits(session: TenantSession) -> Limits:
 
 
 def restrict_requests(session: PlatformSession, tenant_id: str) -> bool:
-    """The tenant's requests have to ask."""
-    return limits_of(repository.find_quota_of(session, tenant_id)).restrict_requests
+    """The tenant's requests have to ask, for limits or budgets of its own or of its callers."""
+    quota = repository.find_quota_of(session, tenant_id)
+    if quota is None:
+        return False
+    return limits_of(quota).restrict_requests or quota.has_budgets or quota.has_caller_limits
 
 
 def limits_of(quota: Quota | None) -> Limits:
@@ -75,7 +78,7 @@ def limits_of(quota: Quota | None) -> Limits:
 def lock_limits(session: TenantSession) -> Limits:
     """The tenant's limits, locked until the end of the unit of work; created if they do not
     exist."""
-    return limits_of(_lock_or_add(session))
+    return limits_of(lock_or_add_quota(session))
 
 
 def set_limits(session: TenantSession, limits: Limits, *, clock: Clock = read_clock) -> None:
@@ -84,7 +87,7 @@ def set_limits(session: TenantSession, limits: Limits, *, clock: Clock = read_cl
     A budget counts the whole period, including the part before the budget was set.
     """
     _check(limits)
-    quota = _lock_or_add(session)
+    quota = lock_or_add_quota(session)
     for name, value in asdict(limits).items():
         setattr(quota, name, value)
     if limits.tokens_per_period is not None:
@@ -92,7 +95,8 @@ def set_limits(session: TenantSession, limits: Limits, *, clock: Clock = read_cl
     session.flush()
 
 
-def _lock_or_add(session: TenantSession) -> Quota:
+def lock_or_add_quota(session: TenantSession) -> Quota:
+    """The row of the tenant's limits, locked until the end of the unit of work."""
     quota = repository.lock_quota(session)
     if quota is not None:
         return quota

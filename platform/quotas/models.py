@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..adapters.models import DIGEST_LENGTH
@@ -13,6 +13,7 @@ from ..base import ID_LENGTH, Base, TenantOwned, UtcDateTime, state_type, utc_no
 from ..keys.token import KEY_ID_LENGTH
 from ..names import MAX_NAME_LENGTH
 from ..usage.models import REQUEST_ID_LENGTH
+from .holder import MAX_HOLDER_LENGTH
 
 CLOCK_ID_LENGTH = 64
 
@@ -52,6 +53,10 @@ class Quota(TenantOwned, Base):
     stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
     keys: Mapped[int | None]
     users: Mapped[int | None]
+    has_budgets: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether the tenant, or one of its users or keys, has a budget of money."""
+    has_caller_limits: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether one of its users or keys has limits of its own."""
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, onupdate=utc_now)
 
 
@@ -68,6 +73,37 @@ class RateBucket(TenantOwned, Base):
     """Negative after a request that cost more than was left."""
     clock: Mapped[str] = mapped_column(String(CLOCK_ID_LENGTH))
     """The clock of `updated_at`; by another clock no time has passed."""
+    updated_at: Mapped[float]
+
+
+class CallerLimits(TenantOwned, Base):
+    """The limits of one user or key, besides those of its tenant. None is no limit."""
+
+    __tablename__ = "caller_limits"
+
+    tenant_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tenants.id"), primary_key=True
+    )
+    holder: Mapped[str] = mapped_column(String(MAX_HOLDER_LENGTH), primary_key=True)
+    requests_per_minute: Mapped[int | None]
+    input_tokens_per_minute: Mapped[int | None]
+    output_tokens_per_minute: Mapped[int | None]
+    concurrent_requests: Mapped[int | None]
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, onupdate=utc_now)
+
+
+class CallerBucket(TenantOwned, Base):
+    """A token bucket of a rate of one user or key; otherwise like `RateBucket`."""
+
+    __tablename__ = "caller_buckets"
+
+    tenant_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tenants.id"), primary_key=True
+    )
+    holder: Mapped[str] = mapped_column(String(MAX_HOLDER_LENGTH), primary_key=True)
+    kind: Mapped[RateKind] = mapped_column(state_type(RateKind, name="kind"), primary_key=True)
+    level: Mapped[float]
+    clock: Mapped[str] = mapped_column(String(CLOCK_ID_LENGTH))
     updated_at: Mapped[float]
 
 
@@ -102,12 +138,16 @@ class Reservation(TenantOwned, Base):
     server_id: Mapped[str] = mapped_column(String(ID_LENGTH))
     """The installation that serves it, and that settles it."""
     key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
+    user_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
+    """Who called, or owns the key; None: a machine's key, or an operator."""
     adapter_name: Mapped[str | None] = mapped_column(String(MAX_NAME_LENGTH))
     adapter_version: Mapped[int | None]
     adapter_digest: Mapped[str | None] = mapped_column(String(DIGEST_LENGTH))
     input_tokens: Mapped[int]
     output_tokens: Mapped[int]
     """The most that it may generate."""
+    amount: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """The most that it may cost, in 1e-9 of the currency's unit."""
     paid_input_tokens: Mapped[int]
     """The amount charged to the bucket of input tokens; 0 if there was none."""
     paid_output_tokens: Mapped[int]

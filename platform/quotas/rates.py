@@ -1,4 +1,4 @@
-"""A tenant's rate buckets: refilled to the current time, and charged."""
+"""Rate buckets of a tenant, user or key: refilled to the current time, and charged."""
 
 from __future__ import annotations
 
@@ -24,8 +24,16 @@ _WORDS = {
 class Rates:
     """The buckets of the rates that are limited."""
 
-    def __init__(self, limits: Limits, rows: Mapping[RateKind, BucketRow], now: Reading) -> None:
-        """`rows`: the tenant's buckets as they were written last."""
+    def __init__(
+        self,
+        limits: Limits,
+        rows: Mapping[RateKind, BucketRow],
+        now: Reading,
+        *,
+        whose: str = "the ",
+    ) -> None:
+        """`rows`: the buckets as they were written last. `whose` begins messages of refusals."""
+        self._whose = whose
         self._limits = {kind: limit for kind in RateKind if (limit := limits.rate(kind))}
         self._buckets = {
             kind: _bucket(rows.get(kind), limit, now) for kind, limit in self._limits.items()
@@ -59,8 +67,9 @@ class Rates:
         kind = max(refusing, key=lambda kind: self._buckets[kind].seconds_until(costs[kind]))
         bucket, seconds = self._buckets[kind], self._buckets[kind].seconds_until(costs[kind])
         raise RateLimited(
-            f"The limit is {self._limits[kind]} {_WORDS[kind]} per minute: {bucket.remaining} are "
-            f"left, and this takes {costs[kind]}. There is room in {seconds:.3f} s.",
+            f"{self._whose.capitalize()}limit is {self._limits[kind]} {_WORDS[kind]} per minute: "
+            f"{bucket.remaining} are left, and this takes {costs[kind]}. There is room in "
+            f"{seconds:.3f} s.",
             standing=self.standing,
             retry_after_seconds=seconds,
         )

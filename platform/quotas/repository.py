@@ -30,7 +30,18 @@ from ..upserts import insert_into, primary_key
 from ..usage.models import UsageRecord
 from ..users.models import User
 from .bucket import Reading
-from .models import Period, PeriodUse, Quota, RateBucket, RateKind, Reservation
+from .holder import Holder
+from .models import (
+    CallerBucket,
+    CallerLimits,
+    Period,
+    PeriodUse,
+    Quota,
+    RateBucket,
+    RateKind,
+    Reservation,
+)
+from .running import CallerUse
 
 _ON_THE_WAY = (UploadState.RECEIVING, UploadState.VALIDATING)
 
@@ -78,11 +89,16 @@ class BucketRow(NamedTuple):
     updated_at: float
 
 
-class Paid(NamedTuple):
-    """The amounts that a reservation has paid in advance."""
+class Settled(NamedTuple):
+    """A removed reservation."""
 
+    paid_input_tokens: int
+    """The amount that the tenant's bucket was charged in advance."""
+    paid_output_tokens: int
     input_tokens: int
     output_tokens: int
+    user_id: str | None
+    key_id: str | None
 
 
 def lock_limits(session: TenantRows) -> Mapping[str, Any] | None:
@@ -114,14 +130,14 @@ _LIST_BUCKETS = select(
 def write_buckets(session: TenantRows, buckets: Mapping[RateKind, BucketRow]) -> None:
     """Replace these buckets of the tenant, whose quota is locked."""
     rows = [{"kind": kind, **row._asdict()} for kind, row in buckets.items()]
-    session.execute_pinned(_write_buckets(session.dialect), rows)
+    session.execute_pinned(_write_buckets(RateBucket, session.dialect), rows)
 
 
 @cache
-def _write_buckets(dialect: str) -> Executable:
-    statement = insert_into(RateBucket, dialect)
+def _write_buckets(table: type[RateBucket | CallerBucket], dialect: str) -> Executable:
+    statement = insert_into(table, dialect)
     changed = {name: statement.excluded[name] for name in BucketRow._fields}
-    key = primary_key(RateBucket)
+    key = primary_key(table)
     return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=changed))
 
 
@@ -134,10 +150,10 @@ _RESERVATIONS = cast(Table, Reservation.__table__)
 _ADD_RESERVATIONS = insert(_RESERVATIONS).inline()
 
 
-def remove_reservations(session: TenantRows, request_ids: Sequence[str]) -> Mapping[str, Paid]:
-    """Remove the reservations of these requests; returns what they had paid, by request."""
+def remove_reservations(session: TenantRows, request_ids: Sequence[str]) -> Mapping[str, Settled]:
+    """Remove the reservations of these requests; returns them by request."""
     rows = session.execute_pinned(_REMOVE_RESERVATIONS, {"request_ids": request_ids})
-    return {row[0]: Paid(row[1], row[2]) for row in rows}
+    return {row[0]: Settled(*row[1:]) for row in rows}
 
 
 _REMOVE_RESERVATIONS = (
@@ -146,11 +162,7 @@ _REMOVE_RESERVATIONS = (
         _RESERVATIONS.c.tenant_id == bindparam("tenant_id"),
         _RESERVATIONS.c.request_id.in_(bindparam("request_ids", expanding=True)),
     )
-    .returning(
-        _RESERVATIONS.c.request_id,
-        _RESERVATIONS.c.paid_input_tokens,
-        _RESERVATIONS.c.paid_output_tokens,
-    )
+    .returning(_RESERVATIONS.c.request_id, *(_RESERVATIONS.c[name] for name in Settled._fields))
 )
 
 
@@ -169,6 +181,73 @@ _SUM_RESERVATIONS = select(
     _RESERVATIONS.c.clock == bindparam("clock"),
     _RESERVATIONS.c.expires_at > bindparam("seconds"),
 )
+
+
+def list_running(session: TenantRows, now: Reading) -> Sequence[CallerUse]:
+    """The same by user and key."""
+    values = {"clock": now.clock, "seconds": now.seconds}
+    rows = session.execute_pinned(_LIST_RUNNING, values)
+    return [CallerUse(row[0], row[1], row[2], int(row[3])) for row in rows]
+
+
+_CALLER = (_RESERVATIONS.c.user_id, _RESERVATIONS.c.key_id)
+_LIST_RUNNING = (
+    select(*_CALLER, func.count(), func.sum(_RESERVATIONS.c.amount))
+    .where(
+        _RESERVATIONS.c.tenant_id == bindparam("tenant_id"),
+        _RESERVATIONS.c.clock == bindparam("clock"),
+        _RESERVATIONS.c.expires_at > bindparam("seconds"),
+    )
+    .group_by(*_CALLER)
+)
+
+
+def list_caller_limits(
+    session: TenantRows, holders: Sequence[Holder]
+) -> Mapping[Holder, Mapping[str, Any]]:
+    """The limits by name of those of these users and keys that have some."""
+    rows = session.execute_pinned(_LIST_CALLER_LIMITS, {"holders": holders})
+    return {row[0]: dict(zip(CALLER_LIMITS, row[1:], strict=True)) for row in rows}
+
+
+CALLER_LIMITS = (*(f"{kind}_per_minute" for kind in RateKind), "concurrent_requests")
+"""The names of the limits that a user or key may have."""
+_LIMITS = CallerLimits.__table__
+_LIST_CALLER_LIMITS = select(_LIMITS.c.holder, *(_LIMITS.c[name] for name in CALLER_LIMITS)).where(
+    _LIMITS.c.tenant_id == bindparam("tenant_id"),
+    _LIMITS.c.holder.in_(bindparam("holders", expanding=True)),
+)
+
+
+def list_caller_buckets(
+    session: TenantRows, holders: Sequence[Holder]
+) -> Mapping[Holder, Mapping[RateKind, BucketRow]]:
+    """The buckets of these users and keys."""
+    buckets: dict[Holder, dict[RateKind, BucketRow]] = {}
+    for row in session.execute_pinned(_LIST_CALLER_BUCKETS, {"holders": holders}):
+        buckets.setdefault(row[0], {})[row[1]] = BucketRow(*row[2:])
+    return buckets
+
+
+_CALLER_BUCKETS = CallerBucket.__table__
+_LIST_CALLER_BUCKETS = select(
+    *(_CALLER_BUCKETS.c[name] for name in ("holder", "kind", *BucketRow._fields))
+).where(
+    _CALLER_BUCKETS.c.tenant_id == bindparam("tenant_id"),
+    _CALLER_BUCKETS.c.holder.in_(bindparam("holders", expanding=True)),
+)
+
+
+def write_caller_buckets(
+    session: TenantRows, buckets: Mapping[Holder, Mapping[RateKind, BucketRow]]
+) -> None:
+    """Replace these buckets of users and keys, whose tenant's quota is locked."""
+    rows = [
+        {"holder": holder, "kind": kind, **row._asdict()}
+        for holder, of_holder in buckets.items()
+        for kind, row in of_holder.items()
+    ]
+    session.execute_pinned(_write_buckets(CallerBucket, session.dialect), rows)
 
 
 def renew_reservations(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date, datetime
 from typing import Self
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..adapters.models import DIGEST_LENGTH
@@ -47,6 +47,12 @@ class UsageRecord(TenantOwned, Base):
     """The key of the request, by value; None for an operator's."""
     load_ms: Mapped[float | None]
     """The duration of the load that the request waited for; None for the base model."""
+    user_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
+    """Who called, or owns the key, by value; None: a machine's key, or an operator."""
+    price_id: Mapped[int | None]
+    """The price that it was charged by, by value; None: there was none, and it was free."""
+    amount: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """What it was charged, in 1e-9 of the currency's unit."""
 
 
 class UsageDay(TenantOwned, Base):
@@ -76,6 +82,8 @@ class UsageDay(TenantOwned, Base):
     """Requests that waited for a load."""
     residency_byte_seconds: Mapped[int] = mapped_column(BigInteger, default=0)
     """Bytes on the device times how long."""
+    amount: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """What the requests were charged, in 1e-9 of the currency's unit."""
 
     @classmethod
     def begin(cls, day: date, adapter_name: str, adapter_version: int) -> Self:
@@ -90,4 +98,5 @@ class UsageDay(TenantOwned, Base):
             completion_tokens=0,
             num_cold_loads=0,
             residency_byte_seconds=0,
+            amount=0,
         )

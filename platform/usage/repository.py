@@ -64,6 +64,8 @@ class UsageSum(NamedTuple):
     completion_tokens: int
     num_cold_loads: int
     residency_byte_seconds: int
+    amount: int
+    """In 1e-9 of the currency's unit."""
 
 
 class DeviceUsage(NamedTuple):
@@ -86,6 +88,7 @@ REQUEST_SUMS = (
     "cached_tokens",
     "completion_tokens",
     "num_cold_loads",
+    "amount",
 )
 """The columns of a daily row that sum requests."""
 
@@ -184,6 +187,7 @@ def _select_sums(query: UsageQuery) -> Select[*tuple[Any, ...]]:
             func.coalesce(func.sum(UsageDay.completion_tokens), 0),
             func.coalesce(func.sum(UsageDay.num_cold_loads), 0),
             func.coalesce(func.sum(UsageDay.residency_byte_seconds), 0),
+            func.coalesce(func.sum(UsageDay.amount), 0),
         )
         .select_from(UsageDay)
         .join(Tenant, Tenant.id == UsageDay.tenant_id)

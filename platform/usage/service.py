@@ -36,6 +36,12 @@ class Usage:
     finish_reason: str
     key_id: str | None = None
     load_ms: float | None = None
+    user_id: str | None = None
+    """Who called, or owns the key."""
+    price_id: int | None = None
+    """The price that it is charged by; None: there is none."""
+    amount: int = 0
+    """What it costs, in 1e-9 of the currency's unit."""
     ended_at: datetime = field(default_factory=utc_now)
 
 
@@ -61,6 +67,9 @@ def record_all(session: TenantRows, usages: Sequence[Usage], held: HeldLimits) -
                 request_id=usage.request_id,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
+                user_id=usage.user_id,
+                key_id=usage.key_id,
+                amount=usage.amount,
                 at=usage.ended_at,
             )
             for usage in news
@@ -144,6 +153,7 @@ def _sums(usage: Usage) -> dict[str, int]:
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
         "num_cold_loads": int(bool(usage.load_ms)),
+        "amount": usage.amount,
     }
 
 

@@ -292,6 +292,7 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
         "key_id": _issue(resident, "foreign")["id"],
         "user_id": user["id"],
         "request_id": answer.headers["x-request-id"],
+        "period": "month",
     }
 
 

@@ -173,7 +173,9 @@ def order_of(**principal: Any) -> Order:
     return Order(
         request_id="req-1",
         arrived_at=0.0,
-        principal=cast(Any, SimpleNamespace(tenant_id="acme", key_id="key", **principal)),
+        principal=cast(
+            Any, SimpleNamespace(tenant_id="acme", key_id="key", user_id=None, **principal)
+        ),
         model=ServedModel("base", None),
         prompts=[[1, 2, 3], [4]],
         num_choices=2,

@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.inference import ledger_writer
 from loraplex.api.inference.ledger_writer import MAX_REQUESTS, Charge, LedgerWriter, Owner
+from loraplex.api.inference.pricing import Pricing
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.errors import DatabaseUnavailable, TooManyRequestsAtOnce
@@ -23,6 +24,7 @@ from loraplex.platform.sessions import TenantStatements
 from support.catalog import make_tenant
 from support.databases import copy_of_migrated_sqlite
 from support.limits import SERVER_ID, limit, make_demand
+from support.money import UNIT, set_price
 from support.server import server_settings
 
 
@@ -163,7 +165,13 @@ def test_a_row_keeps_its_owner_and_the_time_at_which_its_request_ended(
     yesterday = utc_now() - timedelta(days=1)
     ended = Charge(9, 4, 3, "host", 2.5, "length", yesterday)
     of_bot = owner(
-        acme, "a", key_id="key", adapter_name="bot", adapter_version=3, adapter_digest="sha256:1"
+        acme,
+        "a",
+        key_id="key",
+        user_id="user",
+        adapter_name="bot",
+        adapter_version=3,
+        adapter_digest="sha256:1",
     )
 
     async def scenario() -> None:
@@ -173,7 +181,7 @@ def test_a_row_keeps_its_owner_and_the_time_at_which_its_request_ended(
     with control_plane._database.transaction(acme, read_only=True) as session:
         row = session.scalars(select(UsageRecord)).one()
         day = session.scalars(select(UsageDay.day)).one()
-    names = set(Owner.__struct_fields__) - {"is_held"}  # which is for the journal
+    names = set(Owner.__struct_fields__) - {"is_held", "admitted_at"}  # which are for the journal
     assert Owner(**{name: getattr(row, name) for name in names}) == of_bot
     assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (9, 4, 3)
     assert (row.tier, row.load_ms, row.finish_reason) == ("host", 2.5, "length")
@@ -319,3 +327,42 @@ def test_who_waits_to_be_tried_alone_is_cancelled_too(
         assert all(each.cancelled() for each in done)
 
     asyncio.run(scenario())
+
+
+def test_a_request_is_charged_by_the_price_at_its_admission_and_a_batch_with_its_discount(
+    control_plane: Counting, tenant_ids: list[str]
+) -> None:
+    acme, now = tenant_ids[0], utc_now()
+    database = control_plane._database
+    early = set_price(database, since=now - timedelta(hours=2))
+    late = set_price(database, since=now - timedelta(hours=1), completion=4 * UNIT)
+    before, after = now - timedelta(minutes=61), now - timedelta(minutes=59)
+    owners = [
+        owner(acme, "before", admitted_at=before),
+        owner(acme, "after", admitted_at=after),
+        owner(acme, "batch", admitted_at=before, is_held=True),
+        owner(acme, "unknown"),  # of a journal that an earlier release has written
+    ]
+
+    async def scenario() -> None:
+        writer = LedgerWriter(control_plane, pricing=Pricing(control_plane, "tiny"))
+        await asyncio.gather(*(writer.write(each, charge()) for each in owners))
+
+    asyncio.run(scenario())
+    with database.transaction(acme, read_only=True) as session:
+        rows = {row.request_id: row for row in session.scalars(select(UsageRecord))}
+        day = session.scalars(select(func.sum(UsageDay.amount))).one()
+    # A prompt of two tokens, one of them cached, and three completion tokens.
+    assert {name: row.amount for name, row in rows.items()} == {
+        "before": 1000 + 250 + 3 * 2000,
+        "after": 1000 + 250 + 3 * 4000,
+        "batch": (1000 + 250 + 3 * 2000) // 2,
+        "unknown": 1000 + 250 + 3 * 4000,
+    }
+    assert {name: row.price_id for name, row in rows.items()} == {
+        "before": early.id,
+        "after": late.id,
+        "batch": early.id,
+        "unknown": late.id,
+    }
+    assert day == sum(row.amount for row in rows.values())

@@ -63,7 +63,9 @@ class RecordingEngine:
 class FakeMetering:
     """Has room for every request."""
 
-    def open(self, *_: object, counts_prompt: list[bool], held: object) -> SimpleNamespace:
+    def open(
+        self, *_: object, counts_prompt: list[bool], admitted_at: object, held: object
+    ) -> SimpleNamespace:
         return SimpleNamespace(counters=counts_prompt)
 
     async def settle(self, *_: object) -> None: ...

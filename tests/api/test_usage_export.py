@@ -28,7 +28,7 @@ def test_csv_continues_until_nothing_is_left() -> None:
 
     async def export() -> str:
         lines = module._csv_lines(
-            UsageQuery((Group.DAY,)), [sums_of(day) for day in days[:2]], read
+            UsageQuery((Group.DAY,)), [sums_of(day) for day in days[:2]], read, "EUR"
         )
         return "".join([line async for line in lines])
 
@@ -39,4 +39,4 @@ def test_csv_continues_until_nothing_is_left() -> None:
 
 
 def sums_of(day: date) -> UsageSum:
-    return UsageSum((day,), 1, 2, 1, 3, 0, 0)
+    return UsageSum((day,), 1, 2, 1, 3, 0, 0, 5 * 10**8)

@@ -63,12 +63,14 @@ def test_every_table_but_the_platforms_own_is_a_tenants() -> None:
         if not issubclass(mapper.class_, TenantOwned)
     }
     assert unowned == {
+        "Currency",
         "IdempotentAnswer",
         "JobLease",
         "Operator",
         "OperatorKey",
         "PlatformAuditEntry",
         "PlatformAuditHead",
+        "PriceRow",
         "Replica",
         "Server",
         "ServerMemory",

@@ -109,6 +109,7 @@ class Walk:
             *(self._set_alias, self._remove_alias, self._list_aliases),
             *(self._open_upload, self._read_upload, self._read_file, self._read_batch),
             *(self._read_response, self._read_webhook, self._test_webhook),
+            *(self._set_budget, self._set_limits),
             *(self._look_around, self._read_request, self._resolve_model),
         ]
         for number in range(num_steps):
@@ -156,6 +157,16 @@ class Walk:
         path = f"/v1/keys/{key}"
         if self._expect(caller, Scope.KEYS_MANAGE, "DELETE", path, target=target) is not None:
             target.keys[key] = False
+
+    def _set_budget(self, caller: Caller, target: Tenant) -> None:
+        if (key := self._any(target.keys)) is not None:
+            path, body = f"/v1/keys/{key}/budgets/day", {"amount": "5"}
+            self._expect(caller, Scope.KEYS_MANAGE, "PUT", path, body, target=target)
+
+    def _set_limits(self, caller: Caller, target: Tenant) -> None:
+        if (user := self._any(target.users)) is not None:
+            path, body = f"/v1/users/{user}/limits", {"concurrent_requests": 3}
+            self._expect(caller, Scope.USERS_MANAGE, "PUT", path, body, target=target)
 
     def _list_keys(self, caller: Caller, target: Tenant) -> None:
         path = f"/v1/keys?active=true&limit={MAX_LISTED}"
@@ -266,6 +277,7 @@ class Walk:
                 ("/v1/usage", Scope.USAGE_READ),
                 ("/v1/quota", Scope.USAGE_READ),
                 ("/v1/webhooks", Scope.WEBHOOKS_READ),
+                ("/v1/budgets", Scope.USAGE_READ),
                 ("/v1/audit?limit=20", Scope.AUDIT_READ),
             ]
         )

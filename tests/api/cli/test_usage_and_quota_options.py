@@ -12,7 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from loraplex.api.cli import quotas, usage
+from loraplex.api.cli import budgets, prices, quotas, usage
+from loraplex.api.cli.exit_codes import CommandFailed
 
 LIMITS = {
     "requests_per_minute": 1,
@@ -31,14 +32,15 @@ LIMITS = {
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Notes what the commands ask for."""
-    found = SimpleNamespace(pages=Mock(return_value=[]), admin=Mock())
+    found = Mock()
+    found.pages.return_value = []
     found.admin.pages.return_value = []
 
     @contextmanager
     def opened() -> Iterator[SimpleNamespace]:
         yield found
 
-    for command in (usage, quotas):
+    for command in (usage, quotas, prices, budgets):
         monkeypatch.setattr(command, "open_client", opened)
     return found
 
@@ -78,3 +80,59 @@ def test_each_limit_is_set_by_the_option_of_its_name(client: SimpleNamespace) ->
     ((_, body), kept) = client.admin.put.call_args
     assert body == {**LIMITS, "period": "day"}
     assert kept == {"if_match": "tag"}
+
+
+def test_limits_of_a_key_keep_those_that_are_not_named(client: SimpleNamespace) -> None:
+    names = ["requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute"]
+    before = {**dict.fromkeys(names, 3), "concurrent_requests": 4}
+    client.get.return_value = {**before, "object": "limits"}
+    client.put.return_value = before
+    invoke(quotas.app, "set-caller", "--of-key=k", "--requests-per-minute=none")
+    client.put.assert_called_once_with("/keys/k/limits", {**before, "requests_per_minute": None})
+
+
+def test_a_price_is_set_by_the_options_of_its_parts(client: SimpleNamespace) -> None:
+    client.admin.post.return_value = dict.fromkeys(prices.COLUMNS)
+    options = ["--currency=EUR", "--prompt-tokens=0.15", "--completion-tokens=0.6"]
+    more = ["--cached-tokens=0.04", "--batch-discount=50", "--base=tiny", "--only-for=acme"]
+    invoke(prices.app, "set", *options, *more, "--since=2026-12-01T00:00:00Z")
+    client.admin.post.assert_called_once_with(
+        "/prices",
+        {
+            "base": "tiny",
+            "tenant": "acme",
+            "currency": "EUR",
+            "prompt_tokens": "0.15",
+            "cached_tokens": "0.04",
+            "completion_tokens": "0.6",
+            "batch_discount": 50,
+            "effective_from": "2026-12-01T00:00:00+00:00",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [
+        ("--of-tenant=acme", "/tenants/acme/budgets/day"),
+        ("--of-key=k", "/keys/k/budgets/day"),
+        ("--of-user=u", "/users/u/budgets/day"),
+    ],
+)
+def test_a_budget_is_set_and_removed_where_it_belongs(
+    client: SimpleNamespace, option: str, path: str
+) -> None:
+    asked = client.admin if "tenant" in option else client
+    asked.put.return_value = dict.fromkeys(budgets.COLUMNS)
+    invoke(budgets.app, "set", "250.00", option, "--period=day", "--alert-percent=90")
+    asked.put.assert_called_once_with(path, {"amount": "250.00", "alert_percents": [90]})
+    invoke(budgets.app, "remove", option, "--period=day")
+    asked.delete.assert_called_once_with(path)
+
+
+@pytest.mark.parametrize("options", [[], ["--of-key=k", "--of-user=u"]])
+def test_a_budget_of_nobody_or_of_two_is_a_mistake(
+    client: SimpleNamespace, options: list[str]
+) -> None:
+    result = CliRunner().invoke(budgets.app, ["set", "1", *options])
+    assert isinstance(result.exception, CommandFailed)

@@ -11,6 +11,8 @@ const sum = (day: string, factor: number): UsageSum => ({
   completion_tokens: 3 * factor,
   cold_loads: 2 * factor,
   residency_byte_seconds: 100 * factor,
+  amount: `${factor}.50`,
+  currency: "EUR",
 });
 const SUMS = [sum("2026-11-20", 1), sum("2026-11-22", 5)];
 const DAYS = ["2026-11-20", "2026-11-21", "2026-11-22"];
@@ -32,5 +34,5 @@ test("each metric has a figure for each day, and nothing where nothing was used"
 
 test("the total adds every figure", () => {
   const { day: _, ...expected } = sum("", 6);
-  assert.deepEqual(total(SUMS), expected);
+  assert.deepEqual(total(SUMS), { ...expected, amount: "7.00" });
 });

@@ -1,6 +1,7 @@
 /** What was used, ready to be drawn and listed. */
 
 import type { Answer } from "../api/client.ts";
+import { sumOfMoney } from "./money.ts";
 
 export type UsageSum = Answer<"get", "/admin/usage">["data"][number];
 export type Group = "day" | "tenant" | "adapter" | "version";
@@ -48,5 +49,7 @@ export function total(sums: UsageSum[]): UsageSum {
     completion_tokens: add((sum) => sum.completion_tokens),
     cold_loads: add((sum) => sum.cold_loads),
     residency_byte_seconds: add((sum) => sum.residency_byte_seconds),
+    amount: sumOfMoney(sums.map((sum) => sum.amount)),
+    currency: sums[0]?.currency ?? null,
   };
 }

@@ -3,6 +3,7 @@
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 import { api, urlOf, type PathOf } from "../api/client.ts";
+import { BudgetsInUse } from "../components/budgets-in-use.tsx";
 import { Chart } from "../components/chart.tsx";
 import { DataTable, type Columns } from "../components/data-table.tsx";
 import { Filter, Search } from "../components/form.tsx";
@@ -12,6 +13,7 @@ import { EmptyState, Loaded } from "../components/states.tsx";
 import { days } from "../lib/days.ts";
 import { bytes, count, percent } from "../lib/format.ts";
 import { useParam, useRested } from "../lib/hooks.ts";
+import { money } from "../lib/money.ts";
 import { usePages } from "../lib/pages.ts";
 import { METRICS, daily, total, type Group, type Metric, type UsageSum } from "../lib/usage.ts";
 import { useScope } from "../session.tsx";
@@ -77,6 +79,7 @@ export default function UsagePage(): ReactNode {
       <Days asked={asked} />
       <Sums asked={asked} />
       {tenant !== null && <Panel title="Limits" flush><LimitsInUse tenant={tenant} /></Panel>}
+      {tenant !== null && <Panel title="Budgets" flush><BudgetsInUse tenant={tenant} /></Panel>}
     </Page>
   );
 }
@@ -132,6 +135,7 @@ function Totals({ sums }: { sums: UsageSum[] }): ReactNode {
       { label: "Generated tokens", value: count(all.completion_tokens) },
       { label: "Cold loads", value: count(all.cold_loads), note: "requests that waited for weights" },
       { label: "On the device", value: `${bytes(all.residency_byte_seconds)}·s` },
+      ...(all.currency ? [{ label: "Charged", value: money(all.amount, all.currency) }] : []),
     ]} />
   );
 }
@@ -189,5 +193,6 @@ function columnsOf(groups: Group[], inAll: UsageSum | undefined): Columns<UsageS
     figure("Generated tokens", (sum) => count(sum.completion_tokens)),
     figure("Cold loads", (sum) => count(sum.cold_loads)),
     figure("On the device", (sum) => `${bytes(sum.residency_byte_seconds)}·s`),
+    figure("Charged", (sum) => sum.currency ? money(sum.amount, sum.currency) : ""),
   ];
 }

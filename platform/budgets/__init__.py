@@ -1,0 +1,1 @@
+"""Budgets of money: of a tenant, its users and its keys."""

@@ -1,0 +1,36 @@
+"""Announces alerts of budgets, each once."""
+
+from __future__ import annotations
+
+from ..audit.event import Event
+from ..base import utc_now
+from ..prices.money import format_money
+from ..sessions import TenantSession
+from . import repository
+from .models import BudgetAlert
+
+
+def announce_next(session: TenantSession) -> Event | None:
+    """Announce the tenant's oldest alert that was not announced; None if there is none.
+
+    The caller enters the event in the audit log in the same unit of work.
+    """
+    alert = repository.lock_next_alert(session)
+    return None if alert is None else budget_alert(alert)
+
+
+def budget_alert(alert: BudgetAlert) -> Event:
+    """Announce this alert: everything that is told of it is told here, in the unit of work that
+    marks it as announced."""
+    alert.announced_at = utc_now()
+    return Event(
+        "budget.alert",
+        alert.holder,
+        {
+            "percent": alert.percent,
+            "period": str(alert.period),
+            "period_begins_at": alert.begins_at.isoformat(),
+            "budget": format_money(alert.budget),
+            "spent": format_money(alert.spent),
+        },
+    )

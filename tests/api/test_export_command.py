@@ -1,0 +1,113 @@
+"""`loraplex export` with a running server: everything is there, and as the API has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loraplex.api.cli.exit_codes import ExitCode
+from loraplex.api.client.tenant_export import SUMMARY_FILE, TenantExport, _file_name
+from loraplex.api.local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.platform.keys.principal import Scope
+from support.batches import completions, create, ended, jsonl
+from support.command import Command
+from support.server import Caller, ServerUnderTest
+
+
+@pytest.fixture(scope="module")
+def exported(server: ServerUnderTest, adapters: list[Path]) -> Caller:
+    """A tenant with two versions of an adapter, a user, a budget, and a batch that has ended."""
+    caller = server.make_caller("export-owner")
+    for folder in adapters[:2]:
+        caller.push(folder, "bot")
+    caller.http.post("/v1/users", json={"email": "x@export.example", "role": "viewer"})
+    (key,) = caller.http.get("/v1/keys").json()["data"]
+    caller.http.put(f"/v1/keys/{key['id']}/budgets/day", json={"amount": "5"})
+    batch = create(caller.openai, jsonl(completions("bot", ["a", "b"])))
+    assert ended(caller.openai, batch.id).status == "completed"
+    return caller
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], exported: Caller
+) -> Command:
+    return Command(monkeypatch, capsys, exported, "export")
+
+
+def lines(folder: Path, name: str) -> list[Any]:
+    return [json.loads(each) for each in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_an_export_has_everything_as_the_api_has_it(
+    command: Command, exported: Caller, adapters: list[Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    counts = command.ask(str(folder))
+    for name in ("users", "budgets", "usage", "files", "batches"):
+        assert lines(folder, name) == exported.http.get(f"/v1/{name}").json()["data"]
+    (key,) = lines(folder, "keys")
+    assert exported.key not in json.dumps(key), "keys have no secrets"
+    assert {entry["action"] for entry in lines(folder, "audit")} >= {"user.create", "budget.set"}
+    for number, source in enumerate(adapters[:2], 1):
+        copied = folder / "adapters" / "bot" / str(number)
+        for file in (WEIGHTS_FILE, CONFIG_FILE):
+            path = f"/v1/adapters/bot/versions/{number}/files/{file}"
+            assert (copied / file).read_bytes() == exported.http.get(path).content
+        assert (copied / WEIGHTS_FILE).read_bytes() == (source / WEIGHTS_FILE).read_bytes()
+    for file in lines(folder, "files"):
+        content = exported.openai.files.content(file["id"]).content
+        assert (folder / "files" / file["id"]).read_bytes() == content
+    summary = json.loads((folder / SUMMARY_FILE).read_text())
+    assert summary["tenant"]["slug"] == "export-owner"
+    assert summary["counts"] == counts
+    assert counts["adapters"] == 2
+    assert counts["files"] == 2
+
+
+def test_an_interrupted_export_continues_without_what_is_whole(
+    command: Command,
+    exported: Caller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = TenantExport._files
+
+    def interrupted(self: TenantExport) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TenantExport, "_files", interrupted)
+    assert command(str(tmp_path))[0] != ExitCode.OK
+    assert not (tmp_path / SUMMARY_FILE).exists(), "it is not complete"
+    weights = tmp_path / "adapters" / "bot" / "1" / WEIGHTS_FILE
+    written_at = weights.stat().st_mtime_ns
+    config = tmp_path / "adapters" / "bot" / "2" / CONFIG_FILE
+    config.unlink()
+    monkeypatch.setattr(TenantExport, "_files", real)
+    code, _, err = command(str(tmp_path))
+    assert code == ExitCode.OK
+    assert "2 adapters" in err
+    assert weights.stat().st_mtime_ns == written_at
+    assert config.exists()
+    assert (tmp_path / SUMMARY_FILE).exists()
+
+
+def test_a_key_without_a_scope_is_refused_and_leaves_no_summary(
+    server: ServerUnderTest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    narrow = server.make_caller("export-narrow", [Scope.INFER])
+    code, _, err = Command(monkeypatch, capsys, narrow, "export")(str(tmp_path))
+    assert code != ExitCode.OK
+    assert "users:manage" in err
+    assert not (tmp_path / SUMMARY_FILE).exists()
+
+
+def test_names_from_the_server_cannot_leave_the_folder() -> None:
+    assert _file_name("../x") == "%2E%2E%2Fx"
+    assert _file_name("bot-1_a") == "bot-1_a"
