@@ -462,23 +462,25 @@ def replace_linears(
 
     kept_dense: the layers whose weight stays a tensor in the serving dtype. shards: cuts this
     rank's part of each layer; None: all of it. Each original weight is freed before the next
-    projection is packed.
+    projection is packed. The largest are packed first, while little else is in memory: a projection
+    is in memory in two forms meanwhile.
     """
     linears = decoder_linears(model)
     groups = list(sibling_groups(linears))
-    projections = []
+    sizes = {names[0]: sum(linears[name].weight.numel() for name in names) for names in groups}
+    packed: dict[str, FusedProjection] = {}
     with report_progress("packing projections", len(groups)) as advance:
-        for names in groups:
+        for names in sorted(groups, key=lambda names: -sizes[names[0]]):
             group = [(name, linears.pop(name)) for name in names]
             if kept_dense and set(names) <= set(kept_dense):
                 linear: Linear = _dense_linear(*group[0], shards)
             else:
                 linear = _pack_group(group, quantization, shards)
-            projections.append(_replace_group(model, group, linear, shards))
+            packed[names[0]] = _replace_group(model, group, linear, shards)
             del group
             return_freed_memory()
             advance()
-    return projections
+    return [packed[names[0]] for names in groups]
 
 
 def sibling_groups(linears: Mapping[str, nn.Module]) -> Iterator[list[str]]:
