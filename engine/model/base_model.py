@@ -467,7 +467,7 @@ def replace_linears(
     """
     linears = decoder_linears(model)
     groups = list(sibling_groups(linears))
-    sizes = {names[0]: sum(linears[name].weight.numel() for name in names) for names in groups}
+    sizes = {names[0]: _num_weights(names, linears) for names in groups}
     packed: dict[str, FusedProjection] = {}
     with report_progress("packing projections", len(groups)) as advance:
         for names in sorted(groups, key=lambda names: -sizes[names[0]]):
@@ -481,6 +481,11 @@ def replace_linears(
             return_freed_memory()
             advance()
     return [packed[names[0]] for names in groups]
+
+
+def _num_weights(names: Sequence[str], linears: Mapping[str, nn.Module]) -> int:
+    parts = whole_projection([(name, linears[name]) for name in names]).slices
+    return sum(part.in_features * part.out_features for part in parts)
 
 
 def sibling_groups(linears: Mapping[str, nn.Module]) -> Iterator[list[str]]:
