@@ -14,8 +14,8 @@ every proposer, trees, grammars, several choices, KV policies, prefix hits, evic
 `near_ties` are those of them whose two best tokens are closer than a thousandth where they differ,
 `events` how often the traffic met what it is for. `kills`: ranks that were killed while requests
 ran, at drawn times and at each kind of command (`commands`: how often; 0 if the traffic has none);
-a hang is a group that is not down after 10 s, or a request that is silent for 10 s though the group
-is back, `uncoded` a request that ended neither whole nor with a code.
+a hang is a group that is not down after 10 s, or a request that has not ended when all are silent
+for 10 s though the group is back, `uncoded` a request that ended neither whole nor with a code.
 `bytes`: what each rank of a larger base planned for its weights, and its peak while it loaded, for
 bases that are not quantized, are quantized while they load, and are quantized in their files, and
 for one whose ends are most of it (`ends`).
