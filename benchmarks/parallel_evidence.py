@@ -14,8 +14,8 @@ every proposer, trees, grammars, several choices, KV policies, prefix hits, evic
 `near_ties` are those of them whose two best tokens are closer than a thousandth where they differ,
 `events` how often the traffic met what it is for. `kills`: ranks that were killed while requests
 ran, at drawn times and at each kind of command (`commands`: how often; 0 if the traffic has none);
-a hang is a group that is not down after 10 s, or a request that is silent for 10 s though the group
-is back, `uncoded` a request that ended neither whole nor with a code.
+a hang is a group that is not down after 10 s, or a request that has not ended when all are silent
+for 10 s though the group is back, `uncoded` a request that ended neither whole nor with a code.
 `bytes`: what each rank of a larger base planned for its weights, and its peak while it loaded, for
 bases that are not quantized, are quantized while they load, and are quantized in their files, and
 for one whose ends are most of it (`ends`).
@@ -103,6 +103,7 @@ NUM_WIDE_LAYERS, NUM_SAMPLE_LAYERS = 48, 16
 ENDS = {**LARGE, "vocab_size": 64_000}
 """With the layers of `NUM_END_LAYERS`, the ends are two thirds of the base."""
 NUM_END_LAYERS = 8
+END_SHAPES = (GroupShape(2, 1), GroupShape(1, 2))
 NARROW = {**LARGE, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 LOADED_FORMATS = ("int8", "int4", "fp8", "nf4", "mxfp4")
 """Of `--quantize`, whose peak is measured."""
@@ -304,11 +305,14 @@ def measure_bytes(folder: Path, is_sample: bool) -> list[dict[str, Any]]:
 
 
 def measure_ends(folder: Path) -> list[dict[str, Any]]:
-    """The same for a base whose ends are most of it."""
+    """The same for a base whose ends are most of it, divided among ranks and among stages."""
     small = save_family(folder / "small", *SERVED["llama"])
     large = save_repeated(folder / "large", ENDS, NUM_END_LAYERS)
-    found = _measure_base(small, large, Quantization.NONE, GroupShape(2, 1), folder / "work")
-    return [{"base": "ends", **row} for row in found]
+    rows = []
+    for shape in END_SHAPES:
+        work = folder / f"{shape.ranks_per_stage}x{shape.num_stages}"
+        rows += _measure_base(small, large, Quantization.NONE, shape, work)
+    return [{"base": "ends", **row} for row in rows]
 
 
 def _measure_base(

@@ -89,7 +89,9 @@ class PackedLinear(Linear):
 
 def row_norms(weight: Tensor) -> Tensor:
     """The length of each row of `weight [n, k]`: fp32 `[n]`. A few rows at a time become fp32."""
-    pieces = (
-        weight[start : start + _PIECE_ROWS] for start in range(0, weight.shape[0], _PIECE_ROWS)
-    )
-    return torch.cat([rows.float().square().sum(dim=1) for rows in pieces]).sqrt()
+    norms = torch.empty(weight.shape[0], device=weight.device)
+    for start in range(0, len(norms), _PIECE_ROWS):
+        # Small results that live between pieces would keep the pieces' memory from being reused.
+        own = slice(start, start + _PIECE_ROWS)
+        norms[own] = weight[own].float().square().sum(dim=1)
+    return norms.sqrt()

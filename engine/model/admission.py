@@ -23,6 +23,7 @@ from ..kv.cache import KvCache, KvFormat
 from ..kv.groups import LayerKvShape, simple_groups
 from ..kv.sequence_blocks import block_table
 from .attention_windows import PROBE_NAME, LayerProbe
+from .expected_logits import ExpectedLogits
 from .expert_choices import MAX_REPLACED, LayerChoices, ReplacedChoices, choosing, recording
 from .forward import ATTENTION_NAME, PagedForward, run_model
 from .inputs import MAX_GROUPED_ROWS, SequenceChunk, make_inputs
@@ -49,8 +50,7 @@ class DenseCase(NamedTuple):
     """One sequence, and what the dense forward pass computed."""
 
     token_ids: list[int]
-    logits: Tensor
-    """`[num_tokens, vocab]`, fp32."""
+    logits: ExpectedLogits
     choices: LayerChoices
     """Of each MoE layer."""
 
@@ -178,7 +178,7 @@ def dense_reference(
                 "its own logits are not finite: a tensor in its files is damaged, or --dtype is "
                 "too narrow for it"
             )
-        cases.append(DenseCase(tokens, logits.float(), choices))
+        cases.append(DenseCase(tokens, ExpectedLogits.of(logits), choices))
     return cases
 
 
@@ -271,11 +271,9 @@ def paged_error(
     choices: replaces the choices of experts that differ from those of `cases`.
     """
     sequences = [case.token_ids for case in cases]
-    largest = [case.logits.abs().max() for case in cases]
 
     def error(part: PagedLogits) -> Tensor:
-        expected = cases[part.sequence].logits[part.positions]
-        return (part.logits - expected).abs_().max() / largest[part.sequence]
+        return cases[part.sequence].logits.error(part.positions, part.logits)
 
     with choosing(model, choices.choose) if choices else nullcontext():
         # Nobody holds the logits of a step while the next one runs.

@@ -462,23 +462,30 @@ def replace_linears(
 
     kept_dense: the layers whose weight stays a tensor in the serving dtype. shards: cuts this
     rank's part of each layer; None: all of it. Each original weight is freed before the next
-    projection is packed.
+    projection is packed. The largest are packed first, while little else is in memory: a projection
+    is in memory in two forms meanwhile.
     """
     linears = decoder_linears(model)
     groups = list(sibling_groups(linears))
-    projections = []
+    sizes = {names[0]: _num_weights(names, linears) for names in groups}
+    packed: dict[str, FusedProjection] = {}
     with report_progress("packing projections", len(groups)) as advance:
-        for names in groups:
+        for names in sorted(groups, key=lambda names: -sizes[names[0]]):
             group = [(name, linears.pop(name)) for name in names]
             if kept_dense and set(names) <= set(kept_dense):
                 linear: Linear = _dense_linear(*group[0], shards)
             else:
                 linear = _pack_group(group, quantization, shards)
-            projections.append(_replace_group(model, group, linear, shards))
+            packed[names[0]] = _replace_group(model, group, linear, shards)
             del group
             return_freed_memory()
             advance()
-    return projections
+    return [packed[names[0]] for names in groups]
+
+
+def _num_weights(names: Sequence[str], linears: Mapping[str, nn.Module]) -> int:
+    parts = whole_projection([(name, linears[name]) for name in names]).slices
+    return sum(part.in_features * part.out_features for part in parts)
 
 
 def sibling_groups(linears: Mapping[str, nn.Module]) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -25,12 +26,14 @@ from .admission import run_probe
 from .attention_windows import LayerProbe
 from .embedding_and_head import ModelEnds
 
+_EMBEDDINGS = "original_hidden_states"
+"""transformers' name for what a layer of Zamba reads besides the hidden states before it."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def plan_stages(model: PreTrainedModel, config: Any, num_stages: int) -> StagePlan:
-    """Raises UnsupportedModel if there are fewer layers than stages, or other layers than the
-    decoder's."""
+    """Raises UnsupportedModel if there are fewer layers than stages or other layers than the
+    decoder's, and with several stages if layers read more than hidden states."""
     lists = (each for each in model.named_modules() if isinstance(each[1], nn.ModuleList))
     path, layers = next(lists)
     assert isinstance(layers, nn.ModuleList)
@@ -38,6 +41,11 @@ def plan_stages(model: PreTrainedModel, config: Any, num_stages: int) -> StagePl
         raise UnsupportedModel(f"{config.model_type} has other layers than its decoder's")
     if len(layers) < num_stages:
         raise UnsupportedModel(f"{len(layers)} layers cannot be divided among {num_stages} stages")
+    if num_stages > 1 and any(_EMBEDDINGS in signature(each.forward).parameters for each in layers):
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be divided among stages: "
+            "its layers read the embeddings again"
+        )
     return StagePlan(path, len(layers), num_stages)
 
 

@@ -28,11 +28,13 @@ def test_a_sample_is_within_all_bounds(
     assert found["canaries"] == {"asked": 200, "foreign": 0}
 
 
-def test_a_follower_takes_little_more_than_its_part_of_large_ends(tmp_path: Path) -> None:
-    rank_0, follower = measure_ends(tmp_path)
-    assert list(problems({"bytes": [follower]})) == []
-    # It holds the logits of its self-test as well (decision 100); whole ends took 3.7 times.
-    assert rank_0["actual"] < 1.3 * rank_0["planned"]
+def test_ranks_and_stages_take_little_more_than_their_parts_of_large_ends(tmp_path: Path) -> None:
+    rows = measure_ends(tmp_path)
+    assert [(row["tp"], row["pp"], row["rank"]) for row in rows] == [
+        *((2, 1, 0), (2, 1, 1)),
+        *((1, 2, 0), (1, 2, 1)),
+    ]
+    assert list(problems({"bytes": rows})) == []
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,12 @@ def test_a_base_with_fewer_layers_than_stages_is_refused(tmp_path: Path) -> None
     engine = EngineConfig(str(model), device="cpu", dtype="float32")
     with pytest.raises(UnsupportedModel, match="2 layers cannot be divided among 3 stages"):
         run_sharded(engine, 1, lambda _base, _rank: None, num_stages=3)
+
+
+def test_a_base_whose_layers_read_the_embeddings_again_is_refused_before_it_is_divided(
+    tmp_path: Path,
+) -> None:
+    model = save_family(tmp_path / "base", *STATES["zamba2"])
+    engine = EngineConfig(str(model), device="cpu", dtype="float32")
+    with pytest.raises(UnsupportedModel, match="zamba2 cannot be divided among stages"):
+        run_sharded(engine, 1, lambda _base, _rank: None, num_stages=2)

@@ -37,7 +37,8 @@ class Outcome(NamedTuple):
     happened: bool
     """Whether the command came, and a rank was killed at it."""
     num_hanging: int
-    """Requests without an event for HANG_SECONDS though the group was ready."""
+    """Requests that had not ended when nothing was heard for HANG_SECONDS though the group was
+    ready."""
     num_uncoded: int
     """Requests that ended neither whole nor with a code; after the group is back, those that did
     not end whole."""
@@ -94,7 +95,7 @@ def plans(folder: Path, size: int, seed: int = 0) -> Iterator[PlannedKill]:
 
 async def kill_at(plan: PlannedKill, traffic: Traffic, shape: GroupShape) -> Outcome:
     """Serve two waves while a rank is killed; then the group has to serve again."""
-    blocks = traffic.blocks()
+    blocks = traffic.blocks
 
     async def fetch(key: AdapterKey) -> _Block:
         return _Block(blocks[key], Tier.DISK)
@@ -142,12 +143,16 @@ async def _delete(client: EngineClient, key: AdapterKey) -> None:
 
 
 async def num_hanging(client: EngineClient, watched: Sequence[Watched]) -> int:
-    """Wait until all have ended, or one is silent for too long while the group is ready."""
+    """Wait until all have ended, or all are silent for too long while the group is ready.
+
+    A request that waits for others to end is silent meanwhile, on a busy machine for long. One that
+    hangs is left when they have ended.
+    """
     ready_at = time.monotonic()
     while running := [each for each in watched if each.end is None]:
         if not client.is_ready:
             ready_at = time.monotonic()
-        silent_since = max(ready_at, min(each.heard_at for each in running))
+        silent_since = max(ready_at, *(each.heard_at for each in watched))
         if time.monotonic() - silent_since > HANG_SECONDS:
             break
         await asyncio.sleep(0.05)

@@ -20,6 +20,8 @@ from support.engine import MIB
 
 PROMPT = [72, 101, 108, 108, 111]
 STALL_SECONDS = 3.0
+MAX_WAIT_SECONDS = 600.0
+"""On a busy machine a group of several processes takes minutes to start."""
 
 
 def make_config(model: Path, shape: GroupShape = GroupShape(2, 1), **settings: Any) -> EngineConfig:
@@ -85,6 +87,6 @@ def follower_pids(client: EngineClient) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(MAX_WAIT_SECONDS):
         while not condition():
             await asyncio.sleep(0.05)

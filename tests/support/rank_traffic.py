@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,7 @@ class Traffic:
             engine.run()
         return engine
 
+    @cached_property
     def blocks(self) -> dict[AdapterKey, Path]:
         """The files of the adapters."""
         engine = LocalEngine(self.base, self.folder, dtype="float32")
