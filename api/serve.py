@@ -6,6 +6,7 @@ import asyncio
 import errno
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
@@ -59,6 +60,8 @@ class DrainingServer(uvicorn.Server):
                 ws="none",
                 # It would trust every client on this machine; see `peer_address`.
                 proxy_headers=False,
+                ssl_certfile=runtime.settings.ssl_certfile,
+                ssl_keyfile=runtime.settings.ssl_keyfile,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
@@ -87,6 +90,26 @@ class DrainingServer(uvicorn.Server):
             async with asyncio.timeout(self._drain_seconds):
                 while self._readiness.num_requests and not self.force_exit:
                     await asyncio.sleep(DRAIN_POLL_SECONDS)
+
+
+class CannotUseCertificate(Exception):
+    """It or its key cannot be read, they do not belong together, or the key has a password."""
+
+
+def check_certificate(settings: Settings) -> None:
+    """Read the server's certificate before anything is loaded. Raises CannotUseCertificate."""
+    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
+    if certificate is None:
+        if key is not None:
+            raise CannotUseCertificate("--ssl-keyfile needs --ssl-certfile")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password given, OpenSSL would ask the terminal for one.
+        context.load_cert_chain(certificate, key, password="")
+    except OSError as exc:
+        files = certificate if key is None else f"{certificate} and {key}"
+        raise CannotUseCertificate(f"cannot serve with {files}: {exc.strerror or exc}") from exc
 
 
 class CannotListen(Exception):

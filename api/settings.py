@@ -133,6 +133,10 @@ class Settings(BaseSettings):
         tuple[Network, ...], NoDecode, Option(metavar="NETWORK"), Unset("none")
     ] = ()
     """Networks of the proxies whose `X-Forwarded-For` is trusted."""
+    ssl_certfile: Annotated[Path | None, Option(metavar="FILE"), Unset("HTTP")] = None
+    """Certificate chain in PEM, with which the server speaks HTTPS."""
+    ssl_keyfile: Annotated[Path | None, Option(metavar="FILE"), Unset("in `ssl_certfile`")] = None
+    """Private key of the certificate in PEM."""
     webhook_hosts: Annotated[
         tuple[str, ...], NoDecode, Option(metavar="HOST[:PORT]"), Unset("no webhooks are sent")
     ] = ()

@@ -98,10 +98,8 @@ OPTIONS: Mapping[str, str] = {
     "attention-backend": _LAYOUT,
     # HTTP
     "api-key": "Keys belong to tenants: `loraplex keys create --tenant SLUG`.",
-    "ssl-certfile": f"The server speaks HTTP. {_PROXY}",
-    "ssl-keyfile": f"The server speaks HTTP. {_PROXY}",
-    "ssl-ca-certs": f"The server speaks HTTP. {_PROXY}",
-    "ssl-cert-reqs": f"The server speaks HTTP. {_PROXY}",
+    "ssl-ca-certs": f"Clients have no certificates. {_PROXY}",
+    "ssl-cert-reqs": f"Clients have no certificates. {_PROXY}",
     "root-path": _PROXY,
     "allowed-origins": f"No CORS headers are sent. {_PROXY}",
     "allowed-methods": f"No CORS headers are sent. {_PROXY}",

@@ -83,14 +83,23 @@ def _run(
     port: int,
     replicas: RayReplicas | None,
 ) -> None:
-    from ..serve import CannotListen, address, bind, run_server
+    from ..serve import (
+        CannotListen,
+        CannotUseCertificate,
+        address,
+        bind,
+        check_certificate,
+        run_server,
+    )
     from ..server.data_dir_lock import DataDirInUse
     from ..telemetry.logs import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
     try:
+        check_certificate(settings)
         listener = bind(host, port)
-        url = f"http://{address(host, listener.getsockname()[1])}"
+        scheme = "http" if settings.ssl_certfile is None else "https"
+        url = f"{scheme}://{address(host, listener.getsockname()[1])}"
         note(f"Loading {engine_config.model} ...")
         with listener, naming_the_database(settings), ExitStack() as registration:
 
@@ -112,6 +121,8 @@ def _run(
             )
     except ConfinementMissing as exc:
         raise CommandFailed(f"{exc} ({exc.code})") from exc
+    except CannotUseCertificate as exc:
+        raise CommandFailed(str(exc)) from exc
     except (AdapterError, CannotListen, DataDirInUse, OSError) as exc:
         raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
 

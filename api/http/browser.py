@@ -1,7 +1,7 @@
 """Browser security of a request: transport, session cookie and origin.
 
-A session cookie is accepted over TLS, or on the server's own machine, and nowhere else. This server
-does not terminate TLS: the trusted proxies report the scheme that their clients used.
+A session cookie is accepted over TLS, or on the server's own machine, and nowhere else. TLS ends in
+this server or in a trusted proxy, which reports the scheme that its client used.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from threading import Barrier
@@ -27,6 +28,9 @@ from loraplex.platform.sessions import Transaction
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.usage import service as ledger
 from loraplex.platform.usage.service import Usage
+from loraplex.platform.webhooks.models import WebhookDelivery
+from loraplex.platform.webhooks.service import WebhookService
+from loraplex.platform.webhooks.signing import SigningSecrets
 from support.limits import SERVER_ID
 from support.money import set_budget
 
@@ -278,8 +282,13 @@ def test_an_alert_is_announced_once(purse: Purse) -> None:
     purse.set(10, key_holder("k"), alerts=(50,))
     purse.settle("a", 6, key="k")
     with purse.database.transaction(purse.tenant_id) as session:
+        webhooks = WebhookService(SigningSecrets([b"a" * 32]))
+        url = "https://hooks.example.com/"
+        webhooks.create(session, url=url, events=None, description=None, created_by="key:k")
         event = announce_next(session)
+        (delivery,) = session.scalars(select(WebhookDelivery))
     assert event
+    assert json.loads(delivery.body)["data"] == {"holder": "key:k", **event.details}
     assert (event.action, event.resource) == ("budget.alert", "key:k")
     assert event.details == {
         "percent": 50,

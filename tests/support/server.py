@@ -46,7 +46,7 @@ FAKE_ENGINE = "support.fake_engine"
 """An engine without a model."""
 SMALL = ("--num-threads", "1", "--memory-gib", "0.5", "--host-cache-gib", "0.05")
 """Options of a server that leaves room for others on the machine."""
-_ANNOUNCEMENT = re.compile(rb"^Serving .* at (http://\S+)/v1\n", re.MULTILINE)
+_ANNOUNCEMENT = re.compile(rb"^Serving .* at (https?://\S+)/v1\n", re.MULTILINE)
 
 
 @dataclass

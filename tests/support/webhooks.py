@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def make_certificates(folder: Path, name: str) -> None:
     (folder / "authority.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     certificate = (
         _certificate(_named(name), authority, key)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_alternative(name)]), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
             critical=False,
@@ -209,6 +210,13 @@ _USES = x509.KeyUsage(
     encipher_only=False,
     decipher_only=False,
 )
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _named(name: str) -> x509.Name:

@@ -81,6 +81,8 @@ VALUES: Mapping[str, str | list[str]] = {
     "metrics-networks": ["10.0.0.0/8", "fc00::/7"],
     "vllm-metrics": "true",
     "trusted-proxies": ["10.0.0.0/8", "fd00::/8"],
+    "ssl-certfile": "/etc/ssl/server.pem",
+    "ssl-keyfile": "/etc/ssl/server.key",
     "webhook-hosts": ["hooks.example.com", "*.example.com:8443"],
     "webhook-networks": ["10.1.0.0/16", "fd01::/16"],
     "oidc-issuer": "https://id.example.com/realms/acme",
