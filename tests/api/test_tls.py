@@ -74,8 +74,8 @@ def test_a_certificate_that_cannot_be_used_is_refused_before_the_model_is_loaded
     certificates: Path, certificate: str | None, key: str | None, message: str
 ) -> None:
     settings = Settings(
-        ssl_certfile=certificate and certificates / certificate,
-        ssl_keyfile=key and certificates / key,
+        ssl_certfile=None if certificate is None else certificates / certificate,
+        ssl_keyfile=None if key is None else certificates / key,
     )
     with pytest.raises(CannotUseCertificate, match=message):
         check_certificate(settings)
