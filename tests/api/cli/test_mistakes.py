@@ -76,7 +76,7 @@ SERVERS = [
     Mistake(SERVE + "--trust-remote-code", _USAGE, "Code of a checkpoint is never run"),
     Mistake(SERVE + "--data-parallel-size 2", _USAGE, "Use a fleet of replicas"),
     Mistake(
-        SERVE + "--tool-call-parser pythonic", _USAGE, "'pythonic' is not one of 'deepseek_v3'"
+        SERVE + "--tool-call-parser pythonesque", _USAGE, "'pythonesque' is not one of 'deepseek"
     ),
     Mistake(SERVE + "--speculation eagle", _USAGE, "eagle is not one of ngram, draft"),
     Mistake(SERVE + "--port 99999", _USAGE, "less than or equal to 65535"),
