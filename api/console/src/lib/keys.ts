@@ -12,6 +12,8 @@ export const SCOPES: readonly (readonly [Scope, string])[] = [
   ["audit:read", "View the audit log"],
   ["keys:manage", "Create, rotate and revoke keys"],
   ["users:manage", "Add, change and disable users"],
+  ["webhooks:read", "View webhooks and their deliveries"],
+  ["webhooks:write", "Create, change and delete webhooks"],
 ];
 
 export const SCOPES_AT_FIRST: readonly Scope[] = ["infer", "adapters:read"];

@@ -38,8 +38,13 @@ const GROUPS: readonly (readonly [string, readonly string[]])[] = [
   ]],
   ["Retention", ["request_log_days", "upload_days", "file_days", "response_days"]],
   ["Access and connections", [
-    "secret", "secret_previous", "allowed_hosts", "trusted_proxies", "reader_patience_seconds", "drain_seconds",
+    "secret", "secret_previous", "allowed_hosts", "trusted_proxies", "ssl_certfile", "ssl_keyfile", "reader_patience_seconds",
+    "drain_seconds",
   ]],
+  ["Sign-in through a provider", [
+    "oidc_issuer", "oidc_client_id", "oidc_client_secret", "oidc_name", "oidc_scopes", "oidc_groups_claim", "oidc_roles",
+  ]],
+  ["Webhooks", ["webhook_hosts", "webhook_networks"]],
   ["Logs, metrics and traces", ["log_level", "log_format", "metrics_token", "metrics_networks", "vllm_metrics", "otel"]],
 ];
 const OTHERS = "Other settings";
@@ -85,6 +90,7 @@ const TITLES: Readonly<Record<string, string>> = {
 };
 
 const WORDS: Readonly<Record<string, string>> = {
+  oidc: "OIDC", ssl: "TLS", certfile: "certificate", keyfile: "key", id: "ID",
   max: "maximum", num: "number of", len: "length", seqs: "sequences", dir: "folder", kv: "KV", kl: "KL divergence", dtype: "data type", config: "configuration",
 };
 
