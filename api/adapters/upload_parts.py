@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from ...adapters.disk_room import full_disk_told
 from ...adapters.errors import AdapterError, AdapterRejected, ObjectCorrupt, ObjectNotFound
 from ...adapters.fetcher import TRANSFER_SECONDS
 from ...adapters.store import ObjectStore, part_key
-from ...adapters.wiping import file_digest
+from ...adapters.wiping import file_digest, read_pieces, write_all
 from ...platform.adapters.models import Upload
 from ...platform.adapters.upload_part import UploadPart
 from ...platform.base import new_id
@@ -71,11 +70,13 @@ class UploadParts:
 
     def _assemble(self, upload: Upload) -> None:
         fetched = self._staging.fetched_path(upload.id)
-        with full_disk_told(), self._staging.weights_path(upload.id).open("wb") as weights:
+        weights = self._staging.weights_path(upload.id)
+        with full_disk_told(), weights.open("wb", buffering=0) as assembled:
             for part in upload.stored_parts:
                 self._fetch(upload, part, fetched)
-                with fetched.open("rb") as bytes_of_part:
-                    shutil.copyfileobj(bytes_of_part, weights)
+                with fetched.open("rb", buffering=0) as bytes_of_part:
+                    for piece in read_pieces(bytes_of_part):
+                        write_all(assembled, piece)
         fetched.unlink(missing_ok=True)
 
     def _fetch(self, upload: Upload, part: UploadPart, path: Path) -> None:

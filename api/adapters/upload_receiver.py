@@ -96,7 +96,6 @@ class UploadReceiver:
         """Store what was received, then acknowledge it: of several servers with bytes from the same
         offset, one succeeds."""
         part = await self._parts.put(upload)
-        failpoint("uploads.stored")
         try:
             return await self._records.acknowledge(upload, part.size_bytes if part else 0, part)
         except (UploadConflict, InvalidTransition, UploadNotFound, TooManyParts):
