@@ -57,10 +57,8 @@ BATCH_FAILPOINTS = (
 WEBHOOK_FAILPOINTS = ("webhooks.claimed", "webhooks.sent", "webhooks.recorded")
 """The same of the delivery of an event."""
 
-_ARMED = os.environ.get(VARIABLE)
-
 
 def failpoint(name: str) -> None:
     """End the process immediately, like `kill -9`, if this failpoint is armed."""
-    if name == _ARMED:
+    if name == os.environ.get(VARIABLE):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from loraplex.adapters.failpoints import BATCH_FAILPOINTS, VARIABLE
 from loraplex.platform.models import JobLease, UsageRecord
 from support.batches import completions, create, ended, jsonl, lines_of
-from support.server import LORAPLEX, Caller, ServerUnderTest, serving
+from support.server import FAKE_ENGINE, Caller, ServerUnderTest, serving
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def check_exact(server: ServerUnderTest, caller: Caller, client: OpenAI, batch_i
 def test_a_kill_between_two_effects_of_a_batch_leaves_it_exact(
     tiny_base: Path, tmp_path: Path, point: str
 ) -> None:
-    with serving(tiny_base, tmp_path, *NAME, program=LORAPLEX, **{VARIABLE: point}) as armed:
+    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE, **{VARIABLE: point}) as armed:
         caller = armed.make_caller("acme")
         batch_id = ""
         try:
@@ -60,7 +60,7 @@ def test_a_kill_between_two_effects_of_a_batch_leaves_it_exact(
         except APIConnectionError:
             assert point == "files.stored"
         assert armed.process.wait(60) == -signal.SIGKILL
-    with serving(tiny_base, tmp_path, *NAME) as server:
+    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key=caller.key)
         if not batch_id:
             assert list(client.files.list()) == [], "what was not acknowledged is not there"
@@ -70,21 +70,21 @@ def test_a_kill_between_two_effects_of_a_batch_leaves_it_exact(
 
 def test_a_file_whose_deletion_was_killed_is_gone(tiny_base: Path, tmp_path: Path) -> None:
     armed_at = {VARIABLE: "files.removed"}
-    with serving(tiny_base, tmp_path, *NAME, program=LORAPLEX, **armed_at) as armed:
+    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE, **armed_at) as armed:
         caller = armed.make_caller("acme")
         client = caller.openai.with_options(max_retries=0)
         file = client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
         with pytest.raises(APIConnectionError):
             client.files.delete(file.id)
         armed.process.wait(60)
-    with serving(tiny_base, tmp_path, *NAME) as server:
+    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key=caller.key)
         assert list(client.files.list()) == []
 
 
 def test_another_server_takes_over_when_one_dies(tiny_base: Path, tmp_path: Path) -> None:
     armed_at = {VARIABLE: "batches.kept"}
-    with serving(tiny_base, tmp_path / "1", *NAME, program=LORAPLEX, **armed_at) as first:
+    with serving(tiny_base, tmp_path / "1", *NAME, engine=FAKE_ENGINE, **armed_at) as first:
         caller = first.make_caller("acme")
         batch_id = create(caller.openai, lines()).id
         assert first.process.wait(60) == -signal.SIGKILL
@@ -93,7 +93,7 @@ def test_another_server_takes_over_when_one_dies(tiny_base: Path, tmp_path: Path
         "LORAPLEX_STORE": first.settings.store_url,
         "LORAPLEX_SECRET": first.settings.load_secrets()[0].hex(),
     }
-    with serving(tiny_base, tmp_path / "2", *NAME, **shared) as second:
+    with serving(tiny_base, tmp_path / "2", *NAME, engine=FAKE_ENGINE, **shared) as second:
         client = OpenAI(base_url=f"{second.url}/v1", api_key=caller.key)
         assert client.batches.retrieve(batch_id).status == "in_progress", "the lease holds"
         end_leases(second)

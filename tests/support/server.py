@@ -180,7 +180,7 @@ def serving(
     settings = Settings(data_dir=data_dir, database=environment.get("LORAPLEX_DATABASE"))
     log = data_dir / "server.log"
     if engine == FAKE_ENGINE:  # it leaves files in the base's folder
-        base = shutil.copytree(base, data_dir / base.name)
+        base = shutil.copytree(base, data_dir / base.name, dirs_exist_ok=True)
         options = ("--speculation", "off", *options)
     where = ["--data-dir", str(data_dir), "--port", "0"]
     log.touch()

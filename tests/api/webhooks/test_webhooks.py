@@ -17,7 +17,7 @@ from loraplex.platform.models import AuditEntry, WebhookDelivery, WebhookEndpoin
 from support.batches import completions, create, ended, jsonl
 from support.command import Command
 from support.envelopes import check_envelope
-from support.server import LORAPLEX, Caller, ServerUnderTest, serving
+from support.server import FAKE_ENGINE, Caller, ServerUnderTest, serving
 from support.waiting import wait_for
 from support.webhooks import Receiver, answer
 
@@ -245,7 +245,7 @@ def check_all_arrive(
     sent: set[str],
 ) -> None:
     """A restarted server sends the rest."""
-    with serving(tiny_base, folder, **environment):
+    with serving(tiny_base, folder, engine=FAKE_ENGINE, **environment):
         wait_for(lambda: arrived() == sent, seconds=60)
 
 
@@ -258,7 +258,7 @@ def test_every_event_survives_a_kill_of_the_server(
     def arrived() -> set[str]:
         return {event["id"] for event in receiver.events_at("/killed")}
 
-    with serving(tiny_base, tmp_path, **environment) as server:
+    with serving(tiny_base, tmp_path, engine=FAKE_ENGINE, **environment) as server:
         caller = server.make_caller("acme")
         sent = send_tests(caller, add(caller, receiver.url("/killed")))
         wait_for(arrived)
@@ -280,7 +280,7 @@ def test_a_kill_between_two_effects_of_a_delivery_loses_no_event(
         return {event["id"] for event in receiver.events_at(path)}
 
     armed = {**environment, VARIABLE: point}
-    with serving(tiny_base, tmp_path, program=LORAPLEX, **armed) as server:
+    with serving(tiny_base, tmp_path, engine=FAKE_ENGINE, **armed) as server:
         caller = server.make_caller("acme")
         webhook = add(caller, receiver.url(path))
         sent = {caller.http.post(f"/v1/webhooks/{webhook['id']}/test").json()["event"]}
