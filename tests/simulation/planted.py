@@ -585,10 +585,9 @@ def has_no_limit_on_the_queue(check: Any, self: Scheduler, request: Request) -> 
     """Waiting costs nothing."""
 
 
-@_plant(AdmissionPlanner, "exceeds")
-def has_no_cap(exceeds: Any, self: AdmissionPlanner, request: Request, cap: float) -> bool:
+@_plant(AdmissionPlanner, "_relief")
+def has_no_cap(relief: Any, self: AdmissionPlanner, request: Request, cap: float) -> None:
     """Room that is free may be used."""
-    return False
 
 
 @_plant(Scheduler, "_bound_prefill")
