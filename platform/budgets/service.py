@@ -51,19 +51,33 @@ def set_budget(
 ) -> Budget:
     """Set what the holder may spend in each period; the ledger of the present period counts too.
 
-    Raises InvalidValue. The caller has checked that the tenant has the user or key.
+    Percentages that are spent already are alerted at once. Raises InvalidValue. The caller has
+    checked that the tenant has the user or key.
     """
     percents = _check(amount, alert_percents)
     quota = lock_or_add_quota(session)
     quota.has_budgets = True
-    budget = repository.find_budget(session, holder, period)
+    budget, moment = repository.find_budget(session, holder, period), moment_of(clock(session))
     if budget is None:
-        _count_period(session, holder, period, moment_of(clock(session)))
+        _count_period(session, holder, period, moment)
         budget = Budget(holder=holder, period=period, amount=amount, alert_percents=percents)
         session.add(budget)
     budget.amount, budget.alert_percents = amount, percents
     session.flush()
+    _alert_spent(session, budget, begin_of(period, moment))
     return budget
+
+
+def _alert_spent(session: TenantSession, budget: Budget, begin: datetime) -> None:
+    use = {"holder": budget.holder, "period": budget.period, "begins_at": begin}
+    spent = repository.spent_in(session, budget.holder, budget.period, begin)
+    alerts = [
+        {**use, "percent": percent, "budget": budget.amount, "spent": spent}
+        for percent in budget.alert_percents
+        if 100 * spent >= percent * budget.amount
+    ]
+    if alerts:
+        repository.add_alerts(session, alerts)
 
 
 def remove_budget(session: TenantSession, holder: Holder, period: Period) -> None:

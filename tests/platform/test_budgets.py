@@ -259,6 +259,16 @@ def test_an_alert_is_made_once_for_each_percentage_and_anew_for_a_raised_budget(
     assert purse.alerts() == [(TENANT, 50, 85), (TENANT, 80, 85), (TENANT, 80, 126)]
 
 
+def test_what_is_spent_already_is_alerted_when_the_budget_is_set(purse: Purse) -> None:
+    purse.set(1000, alerts=(100,))
+    purse.settle("a", 60)
+    purse.set(100, alerts=(50, 80))
+    assert purse.alerts() == [(TENANT, 50, 60)]
+    purse.set(100, alerts=(50, 80))
+    purse.settle("b", 30)
+    assert purse.alerts() == [(TENANT, 50, 60), (TENANT, 80, 90)]
+
+
 def test_a_refusal_by_an_exhausted_budget_alerts_in_a_batch_that_is_committed(
     purse: Purse,
 ) -> None:
