@@ -198,9 +198,7 @@ def test_a_budget_of_money(pair: Pair, kind: str) -> None:
         (spending,) = budgets.list_spendings(session, holder)
         assert (spending.spent, spending.reserved) == (spent + 21 * COST, 0)
         budgets.remove_budget(session, holder, Period.MONTH)
-    wait_for(
-        lambda: alerts_in_audit(pair, holder) == {80, 100}, seconds=90
-    )  # or with the next sweep
+    wait_for(lambda: alerts_in_audit(pair, holder) == {80, 100}, seconds=10)
 
 
 def alerts_in_audit(pair: Pair, holder: str) -> set[int]:

@@ -34,7 +34,7 @@ function element(tag: unknown, props: Props | null, ...children: ReactNode[]): R
       return SAFE_LINK.test(href) ? render("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" }) : render("span");
     }
     case "img":
-      // The address of a picture can carry what was said to whoever owns it.
+      // Loading an image would send its URL, and any text of the conversation in it, to another host.
       return <span key={key} className="soft">[image: {String(props?.["alt"] ?? "")}]</span>;
     case "input":
       return <span key={key}>{props?.["checked"] ? "☑ " : "☐ "}</span>;
