@@ -19,16 +19,8 @@ app = typer.Typer(add_completion=False)
 MIB = 1 << 20
 LIVE_COLUMNS = ("tenant", "model", "state", "waits_for", "generated_tokens", "age_ms")
 RANK_COLUMNS = (
-    *(
-        "rank",
-        "host",
-        "resident_bytes",
-        "weight_bytes",
-        "kv_bytes",
-        "arena_used_bytes",
-        "arena_bytes",
-    ),
-    *("arena_bytes", "host_used_bytes", "age_seconds"),
+    *("rank", "stage", "host", "resident_bytes", "weight_bytes", "kv_bytes"),
+    *("arena_used_bytes", "arena_bytes", "host_used_bytes", "host_bytes", "age_seconds"),
 )
 RESIDENT_COLUMNS = ("tenant", "versions", "tier", "device_bytes", "num_leases")
 

@@ -1,4 +1,4 @@
-"""Response schemas for the processes of a tensor-parallel group."""
+"""Response schemas for the processes of a group."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class RankView(AnswerModel):
     """The memory of one rank."""
 
     rank: int
+    stage: int
+    """Of the pipeline. Stage 0 has the first layers."""
     host: str
     """Name of its machine."""
     resident_bytes: int
@@ -34,6 +36,7 @@ class RankView(AnswerModel):
         """The view of what a rank has reported."""
         return cls(
             rank=stats.rank,
+            stage=stats.stage,
             host=stats.host,
             resident_bytes=stats.resident_bytes,
             weight_bytes=stats.weight_bytes,

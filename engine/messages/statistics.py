@@ -60,7 +60,7 @@ class ProposerTotals:
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """The memory of one process of a tensor-parallel group."""
+    """The memory of one process of a group."""
 
     rank: int
     resident_bytes: int
@@ -74,6 +74,8 @@ class RankStats:
     host_bytes: int
     """The size of the adapters' host memory."""
     host_used_bytes: int
+    stage: int = 0
+    """Of the pipeline. Stage 0 has the first layers."""
     host: str = ""
     """The name of the rank's machine."""
     age_seconds: float = 0.0

@@ -17,6 +17,7 @@ class RankMemory:
         """`kv_bytes`: see `RankStats`."""
         self._rank = rank
         self._arena = arena
+        self._stage = base.stages.place.stage
         self._weight_bytes = base.weight_bytes
         self._kv_bytes = kv_bytes
 
@@ -31,6 +32,7 @@ class RankMemory:
             arena_used_bytes=sum(self._arena.row_bytes.values()),
             host_bytes=host_bytes,
             host_used_bytes=host_used_bytes,
+            stage=self._stage,
             host=socket.gethostname(),
         )
 

@@ -110,7 +110,7 @@ DRAFTING = SpeculationStats(KEY, "ngram", 4, 18, 9, 0.75, 5)
 STATS = EngineStats(
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
     [AdapterStatus(KEY, Tier.DEVICE, 4096, num_leases=2)],
-    ranks=[RankStats(1, 1 << 40, 1 << 39, 4, 5, 6, 7, 8, "host", 0.5)],
+    ranks=[RankStats(1, 1 << 40, 1 << 39, 4, 5, 6, 7, 8, 1, "host", 0.5)],
     kv_usage=0.5,
     utilization=UtilizationStats(1.5, 1e12, 1e15, 0.25, 0.125, 1e10, 1e11),
     tenant_service=[("acme", 1 << 40)],

@@ -105,6 +105,20 @@ def test_every_rank_reports_its_memory(model: Path, tmp_path: Path) -> None:
     assert own.resident_bytes > own.weight_bytes
 
 
+def test_every_rank_reports_its_stage_and_rank_0_is_in_the_last(
+    model: Path, tmp_path: Path
+) -> None:
+    with followers_as_threads():
+        engine = LocalEngine(
+            model, tmp_path, dtype="float32", num_threads=1, pipeline_parallel_size=2
+        )
+        engine.generate(PROMPT)
+        while len(reported := engine.core.stats().ranks) < 2:
+            time.sleep(0.05)
+        engine.close()
+    assert [(stats.rank, stats.stage) for stats in reported] == [(0, 1), (1, 0)]
+
+
 def test_a_follower_refuses_a_row_that_holds_another_adapter(model: Path, tmp_path: Path) -> None:
     with followers_as_threads() as followers:
         engine = open_engine(model, tmp_path)

@@ -62,15 +62,15 @@ function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): 
   );
 }
 
-/** The processes of a tensor-parallel group. */
+/** The processes that serve the base together. */
 function Ranks({ ranks }: { ranks: RankMemory[] }): ReactNode {
   return (
-    <Panel title="Ranks" note="tensor parallelism">
+    <Panel title="Ranks" note="the processes that serve the base together">
       <div className="table-wrap" tabIndex={0} role="region" aria-label="Ranks">
         <table className="table cards">
           <thead>
             <tr>
-              <th scope="col">Rank</th><th scope="col">Host</th><th scope="col" className="end">Resident</th>
+              <th scope="col">Rank</th><th scope="col">Stage</th><th scope="col">Host</th><th scope="col" className="end">Resident</th>
               <th scope="col" className="end">Weights</th><th scope="col" className="end">KV cache</th>
               <th scope="col" className="end">Arena</th><th scope="col" className="end">Host memory</th>
               <th scope="col" className="end">Reported</th>
@@ -80,6 +80,7 @@ function Ranks({ ranks }: { ranks: RankMemory[] }): ReactNode {
             {ranks.map((one) => (
               <tr key={one.rank}>
                 <td data-label="Rank">{one.rank}</td>
+                <td data-label="Stage">{one.stage}</td>
                 <td data-label="Host">{one.host}</td>
                 <td data-label="Resident" className="end">{bytes(one.resident_bytes)}</td>
                 <td data-label="Weights" className="end">{bytes(one.weight_bytes)}</td>
