@@ -226,7 +226,7 @@ def try_kills(folder: Path, is_sample: bool) -> dict[str, Any]:
     counts = asyncio.run(_kill_ranks(model, _shapes(is_sample), 1 if is_sample else 10))
     traffic, met = Traffic(folder / "traffic"), Counter[str]()
     for shape in _shapes(is_sample)[-1:] if is_sample else SHAPES:
-        for plan in plans(folder, shape.size, seed=shape.size):
+        for plan in plans(folder, shape):
             if is_sample and plan.kind not in SAMPLE_COMMANDS:
                 continue
             outcome = asyncio.run(kill_at(plan, traffic, shape))

@@ -82,19 +82,25 @@ class Watched:
             self.end = event
 
 
-def plans(folder: Path, size: int, seed: int = 0) -> Iterator[PlannedKill]:
+def plans(folder: Path, shape: GroupShape) -> Iterator[PlannedKill]:
     """For each kind of command one kill, at a drawn moment."""
-    rng = random.Random(seed)
+    name = f"{shape.ranks_per_stage}x{shape.num_stages}"
+    rng = random.Random(name)
     for kind in KINDS:
         moments = [each for each in Moment if each is not Moment.EXCHANGE or kind == "RunChunks"]
         moment = rng.choice(moments)
-        rank = rng.randrange(1 if moment in IN_FOLLOWERS else 0, size)
+        rank = rng.randrange(1 if moment in IN_FOLLOWERS else 0, shape.size)
         number = rng.randrange(1, 20) if kind == "RunChunks" else 1
-        yield PlannedKill(kind, number, moment, rank, str(folder / f"{kind}-{seed}"))
+        yield PlannedKill(kind, number, moment, rank, str(folder / f"{kind}-{name}"))
 
 
 async def kill_at(plan: PlannedKill, traffic: Traffic, shape: GroupShape) -> Outcome:
-    """Serve two waves while a rank is killed; then the group has to serve again."""
+    """Serve two waves while a rank is killed; then the group has to serve again.
+
+    Raises FileExistsError for a plan that was carried out before: no rank would be killed.
+    """
+    if Path(plan.marker).exists():
+        raise FileExistsError(plan.marker)
     blocks = traffic.blocks
 
     async def fetch(key: AdapterKey) -> _Block:
