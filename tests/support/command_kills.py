@@ -24,7 +24,7 @@ from loraplex.engine.shards.rank_place import GroupShape
 from support.engine import make_request
 from support.planned_kill import IN_FOLLOWERS, Moment, PlannedKill
 from support.rank_processes import until
-from support.rank_traffic import Traffic, wave
+from support.rank_traffic import Traffic, served, wave
 
 HANG_SECONDS = 10.0
 AT_START = {"StartRank", "StoreValue", "OpenPools"}
@@ -134,7 +134,7 @@ def _submit(client: EngineClient, keys: Sequence[AdapterKey], name: str) -> list
     watched = []
     for number, (prompt, key, settings) in enumerate(wave(keys, seed=1)):
         watched.append(Watched(settings["max_tokens"]))
-        request = make_request(f"{name}-{number}", prompt, key, **settings)
+        request = make_request(f"{name}-{number}", prompt, key, **served(settings, client.info))
         with suppress(EngineError):  # the group is down: the caller has its code
             client.submit(request, watched[-1].take)
             continue

@@ -13,7 +13,7 @@ import numpy as np
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.grammars.spec import GrammarKind, GrammarSpec
 from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
-from loraplex.engine.messages import DeleteAdapter, Pooling, SpeculationParams
+from loraplex.engine.messages import DeleteAdapter, EngineInfo, Pooling, SpeculationParams
 from loraplex.engine.shards.rank_place import GroupShape
 from support.engine import Answer, LocalEngine
 from support.medusa import save_untrained_heads
@@ -138,12 +138,17 @@ def wave(keys: Sequence[AdapterKey], seed: int) -> Iterator[Asked]:
 
 def _submit_wave(engine: LocalEngine, keys: Sequence[AdapterKey], seed: int) -> None:
     for prompt, key, settings in wave(keys, seed):
-        asked = settings["speculation"]
-        if asked is not None and asked.proposer not in engine.core.info.proposers:
-            settings["speculation"] = None
-        if engine.core.info.kv_policy_obstacle:
-            settings.pop("kv_policy", None)
-        engine.submit(prompt, key, **settings)
+        engine.submit(prompt, key, **served(settings, engine.core.info))
+
+
+def served(settings: dict[str, Any], info: EngineInfo) -> dict[str, Any]:
+    """The settings of a request of a wave, without what this engine refuses."""
+    asked = settings["speculation"]
+    if asked is not None and asked.proposer not in info.proposers:
+        settings = {**settings, "speculation": None}
+    if info.kv_policy_obstacle:
+        settings = {name: value for name, value in settings.items() if name != "kv_policy"}
+    return settings
 
 
 def events(engine: LocalEngine) -> dict[str, int]:
