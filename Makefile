@@ -68,8 +68,11 @@ test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing,
 test-console: $(INSTALLED) ## run the console's tests in a browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/console $(ARGS)
 
+# The longest file first: in its place by name it runs on for a minute when the others have ended.
+LONGEST_BENCHMARKS := tests/benchmarks/test_small_benchmarks.py
 test-benchmarks: $(INSTALLED) ## run every benchmark at a small size
-	$(PYTEST_BY_FILE) tests/benchmarks $(ARGS)
+	$(PYTEST_BY_FILE) $(LONGEST_BENCHMARKS) \
+		$(filter-out $(LONGEST_BENCHMARKS),$(wildcard tests/benchmarks/test_*.py)) $(ARGS)
 
 test-postgres: $(INSTALLED) ## run the API's and the platform's tests with servers on a real PostgreSQL
 	LORAPLEX_TEST_DATABASE=postgres $(PYTEST_BY_FILE) tests/api tests/platform $(ARGS)
