@@ -24,7 +24,7 @@ BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness sche
 	fleet fleet-fairness divided-ends
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray image-check \
 	lint format docs console console-check \
-	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence \
+	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence parallel-sample \
 	mutation-evidence mutation-survey \
 	first-hour full-disk wheel wheel-check image release test-clients real-check \
 	kernels-report gpu-check lock clean \
@@ -281,6 +281,10 @@ fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers o
 parallel-evidence: $(INSTALLED) ## divided bases against one rank and PEFT, killed ranks, memory of each rank, canaries, as JSON: ARGS='--only families --sample'
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence $(ARGS)
 
+# `make test-benchmarks` runs the rest of it, and `make test-slow` kills ranks.
+parallel-sample: $(INSTALLED) ## the part of parallel-evidence that CI tries on its own
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence --sample --only bytes
+
 soak: $(INSTALLED) ## kill engines, servers and the database under load, let the store fail and the clock jump, count what is lost; a crowd; 40 quiet minutes; the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.exact_usage
@@ -295,6 +299,10 @@ soak: $(INSTALLED) ## kill engines, servers and the database under load, let the
 
 base-evidence: $(INSTALLED) ## base folders, damaged and whole, and model types, tried, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.base_evidence $(ARGS)
+
+# Its crowds take ten minutes.
+base-sample: $(INSTALLED) ## the part of base-evidence that CI tries
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.base_evidence --sample --only families folders
 
 quantization-evidence: $(INSTALLED) ## quantized checkpoints of every format against their values and PEFT, and damaged ones, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quantization_evidence $(ARGS)
