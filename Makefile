@@ -55,7 +55,8 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 
 # By file, so that a file's servers and databases are made once. With two workers, two cores are idle for a
 # tenth of the time; with three, for a thirtieth.
-# In the files' own order: by their number of tests the longest of all would come last, on one worker.
+# In the files' own order, but the longest first (`tests/support/first_files.py`): by their number of tests
+# the longest of all would come last, on one worker.
 PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 TESTS = $(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks
 test: $(INSTALLED) ## run the tests, but those marked slow and those of the console and of the benchmarks
@@ -68,11 +69,8 @@ test-slow: $(INSTALLED) ## run the tests marked slow: kills under load, fuzzing,
 test-console: $(INSTALLED) ## run the console's tests in a browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/console $(ARGS)
 
-# The longest file first: in its place by name it runs on for a minute when the others have ended.
-LONGEST_BENCHMARKS := tests/benchmarks/test_small_benchmarks.py
 test-benchmarks: $(INSTALLED) ## run every benchmark at a small size
-	$(PYTEST_BY_FILE) $(LONGEST_BENCHMARKS) \
-		$(filter-out $(LONGEST_BENCHMARKS),$(wildcard tests/benchmarks/test_*.py)) $(ARGS)
+	$(PYTEST_BY_FILE) tests/benchmarks $(ARGS)
 
 test-postgres: $(INSTALLED) ## run the API's and the platform's tests with servers on a real PostgreSQL
 	LORAPLEX_TEST_DATABASE=postgres $(PYTEST_BY_FILE) tests/api tests/platform $(ARGS)
