@@ -24,7 +24,7 @@ BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness sche
 	fleet fleet-fairness divided-ends
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray image-check \
 	lint format docs console console-check \
-	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence \
+	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence parallel-sample \
 	mutation-evidence mutation-survey \
 	first-hour full-disk wheel wheel-check image release test-clients real-check \
 	kernels-report gpu-check lock clean \
@@ -55,7 +55,8 @@ demo-weights: $(INSTALLED) ## train the demo's base model and adapters again (ab
 
 # By file, so that a file's servers and databases are made once. With two workers, two cores are idle for a
 # tenth of the time; with three, for a thirtieth.
-# In the files' own order: by their number of tests the longest of all would come last, on one worker.
+# In the files' own order, but the longest first (`tests/support/first_files.py`): by their number of tests
+# the longest of all would come last, on one worker.
 PYTEST_BY_FILE = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 TESTS = $(PYTEST_BY_FILE) --ignore tests/console --ignore tests/benchmarks
 test: $(INSTALLED) ## run the tests, but those marked slow and those of the console and of the benchmarks
@@ -278,6 +279,10 @@ fleet-evidence: $(INSTALLED) ## kill and drain agents, engines and API servers o
 parallel-evidence: $(INSTALLED) ## divided bases against one rank and PEFT, killed ranks, memory of each rank, canaries, as JSON: ARGS='--only families --sample'
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence $(ARGS)
 
+# `make test-benchmarks` runs the rest of it, and `make test-slow` kills ranks.
+parallel-sample: $(INSTALLED) ## the part of parallel-evidence that CI tries on its own
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.parallel_evidence --sample --only bytes
+
 soak: $(INSTALLED) ## kill engines, servers and the database under load, let the store fail and the clock jump, count what is lost; a crowd; 40 quiet minutes; the API's contract in larger numbers
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.soak $(ARGS)
 	PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.exact_usage
@@ -292,6 +297,10 @@ soak: $(INSTALLED) ## kill engines, servers and the database under load, let the
 
 base-evidence: $(INSTALLED) ## base folders, damaged and whole, and model types, tried, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.base_evidence $(ARGS)
+
+# Its crowds take ten minutes.
+base-sample: $(INSTALLED) ## the part of base-evidence that CI tries
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.base_evidence --sample --only families folders
 
 quantization-evidence: $(INSTALLED) ## quantized checkpoints of every format against their values and PEFT, and damaged ones, as JSON
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.quantization_evidence $(ARGS)

@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 
-from .planted import MISTAKES, is_caught
+from .planted import MISTAKES, search_all
 from .runner import STEPS_PER_SEED, run_seeds
 from .scenario import Scenario
 from .world import World
@@ -50,8 +50,7 @@ def _run(num_steps: int, first_seed: int, processes: int | None, *, with_planted
         print(f"{name}: only {count}")
     if with_planted:
         report.planted = len(MISTAKES)
-        for name in MISTAKES:
-            caught = is_caught(name)
+        for name, caught in search_all(num_processes=processes):
             report.caught += caught is not None
             print(f"planted {name}: {caught or 'NOT CAUGHT'}")
     print(report.as_json())

@@ -57,25 +57,47 @@ from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.waiting import WaitingQueue
 
 from .device import FakeDevice
-from .runner import STEPS_PER_SEED, run_seed
+from .runner import STEPS_PER_SEED, process_pool, run_seed
 
 MAX_STEPS = 1_000_000
 """A mistake must be found within so many steps."""
+
+LIKELY_SEEDS = {
+    "deletes_adapters_under_a_step_in_flight": 19,
+    "drains_without_a_deadline": 30,
+    "ends_leases_under_a_step_in_flight": 11,
+    "forgets_pins_that_failed_once": 14,
+    "forgets_the_parent": 14,
+    "leases_what_moves": 35,
+    "moves_without_a_new_row": 11,
+    "suspects_nobody_of_the_step_before": 37,
+}
+"""For mistakes that are found late from seed 0 on: a seed that found them, which is tried first.
+
+If it no longer does, because a change alters what seeds draw, the search takes longer.
+"""
 
 MISTAKES: dict[str, Callable[[], Any]] = {}
 """By name, what makes the context manager that plants it."""
 
 
-def is_caught(name: str, *, first_seed: int = 0) -> str | None:
+def is_caught(name: str) -> str | None:
     """How many steps it took and what was seen; None if nothing was."""
     num_steps = 0
+    likely = [LIKELY_SEEDS[name]] if name in LIKELY_SEEDS else []
     with MISTAKES[name]():
-        for seed in range(first_seed, first_seed + MAX_STEPS // STEPS_PER_SEED):
+        for seed in (*likely, *range(MAX_STEPS // STEPS_PER_SEED)):
             outcome = run_seed(seed)
             num_steps += outcome.num_steps
             if outcome.violation:
                 return f"after {num_steps} steps: {outcome.violation}"
     return None
+
+
+def search_all(*, num_processes: int | None = None) -> Iterator[tuple[str, str | None]]:
+    """The name of each mistake and what `is_caught` says of it."""
+    with process_pool(num_processes) as pool:
+        yield from zip(MISTAKES, pool.imap(is_caught, MISTAKES), strict=True)
 
 
 def _plant(owner: type, attribute: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

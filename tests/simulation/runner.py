@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.pool import Pool
 
 from .scenario import Scenario
 from .world import Outcome, World
@@ -152,14 +153,19 @@ def run_seeds(
         for seed in seeds:
             report.add(run(seed))
     else:
-        spawned = multiprocessing.get_context("spawn")  # with no lock of a forked thread
-        with spawned.Pool(num_processes or os.cpu_count(), _prepare_process) as pool:
+        with process_pool(num_processes) as pool:
             for outcome in pool.imap(run, seeds, chunksize=4):
                 report.add(outcome)
     for seed in list(report.violations)[:3]:
         if len({run(seed).log_hash, run(seed).log_hash}) > 1:
             report.irreproducible.append(seed)
     return report
+
+
+def process_pool(num_processes: int | None) -> Pool:
+    """Processes that simulate; None: one for each core."""
+    spawned = multiprocessing.get_context("spawn")  # with no lock of a forked thread
+    return spawned.Pool(num_processes or os.cpu_count(), _prepare_process)
 
 
 def _prepare_process() -> None:

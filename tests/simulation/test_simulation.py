@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.planted import MISTAKES, is_caught
+from simulation.planted import LIKELY_SEEDS, MISTAKES, is_caught
 from simulation.runner import REQUIRED_COVERAGE, STEPS_PER_SEED, Report, run_seed, run_seeds
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +98,16 @@ def test_a_failing_seed_fails_alike_again(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("mistake", QUICKLY_FOUND)
 def test_a_planted_mistake_is_found(mistake: str) -> None:
     assert is_caught(mistake)
+
+
+def test_a_likely_seed_that_misses_the_mistake_does_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert LIKELY_SEEDS.keys() <= MISTAKES.keys()
+    without_sinks = 1
+    assert not run_seed(without_sinks).violation
+    monkeypatch.setitem(LIKELY_SEEDS, "frees_the_sinks", without_sinks)
+    assert is_caught("frees_the_sinks")
 
 
 def test_there_are_as_many_mistakes_as_it_takes() -> None:
