@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from playwright.sync_api import expect
+from collections.abc import Iterator
 
-from support.console import PAGES, Visitor
+import pytest
+from playwright.sync_api import Browser, expect
+
+from support.chromium import PHONE
+from support.console import PAGES, Visitor, visiting
 from support.many import NUM_ADAPTERS, NUM_OWNERS, NUM_TENANTS, add_many
 from support.seeded import Seeded
 
@@ -22,7 +25,7 @@ def _many(seeded: Seeded) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_no_page_asks_for_everything(operator: Visitor, name: str) -> None:
+def test_no_page_asks_for_everything_or_is_cut(operator: Visitor, name: str) -> None:
     asked: list[int] = []
 
     def count(size: object) -> None:
@@ -35,6 +38,21 @@ def test_no_page_asks_for_everything(operator: Visitor, name: str) -> None:
     assert len(asked) <= MAX_REQUESTS
     assert sum(asked) <= MAX_BYTES
     assert operator.page.locator("main tr").count() <= MAX_ROWS
+    assert operator.overhang() <= 0
+
+
+@pytest.fixture(scope="module")
+def phone(browser: Browser, seeded: Seeded, operator: Visitor) -> Iterator[Visitor]:
+    """The operator with a phone, who looks at all tenants."""
+    with visiting(browser, seeded.server.url, viewport=PHONE) as visitor:
+        visitor.page.context.add_cookies(operator.page.context.cookies())  # type: ignore[arg-type]
+        yield visitor
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_phone_shows_every_page_of_many_tenants(phone: Visitor, name: str) -> None:
+    phone.open(PAGES[name])
+    assert phone.overhang() <= 0
 
 
 def test_adapters_are_found_among_thousands(operator: Visitor, seeded: Seeded) -> None:
