@@ -373,6 +373,13 @@ class RateLimited(LimitReached):
     code = "rate_limited"
 
 
+class PriceNotFound(PlatformError):
+    """The tenant has no price of its own of that base at that time."""
+
+    code = "price_not_found"
+    default_message = "The tenant has no price of its own for this base at that time."
+
+
 class BudgetNotFound(PlatformError):
     """No such budget."""
 

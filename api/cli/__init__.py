@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "tenants": "Create, list, change, suspend and resume tenants.",
     "quotas": "Show and set a tenant's limits and their current usage.",
     "budgets": "Show and set what a tenant, its users and its keys may spend.",
-    "prices": "Set and list what tokens cost.",
+    "prices": "Set, end and list what tokens cost.",
     "usage": "Show usage by day, adapter, version or tenant.",
     "export": "Export a tenant's data into a folder.",
     "requests": "Show finished and running requests.",

@@ -1,7 +1,8 @@
-"""`loraplex prices`: sets and lists what tokens cost."""
+"""`loraplex prices`: sets, ends and lists what tokens cost."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -14,15 +15,33 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 COLUMNS = [
     *("base", "tenant", "currency", "prompt_tokens", "cached_tokens", "completion_tokens"),
-    *("batch_discount", "effective_from"),
+    *("batch_discount", "effective_from", "effective_until"),
+]
+
+BaseName = Annotated[
+    str | None, typer.Option(help="The base's name; default: the one that is served.")
+]
+Moment = Annotated[
+    datetime | None,
+    typer.Option(formats=["%Y-%m-%dT%H:%M:%SZ"], help="In UTC; default: in 30 seconds."),
 ]
 
 
 @app.command("list")
-def list_(as_json: AsJson = False) -> None:
+def list_(
+    base: Annotated[str | None, typer.Option(help="Only of this base.")] = None,
+    only_for: Annotated[
+        str | None, typer.Option(metavar="SLUG", help="Only this tenant's own prices.")
+    ] = None,
+    current: Annotated[
+        bool, typer.Option("--current", help="Only prices that are in effect now or will be.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """List prices in the order in which they were set (operators only)."""
+    wanted = {"base": base, "tenant": only_for, "current": current or None}
     with open_client() as client:
-        rows = list(client.admin.pages("/prices"))
+        rows = list(client.admin.pages("/prices", **wanted))
     if as_json:
         print_json(rows)
     else:
@@ -39,16 +58,11 @@ def set_(
         typer.Option(metavar="PRICE", help="Of a million; default: as other prompt tokens."),
     ] = None,
     batch_discount: Annotated[int, typer.Option(help="Percent.")] = 0,
-    base: Annotated[
-        str | None, typer.Option(help="The base's name; default: the one that is served.")
-    ] = None,
+    base: BaseName = None,
     only_for: Annotated[
         str | None, typer.Option(metavar="SLUG", help="The only tenant that pays them.")
     ] = None,
-    since: Annotated[
-        datetime | None,
-        typer.Option(formats=["%Y-%m-%dT%H:%M:%SZ"], help="In UTC; default: in 30 seconds."),
-    ] = None,
+    since: Moment = None,
     as_json: AsJson = False,
 ) -> None:
     """Set the prices of a base model's tokens (operators only)."""
@@ -60,10 +74,30 @@ def set_(
         "cached_tokens": cached_tokens,
         "completion_tokens": completion_tokens,
         "batch_discount": batch_discount,
-        "effective_from": None if since is None else since.replace(tzinfo=UTC).isoformat(),
+        "effective_from": _in_utc(since),
     }
     with open_client() as client:
-        price = client.admin.post("/prices", body)
+        _print(client.admin.post("/prices", body), as_json)
+
+
+@app.command()
+def end(
+    only_for: Annotated[str, typer.Option(metavar="SLUG", help="The tenant whose own prices end.")],
+    base: BaseName = None,
+    since: Moment = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a tenant's own prices: it pays those of all tenants from then on (operators only)."""
+    body = {"tenant": only_for, "base": base, "effective_from": _in_utc(since)}
+    with open_client() as client:
+        _print(client.admin.post("/prices/end", body), as_json)
+
+
+def _in_utc(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.replace(tzinfo=UTC).isoformat()
+
+
+def _print(price: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(price)
     else:

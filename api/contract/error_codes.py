@@ -261,6 +261,9 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "file_not_found": ErrorCode(404, "No such file for this key, or it has expired."),
     "file_in_use": ErrorCode(409, "A batch that has not ended reads the file: cancel it first."),
     "batch_not_found": ErrorCode(404, "No such batch for this key."),
+    "price_not_found": ErrorCode(
+        404, "The tenant has no price of its own for this base at that time."
+    ),
     "budget_not_found": ErrorCode(404, "The tenant, user or key has no such budget."),
     "response_not_found": ErrorCode(
         404, "No such stored response for this key, or it has expired."

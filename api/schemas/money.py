@@ -53,6 +53,21 @@ class PriceBody(RequestModel):
     )
 
 
+class PriceEndBody(RequestModel):
+    """Which prices of a tenant end."""
+
+    tenant: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SLUG_LENGTH)]
+    """The tenant's slug."""
+    base: Annotated[str, StringConstraints(min_length=1, max_length=MAX_BASE_LENGTH)] | None = None
+    """The name of the base in `/v1/models`; null: the one that this server serves."""
+    effective_from: AwareDatetime | None = None
+    """At least 30 seconds ahead; null: as soon as possible."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"tenant": "acme", "effective_from": "2030-01-01T00:00:00Z"},
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PriceView(AnswerModel):
     """The prices of a base model's tokens, of a million each."""
@@ -68,6 +83,8 @@ class PriceView(AnswerModel):
     batch_discount: int
     """Percent."""
     effective_from: datetime
+    effective_until: datetime | None
+    """When later prices supersede them, or the tenant's own prices end; null: neither is set."""
     created_at: datetime
     object: Literal["price"] = "price"
 

@@ -22,7 +22,10 @@ class Tariff:
 
     def at(self, moment: datetime) -> Price | None:
         """The price in effect then; None: the tokens are free."""
-        return _latest(self._own, moment) or _latest(self._common, moment)
+        own = _latest(self._own, moment)
+        if own is not None and not own.is_end:
+            return own
+        return _latest(self._common, moment)
 
 
 NO_TARIFF = Tariff(NO_PRICES, NO_PRICES)

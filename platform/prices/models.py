@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, UtcDateTime, utc_now
@@ -53,5 +53,7 @@ class PriceRow(Base):
     completion: Mapped[int] = mapped_column(BigInteger)
     batch_discount: Mapped[int]
     """In percent, on requests of batches."""
+    is_end: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """It only ends the tenant's own prices: from then on those of all tenants hold."""
     effective_from: Mapped[datetime] = mapped_column(UtcDateTime)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)

@@ -28,6 +28,8 @@ class Price:
     completion: int
     batch_discount: int
     """In percent."""
+    is_end: bool = False
+    """It only ends the tenant's own prices."""
     effective_from: datetime
 
     def amount(

@@ -1,4 +1,4 @@
-"""Sets and lists prices.
+"""Sets, ends and lists prices.
 
 A price takes effect some seconds after it is set, so every server knows it by then: all servers
 charge a request by the price that was in effect when it was admitted.
@@ -7,13 +7,14 @@ charge a request by the price that was in effect when it was admitted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, or_, select
+from sqlalchemy.orm import aliased
 
-from ..base import utc_now
-from ..errors import InvalidValue
+from ..base import UtcDateTime, utc_now
+from ..errors import InvalidValue, PriceNotFound
 from ..locked_rows import lock_or_add
 from ..sessions import PlatformSession
 from .book import PriceBook
@@ -24,6 +25,16 @@ from .price import MAX_PRICE, Price
 LEAD = timedelta(seconds=30)
 """From the setting of a price to its effect, at least."""
 _CURRENCY_ID = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPrice:
+    """A price and the time until which it holds."""
+
+    row: PriceRow
+    effective_until: datetime | None
+    """When the next one of the same base and tenant begins, or the tenant's own prices end; None:
+    neither is set."""
 
 
 def set_price(
@@ -65,12 +76,83 @@ def set_price(
     return row
 
 
+def end_own_price(
+    session: PlatformSession,
+    *,
+    base: str,
+    tenant_id: str,
+    effective_from: datetime | None = None,
+    now: datetime | None = None,
+) -> ListedPrice:
+    """End the tenant's own price of a base: from that time on, it pays those of all tenants.
+
+    None: as soon as possible. Own prices that begin later still do. Returns the price that ends.
+    Raises PriceNotFound if the tenant has no own price then, and InvalidValue for a time before
+    `now` and the lead.
+    """
+    if session.get(Currency, _CURRENCY_ID, with_for_update=True) is None:
+        raise PriceNotFound
+    begin = _check_begin(effective_from, (now or utc_now()) + LEAD)
+    held = session.scalar(
+        select(PriceRow)
+        .where(
+            PriceRow.base == base,
+            PriceRow.tenant_id == tenant_id,
+            PriceRow.effective_from <= begin,
+        )
+        .order_by(PriceRow.effective_from.desc(), PriceRow.id.desc())
+        .limit(1)
+    )
+    if held is None or held.is_end:
+        raise PriceNotFound
+    end = PriceRow(
+        base=base,
+        tenant_id=tenant_id,
+        prompt=0,
+        cached=0,
+        completion=0,
+        batch_discount=0,
+        is_end=True,
+        effective_from=begin,
+    )
+    session.add(end)
+    session.flush()
+    return ListedPrice(held, begin)
+
+
 def list_prices(
-    session: PlatformSession, *, after: int = 0, limit: int | None = None
-) -> Sequence[PriceRow]:
-    """All prices, past ones too, in the order in which they were set."""
-    query = select(PriceRow).where(PriceRow.id > after).order_by(PriceRow.id)
-    return session.scalars(query.limit(limit)).all()
+    session: PlatformSession,
+    *,
+    after: int = 0,
+    limit: int | None = None,
+    base: str | None = None,
+    tenant_id: str | None = None,
+    own: bool | None = None,
+    current_at: datetime | None = None,
+) -> Sequence[ListedPrice]:
+    """The prices in the order in which they were set.
+
+    `own`: only those of single tenants, or only those of all tenants. `current_at`: only those that
+    hold then or later.
+    """
+    begins_next = func.lead(PriceRow.effective_from, type_=UtcDateTime()).over(
+        partition_by=(PriceRow.base, PriceRow.tenant_id),
+        order_by=(PriceRow.effective_from, PriceRow.id),
+    )
+    timeline = select(PriceRow, begins_next.label("until")).subquery()
+    price, until = aliased(PriceRow, timeline), timeline.c.until
+    query = select(price, until).where(price.id > after, ~price.is_end)
+    if base is not None:
+        query = query.where(price.base == base)
+    if tenant_id is not None:
+        query = query.where(price.tenant_id == tenant_id)
+    if own is not None:
+        query = query.where(price.tenant_id.is_not(None) if own else price.tenant_id.is_(None))
+    if current_at is not None:
+        is_used = and_(until > current_at, until > price.effective_from)
+        query = query.where(or_(until.is_(None), is_used))
+    rows = session.execute(query.order_by(price.id).limit(limit))
+    return [ListedPrice(row, ends_at) for row, ends_at in rows]
 
 
 def find_currency(session: PlatformSession) -> str | None:
@@ -82,7 +164,7 @@ def read_book(session: PlatformSession, known: PriceBook) -> PriceBook:
     """The present prices; `known` itself if none was added since it was read."""
     if (session.scalar(select(func.max(PriceRow.id))) or 0) == known.last_id:
         return known
-    return PriceBook(map(_price, list_prices(session)), find_currency(session))
+    return PriceBook(map(_price, session.scalars(select(PriceRow))), find_currency(session))
 
 
 def _price(row: PriceRow) -> Price:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -53,6 +53,28 @@ def test_a_price_is_listed_as_it_was_set(operator: httpx.Client, payer: Caller) 
     assert listed[:2] == [price, later]
     entries = operator.get("/admin/audit?action=price.set").json()["data"]
     assert entries[0]["details"]["prompt_tokens"] == "0.15"
+
+
+def test_a_tenants_own_price_ends(operator: httpx.Client, server: ServerUnderTest) -> None:
+    slug = server.make_caller("money-leaver").slug
+    since = utc_now() + timedelta(days=1)
+    end = {"tenant": slug, "base": PRICE["base"], "effective_from": since.isoformat()}
+    refused = operator.post("/admin/prices/end", json=end)
+    assert code_of(refused)[:2] == (404, "price_not_found")
+    price = operator.post("/admin/prices", json={**PRICE, "tenant": slug}).json()
+    assert price["effective_until"] is None
+    ended = operator.post("/admin/prices/end", json=end).json()
+    assert ended == {**price, "effective_until": ended["effective_until"]}
+    assert datetime.fromisoformat(ended["effective_until"]) == since
+    listed = operator.get(f"/admin/prices?tenant={slug}&current=true").json()["data"]
+    assert listed == [ended]
+    common = operator.get("/admin/prices?own=false").json()["data"]
+    assert {price["tenant"] for price in common} <= {None}
+    (entry,) = operator.get("/admin/audit?action=price.end").json()["data"]
+    assert entry["details"]["id"] == price["id"]
+    unknown = operator.post("/admin/prices/end", json={**end, "tenant": "nobody"})
+    assert code_of(unknown)[1] == "tenant_not_found"
+    assert code_of(operator.get("/admin/prices?tenant=nobody"))[1] == "tenant_not_found"
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,21 @@ def test_a_classifier_is_called_at_its_own_route(
     expect(text).to_contain_text("/v1/chat/completions")
     expect(text).to_contain_text(f'"model": "{BOT}@1"')
     assert grave_violations(page) == []
+
+
+def test_an_adapter_that_generates_can_also_be_called_for_embeddings(
+    operator: Visitor, page: Page, seeded: Seeded
+) -> None:
+    operator.open(f"/adapters/{TENANT}/{BOT}/call")
+    page.get_by_role("group", name="Task").get_by_role("button", name="Embeddings").click()
+    code = page.get_by_role("region", name="Code, curl").inner_text()
+    assert "/v1/embeddings" in code
+    (caller,) = [one for one in seeded.server.callers if one.slug == TENANT]
+    script = code.replace("YOUR_API_KEY", caller.key)
+    answered = subprocess.run(["sh", "-c", script], capture_output=True, check=True, timeout=60)
+    vectors = json.loads(answered.stdout)["data"]
+    assert [len(each["embedding"]) > 0 for each in vectors] == [True, True]
+    page.get_by_role("button", name="Python").click()
+    expect(page.get_by_role("region", name="Code, Python")).to_contain_text(
+        "client.embeddings.create("
+    )

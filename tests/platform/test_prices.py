@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
+from typing import Any
 
 import pytest
 
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
-from loraplex.platform.errors import InvalidValue
+from loraplex.platform.errors import InvalidValue, PriceNotFound
 from loraplex.platform.prices import service
 from loraplex.platform.prices.book import NO_BOOK
 from loraplex.platform.prices.money import MAX_AMOUNT, NANOS, format_money, parse_money
 from loraplex.platform.prices.price import Price
-from loraplex.platform.prices.service import LEAD, read_book
+from loraplex.platform.prices.service import LEAD, ListedPrice, read_book
 from loraplex.platform.tenants.models import Tenant
 from support.money import UNIT, set_price
 
@@ -24,7 +25,12 @@ HOUR = timedelta(hours=1)
 
 
 def make_price(**changes: int) -> Price:
-    fields = {"prompt": UNIT, "cached": UNIT // 4, "completion": 2 * UNIT, "batch_discount": 0}
+    fields: dict[str, Any] = {
+        "prompt": UNIT,
+        "cached": UNIT // 4,
+        "completion": 2 * UNIT,
+        "batch_discount": 0,
+    }
     return Price(id=1, base="tiny", tenant_id=None, effective_from=NOON, **{**fields, **changes})
 
 
@@ -128,6 +134,87 @@ def test_of_prices_from_the_same_time_the_one_that_was_set_last_holds(database: 
     assert price.id == corrected.id
 
 
+def test_a_tenant_whose_own_price_ended_pays_the_price_of_all_until_it_has_one_again(
+    database: Database, acme: Tenant
+) -> None:
+    common = set_price(database, since=NOON)
+    own = set_price(database, since=NOON + HOUR, tenant_id=acme.id)
+    again = set_price(database, since=NOON + 4 * HOUR, tenant_id=acme.id)
+    ended = end_price(database, acme.id, NOON + 2 * HOUR)
+    assert (ended.row.id, ended.effective_until) == (own.id, NOON + 2 * HOUR)
+    with database.platform_transaction(read_only=True) as session:
+        tariff = read_book(session, NO_BOOK).tariff("tiny", acme.id)
+    found = [price and price.id for hours in range(6) if (price := tariff.at(NOON + hours * HOUR))]
+    assert found == [common.id, own.id, common.id, common.id, again.id, again.id]
+
+
+def test_a_tenant_whose_only_price_ended_pays_nothing(database: Database, acme: Tenant) -> None:
+    set_price(database, since=NOON, tenant_id=acme.id)
+    end_price(database, acme.id, NOON + HOUR)
+    with database.platform_transaction(read_only=True) as session:
+        tariff = read_book(session, NO_BOOK).tariff("tiny", acme.id)
+    assert tariff.at(NOON)
+    assert tariff.at(NOON + HOUR) is None
+
+
+def test_only_a_price_that_a_tenant_has_then_can_be_ended(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    with pytest.raises(PriceNotFound):
+        end_price(database, acme.id, NOON)
+    set_price(database, since=NOON)
+    set_price(database, since=NOON + HOUR, tenant_id=acme.id)
+    for tenant, moment in ((acme, NOON), (bolt, NOON + HOUR)):
+        with pytest.raises(PriceNotFound):
+            end_price(database, tenant.id, moment)
+    end_price(database, acme.id, NOON + HOUR)
+    with pytest.raises(PriceNotFound):
+        end_price(database, acme.id, NOON + 2 * HOUR)
+    with database.platform_transaction() as session, pytest.raises(InvalidValue, match="30 s"):
+        service.end_own_price(session, base="tiny", tenant_id=acme.id, effective_from=utc_now())
+
+
+def test_a_list_says_until_when_each_price_holds(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    """Compared with the times at which the book changes its answer."""
+    draw = random.Random(3)
+    owners = (None, acme.id, bolt.id)
+    for _ in range(60):
+        owner, begin = draw.choice(owners), NOON + draw.randrange(20) * HOUR
+        if owner is None or draw.random() < 0.7:
+            set_price(database, since=begin, tenant_id=owner)
+        else:
+            try:
+                end_price(database, owner, begin)
+            except PriceNotFound:
+                continue
+    with database.platform_transaction(read_only=True) as session:
+        prices, book = service.list_prices(session), read_book(session, NO_BOOK)
+        hours = [NOON + hour * HOUR for hour in range(21)]
+        for price in prices:
+            begin, until = price.row.effective_from, price.effective_until
+            tariff = book.tariff("tiny", price.row.tenant_id or "somebody else")
+            for hour in hours:
+                found = tariff.at(hour)
+                holds = begin <= hour and (until is None or hour < until)
+                assert (found is not None and found.id == price.row.id) == holds
+        moment = NOON + 10 * HOUR
+        current = service.list_prices(session, current_at=moment)
+        own = service.list_prices(session, own=True)
+        of_acme = service.list_prices(session, tenant_id=acme.id)
+        rest = service.list_prices(session, own=False)
+    assert [price.row.id for price in current] == [
+        price.row.id
+        for price in prices
+        if price.effective_until is None
+        or (price.effective_until > moment and price.effective_until != price.row.effective_from)
+    ]
+    assert {price.row.tenant_id for price in own} == {acme.id, bolt.id}
+    assert {price.row.tenant_id for price in of_acme} == {acme.id}
+    assert len(own) + len(rest) == len(prices)
+
+
 def test_a_price_takes_effect_only_when_every_server_knows_it(database: Database) -> None:
     now = utc_now()
     with database.platform_transaction() as session:
@@ -182,3 +269,15 @@ def set_price_now(database: Database, now: datetime, **changes: object) -> None:
     }
     with database.platform_transaction() as session:
         service.set_price(session, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def end_price(database: Database, tenant_id: str, moment: datetime) -> ListedPrice:
+    """End the tenant's own price then, set a minute before."""
+    with database.platform_transaction() as session:
+        return service.end_own_price(
+            session,
+            base="tiny",
+            tenant_id=tenant_id,
+            effective_from=moment,
+            now=moment - timedelta(minutes=1),
+        )

@@ -194,6 +194,7 @@ ROUTES: Mapping[str, Access] = {
     "DELETE /admin/tenants/{slug}/budgets/{period}": ADMINISTRATOR,
     "GET /admin/prices": OPERATOR,
     "POST /admin/prices": ADMINISTRATOR,
+    "POST /admin/prices/end": ADMINISTRATOR,
     "GET /admin/operators": OPERATOR,
     "POST /admin/operators": ADMINISTRATOR,
     "GET /admin/operators/{name}": OPERATOR,

@@ -23,7 +23,9 @@ PAGES = {
     "tenant": "/tenants/acme",
     "users": "/users",
     "keys": "/keys",
+    "webhooks": "/webhooks",
     "usage": "/usage",
+    "prices": "/prices",
     "playground": "/playground",
     "audit": "/audit",
     "settings": "/settings",
@@ -34,6 +36,12 @@ WATCH = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) =>
   window.violations.push(`${event.violatedDirective}: ${event.blockedURI} ${event.sample}`));
+"""
+
+
+OVERHANG = """
+[document.documentElement, ...document.querySelectorAll(".table-wrap")]
+  .reduce((most, element) => Math.max(most, element.scrollWidth - element.clientWidth), 0)
 """
 
 
@@ -67,6 +75,11 @@ class Visitor:
         """Wait until nothing is on its way and no part of the page says that it loads."""
         self.page.locator("main").wait_for()
         expect(self.page.locator("[aria-busy=true], .loading")).to_have_count(0, timeout=15_000)
+
+    def overhang(self) -> int:
+        """By how many pixels the page, or a table on it, is wider than what is in sight."""
+        pixels: int = self.page.evaluate(OVERHANG)
+        return pixels
 
     def go(self, link: str) -> None:
         """Follow a link of the navigation."""

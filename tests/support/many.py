@@ -14,20 +14,21 @@ from loraplex.platform.sessions import PlatformSession
 from loraplex.platform.tenants.models import Tenant
 from support.catalog import BASE_ID, make_digest
 
-NUM_TENANTS = 200
+NUM_TENANTS = 2_000
+NUM_OWNERS = 200
 NUM_ADAPTERS = 5_000
 
 
 def add_many(database: Database) -> None:
-    """200 tenants `many-000` and so on, who have 5,000 ready adapters together."""
+    """2,000 tenants `many-0000` and so on. The first 200 have 5,000 ready adapters together."""
     tenants = [
-        {"id": new_id(), "slug": f"many-{number:03}", "name": f"Many {number}", "weight": 1.0}
+        {"id": new_id(), "slug": f"many-{number:04}", "name": f"Many {number}", "weight": 1.0}
         for number in range(NUM_TENANTS)
     ]
-    per_tenant = NUM_ADAPTERS // NUM_TENANTS
+    per_tenant = NUM_ADAPTERS // NUM_OWNERS
     with database.platform_transaction() as session:
         session.execute(insert(Tenant), tenants)
-        owners = [tenant["id"] for tenant in tenants for _ in range(per_tenant)]
+        owners = [tenant["id"] for tenant in tenants[:NUM_OWNERS] for _ in range(per_tenant)]
         _add_adapters(session, [str(owner) for owner in owners], per_tenant)
 
 

@@ -12,13 +12,17 @@ from random import Random
 from typing import Any
 
 import httpx
+from sqlalchemy import select
 
 from loraplex.api.cli.demo import QUANTIZATION
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.recipe import BASE_NAME
 from loraplex.api.demo.task import held_out_requests
+from loraplex.platform.budgets.models import BudgetUse
 from loraplex.platform.models import RequestLogEntry, UsageDay
+from support.money import UNIT, set_price
 from support.server import Caller, ServerUnderTest, serving
+from support.webhooks import add_webhook
 
 TENANTS: Mapping[str, Mapping[str, Any]] = {
     "acme": {"name": "Acme Ltd.", "weight": 2.0},
@@ -34,6 +38,8 @@ PUSHES = (
     ("globex", "pirate", "assistant"),
 )
 """Tenant, which of the demo's adapters, and as what."""
+WEBHOOK_HOST = "hooks.acme.example"
+"""Webhooks may name it; it does not exist."""
 REPLICA = "gpu-1.internal:7070"
 """A row of the fleet's table; the server has an engine of its own and does not connect to it."""
 DAYS = 14
@@ -69,7 +75,10 @@ class Seeded:
 @contextmanager
 def seeded_server(data_dir: Path) -> Iterator[Seeded]:
     """The server, until the block is left."""
-    options = ("--served-model-name", BASE_NAME, "--quantize", QUANTIZATION)
+    options = (
+        *("--served-model-name", BASE_NAME, "--quantize", QUANTIZATION),
+        *("--webhook-hosts", WEBHOOK_HOST),
+    )
     with serving(WEIGHTS / "base", data_dir, *options) as server:
         seeded = Seeded(server, server.make_operator("root"), {})
         try:
@@ -88,6 +97,8 @@ def _fill(seeded: Seeded) -> None:
         callers[slug].push(WEIGHTS / weights, name, aliases=["prod"])
     _split_alias(callers["acme"])
     seeded.change("POST", "/admin/replicas", {"address": REPLICA})
+    _set_prices_and_budgets(seeded)
+    add_webhook(seeded.server, callers["acme"], f"https://{WEBHOOK_HOST}/loraplex")
     _ask(callers)
     _write_past(seeded)
 
@@ -103,6 +114,29 @@ def _make_tenant(seeded: Seeded, slug: str) -> Caller:
     caller = Caller(seeded.server.url, tenant["id"], slug, issued["key"])
     seeded.server.callers.append(caller)
     return caller
+
+
+def _set_prices_and_budgets(seeded: Seeded) -> None:
+    acme = seeded.callers["acme"]
+    database = seeded.server.database
+    set_price(database, BASE_NAME)
+    set_price(database, BASE_NAME, prompt=UNIT * 3 // 4, tenant_id=acme.tenant_id)
+    (key,) = _listed(seeded, "/v1/keys")
+    ben, *_ = _listed(seeded, "/v1/users")
+    seeded.change("PUT", "/admin/tenants/acme/budgets/month", {"amount": "250"})
+    seeded.change("PUT", f"/v1/keys/{key['id']}/budgets/month", {"amount": "100"}, tenant="acme")
+    seeded.change("PUT", f"/v1/users/{ben['id']}/budgets/day", {"amount": "5"}, tenant="acme")
+    with database.transaction(acme.tenant_id) as session:
+        for number, use in enumerate(session.scalars(select(BudgetUse))):
+            use.amount = (number + 1) * UNIT * 5 // 4
+    database.close()
+
+
+def _listed(seeded: Seeded, path: str) -> list[dict[str, Any]]:
+    """The entries of a list of `acme`."""
+    answer = seeded.admin.get(path, headers={"x-loraplex-tenant": "acme"})
+    entries: list[dict[str, Any]] = answer.json()["data"]
+    return entries
 
 
 def _split_alias(acme: Caller) -> None:
@@ -149,6 +183,7 @@ def _usage_day(random: Random, day: Any, name: str) -> UsageDay:
     usage.cached_tokens = int(prompt * random.uniform(0.2, 0.6))
     usage.completion_tokens = requests * random.randint(60, 160)
     usage.num_cold_loads = requests // 40 if name else 0
+    usage.amount = (prompt * UNIT + usage.completion_tokens * 2 * UNIT) // 10**6
     usage.residency_byte_seconds = 318_432 * random.randint(20_000, 80_000) if name else 0
     return usage
 

@@ -25,6 +25,9 @@ const Tenants = lazy(() => import("./pages/tenants.tsx"));
 const Tenant = lazy(() => import("./pages/tenant.tsx"));
 const Users = lazy(() => import("./pages/users.tsx"));
 const Keys = lazy(() => import("./pages/keys.tsx"));
+const Webhooks = lazy(() => import("./pages/webhooks.tsx"));
+const Webhook = lazy(() => import("./pages/webhook.tsx"));
+const Prices = lazy(() => import("./pages/prices.tsx"));
 const Usage = lazy(() => import("./pages/usage.tsx"));
 const Audit = lazy(() => import("./pages/audit.tsx"));
 const Settings = lazy(() => import("./pages/settings.tsx"));
@@ -48,6 +51,9 @@ export function App(): ReactNode {
         <Route path="/tenants/:slug" element={<Tenant />} />
         <Route path="/users" element={<Users />} />
         <Route path="/keys" element={<Keys />} />
+        <Route path="/webhooks" element={<Webhooks />} />
+        <Route path="/webhooks/:id" element={<Webhook />} />
+        <Route path="/prices" element={<Prices />} />
         <Route path="/usage" element={<Usage />} />
         <Route path="/audit" element={<Audit />} />
         <Route path="/settings" element={<Settings />} />

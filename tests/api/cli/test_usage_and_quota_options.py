@@ -111,6 +111,18 @@ def test_a_price_is_set_by_the_options_of_its_parts(client: SimpleNamespace) -> 
     )
 
 
+def test_a_tenants_own_price_is_ended_at_a_time(client: SimpleNamespace) -> None:
+    client.admin.post.return_value = dict.fromkeys(prices.COLUMNS)
+    invoke(prices.app, "end", "--only-for=acme", "--base=tiny", "--since=2026-12-01T00:00:00Z")
+    end = {"tenant": "acme", "base": "tiny", "effective_from": "2026-12-01T00:00:00+00:00"}
+    client.admin.post.assert_called_once_with("/prices/end", end)
+
+
+def test_prices_are_listed_by_base_and_tenant(client: SimpleNamespace) -> None:
+    invoke(prices.app, "list", "--base=tiny", "--only-for=acme", "--current")
+    client.admin.pages.assert_called_once_with("/prices", base="tiny", tenant="acme", current=True)
+
+
 @pytest.mark.parametrize(
     ("option", "path"),
     [

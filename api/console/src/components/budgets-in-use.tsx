@@ -1,29 +1,21 @@
-import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
-import { api, type Answer } from "../api/client.ts";
 import { dateTime } from "../lib/format.ts";
 import { money } from "../lib/money.ts";
+import { useBudgets, type Budget } from "./budgets.tsx";
 import { EmptyState, Loaded } from "./states.tsx";
 import { Meter } from "./values.tsx";
 
-type Budget = Answer<"get", "/v1/budgets">["data"][number];
-
 /** The budgets of a tenant, its users and its keys, and how much of each is spent. */
 export function BudgetsInUse({ tenant }: { tenant: string | null }): ReactNode {
-  const query = useQuery({
-    queryKey: ["budgets-in-use", tenant],
-    queryFn: ({ signal }) => api("get", "/v1/budgets", { tenant, signal }),
-    refetchInterval: 10_000,
-  });
   return (
-    <Loaded query={query}>
+    <Loaded query={useBudgets(tenant)}>
       {({ data }) => data.length === 0 ? (
-        <EmptyState title="No budgets" command="loraplex budgets set 250.00 --of-tenant SLUG">
+        <EmptyState title="No budgets" command={`loraplex budgets set 250.00 --of-tenant ${tenant ?? "SLUG"}`}>
           Nothing limits what the tenant, its users and its keys may spend.
         </EmptyState>
       ) : (
         <div className="table-wrap" tabIndex={0} role="region" aria-label="Budgets">
-          <table className="table">
+          <table className="table cards">
             <thead>
               <tr>
                 <th scope="col">Budget</th><th scope="col" className="end">Spent</th>
@@ -49,11 +41,11 @@ function Row({ budget }: { budget: Budget }): ReactNode {
   return (
     <tr>
       <th scope="row">{label}</th>
-      <td className="end">{money(spent, currency)}</td>
-      <td className="end">{Number(reserved) > 0 ? money(reserved, currency) : ""}</td>
-      <td className="end">{money(amount, currency)}</td>
-      <td><Meter value={Number(spent) + Number(reserved)} max={Number(amount)} label={label} /></td>
-      <td>{dateTime(ends)}</td>
+      <td data-label="Spent" className="end">{money(spent, currency)}</td>
+      <td data-label="Reserved" className="end">{Number(reserved) > 0 ? money(reserved, currency) : ""}</td>
+      <td data-label="Amount" className="end">{money(amount, currency)}</td>
+      <td data-label="Usage"><Meter value={Number(spent) + Number(reserved)} max={Number(amount)} label={label} /></td>
+      <td data-label="Resets">{dateTime(ends)}</td>
     </tr>
   );
 }

@@ -54,6 +54,15 @@ interface ConfirmProps {
   onDone?: () => void;
 }
 
+/** What a confirmation is about, name by name; a long list scrolls. */
+export function NameList({ names }: { names: string[] }): ReactNode {
+  return (
+    <ul className="names" tabIndex={0} aria-label="Names">
+      {names.map((name, place) => <li key={place}>{name}</li>)}
+    </ul>
+  );
+}
+
 /** Asks before something is done, and stays open with the error if it fails. */
 export function ConfirmDialog(props: ConfirmProps): ReactNode {
   const { title, children, action, typed, danger, onConfirm, onClose, onDone = onClose } = props;

@@ -12,6 +12,8 @@ const PATHS = {
   users: "M8 8a3 3 0 1 0 0-6 3 3 0 0 0 0 6zM2.5 14a5.5 5.5 0 0 1 11 0",
   keys: "M6 10a3.5 3.5 0 1 1 2.5-1L14 14m-2.5-2.5L13 10",
   usage: "M8 2v6l4.5 4M8 2a6 6 0 1 0 6 6",
+  prices: "M8.5 2H14v5.5L7.5 14 2 8.5zM11 5h.01",
+  webhooks: "M2 8h8m-3-3l3 3-3 3M12 3h2v10h-2",
   playground: "M2 3h12v8H7l-3 3v-3H2z",
   audit: "M4 2h8v12H4zM6 5h4M6 8h4M6 11h2",
   settings: "M2 5h6m4 0h2M2 11h2m4 0h6M10 3v4M6 9v4",

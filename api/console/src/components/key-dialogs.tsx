@@ -4,8 +4,8 @@ import { useQueryClient } from "@tanstack/react-query";
 import type { FormEvent, ReactNode } from "react";
 import { api, type Answer, type BodyOf } from "../api/client.ts";
 import { plural } from "../lib/format.ts";
-import { SCOPES, SCOPES_AT_FIRST, listOf, type Scope } from "../lib/keys.ts";
-import { ConfirmDialog } from "./dialog.tsx";
+import { OVERLAPS, SCOPES, SCOPES_AT_FIRST, listOf, type Scope } from "../lib/keys.ts";
+import { ConfirmDialog, NameList } from "./dialog.tsx";
 import { FormDialog } from "./form-dialog.tsx";
 import { Field, SelectField, TextField } from "./form.tsx";
 
@@ -13,9 +13,6 @@ export type Key = Answer<"get", "/v1/keys">["data"][number];
 export type IssuedKey = Answer<"post", "/v1/keys">;
 
 const LIFETIMES = [["90", "90 days"], ["30", "30 days"], ["365", "a year"], ["", "no end"]] as const;
-const OVERLAPS = [
-  ["86400", "a day"], ["3600", "an hour"], ["604800", "a week"], ["2592000", "30 days"], ["0", "none: it ends at once"],
-] as const;
 
 interface OfTenant {
   tenant: string;
@@ -109,7 +106,7 @@ export function RevokeKeys({ tenant, keys, onClose }: OfTenant & { keys: Key[]; 
   return (
     <ConfirmDialog title={`Revoke ${what}?`} action={keys.length === 1 ? "Revoke key" : `Revoke ${what}`} danger
       onConfirm={revoke} onClose={onClose}>
-      {keys.length > 1 && <p>{keys.map((key) => key.name).join(", ")}</p>}
+      {keys.length > 1 && <NameList names={keys.map(({ name }) => name)} />}
       <p>
         This server refuses {keys.length === 1 ? "the key" : "them"} immediately, every other server within five seconds.
         Running requests finish. This cannot be undone.

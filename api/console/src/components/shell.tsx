@@ -38,12 +38,14 @@ const PLACES: { title: string; places: Place[] }[] = [
       { to: "/tenants", name: "Tenants", icon: "tenants", isShown: (scope) => scope.isOperator },
       { to: "/users", name: "Users", icon: "users", isShown: (scope) => scope.may("users:manage") },
       { to: "/keys", name: "Keys", icon: "keys", isShown: (scope) => scope.may("keys:manage") },
+      { to: "/webhooks", name: "Webhooks", icon: "webhooks", isShown: (scope) => scope.may("webhooks:read") },
     ],
   },
   {
     title: "Records",
     places: [
       { to: "/usage", name: "Usage", icon: "usage" },
+      { to: "/prices", name: "Prices", icon: "prices", isShown: (scope) => scope.isOperator },
       { to: "/audit", name: "Audit log", icon: "audit", isShown: (scope) => scope.isOperator || scope.may("audit:read") },
       { to: "/settings", name: "Settings", icon: "settings", isShown: (scope) => scope.isOperator },
     ],

@@ -19,3 +19,7 @@ export function tenantAddress(slug: string): string {
 export function requestAddress(id: string): string {
   return join("requests", id);
 }
+
+export function webhookAddress(id: string): string {
+  return join("webhooks", id);
+}

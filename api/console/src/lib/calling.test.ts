@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import type { AdapterVersion } from "../api/types.ts";
-import { firstRequest, latestVersion, modelNames } from "./calling.ts";
+import { firstRequest, latestVersion, modelNames, usesOf } from "./calling.ts";
 
 const version = (number: number, state: string): AdapterVersion => ({ version: number, state }) as AdapterVersion;
 
@@ -16,7 +16,11 @@ test("the latest version is that of the highest number, in any order", () => {
   assert.equal(latestVersion({ versions: [] }), undefined);
 });
 
-test("a classifier is called at its own route", () => {
-  assert.equal(firstRequest("http://h", "topics", "classify").path, "/classify");
-  assert.equal(firstRequest("http://h", "bot", "generate").path, "/chat/completions");
+const classifier = (labels: string[]) => ({ task: "classify", report: { classification: { labels } } }) as const;
+
+test("each task has its own routes, and only a head of one label scores", () => {
+  const paths = (version: Parameters<typeof usesOf>[0]): string[] => usesOf(version).map((use) => firstRequest("http://h", "bot", use).path);
+  assert.deepEqual(paths({ task: "generate", report: {} }), ["/chat/completions", "/embeddings"]);
+  assert.deepEqual(paths(classifier(["sport", "weather"])), ["/classify"]);
+  assert.deepEqual(paths(classifier(["relevance"])), ["/score", "/rerank", "/classify"]);
 });

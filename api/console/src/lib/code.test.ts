@@ -43,6 +43,14 @@ test("a route without a method of the client is posted to", () => {
   assert.match(codeOf("curl", request), /^curl http:\/\/localhost:8000\/v1\/classify /);
 });
 
+test("embeddings are asked for with the client's own method", () => {
+  const request = { ...REQUEST, path: "/embeddings", body: { model: "bot", input: ["one", "two"] } };
+  assert.match(codeOf("python", request), /client\.embeddings\.create\(\n {4}model="bot",\n {4}input=\["one", "two"\],\n\)/);
+  const script = codeOf("javascript", request);
+  const call = script.slice(script.indexOf("create(") + "create(".length, script.indexOf(");\nfor"));
+  assert.deepEqual(JSON.parse(call), request.body);
+});
+
 test("only the placeholder stands for a key", () => {
   for (const [language] of LANGUAGES) assert.equal(codeOf(language, REQUEST).split(KEY).length, 2);
 });

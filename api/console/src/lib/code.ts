@@ -15,6 +15,9 @@ export interface ApiRequest {
 }
 
 const CHAT = "/chat/completions";
+const EMBEDDINGS = "/embeddings";
+/** The methods of the `openai` clients; other routes are posted to. */
+const METHODS: Readonly<Record<string, string>> = { [CHAT]: "chat.completions.create", [EMBEDDINGS]: "embeddings.create" };
 /** Fields of a chat that the Python client has no argument for. */
 const EXTRA = new Set(["top_k", "min_p", "repetition_penalty"]);
 
@@ -37,29 +40,36 @@ function python({ origin, path, body }: ApiRequest): string {
     "from openai import OpenAI", "",
     `client = OpenAI(base_url=${JSON.stringify(`${origin}/v1`)}, api_key="${KEY}")`,
   ];
-  if (path !== CHAT) {
+  const method = METHODS[path];
+  if (method === undefined) {
     return [...start, `answer = client.post(${JSON.stringify(path)}, body=${inPython(body, "")}, cast_to=object)`, "print(answer)"].join("\n");
   }
   const fields = Object.entries(body);
   const extra = Object.fromEntries(fields.filter(([name]) => EXTRA.has(name)));
   const lines = fields.filter(([name]) => !EXTRA.has(name)).map(([name, value]) => `    ${name}=${inPython(value, "    ")},`);
   if (Object.keys(extra).length > 0) lines.push(`    extra_body=${inPython(extra, "    ")},`);
-  return [...start, "answer = client.chat.completions.create(", ...lines, ")", ...printed(body, "python")].join("\n");
+  return [...start, `answer = client.${method}(`, ...lines, ")", ...printed(path, body, "python")].join("\n");
 }
 
 function javascript({ origin, path, body }: ApiRequest): string {
   const data = JSON.stringify(body, null, 2);
+  const method = METHODS[path];
   return [
     'import OpenAI from "openai";', "",
     `const client = new OpenAI({ baseURL: ${JSON.stringify(`${origin}/v1`)}, apiKey: "${KEY}" });`,
-    ...(path === CHAT
-      ? [`const answer = await client.chat.completions.create(${data});`, ...printed(body, "javascript")]
+    ...(method !== undefined
+      ? [`const answer = await client.${method}(${data});`, ...printed(path, body, "javascript")]
       : [`const answer = await client.post(${JSON.stringify(path)}, { body: ${data} });`, "console.log(answer);"]),
   ].join("\n");
 }
 
-/** The lines that print the text of an answer; of one that has more than a text, all of it. */
-function printed(body: ApiRequest["body"], language: "python" | "javascript"): string[] {
+/** The lines that print the vectors or the text of an answer; of one that has more than a text, all of it. */
+function printed(path: string, body: ApiRequest["body"], language: "python" | "javascript"): string[] {
+  if (path === EMBEDDINGS) {
+    return language === "python"
+      ? ["for item in answer.data:", "    print(item.embedding)"]
+      : ["for (const item of answer.data) console.log(item.embedding);"];
+  }
   const isText = body["n"] === undefined && body["tools"] === undefined && body["logprobs"] === undefined;
   if (language === "python") return [isText ? "print(answer.choices[0].message.content)" : "print(answer.to_json())"];
   return [isText ? "console.log(answer.choices[0].message.content);" : "console.log(JSON.stringify(answer, null, 2));"];

@@ -39,3 +39,10 @@ test("relative times look both ways", () => {
 test("percentages show a digit where it matters", () => {
   assert.deepEqual([0, 0.004, 0.5, 1].map(format.percent), ["0 %", "0.4 %", "50 %", "100 %"]);
 });
+
+test("a field of date and time gives back the moment that it was filled with", () => {
+  for (const iso of ["2026-05-04T12:00:00.000Z", "2026-12-31T23:59:59.000Z"]) {
+    assert.equal(format.momentOf(format.localTime(iso)), iso);
+  }
+  assert.equal(format.momentOf(""), null);
+});

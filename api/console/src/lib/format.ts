@@ -75,6 +75,16 @@ function coarse(seconds: number): string {
   return unit ? `${Math.floor(seconds / unit[1])} ${unit[0]}` : `${seconds} s`;
 }
 
+/** The value of a field of date and time: in the reader's time zone, to the second. */
+export function localTime(iso: string): string {
+  return dateTime(iso).replace(" ", "T");
+}
+
+/** The time of such a field; null if it is empty. */
+export function momentOf(local: string): string | null {
+  return local === "" ? null : new Date(local).toISOString();
+}
+
 /** Date and time to the second in the reader's time zone. */
 export function dateTime(iso: string | null | undefined): string {
   if (!iso) return NONE;

@@ -18,6 +18,11 @@ export const SCOPES: readonly (readonly [Scope, string])[] = [
 
 export const SCOPES_AT_FIRST: readonly Scope[] = ["infer", "adapters:read"];
 
+/** For how long a secret that was replaced stays valid: in seconds, and in words. */
+export const OVERLAPS = [
+  ["86400", "a day"], ["3600", "an hour"], ["604800", "a week"], ["2592000", "30 days"], ["0", "none: it ends at once"],
+] as const;
+
 const SOON_MS = 7 * 86_400_000;
 
 interface Ending {

@@ -3,9 +3,10 @@ import { useState, type ReactNode } from "react";
 import { Link } from "react-router";
 import { api, type QueryOf } from "../api/client.ts";
 import type { AdapterSummary } from "../api/types.ts";
+import { DeleteAdapters } from "../components/adapter/deletions.tsx";
 import { UploadDialog } from "../components/adapter/upload.tsx";
 import { Button } from "../components/button.tsx";
-import { DataTable, type Columns } from "../components/data-table.tsx";
+import { DataTable, type Bulk, type Columns } from "../components/data-table.tsx";
 import { Filter, Search } from "../components/form.tsx";
 import { Icon } from "../components/icons.tsx";
 import { Page } from "../components/layout.tsx";
@@ -32,6 +33,7 @@ export default function Adapters(): ReactNode {
   const [state, setState] = useParam("state");
   const [sort, setSort] = useParam("sort", "name");
   const [isUploading, setUploading] = useState(false);
+  const [deleted, setDeleted] = useState<AdapterSummary[] | null>(null);
   const wanted = { search: useRested(search) || null, state: state || null, sort, limit: PAGE_SIZE } as Wanted;
   const source = usePages(
     ["adapters", tenant, wanted],
@@ -57,13 +59,25 @@ export default function Adapters(): ReactNode {
       <section className="panel">
         <DataTable caption="Adapters" columns={tenant === null ? COLUMNS : COLUMNS.slice(1)} source={source}
           rowId={(row) => row.id} sort={sort} onSort={setSort}
+          bulk={may("adapters:write") ? bulkOf(setDeleted) : undefined}
           empty={<Nothing isNarrowed={Boolean(search || state)} />} />
       </section>
       {isUploading && tenant !== null && (
         <UploadDialog tenant={tenant} onClose={() => setUploading(false)} />
       )}
+      {deleted && <DeleteAdapters adapters={deleted} onClose={() => setDeleted(null)} />}
     </Page>
   );
+}
+
+function bulkOf(onDelete: (adapters: AdapterSummary[]) => void): Bulk<AdapterSummary> {
+  return {
+    applies: () => true,
+    name: ({ tenant, name }) => `${tenant}/${name}`,
+    actions: (adapters, clear) => (
+      <Button small tone="danger" onClick={() => { clear(); onDelete(adapters); }}>Delete</Button>
+    ),
+  };
 }
 
 function Nothing({ isNarrowed }: { isNarrowed: boolean }): ReactNode {

@@ -89,7 +89,7 @@ function startOf(day: string, later = 0): string | null {
 
 function Subject({ of }: { of: Entry }): ReactNode {
   const { name, id } = subjectOf(of.resource, of.details);
-  return <>{name}{id && <span className="sub mono">{id}</span>}</>;
+  return <span className="breakable">{name}{id && <span className="sub mono">{id}</span>}</span>;
 }
 
 function Details({ of }: { of: Entry }): ReactNode {

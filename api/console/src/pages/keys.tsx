@@ -2,6 +2,7 @@
 
 import { useState, type ReactNode } from "react";
 import { api } from "../api/client.ts";
+import { BudgetDialog, budgetColumn, useBudgets } from "../components/budgets.tsx";
 import { Button } from "../components/button.tsx";
 import { DataTable, type Bulk, type Columns } from "../components/data-table.tsx";
 import { Filter } from "../components/form.tsx";
@@ -16,7 +17,7 @@ import { keyState } from "../lib/keys.ts";
 import { usePages } from "../lib/pages.ts";
 import { useScope } from "../session.tsx";
 
-type Asked = { what: "rotate"; of: Key } | { what: "revoke"; keys: Key[] } | { what: "issue" } | null;
+type Asked = { what: "rotate" | "budget"; of: Key } | { what: "revoke"; keys: Key[] } | { what: "issue" } | null;
 
 const STATES = [["", "All keys"], ["true", "Usable"], ["false", "Expired or revoked"]] as const;
 const TONES = { usable: "good", "ends soon": "warn", expired: "", revoked: "" } as const;
@@ -47,6 +48,7 @@ function Keys({ tenant, asked, onAsk }: KeysProps): ReactNode {
   const [active, setActive] = useParam("active");
   const [issued, setIssued] = useState<IssuedKey | null>(null);
   const close = (): void => onAsk(null);
+  const budgets = useBudgets(tenant, may("usage:read"));
   const keys = usePages<Key>(["keys", tenant, active], (after, signal) =>
     api("get", "/v1/keys", {
       query: { after: after ?? null, ...(active !== "" && { active: active === "true" }) }, tenant, signal,
@@ -56,7 +58,7 @@ function Keys({ tenant, asked, onAsk }: KeysProps): ReactNode {
     <>
       <Panel title={`Keys of ${tenant}`} flush
         actions={<Filter label="State" value={active} onChange={setActive} options={STATES} />}>
-        <DataTable caption="Keys" columns={columnsOf(may("keys:manage"), onAsk)} source={keys} rowId={(key) => key.id}
+        <DataTable caption="Keys" columns={columnsOf(may("keys:manage"), budgetColumn("key", budgets.data, (key) => key.name), onAsk)} source={keys} rowId={(key) => key.id}
           bulk={may("keys:manage") ? bulkOf(onAsk) : undefined}
           empty={<EmptyState title="No keys" command={`loraplex keys create --tenant ${tenant} --name ci`}>
             Programs need a key to call the API. Create one here or with the CLI.
@@ -64,6 +66,9 @@ function Keys({ tenant, asked, onAsk }: KeysProps): ReactNode {
       </Panel>
       {asked?.what === "issue" && <IssueKey tenant={tenant} onIssued={setIssued} onClose={close} />}
       {asked?.what === "rotate" && <RotateKey tenant={tenant} of={asked.of} onIssued={setIssued} onClose={close} />}
+      {asked?.what === "budget" && (
+        <BudgetDialog tenant={tenant} holder={{ kind: "key", id: asked.of.id, name: asked.of.name }} onClose={close} />
+      )}
       {asked?.what === "revoke" && <RevokeKeys tenant={tenant} keys={asked.keys} onClose={close} />}
       {asked === null && issued && (
         <SecretDialog title={`Key ${issued.name}`} secret={issued.key} copyLabel="Copy key"
@@ -90,7 +95,7 @@ function isUsable(key: Key): boolean {
   return state !== "revoked" && state !== "expired";
 }
 
-function columnsOf(mayChange: boolean, onAsk: (asked: Asked) => void): Columns<Key> {
+function columnsOf(mayChange: boolean, budgets: Columns<Key>, onAsk: (asked: Asked) => void): Columns<Key> {
   const columns: Columns<Key> = [
     {
       header: "Key",
@@ -104,6 +109,7 @@ function columnsOf(mayChange: boolean, onAsk: (asked: Asked) => void): Columns<K
       },
     },
     { header: "May", cell: ({ row: { original: key } }) => <Grant of={key} /> },
+    ...budgets,
     { header: "Last used", cell: ({ row }) => <Time at={row.original.last_used_at} /> },
     { header: "Expires", cell: ({ row }) => <Time at={row.original.revoked_at ?? row.original.expires_at} /> },
     { header: "Created", cell: ({ row }) => <Time at={row.original.created_at} /> },
@@ -130,6 +136,7 @@ function Actions({ of, onAsk }: { of: Key; onAsk: (asked: Asked) => void }): Rea
       {of.successor === null && (
         <Button small tone="plain" aria-label={`Rotate ${of.name}`} onClick={() => onAsk({ what: "rotate", of })}>Rotate</Button>
       )}
+      <Button small tone="plain" aria-label={`Budgets of ${of.name}`} onClick={() => onAsk({ what: "budget", of })}>Budgets</Button>
       <Button small tone="plain" aria-label={`Revoke ${of.name}`} onClick={() => onAsk({ what: "revoke", keys: [of] })}>Revoke</Button>
     </span>
   );

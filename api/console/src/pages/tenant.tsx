@@ -4,6 +4,8 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent, type ReactNode } from "react";
 import { Link, useParams } from "react-router";
 import { api, tagged, type Answer } from "../api/client.ts";
+import { BudgetDialog } from "../components/budgets.tsx";
+import { BudgetsInUse } from "../components/budgets-in-use.tsx";
 import { Button } from "../components/button.tsx";
 import { ConfirmDialog } from "../components/dialog.tsx";
 import { FormDialog } from "../components/form-dialog.tsx";
@@ -18,7 +20,7 @@ import { number } from "../lib/format.ts";
 import { useScope, useSessionContext } from "../session.tsx";
 
 type Tenant = Answer<"get", "/admin/tenants/{slug}">;
-type Asked = "edit" | "suspend" | "resume" | "limits" | null;
+type Asked = "edit" | "suspend" | "resume" | "limits" | "budgets" | null;
 
 export default function TenantPage(): ReactNode {
   const { slug = "" } = useParams();
@@ -45,10 +47,17 @@ export default function TenantPage(): ReactNode {
               actions={isAdmin && <Button small onClick={() => setAsked("limits")}>Change limits</Button>}>
               <LimitsInUse tenant={slug} />
             </Panel>
+            <Panel title="Budgets" flush
+              actions={isAdmin && <Button small onClick={() => setAsked("budgets")}>Change budgets</Button>}>
+              <BudgetsInUse tenant={slug} />
+            </Panel>
             {asked === "edit" && <EditTenant tenant={tenant} etag={etag} onClose={close} />}
             {asked === "suspend" && <Suspend slug={slug} onClose={close} />}
             {asked === "resume" && <Resume slug={slug} onClose={close} />}
             {asked === "limits" && <LimitsDialog slug={slug} onClose={close} />}
+            {asked === "budgets" && (
+              <BudgetDialog tenant={slug} holder={{ kind: "tenant", id: slug, name: slug }} onClose={close} />
+            )}
           </>
         )}
       </Loaded>
@@ -90,7 +99,7 @@ function About({ tenant }: { tenant: Tenant }): ReactNode {
 }
 
 const PARTS = [
-  ["/adapters", "Adapters"], ["/keys", "Keys"], ["/users", "Users"], ["/usage", "Usage"], ["/audit", "Audit log"],
+  ["/adapters", "Adapters"], ["/keys", "Keys"], ["/users", "Users"], ["/webhooks", "Webhooks"], ["/prices", "Prices"], ["/usage", "Usage"], ["/audit", "Audit log"],
 ] as const;
 
 /** The other pages, narrowed to this tenant. */

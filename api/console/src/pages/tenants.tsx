@@ -5,18 +5,22 @@ import { useState, type FormEvent, type ReactNode } from "react";
 import { Link, useNavigate } from "react-router";
 import { api, type Answer } from "../api/client.ts";
 import { Button } from "../components/button.tsx";
-import { DataTable, type Columns } from "../components/data-table.tsx";
+import { DataTable, type Bulk, type Columns } from "../components/data-table.tsx";
+import { ConfirmDialog, NameList } from "../components/dialog.tsx";
 import { FormDialog } from "../components/form-dialog.tsx";
 import { Filter, Search, TextField } from "../components/form.tsx";
 import { Page, Panel } from "../components/layout.tsx";
 import { EmptyState } from "../components/states.tsx";
 import { Badge, Meter, Time } from "../components/values.tsx";
-import { count, number } from "../lib/format.ts";
+import { count, number, plural } from "../lib/format.ts";
 import { useParam, useRested } from "../lib/hooks.ts";
 import { usePages } from "../lib/pages.ts";
 import { useScope } from "../session.tsx";
 
 type Tenant = Answer<"get", "/admin/tenants">["data"][number];
+
+/** Which change to which tenants has to be confirmed. */
+type Asked = { what: "suspend" | "resume"; tenants: Tenant[] } | null;
 
 const STATES = [["", "All tenants"], ["false", "Active"], ["true", "Suspended"]] as const;
 
@@ -63,6 +67,7 @@ export default function TenantsPage(): ReactNode {
   const { isAdmin } = useScope();
   const [suspended, setSuspended] = useParam("suspended");
   const [isMaking, setMaking] = useState(false);
+  const [asked, setAsked] = useState<Asked>(null);
   const [search, setSearch] = useParam("search");
   const rested = useRested(search) || null;
   const tenants = usePages<Tenant>(["tenants", suspended, rested], (after, signal) =>
@@ -85,10 +90,62 @@ export default function TenantsPage(): ReactNode {
           </>
         }>
         <DataTable caption="Tenants" columns={COLUMNS} source={tenants} rowId={(tenant) => tenant.id}
+          bulk={isAdmin ? bulkOf(setAsked) : undefined}
           empty={<Nothing isNarrowed={Boolean(rested ?? suspended)} />} />
       </Panel>
       {isMaking && <NewTenant onClose={() => setMaking(false)} />}
+      {asked && <ChangeTenants {...asked} onClose={() => setAsked(null)} />}
     </Page>
+  );
+}
+
+/** Each action applies to those of the selected tenants that it changes. */
+function bulkOf(onAsk: (asked: Asked) => void): Bulk<Tenant> {
+  return {
+    applies: () => true,
+    name: ({ slug }) => slug,
+    actions: (tenants, clear) => {
+      const [active, suspended] = [tenants.filter((one) => !one.suspended_at), tenants.filter((one) => one.suspended_at)];
+      const ask = (what: "suspend" | "resume", tenants: Tenant[]) => () => { clear(); onAsk({ what, tenants }); };
+      return (
+        <>
+          {active.length > 0 && <Button small tone="danger" onClick={ask("suspend", active)}>Suspend</Button>}
+          {suspended.length > 0 && <Button small onClick={ask("resume", suspended)}>Resume</Button>}
+        </>
+      );
+    },
+  };
+}
+
+function ChangeTenants({ what, tenants, onClose }: NonNullable<Asked> & { onClose: () => void }): ReactNode {
+  const client = useQueryClient();
+  const change = async (): Promise<void> => {
+    try {
+      for (const { slug } of tenants) {
+        await api("patch", "/admin/tenants/{slug}", { path: { slug }, body: { suspended: what === "suspend" } });
+      }
+    } finally {
+      await client.invalidateQueries({ queryKey: ["tenants"] });
+    }
+  };
+  const whom = plural(tenants.length, "tenant");
+  const names = <NameList names={tenants.map(({ slug }) => slug)} />;
+  if (what === "resume") {
+    return (
+      <ConfirmDialog title={`Resume ${whom}?`} action={`Resume ${whom}`} onConfirm={change} onClose={onClose}>
+        {names}
+        <p>Their keys work again and their users can sign in.</p>
+      </ConfirmDialog>
+    );
+  }
+  return (
+    <ConfirmDialog title={`Suspend ${whom}?`} action={`Suspend ${whom}`} typed={whom} danger onConfirm={change} onClose={onClose}>
+      {names}
+      <p>
+        Their keys are refused and their users are signed out, within five seconds on every server. Running requests
+        finish and are charged. Nothing is deleted.
+      </p>
+    </ConfirmDialog>
   );
 }
 

@@ -193,6 +193,6 @@ function columnsOf(groups: Group[], inAll: UsageSum | undefined): Columns<UsageS
     figure("Generated tokens", (sum) => count(sum.completion_tokens)),
     figure("Cold loads", (sum) => count(sum.cold_loads)),
     figure("On the device", (sum) => `${bytes(sum.residency_byte_seconds)}·s`),
-    figure("Charged", (sum) => sum.currency ? money(sum.amount, sum.currency) : ""),
+    ...(inAll?.currency ? [figure("Charged", (sum) => money(sum.amount, sum.currency))] : []),
   ];
 }

@@ -4,6 +4,7 @@ import { useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent, type ReactNode } from "react";
 import { api, tagged, type Answer } from "../api/client.ts";
 import { changedMeanwhile, toApiError } from "../api/errors.ts";
+import { BudgetDialog, budgetColumn, useBudgets } from "../components/budgets.tsx";
 import { Button } from "../components/button.tsx";
 import { DataTable, type Columns } from "../components/data-table.tsx";
 import { ConfirmDialog } from "../components/dialog.tsx";
@@ -23,7 +24,7 @@ import { useScope } from "../session.tsx";
 type User = Answer<"get", "/v1/users">["data"][number];
 type Role = "owner" | "developer" | "viewer";
 type Invitation = Answer<"post", "/v1/users/{user_id}/invitation">;
-type Asked = { what: "role" | "invite" | "disable" | "enable"; user: User } | { what: "add" } | null;
+type Asked = { what: "role" | "invite" | "budget" | "disable" | "enable"; user: User } | { what: "add" } | null;
 
 const ROLES = [
   ["viewer", "viewer: sees adapters, requests and usage"],
@@ -56,6 +57,7 @@ interface UsersProps {
 function Users({ tenant, asked, onAsk }: UsersProps): ReactNode {
   const { may } = useScope();
   const [role, setRole] = useParam("role");
+  const budgets = useBudgets(tenant, may("usage:read"));
   const users = usePages<User>(["users", tenant, role], (after, signal) =>
     api("get", "/v1/users", { query: { after: after ?? null, role: (role || null) as Role | null }, tenant, signal }),
   );
@@ -63,8 +65,8 @@ function Users({ tenant, asked, onAsk }: UsersProps): ReactNode {
     <>
       <Panel title={`Users of ${tenant}`} flush
         actions={<Filter label="Role" value={role} onChange={setRole} options={ROLE_FILTERS} />}>
-        <DataTable caption="Users" columns={columnsOf(may("users:manage"), onAsk)} source={users}
-          rowId={(user) => user.id}
+        <DataTable caption="Users" source={users} rowId={(user) => user.id}
+          columns={columnsOf(may("users:manage"), budgetColumn("user", budgets.data, (user) => user.email), onAsk)}
           empty={<EmptyState title="No users" command={`loraplex users create ada@${tenant}.example --role owner --tenant ${tenant}`}>
             This tenant has no users yet. Add a user and send them the one-time link.
           </EmptyState>} />
@@ -88,6 +90,7 @@ function UserDialogs({ tenant, asked, onClose }: { tenant: string; asked: Asked;
   switch (asked.what) {
     case "role": return <ChangeRole {...of} />;
     case "invite": return <Invite {...of} onInvited={(invitation) => setInvited({ user, invitation })} />;
+    case "budget": return <BudgetDialog tenant={tenant} holder={{ kind: "user", id: user.id, name: user.email }} onClose={onClose} />;
     case "disable": return <Disable {...of} />;
     case "enable": return <Enable {...of} />;
   }
@@ -105,7 +108,7 @@ function InvitationLink({ invited, onClose }: {
   );
 }
 
-function columnsOf(mayChange: boolean, onAsk: (asked: Asked) => void): Columns<User> {
+function columnsOf(mayChange: boolean, budgets: Columns<User>, onAsk: (asked: Asked) => void): Columns<User> {
   const columns: Columns<User> = [
     { header: "Address", cell: ({ row }) => row.original.email },
     { header: "Role", cell: ({ row }) => row.original.role },
@@ -114,6 +117,7 @@ function columnsOf(mayChange: boolean, onAsk: (asked: Asked) => void): Columns<U
       cell: ({ row: { original: user } }) =>
         user.disabled_at ? <Badge tone="warn">disabled</Badge> : <Badge tone="good">active</Badge>,
     },
+    ...budgets,
     { header: "Added", cell: ({ row }) => <Time at={row.original.created_at} /> },
   ];
   if (!mayChange) return columns;
@@ -121,11 +125,11 @@ function columnsOf(mayChange: boolean, onAsk: (asked: Asked) => void): Columns<U
 }
 
 function Actions({ user, onAsk }: { user: User; onAsk: (asked: Asked) => void }): ReactNode {
-  const button = (what: "role" | "invite" | "disable" | "enable", text: string): ReactNode => (
-    <Button key={what} small tone="plain" aria-label={`${text} ${user.email}`} onClick={() => onAsk({ what, user })}>{text}</Button>
+  const button = (what: "role" | "invite" | "budget" | "disable" | "enable", text: string, label = text): ReactNode => (
+    <Button key={what} small tone="plain" aria-label={`${label} ${user.email}`} onClick={() => onAsk({ what, user })}>{text}</Button>
   );
   if (user.disabled_at) return button("enable", "Enable");
-  return <span className="nowrap">{[button("invite", "Invite"), button("role", "Role"), button("disable", "Disable")]}</span>;
+  return <span className="nowrap">{[button("invite", "Invite"), button("role", "Role"), button("budget", "Budgets", "Budgets of"), button("disable", "Disable")]}</span>;
 }
 
 function useRefresh(tenant: string): () => Promise<void> {

@@ -1,13 +1,14 @@
-/** Deleting an adapter or a version, and the receipts that remain. */
+/** Deleting adapters or a version, and the receipts that remain. */
 
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type ReactNode } from "react";
 import { api } from "../../api/client.ts";
-import type { Deletion } from "../../api/types.ts";
+import type { AdapterSummary, Deletion } from "../../api/types.ts";
 import { bytes, plural } from "../../lib/format.ts";
-import { ConfirmDialog, Dialog } from "../dialog.tsx";
+import { ConfirmDialog, Dialog, NameList } from "../dialog.tsx";
 import { Button } from "../button.tsx";
 import { TextField } from "../form.tsx";
+import { useToast } from "../toast.tsx";
 import { Facts } from "../layout.tsx";
 import { EmptyState, Loaded } from "../states.tsx";
 import { Digest, Time } from "../values.tsx";
@@ -56,11 +57,45 @@ export function DeleteDialog({ tenant, adapter, version, onClose, onDeleted }: D
     <ConfirmDialog title={`Delete ${name}?`} action="Delete permanently" typed={name} danger
       onConfirm={remove} onDone={() => undefined} onClose={onClose}>
       <p>
-        From this moment no name means {version === undefined ? "any of its versions" : "this version"}. Its weights are
-        removed from the device, memory, disk and store, and what the engine freed is zeroed. There is no way back.
+        {version === undefined ? "Its versions stop" : "The version stops"} resolving immediately. {ERASED}
       </p>
-      <TextField label="Drain time for running requests (seconds)" type="number" min={0} max={MAX_DRAIN_SECONDS}
-        value={drain} onChange={(event) => setDrain(event.target.valueAsNumber || 0)} />
+      <DrainField value={drain} onChange={setDrain} />
+    </ConfirmDialog>
+  );
+}
+
+const ERASED =
+  "The weights are removed from the device, memory, disk and store, and the memory that the engine frees is zeroed. This cannot be undone.";
+
+function DrainField({ value, onChange }: { value: number; onChange: (seconds: number) => void }): ReactNode {
+  return (
+    <TextField label="Drain time for running requests (seconds)" type="number" min={0} max={MAX_DRAIN_SECONDS}
+      value={value} onChange={(event) => onChange(event.target.valueAsNumber || 0)} />
+  );
+}
+
+/** Asks, and deletes several adapters one after the other; what could not be deleted stays in the list. */
+export function DeleteAdapters({ adapters, onClose }: { adapters: AdapterSummary[]; onClose: () => void }): ReactNode {
+  const client = useQueryClient();
+  const toast = useToast();
+  const [drain, setDrain] = useState(DRAIN_SECONDS);
+  const what = plural(adapters.length, "adapter");
+  const remove = async (): Promise<void> => {
+    try {
+      for (const { tenant, name } of adapters) {
+        await api("delete", "/v1/adapters/{name}", { path: { name }, query: { drain_seconds: drain }, tenant });
+      }
+      toast(`${what} deleted. Each adapter's page keeps the receipts.`);
+    } finally {
+      await client.invalidateQueries({ queryKey: ["adapters"] });
+    }
+  };
+  return (
+    <ConfirmDialog title={`Delete ${what}?`} action={`Delete ${what} permanently`} typed={what} danger
+      onConfirm={remove} onClose={onClose}>
+      <NameList names={adapters.map(({ tenant, name }) => `${tenant}/${name}`)} />
+      <p>All of their versions stop resolving immediately. {ERASED}</p>
+      <DrainField value={drain} onChange={setDrain} />
     </ConfirmDialog>
   );
 }
