@@ -1,6 +1,8 @@
-"""Reads a block's file into memory: what one engine, or one rank of a group, holds of an adapter.
+"""Reads an adapter's files into memory: what one engine, or one rank of a group, holds of it.
 
-Each slice's scale is folded into B in fp32, and every value is rounded once to the serving dtype.
+The ranks of a composition's members are joined: its A and B have the rows of all of them. Each
+slice's scale, times the member's weight, is folded into B in fp32, and every value is rounded once
+to the serving dtype.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .block import BlockHeader, BlockPlan, PlacedExtra
+from .block_files import BlockFiles, WeightedFile
 from .errors import AdapterUnavailable, ObjectCorrupt
 from .identity import AdapterKey
 from .layout import SliceKind
@@ -49,9 +51,27 @@ class BlockReader:
         self._prepare = prepare
         self._pace = pace
 
-    def plan(self, header: BlockHeader, key: AdapterKey) -> BlockPlan:
-        """The places in the block that is read. Raises ObjectCorrupt if this is no block of this
-        adapter and base."""
+    def plan(self, files: BlockFiles) -> BlockPlan:
+        """The places in the block that is read. Raises ObjectCorrupt if a file is no block of its
+        adapter and of this base."""
+        for header, key in zip(files.headers, files.key.parts, strict=True):
+            self._check(header, key)
+        return self._part.plan(files.ranks, files.auxiliary)
+
+    def fill(self, target: Tensor, files: BlockFiles, plan: BlockPlan) -> None:
+        """Read the files into `target [plan.num_elements]`, which holds zeros.
+
+        Raises ObjectCorrupt if a file is truncated, AdapterUnavailable if a value is not finite
+        in the type of `target`, OSError.
+        """
+        work = Paced(self._pace)
+        for each in files.weighted():
+            with each.path.open("rb", buffering=0) as file:
+                _fill(target, file, each.header, _arrays(each, self._part, plan), work)
+        if self._prepare and plan.auxiliary:
+            self._prepare(target, files.headers[0], plan)
+
+    def _check(self, header: BlockHeader, key: AdapterKey) -> None:
         if header.digest != key.digest:
             raise ObjectCorrupt("the block belongs to another adapter")
         if header.base_id != self._part.whole.base_id:
@@ -74,18 +94,6 @@ class BlockReader:
             raise ObjectCorrupt("the block's extras belong to no slice of this base model")
         if _whole_plan(header, self._part).num_elements != header.num_elements:
             raise ObjectCorrupt("the block's size does not follow from its ranks")
-        return self._part.plan(header.ranks, header.auxiliary)
-
-    def fill(self, target: Tensor, path: Path, header: BlockHeader, plan: BlockPlan) -> None:
-        """Read a file into `target [plan.num_elements]`, which holds zeros.
-
-        Raises ObjectCorrupt if the file is truncated, AdapterUnavailable if a value is not finite
-        in the type of `target`, OSError.
-        """
-        with path.open("rb", buffering=0) as file:
-            _fill(target, file, header, _arrays(header, self._part, plan), Paced(self._pace))
-        if self._prepare and plan.auxiliary:
-            self._prepare(target, header, plan)
 
 
 class _Array(NamedTuple):
@@ -100,16 +108,24 @@ class _Array(NamedTuple):
     """Elements of a row in the file."""
     columns: range
     """Those of them that the block holds."""
+    stride: int
+    """Elements from one of the rows to the next in the block."""
     scale: float
 
 
 class _Piece(NamedTuple):
-    """Adjacent elements of the payload that are adjacent in the block too."""
+    """Adjacent elements of the payload: rows of the block."""
 
     source: int
     target: int
-    num_elements: int
+    num_rows: int
+    width: int
+    stride: int
     scale: float
+
+    def view_of(self, block: Tensor) -> Tensor:
+        """Its place `[num_rows, width]` in the block."""
+        return block[self.target :].as_strided((self.num_rows, self.width), (self.stride, 1))
 
 
 def _fill(
@@ -120,20 +136,20 @@ def _fill(
     scaled = torch.empty(PIECE_ELEMENTS, dtype=torch.float32)
     position = None
     try:
-        for source, start, count, scale in chain.from_iterable(map(_pieces, arrays)):
-            if source != position:
-                file.seek(header.payload_offset + source * stored.itemsize)
-            position = source + count
-            piece = target[start : start + count]
-            if scale == 1.0 and stored.dtype == target.dtype:
-                _read_into(file, piece)
+        for piece in chain.from_iterable(map(_pieces, arrays)):
+            count, place = piece.num_rows * piece.width, piece.view_of(target)
+            if piece.source != position:
+                file.seek(header.payload_offset + piece.source * stored.itemsize)
+            position = piece.source + count
+            if piece.scale == 1.0 and stored.dtype == target.dtype and place.is_contiguous():
+                _read_into(file, place.view(-1))
             else:
                 values = stored[:count]
                 _read_into(file, values)
-                piece.copy_(scaled[:count].copy_(values).mul_(scale))
-            if not _is_finite(piece):
+                place.copy_(scaled[:count].copy_(values).mul_(piece.scale).view(place.shape))
+            if not _is_finite(place):
                 raise AdapterUnavailable(
-                    f"the adapter has values that are not finite in {piece.dtype}"
+                    f"the adapter has values that are not finite in {place.dtype}"
                 )
             work.pause()
     finally:  # freed memory keeps its content
@@ -162,23 +178,31 @@ def _whole_plan(header: BlockHeader, part: LayoutPart) -> BlockPlan:
 
 
 def _pieces(array: _Array) -> Iterator[_Piece]:
-    source, target, num_rows, width, columns, scale = array
-    if len(columns) == width:
-        num_rows, width, columns = 1, num_rows * width, range(num_rows * width)
+    source, target, num_rows, width, columns, stride, scale = array
+    if len(columns) == width == stride:
+        num_rows, width, stride = 1, num_rows * width, num_rows * width
+        columns = range(width)
+    if len(columns) == width <= PIECE_ELEMENTS:
+        step = PIECE_ELEMENTS // width
+        for row in range(0, num_rows, step):
+            rows = min(step, num_rows - row)
+            yield _Piece(source + row * width, target + row * stride, rows, width, stride, scale)
+        return
     for row in range(num_rows):
-        begin, place = source + row * width + columns.start, target + row * len(columns)
+        begin, place = source + row * width + columns.start, target + row * stride
         for offset in range(0, len(columns), PIECE_ELEMENTS):
             count = min(PIECE_ELEMENTS, len(columns) - offset)
-            yield _Piece(begin + offset, place + offset, count, scale)
+            yield _Piece(begin + offset, place + offset, 1, count, count, scale)
 
 
-def _arrays(header: BlockHeader, part: LayoutPart, plan: BlockPlan) -> list[_Array]:
-    """The arrays of a block's file in their order there. `plan`: of the block that is filled."""
-    whole = _whole_plan(header, part)
+def _arrays(file: WeightedFile, part: LayoutPart, plan: BlockPlan) -> list[_Array]:
+    """The arrays of a file in their order there. `plan`: of the block that is filled."""
+    whole = _whole_plan(file.header, part)
     arrays = [
         array
         for index in plan.ranks
-        for array in _matrices(header, part, index, whole.table[index], plan.table[index])
+        if index in file.header.ranks
+        for array in _matrices(file, part, index, whole.table[index], plan.table[index])
     ]
     held = [each for each in whole.placed_auxiliary if part.extra_part(each.extra) is not None]
     for stored, placed in zip(held, plan.placed_auxiliary, strict=True):
@@ -187,7 +211,7 @@ def _arrays(header: BlockHeader, part: LayoutPart, plan: BlockPlan) -> list[_Arr
 
 
 def _matrices(
-    header: BlockHeader,
+    file: WeightedFile,
     part: LayoutPart,
     index: int,
     stored: npt.NDArray[np.int64],
@@ -195,20 +219,50 @@ def _matrices(
 ) -> Iterator[_Array]:
     """A and B of one slice. `stored`, `placed`: its entries in the tables of file and block."""
     whole, (inputs, outputs) = part.whole.slices[index], part.range_of(index)
-    (a_source, b_source, _), (a_target, b_target, _) = stored.tolist(), placed.tolist()
-    rank, experts = header.ranks[index], part.experts_of(index)
-    held = range(experts.start * rank, experts.stop * rank)  # rows of A and of B
-    if whole.kind is SliceKind.EMBEDDING:  # A is stored by token
-        a_source += inputs.start * rank
-        yield _Array(a_source, a_target, len(inputs), rank, range(rank), 1.0)
-    else:
-        a_source += held.start * whole.in_features
-        yield _Array(a_source, a_target, len(held), whole.in_features, inputs, 1.0)
-    whole_rows = ((rank * whole.num_experts, header.scales[index]),)
-    for rows, scale in _runs(header.row_scales.get(index, whole_rows), held):
-        start = b_source + rows.start * whole.out_features
-        yield _Array(start, b_target, len(rows), whole.out_features, outputs, scale)
-        b_target += len(rows) * len(outputs)
+    (a_source, b_source, rank), (a_target, b_target, block_rank) = stored.tolist(), placed.tolist()
+    first = file.first_rows.get(index, 0)
+    width, stride = whole.in_features, len(inputs)
+    whole_rows = ((rank * whole.num_experts, file.header.scales[index]),)
+    row_scales = file.header.row_scales.get(index, whole_rows)
+    is_embedding = whole.kind is SliceKind.EMBEDDING
+    if is_embedding:  # A is stored by token
+        yield _Array(
+            a_source + inputs.start * rank,
+            a_target + first,
+            len(inputs),
+            rank,
+            range(rank),
+            block_rank,
+            1.0,
+        )
+    for rows, row in _row_groups(part.experts_of(index), rank, first, block_rank):
+        if not is_embedding:
+            a_start = a_source + rows.start * width
+            yield _Array(a_start, a_target + row * stride, len(rows), width, inputs, stride, 1.0)
+        for run, scale in _runs(row_scales, rows):
+            yield _Array(
+                b_source + run.start * whole.out_features,
+                b_target + (row + run.start - rows.start) * len(outputs),
+                len(run),
+                whole.out_features,
+                outputs,
+                len(outputs),
+                scale * file.weight,
+            )
+
+
+def _row_groups(
+    experts: range, rank: int, first: int, block_rank: int
+) -> Iterator[tuple[range, int]]:
+    """The rows of A and B in a file that are adjacent in the block too, and where they begin there.
+
+    `first`: of the `block_rank` rows of an expert, the first that is the file's.
+    """
+    if rank == block_rank:
+        yield range(experts.start * rank, experts.stop * rank), 0
+        return
+    for number, expert in enumerate(experts):
+        yield range(expert * rank, (expert + 1) * rank), number * block_rank + first
 
 
 def _runs(row_scales: Iterable[tuple[int, float]], held: range) -> Iterator[tuple[range, float]]:
@@ -225,7 +279,7 @@ def _extra_array(stored: PlacedExtra, placed: PlacedExtra, part: LayoutPart) -> 
     shape = stored.extra.shape
     if shape == placed.extra.shape:
         size = stored.extra.num_elements
-        return _Array(stored.offset, placed.offset, 1, size, range(size), 1.0)
+        return _Array(stored.offset, placed.offset, 1, size, range(size), size, 1.0)
     rows, columns = part.extra_range(stored.extra)
     source = stored.offset + rows.start * shape[-1]
-    return _Array(source, placed.offset, len(rows), shape[-1], columns, 1.0)
+    return _Array(source, placed.offset, len(rows), shape[-1], columns, len(columns), 1.0)

@@ -78,6 +78,12 @@ class StorageFull(AdapterError):
     code = "storage_full"
 
 
+class NotComposable(AdapterError):
+    """The adapter has more than LoRA matrices: only A and B can be added to another adapter's."""
+
+    code = "adapter_not_composable"
+
+
 class ArenaTooSmall(AdapterError):
     """The adapter is larger than the whole device arena."""
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block import ALIGNMENT_ELEMENTS, BlockHeader, BlockPlan, PlacedExtra, read_block_header
+from .block import ALIGNMENT_ELEMENTS, BlockPlan, PlacedExtra
+from .block_files import BlockFiles
 from .block_reader import PIECE_ELEMENTS, BlockReader, Prepare
 from .byte_shares import Holding, find_surplus
 from .errors import ArenaTooSmall
@@ -136,19 +137,22 @@ class HostCache:
         with self._lock:
             self._in_use.discard(key)
 
-    def read(self, key: AdapterKey, path: Path) -> HostBlock | None:
-        """Read a block's file into the cache and take it into use. For a loader thread.
+    def read(self, key: AdapterKey, *paths: Path) -> HostBlock | None:
+        """Read an adapter's block into the cache and take it into use. For a loader thread.
+
+        `paths`: the files of `key.parts`.
 
         None if blocks in use leave no room: try again after a `release`. The caller never reads
         a key that the cache holds, nor one key twice at a time.
 
-        Raises ObjectCorrupt if the file is no block of this adapter and base or is truncated,
-        ArenaTooSmall if it is larger than the whole cache, AdapterUnavailable if a value is not
-        finite in the serving type, OSError.
+        Raises ObjectCorrupt if a file is no block of its adapter and this base or is truncated,
+        NotComposable if a member of a composition has auxiliary tensors, ArenaTooSmall if the block
+        is larger than the whole cache, AdapterUnavailable if a value is not finite in the serving
+        type, OSError.
         """
-        header = read_block_header(path)
-        plan = self._reader.plan(header, key)
-        num_elements = self._size(header, plan)
+        files = BlockFiles.open(key, paths)
+        plan = self._reader.plan(files)
+        num_elements = self._size(files, plan)
         if num_elements > self._extents.capacity:
             raise ArenaTooSmall(
                 f"It needs {num_elements * self._dtype.itemsize} bytes of host memory."
@@ -158,7 +162,7 @@ class HostCache:
             return None
         tensor = self._pool[extent.offset : extent.offset + num_elements]
         try:
-            self._reader.fill(tensor, path, header, plan)
+            self._reader.fill(tensor, files, plan)
         except BaseException:
             with self._erasing:
                 self._erase(extent)
@@ -192,7 +196,7 @@ class HostCache:
             changed, self._changed = self._changed, []
         return changed
 
-    def _size(self, header: BlockHeader, plan: BlockPlan) -> int:
+    def _size(self, files: BlockFiles, plan: BlockPlan) -> int:
         """The elements to reserve for a block of this plan."""
         return plan.num_elements
 

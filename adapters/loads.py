@@ -89,11 +89,11 @@ class Loads(Generic[BlockT]):
             self._await_room(record)
         return record
 
-    def fetched(self, key: AdapterKey, path: Path, tier: Tier) -> None:
+    def fetched(self, key: AdapterKey, paths: tuple[Path, ...], tier: Tier) -> None:
         """The fetcher's answer; one to an attempt that is over is ignored."""
         record = self._records.get(key)
         if record is not None and record.state is State.FETCHING:
-            record.source, record.path = tier, path
+            record.source, record.paths = tier, paths
             self._read(record)
 
     def fetch_failed(self, key: AdapterKey, failure: Failure) -> None:
@@ -102,10 +102,10 @@ class Loads(Generic[BlockT]):
             self._fail(record, failure)
 
     def forgive(self, key: AdapterKey) -> None:
-        """Forget a failure and its back-off."""
-        record = self._records.get(key)
-        if record is not None and record.state is State.FAILED:
-            self._records.forget(key, MENDED)
+        """Forget a failure and its back-off, and those of the adapter's compositions."""
+        for record in self._records.made_of(key):
+            if record.state is State.FAILED:
+                self._records.forget(record.key, MENDED)
 
     def is_busy(self, key: AdapterKey) -> bool:
         """Whether a job reads or copies the adapter's bytes."""
@@ -287,10 +287,10 @@ class Loads(Generic[BlockT]):
         if distance(last.key) <= distance(blocked.key) or last.key in self._demand.pins:
             return False
         self._release_block(last)
-        if last.path is None:
-            self._fetch(last)
-        else:
+        if last.paths:
             self._read(last)
+        else:
+            self._fetch(last)
         return True
 
 

@@ -59,6 +59,7 @@ class AdapterManager(Generic[BlockT]):
         self._capacity = arena.capacity
         self._element_bytes = arena.element_bytes
         self._clock = clock
+        self._host = host
         self._demand = Demand(arena.capacity, num_soon, clock)
         self._next_pin_time = 0.0
         self._records: Records[BlockT] = Records(clock)
@@ -215,10 +216,11 @@ class AdapterManager(Generic[BlockT]):
 
     # --- the fetcher's answers --------------------------------------------------------------------
 
-    def fetched(self, key: AdapterKey, path: Path | str, tier: Tier) -> None:
-        """The adapter's verified block lies at `path`; `tier` is where the fetcher found it."""
+    def fetched(self, key: AdapterKey, paths: Iterable[Path | str], tier: Tier) -> None:
+        """The verified blocks of the adapter's parts lie at `paths`; `tier` is where the fetcher
+        found them."""
         if key not in self._retirements:
-            self._loads.fetched(key, Path(path), tier)
+            self._loads.fetched(key, tuple(map(Path, paths)), tier)
 
     def fetch_failed(self, key: AdapterKey, code: str, message: str) -> None:
         self._loads.fetch_failed(key, Failure(code, message))
@@ -255,6 +257,11 @@ class AdapterManager(Generic[BlockT]):
         self._demand.pins.remove(key)
         self._records.note(key, DELETING, Departure.DELETED)
         self._finish_retirements()
+
+    def compositions_of(self, key: AdapterKey) -> set[AdapterKey]:
+        """The compositions of an adapter of which this engine holds, or is loading, the block."""
+        here = {record.key for record in self._records}.union(self._host.keys())
+        return {each for each in here if each != key and each.has_part(key)}
 
     def take_evicted(self) -> list[Evicted]:
         """Adapters whose deletion ended since the last call, each once."""

@@ -57,7 +57,7 @@ class ReadQueue(Generic[BlockT]):
         return key in self._running
 
     def add(self, record: Record[BlockT]) -> None:
-        """Read the file at the record's path."""
+        """Read the files at the record's paths."""
         self._queued[record.key] = _Read(record)
         if self._blocked is not None and self._rank(record) < self._rank(self._blocked):
             self.look_again()
@@ -108,9 +108,8 @@ class ReadQueue(Generic[BlockT]):
     def _begin(self, record: Record[BlockT]) -> Future[BlockT | None]:
         block = self._host.acquire(record.key)
         if block is None:
-            assert record.path is not None
-            num_bytes = self._host.size_on_disk(record.path)
-            return self._loaders.submit(num_bytes, self._host.read, record.key, record.path)
+            num_bytes = sum(map(self._host.size_on_disk, record.paths))
+            return self._loaders.submit(num_bytes, self._host.read, record.key, *record.paths)
         cached: Future[BlockT | None] = Future()
         cached.set_result(block)
         return cached

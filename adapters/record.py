@@ -103,8 +103,8 @@ class Record(Generic[BlockT]):
     """Whether it is being copied to another extent and cannot be leased meanwhile."""
     resident_since: float = 0.0
     last_used: float = 0.0
-    path: Path | None = None
-    """The path of its local file, as returned by the fetcher in this attempt."""
+    paths: tuple[Path, ...] = ()
+    """Its local files, as returned by the fetcher in this attempt: one for each part of its key."""
     block: BlockT | None = None
     """In use in host memory while set."""
     placement: Placement | None = None
@@ -149,7 +149,7 @@ class Record(Generic[BlockT]):
         self.order = order
         self.begun_at = self.last_used = now
         self.was_fetched_again = self.is_requested = False
-        self.path = None
+        self.paths = ()
 
     def enter(self, state: State, now: float, failure: Failure | None = None) -> None:
         """`failure` goes with FAILED."""

@@ -37,6 +37,10 @@ class Records(Generic[BlockT]):
     def get(self, key: AdapterKey) -> Record[BlockT] | None:
         return self._records.get(key)
 
+    def made_of(self, key: AdapterKey) -> list[Record[BlockT]]:
+        """The records of an adapter and of its compositions."""
+        return [record for record in self if record.key.has_part(key)]
+
     def resident(self, key: AdapterKey) -> Record[BlockT] | None:
         """The record of an adapter on the device; None if it is not there."""
         record = self._records.get(key)

@@ -49,7 +49,10 @@ class Retirements(Generic[BlockT]):
         self._evicted: list[Evicted] = []
 
     def __contains__(self, key: object) -> bool:
-        return key in self.open
+        """Whether it, or a part of it, is being deleted."""
+        return key in self.open or (
+            isinstance(key, AdapterKey) and any(part in self.open for part in key.parts)
+        )
 
     @property
     def has_work(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .arrangement import Region
 from .block import ExtraKind
@@ -19,6 +19,17 @@ _OF_AUXILIARY = {
     ExtraKind.TOKEN_ROWS: "token_rows",
     ExtraKind.CLASSIFICATION_HEAD: "classification",
 }
+
+
+_SUMMABLE = frozenset(feature.name for feature in SERVED) - {
+    *_OF_AUXILIARY.values(),
+    "added_tokens",
+}
+
+
+def are_summable(features: Iterable[str]) -> bool:
+    """Whether an adapter with these features has A and B only, which add to another adapter's."""
+    return _SUMMABLE.issuperset(features)
 
 
 def features_of(binding: Binding, config: PeftConfig, layout: BaseLayout) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ class Amount:
     malformed: int = 1_000
     faulty_loads: int = 1_000
     canary_requests: int = 20_000
+    composed_canary_requests: int = 20_000
     state_canary_requests: int = 20_000
     crashes_per_point: int = 1
     crash_points: tuple[str, ...] = FAILPOINTS
@@ -44,6 +45,7 @@ def _quick(seed: int) -> Amount:
         malformed=200,
         faulty_loads=200,
         canary_requests=4_000,
+        composed_canary_requests=2_000,
         state_canary_requests=400,
         crash_points=FAILPOINTS[seed % 5 :: 5],
     )
@@ -119,6 +121,14 @@ def canaries(amount: Amount) -> dict[str, Any]:
     return result
 
 
+def composed_canaries(amount: Amount) -> dict[str, Any]:
+    """The same, with compositions of two of a tenant's adapters, whose members are deleted."""
+    result: dict[str, Any] = _named("canaries", "run_canaries")(
+        amount.composed_canary_requests, amount.seed, composes=True
+    )
+    return result
+
+
 def state_canaries(amount: Amount) -> dict[str, Any]:
     """Requests whose answers name the adapter whose state they go on from."""
     canaries_in_states = _named("state_canaries", "IN_STATES")
@@ -148,6 +158,7 @@ SECTIONS: Mapping[str, Callable[[Amount], Any]] = {
         broken,
         faulty_loads,
         canaries,
+        composed_canaries,
         state_canaries,
         crash_points,
         reserved_over_true,
@@ -169,6 +180,9 @@ BARS: Mapping[str, Callable[[Any, Amount], bool]] = {
     ),
     "canaries": lambda found, amount: (
         found["requests"] >= amount.canary_requests and not found["foreign"]
+    ),
+    "composed_canaries": lambda found, amount: (
+        found["requests"] >= amount.composed_canary_requests and not found["foreign"]
     ),
     "state_canaries": lambda found, amount: (
         found["requests"] >= amount.state_canary_requests and not found["foreign"]

@@ -99,7 +99,7 @@ class SlowlyFedEngine(TimedEngine):
                 assert ended.returncode == 0
             self._fetching = None
             assert self.large is not None
-            self.core.handle(AdapterFetched(self.large, self.fetch[FETCHED_PATH], Tier.STORE))
+            self.core.handle(AdapterFetched(self.large, (self.fetch[FETCHED_PATH],), Tier.STORE))
 
     def _take(self, message: FromEngine) -> None:
         if not (isinstance(message, AdapterWanted) and message.key == self.large):

@@ -91,8 +91,8 @@ class EngineCore:
                 self._requests.abort(request_id)
             case DeleteAdapter(key, drain_seconds):
                 self._requests.delete_adapter(key, drain_seconds)
-            case AdapterFetched(key, path, tier):
-                self._manager.fetched(key, path, tier)
+            case AdapterFetched(key, paths, tier):
+                self._manager.fetched(key, paths, tier)
             case AdapterFetchFailed(key, error):
                 self._manager.fetch_failed(key, error.code, error.message)
             case AdapterStored(key):

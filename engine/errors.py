@@ -231,6 +231,12 @@ class AdapterTooLarge(EngineError):
     code = "adapter_too_large"
 
 
+class AdapterNotComposable(EngineError):
+    """An adapter of the composition has more than LoRA matrices."""
+
+    code = "adapter_not_composable"
+
+
 class AdapterDeleted(EngineError):
     """The adapter was deleted while this request ran."""
 

@@ -126,7 +126,7 @@ class _Driver:
         for message in self._core.step():
             match message:
                 case AdapterWanted(key):
-                    self._core.handle(AdapterFetched(key, str(self._blocks[key]), Tier.STORE))
+                    self._core.handle(AdapterFetched(key, (str(self._blocks[key]),), Tier.STORE))
                 case StepEvents():
                     self._count(message)
 

@@ -435,6 +435,24 @@ class BaseMismatch(PlatformError):
     code = "base_mismatch"
 
 
+class InvalidComposition(PlatformError):
+    """A composition has too many adapters, one of them twice, or a weight out of range."""
+
+    code = "invalid_composition"
+
+
+class AdapterNotComposable(PlatformError):
+    """An adapter of the composition has more than LoRA matrices."""
+
+    code = "adapter_not_composable"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The adapter {name!r} has more than LoRA matrices (see the features of its report), "
+            "so it cannot be added to others."
+        )
+
+
 # --- adapters -----------------------------------------------------------------------------------
 
 

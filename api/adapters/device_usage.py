@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 
@@ -143,6 +143,12 @@ class DeviceUsageMeter:
 
 
 def _held(stats: EngineStats | None) -> dict[AdapterKey, int]:
+    """Bytes by adapter version; those of a composition are its members' in equal parts."""
     if stats is None:
         return {}
-    return {entry.key: entry.device_bytes for entry in stats.adapters if entry.tier is Tier.DEVICE}
+    held: Counter[AdapterKey] = Counter()
+    for entry in stats.adapters:
+        if entry.tier is Tier.DEVICE:
+            parts = entry.key.parts
+            held.update(dict.fromkeys(parts, entry.device_bytes // len(parts)))
+    return held

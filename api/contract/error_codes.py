@@ -193,6 +193,15 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
     "adapter_too_large": ErrorCode(
         422, "The adapter is larger than the memory reserved for adapters."
     ),
+    "invalid_composition": ErrorCode(
+        400,
+        "A composition has too many adapters, the same version twice, or a weight out of range.",
+    ),
+    "adapter_not_composable": ErrorCode(
+        400,
+        "An adapter of the composition has more than LoRA matrices: DoRA, biases, full matrices, "
+        "trained or added tokens, or a classification head. Use it alone.",
+    ),
     "adapter_deleted": ErrorCode(404, "The adapter was deleted while the request used it."),
     "quantization_drift": ErrorCode(
         422,

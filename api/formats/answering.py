@@ -176,21 +176,24 @@ def usage_of(counts: TokenCounts) -> Usage:
 
 def answer_headers(running: Running) -> dict[str, str]:
     """The replica and the version that answer, the tier, and the wait time."""
-    started, adapter = running.started, running.order.model.adapter
+    started, model = running.started, running.order.model
     elapsed = time.monotonic() - running.order.arrived_at
     headers = {"openai-processing-ms": str(round(elapsed * 1000))}
     if started.replica is not None:
         headers["x-loraplex-replica"] = started.replica
-    if adapter is None:
+    adapter, key = model.adapter, model.key
+    if adapter is None or key is None:
         return headers
     headers |= {
-        "x-loraplex-adapter": adapter.pinned,
-        "x-loraplex-adapter-version": str(adapter.version),
-        "x-loraplex-digest": adapter.key.digest,
+        "x-loraplex-adapter": model.name,
+        "x-loraplex-digest": key.digest,
         "x-loraplex-tier": str(started.adapter_tier),
         "x-loraplex-load-ms": str(round(started.adapter_load_ms or 0.0)),
         "x-loraplex-wait-ms": str(round(started.adapter_wait_seconds * 1000)),
     }
+    if model.composition is not None:
+        return headers
+    headers["x-loraplex-adapter-version"] = str(adapter.version)
     if adapter.alias is not None:
         headers["x-loraplex-alias"] = adapter.alias
         headers["x-loraplex-canary"] = "true" if adapter.is_canary else "false"

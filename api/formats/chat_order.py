@@ -12,6 +12,7 @@ from ..inference.inference import Inference
 from ..inference.order import Order
 from ..schemas.anthropic_messages import MessagesBody
 from ..schemas.chat import ChatBody
+from ..schemas.generation import members_of
 from ..schemas.responses import ResponsesBody
 from ..tools.answer_plan import AnswerPlan
 
@@ -30,7 +31,12 @@ async def order_chat(
     body: ChatBody | ResponsesBody | MessagesBody,
 ) -> ChatOrder:
     """Raises ApiError, PlatformError or EngineError if it cannot be generated."""
-    model = await inference.models.resolve(principal, body.model, request_id=split_key(request))
+    model = await inference.models.resolve(
+        principal,
+        body.model,
+        adapters=members_of(body.adapters),
+        request_id=split_key(request),
+    )
     prompts, use, messages = inference.prompts, body.tool_use, body.conversation()
     form = prompts.reasoning.form_with_effort(body.chat_form, body.effort, param=body.effort_param)
     prompt = await prompts.encode_chat(

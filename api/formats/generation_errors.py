@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-MODEL_ERRORS = ("model_not_found", "adapter_not_ready", "base_mismatch")
+MODEL_ERRORS = (
+    "model_not_found",
+    "adapter_not_ready",
+    "base_mismatch",
+    "invalid_composition",
+    "adapter_not_composable",
+)
 GRAMMAR_ERRORS = ("invalid_grammar", "grammar_not_served", "grammar_failed")
 """Errors of output constraints."""
 REQUEST_ERRORS = (

@@ -235,7 +235,7 @@ class Inference:
         return self._metering.open(
             order.request_id,
             order.principal,
-            order.model.adapter,
+            order.model,
             counts_prompt=[order.is_first_choice(index) for index in range(order.num_sequences)],
             admitted_at=order.admitted_at,
             held=order.held_charge,
@@ -266,10 +266,10 @@ class Inference:
 
     def _is_loading(self, model: ServedModel) -> bool:
         stats = self._engine.stats
-        if model.adapter is None or stats is None:
+        if model.key is None or stats is None:
             return False
         tiers = {entry.key: entry.tier for entry in stats.adapters}
-        return tiers.get(model.adapter.key) is not Tier.DEVICE
+        return tiers.get(model.key) is not Tier.DEVICE
 
 
 def _check_task(order: Order) -> None:

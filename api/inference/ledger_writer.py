@@ -48,6 +48,8 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     """Who called, or owns the key."""
     admitted_at: datetime | None = None
     """The prices of this time are charged; None: of the end, in journals of earlier releases."""
+    composition: str | None = None
+    """The pinned name of a composition; the adapter above is then the one named first."""
 
 
 AddResult = Callable[[TenantRows], bool]
@@ -273,6 +275,7 @@ def _usage(owner: Owner, charge: Charge, tariff: Tariff) -> Usage:
         adapter_name=owner.adapter_name,
         adapter_version=owner.adapter_version,
         adapter_digest=owner.adapter_digest,
+        composition=owner.composition,
         prompt_tokens=charge.prompt_tokens,
         cached_tokens=charge.cached_tokens,
         completion_tokens=charge.completion_tokens,

@@ -23,8 +23,7 @@ import msgspec
 import structlog
 
 from ...engine.errors import Overloaded, TenantQueueFull
-from ...engine.token_journal import Entry, SlotCounter, TokenJournal
-from ...platform.adapters.registry import AdapterRef
+from ...engine.token_journal import MAX_OWNER_BYTES, Entry, SlotCounter, TokenJournal
 from ...platform.base import utc_now
 from ...platform.errors import DatabaseUnavailable
 from ...platform.keys.principal import Principal
@@ -35,6 +34,7 @@ from .generation import Outcome
 from .held_charge import HeldCharge
 from .ledger_writer import AddResult, Charge, LedgerWriter, Owner
 from .sequence_times import ABORTED
+from .served_models import ServedModel
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +111,7 @@ class Metering:
         self,
         request_id: str,
         principal: Principal,
-        adapter: AdapterRef | None,
+        model: ServedModel,
         *,
         counts_prompt: Sequence[bool],
         admitted_at: datetime | None = None,
@@ -125,18 +125,20 @@ class Metering:
         TenantQueueFull or Overloaded.
         """
         self._check_share(principal.tenant_id, len(counts_prompt))
+        adapter, key, composition = model.adapter, model.key, model.composition
         owner = Owner(
             request_id,
             principal.tenant_id,
             principal.key_id,
             adapter.name if adapter else None,
             adapter.version if adapter else None,
-            adapter.key.digest if adapter else None,
+            key.digest if key else None,
             held is not None,
             principal.user_id,
             admitted_at or utc_now(),
+            composition.pinned if composition else None,
         )
-        slots = self._journal.open(msgspec.msgpack.encode(owner), counts_prompt)
+        slots = self._journal.open(_encode(owner), counts_prompt)
         counters = [self._journal.counter(slot) for slot in slots]
         account = Account(owner, principal.tenant_slug, slots, counters, held)
         self._hold(account)
@@ -316,3 +318,12 @@ class Metering:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _encode(owner: Owner) -> bytes:
+    """The owner as the journal has it: a composition whose name is too long for a slot by its
+    digest and the adapter named first only."""
+    encoded = msgspec.msgpack.encode(owner)
+    if len(encoded) <= MAX_OWNER_BYTES:
+        return encoded
+    return msgspec.msgpack.encode(msgspec.structs.replace(owner, composition=None))

@@ -42,7 +42,7 @@ def _request(
         tenant_id=order.principal.tenant_id,
         prompt_token_ids=order.prompts[position],
         sampling=of_choice(sampling, choice),
-        adapter=adapter.key if adapter else None,
+        adapter=order.model.key,
         vocab_size=adapter.vocab_size if adapter else None,
         own_end_token_ids=tuple(sorted(tokenizer.own_eos_token_ids)),
         group_id=f"{order.request_id}-{position}" if is_one_of_many else None,

@@ -145,7 +145,8 @@ class EngineThread:
             case StepEvents(started, tokens, finished, prompts):
                 return (*started, *prompts, *tokens, *finished)
             case AdapterWanted(key):
-                self._core.handle(AdapterFetched(key, str(self._block_of(key)), Tier.DISK))
+                paths = tuple(str(self._block_of(part)) for part in key.parts)
+                self._core.handle(AdapterFetched(key, paths, Tier.DISK))
         return ()
 
     def _abort(self, open_ids: set[str]) -> None:

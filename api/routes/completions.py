@@ -22,6 +22,7 @@ from ..inference.echo import Echo
 from ..inference.order import Order
 from ..schemas.answers import Completion
 from ..schemas.completions import CompletionBody
+from ..schemas.generation import members_of
 from ..server.runtime import CurrentRuntime
 
 router = APIRouter(prefix="/v1")
@@ -42,7 +43,12 @@ async def create_completion(
 ) -> Response:
     """Complete one or more prompts, as one response or as a stream of events."""
     inference = runtime.inference
-    model = await inference.models.resolve(principal, body.model, request_id=split_key(request))
+    model = await inference.models.resolve(
+        principal,
+        body.model,
+        adapters=members_of(body.adapters),
+        request_id=split_key(request),
+    )
     prompts = await inference.prompts.encode(
         principal,
         body.prompt,

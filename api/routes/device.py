@@ -50,8 +50,9 @@ async def get_residency(runtime: CurrentRuntime, operator: Operator) -> Response
 
 
 async def _residents(runtime: Runtime, stats: EngineStats) -> list[ResidentView]:
-    contents = {(entry.key.tenant_id, entry.key.digest) for entry in stats.adapters}
-    slugs = await tenant_names(runtime.control_plane, {tenant_id for tenant_id, _ in contents})
+    parts = {part for entry in stats.adapters for part in entry.key.parts}
+    contents = {(part.tenant_id, part.digest) for part in parts}
+    slugs = await tenant_names(runtime.control_plane, {part.tenant_id for part in parts})
     names = await runtime.control_plane.read_all_tenants(
         lambda session: repository.names_of(session, contents)
     )
@@ -59,7 +60,11 @@ async def _residents(runtime: Runtime, stats: EngineStats) -> list[ResidentView]
         ResidentView(
             tenant=slugs.get(entry.key.tenant_id, ""),
             digest=entry.key.digest,
-            versions=names.get((entry.key.tenant_id, entry.key.digest), []),
+            versions=[
+                name
+                for part in entry.key.parts
+                for name in names.get((part.tenant_id, part.digest), [])
+            ],
             tier=entry.tier,
             device_bytes=entry.device_bytes,
             num_leases=entry.num_leases,

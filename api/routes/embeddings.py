@@ -25,6 +25,7 @@ from ..http.bodies import INFERENCE_BODY_BYTES, json_body
 from ..http.json_response import encode_json
 from ..http.request_context import split_key
 from ..schemas.embeddings import Embedding, EmbeddingBody, EmbeddingList
+from ..schemas.generation import members_of
 from ..server.runtime import CurrentRuntime
 from .pooled import run_pooled
 
@@ -48,7 +49,12 @@ async def create_embeddings(
     if body.dimensions is not None and body.dimensions > size:
         message = f"dimensions: this model's embeddings have {size}"
         raise ApiError("invalid_parameter", message, param="dimensions")
-    model = await inference.models.resolve(principal, body.model, request_id=split_key(request))
+    model = await inference.models.resolve(
+        principal,
+        body.model,
+        adapters=members_of(body.adapters),
+        request_id=split_key(request),
+    )
     prompts = await inference.prompts.encode(
         principal,
         body.input,

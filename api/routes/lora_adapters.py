@@ -66,9 +66,9 @@ async def unload_lora_adapter(
 
 
 async def _find(request: Request, runtime: Runtime, principal: Principal, name: str) -> AdapterRef:
-    """The version that the name means. The base is no adapter."""
+    """The version that the name means. The base and compositions are no adapters."""
     models = runtime.inference.models
     model = await models.resolve(principal, name, request_id=split_key(request))
-    if model.adapter is None:
+    if model.adapter is None or model.composition is not None:
         raise no_adapter(name)
     return model.adapter

@@ -133,8 +133,10 @@ class PlatformMemoryViews:
         )
 
     def _name(self, key: AdapterKey | None) -> tuple[str | None, int | None, list[str]]:
-        """The first adapter and version with this content, and all of them."""
-        found = [] if key is None else self._contents.get(key, [])
+        """The first adapter and version with this content, and all of them; of a composition, those
+        of all its adapters."""
+        parts = () if key is None else key.parts
+        found = [content for part in parts for content in self._contents.get(part, [])]
         if not found:
             return None, None, []
         names = [f"{content.adapter_name}@{content.number}" for content in found]
@@ -154,7 +156,7 @@ class OwnMemoryViews(PlatformMemoryViews):
 
     def server(self, seen: SeenMap) -> ServerMemoryView:
         content = seen.content
-        host = [self._host_entry(use) for use in content.engine.host if use.key in self._contents]
+        host = [self._host_entry(use) for use in content.engine.host if self._has(use.key)]
         disk = [
             self._disk_entry(self._files[name], file)
             for name, file in content.disk.items()
@@ -173,9 +175,7 @@ class OwnMemoryViews(PlatformMemoryViews):
 
     def _device(self, content: ServerMap) -> DeviceMemoryView:
         own = [
-            self._extent(use, None, None)
-            for use in content.engine.extents
-            if use.key in self._contents
+            self._extent(use, None, None) for use in content.engine.extents if self._has(use.key)
         ]
         return DeviceMemoryView(
             name=content.device,
@@ -204,4 +204,7 @@ class OwnMemoryViews(PlatformMemoryViews):
             return False
         if line.adapter is None:
             return self._principal.may_use(None)
-        return line.adapter in self._contents
+        return self._has(line.adapter)
+
+    def _has(self, key: AdapterKey) -> bool:
+        return all(part in self._contents for part in key.parts)

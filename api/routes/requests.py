@@ -227,6 +227,8 @@ def _is_visible(runtime: Runtime, entry: LiveRequestView, principal: Principal) 
 
 
 def _is_theirs(found: OpenRequest, principal: Principal) -> bool:
-    adapter = found.order.model.adapter
+    adapters = found.order.model.adapters
     is_same_tenant = found.order.principal.tenant_id == principal.tenant_id
-    return is_same_tenant and principal.may_use(None if adapter is None else adapter.name)
+    if not adapters:
+        return is_same_tenant and principal.may_use(None)
+    return is_same_tenant and all(principal.may_use(each.name) for each in adapters)

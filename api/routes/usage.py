@@ -175,6 +175,7 @@ def _record_view(row: UsageRecord) -> UsageRecordView:
         adapter=row.adapter_name,
         version=row.adapter_version,
         digest=row.adapter_digest,
+        composition=row.composition,
         prompt_tokens=row.prompt_tokens,
         cached_tokens=row.cached_tokens,
         completion_tokens=row.completion_tokens,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from ..contract.answer_model import AnswerModel
-from .generation import MAX_DEADLINE_MS, MAX_PRIORITY, ModelName
+from .generation import MAX_DEADLINE_MS, MAX_PRIORITY, ModelName, WeightedAdapters
 from .prompt_usage import PromptUsage
 from .prompts import Prompt, PromptOptions, SentPrompts, as_prompts
 
@@ -19,6 +19,8 @@ MAX_DIMENSIONS = 1 << 20
 
 class EmbeddingBody(PromptOptions):
     model: ModelName
+    adapters: WeightedAdapters | None = None
+    """Their deltas are added to `model`'s."""
     input: Annotated[
         list[Prompt],
         Field(min_length=1, max_length=MAX_INPUTS),

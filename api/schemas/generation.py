@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
@@ -22,6 +22,12 @@ from ...engine.sampling_params import (
     SamplingParams,
 )
 from ...engine.text.text_form import TextForm
+from ...platform.adapters.composition_names import (
+    MAX_MEMBERS,
+    MAX_PINNED_LENGTH,
+    MAX_WEIGHT,
+    NamedMember,
+)
 from ..contract.request_model import RequestModel, invalid
 from .output_format import ResponseFormat, StructuredOutputs
 
@@ -47,7 +53,7 @@ def _is_short(text: str) -> str:
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ProposerName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PINNED_LENGTH)]
 OutputTokens = Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
@@ -110,6 +116,26 @@ OptionalSpeculation = (
 )
 
 
+class WeightedAdapter(RequestModel):
+    """An adapter of a composition."""
+
+    model: ModelName
+    """`[tenant/]adapter[@version|@alias|@sha256:…]`."""
+    weight: Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT)] | None = None
+    """The factor of its delta; default: 1."""
+
+
+WeightedAdapters = Annotated[list[WeightedAdapter], Field(max_length=MAX_MEMBERS)]
+
+
+def members_of(adapters: Sequence[WeightedAdapter] | None) -> list[NamedMember]:
+    """The adapters that are added to `model`."""
+    return [
+        NamedMember(each.model, 1.0 if each.weight is None else each.weight)
+        for each in adapters or ()
+    ]
+
+
 class KvPolicyBody(RequestModel):
     """KV eviction by attention, in place of the server's default."""
 
@@ -122,6 +148,8 @@ class SamplingBody(RequestModel):
     """Generation parameters of all routes."""
 
     model: ModelName
+    adapters: WeightedAdapters | None = None
+    """Their deltas are added to `model`'s."""
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None

@@ -46,6 +46,9 @@ class UsageRecordView(AnswerModel):
     """Null for the base model, like the next two fields."""
     version: int | None
     digest: str | None
+    composition: str | None
+    """All adapters of a composition with their weights; the fields above then name its first
+    adapter and the composition's digest. Null: one adapter, or none."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int

@@ -111,9 +111,9 @@ class RoutedRequests:
         return stream
 
     def end_adapter(self, key: AdapterKey, error: EngineError) -> int:
-        """End the requests for this adapter that wait for a replica; returns how many."""
+        """End the requests that use this adapter and wait for a replica; returns how many."""
         waiting = [each for each in self._sent.values() if each.replica is None]
-        ended = [each.stream for each in waiting if each.stream.request.adapter == key]
+        ended = [each.stream for each in waiting if each.stream.request.uses(key)]
         for stream in ended:
             self._streams.end(stream, error)
         return len(ended)
@@ -169,7 +169,7 @@ class RoutedRequests:
     def _end_everywhere(self, key: AdapterKey) -> None:
         """End the requests for an adapter that is in quarantine now, before they end more."""
         for sent in list(self._sent.values()):
-            if sent.stream.request.adapter == key:
+            if sent.stream.request.uses(key):
                 self._send_abort(sent.stream)
                 self._streams.end(sent.stream, AdapterQuarantined())
 

@@ -229,7 +229,8 @@ class KvBlocks:
         seq.num_published = 0  # what came back from the host is offered to others again
 
     def drop_adapter(self, key: AdapterKey) -> int:
-        """Drop all cached prefixes of this adapter; returns their number of blocks."""
+        """Drop all cached prefixes of this adapter and of its compositions; returns their number of
+        blocks."""
         return sum(group.cached.drop_adapter(key) for group in self.groups)
 
     # --- sizes ------------------------------------------------------------------------------------

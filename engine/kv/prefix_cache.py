@@ -151,11 +151,11 @@ class CachedBlocks:
         return True
 
     def drop_adapter(self, adapter: AdapterKey) -> int:
-        """Unpublish all blocks of this adapter; returns how many."""
+        """Unpublish all blocks of this adapter and of its compositions; returns how many."""
         gone = [
             block_id
             for block_id, prefix in self._prefixes.items()
-            if prefix.namespace.adapter == adapter
+            if (own := prefix.namespace.adapter) is not None and own.has_part(adapter)
         ]
         for block_id in gone:
             self.forget(block_id)

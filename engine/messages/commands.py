@@ -24,12 +24,14 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFetched:
-    """The answer to AdapterWanted: the verified block is in this local file."""
+    """The answer to AdapterWanted: the verified blocks of the adapter's parts are in these local
+    files."""
 
     key: AdapterKey
-    path: str
+    paths: tuple[str, ...]
+    """In the order of `AdapterKey.parts`."""
     tier: Tier
-    """The tier where the fetcher found it: Tier.STORE or Tier.DISK."""
+    """The tier where the fetcher found them: Tier.STORE, unless all were on Tier.DISK."""
 
 
 @dataclass(frozen=True, slots=True)

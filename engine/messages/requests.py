@@ -82,6 +82,10 @@ class GenerationRequest:
     """The number of its first steps that run in separate forward passes, because the engine crashed
     in a step of this request, its adapter or its tenant."""
 
+    def uses(self, adapter: AdapterKey) -> bool:
+        """Whether it is for this adapter or for a composition of it."""
+        return self.adapter is not None and self.adapter.has_part(adapter)
+
     @property
     def lone_key(self) -> AdapterKey | str:
         """Requests of one key share their separate forward passes: those of one adapter. A request

@@ -39,7 +39,7 @@ class AdapterFetches:
         self._fetches: set[asyncio.Task[None]] = set()
 
     def start(self, key: AdapterKey) -> None:
-        """Fetch the adapter's block and send the engine the result."""
+        """Fetch the blocks of the adapter's parts and send the engine the result."""
         fetch = asyncio.create_task(self._fetch(key))
         self._fetches.add(fetch)
         fetch.add_done_callback(self._fetches.discard)
@@ -51,14 +51,16 @@ class AdapterFetches:
 
     async def _fetch(self, key: AdapterKey) -> None:
         try:
-            block = await self._fetch_block(key)
+            blocks = await asyncio.gather(*map(self._fetch_block, key.parts))
         except AdapterError as exc:
             self._send(_failed(key, exc))
         except Exception:  # every fetch is answered, or its requests would wait for ever
             _log.exception("adapter_fetch_failed", extra={"adapter_digest": key.digest})
             self._send(_failed(key, AdapterUnavailable()))
         else:
-            self._send(AdapterFetched(key, str(block.path), block.tier))
+            paths = tuple(str(block.path) for block in blocks)
+            are_here = all(block.tier is Tier.DISK for block in blocks)
+            self._send(AdapterFetched(key, paths, Tier.DISK if are_here else Tier.STORE))
 
 
 def _failed(key: AdapterKey, error: AdapterError) -> AdapterFetchFailed:

@@ -65,6 +65,7 @@ class EngineClient(Engine):
     ) -> None:
         """`on_adapter_wanted` fetches a block to the local disk, or raises; calls run concurrently.
         `on_adapter_read` is called when the engine no longer needs that block's file.
+        Both are called for adapter versions, never for a composition.
         `max_submissions`: the number of processes that may receive a request."""
         self._observer = observer or EngineObserver()
         self._supervisor = Supervisor(
@@ -244,7 +245,8 @@ class EngineClient(Engine):
             case AdapterWanted(key):
                 self._fetches.start(key)
             case AdapterRead(key):
-                self._on_adapter_read(key)
+                for part in key.parts:
+                    self._on_adapter_read(part)
             case AdapterEvicted(key, receipt):
                 self._on_evicted(key, receipt)
             case AdapterExplanation():

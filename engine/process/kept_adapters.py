@@ -51,9 +51,8 @@ class KeptAdapters:
         self._residents = keys
 
     def forget_resident(self, key: AdapterKey) -> None:
-        """The adapter was deleted: later processes do not load it."""
-        if key in self._residents:
-            self._residents.remove(key)
+        """The adapter was deleted: later processes load neither it nor its compositions."""
+        self._residents = [each for each in self._residents if not each.has_part(key)]
 
     def bring_back(self) -> None:
         """Send them to a process that has just become ready."""

@@ -95,8 +95,8 @@ class OpenRequests:
                 self._streams.end(stream, objection or EngineRestarted())
 
     def end_adapter(self, key: AdapterKey, error: EngineError) -> int:
-        """End the requests for this adapter while no process runs; returns how many."""
-        streams = [stream for stream in self._streams if stream.request.adapter == key]
+        """End the requests that use this adapter while no process runs; returns how many."""
+        streams = [stream for stream in self._streams if stream.request.uses(key)]
         for stream in streams:
             self._streams.end(stream, error)
         return len(streams)

@@ -138,7 +138,7 @@ class Quarantine:
         self._forget_old()
         if not self._has_suspects:
             return None
-        if request.adapter and self.holds(request.adapter):
+        if request.adapter and any(map(self.holds, {request.adapter, *request.adapter.parts})):
             return AdapterQuarantined()
         if len(self._lone_crashes.get(request.tenant_id, ())) >= MAX_TENANT_CRASHES:
             return RequestQuarantined(_TENANT_MESSAGE)

@@ -136,7 +136,7 @@ class _Questions:
     def _take(self, message: FromEngine) -> None:
         match message:
             case AdapterWanted(key):
-                self._core.handle(AdapterFetched(key, str(self._block), Tier.DISK))
+                self._core.handle(AdapterFetched(key, (str(self._block),), Tier.DISK))
             case StepEvents(tokens=tokens, finished=finished):
                 for generated in tokens:
                     self._take_logits(generated)

@@ -64,10 +64,11 @@ class Job(Message, frozen=True):
 
 
 class ReadAdapter(Job, frozen=True):
-    """Read the rank's part of a block's file to this extent of host memory."""
+    """Read the rank's part of an adapter's block to this extent of host memory."""
 
     key: AdapterKey
-    path: str
+    paths: tuple[str, ...]
+    """The files of the adapter's parts."""
     extent: Extent
 
 

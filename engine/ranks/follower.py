@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import assert_never
 
@@ -213,8 +214,8 @@ class Follower:
                 self.arena.retire(placement)
             case FreePlace(placement):
                 self.arena.free(placement)
-            case ReadAdapter(_, key, path, extent):
-                self._begin(command, lambda: self._read(key, path, extent))
+            case ReadAdapter(_, key, paths, extent):
+                self._begin(command, lambda: self._read(key, paths, extent))
             case CompleteAdapter(_, key, squares):
                 own = squares[self.base.stages.place.stage]
                 self._begin(command, lambda: self._complete(key, own))
@@ -231,8 +232,16 @@ class Follower:
             case _:
                 assert_never(command)
 
-    def _read(self, key: AdapterKey, path: str, extent: Extent) -> tuple[bytes, ...]:
-        with self._files.open(path) as readable:
+    def _read(self, key: AdapterKey, paths: Sequence[str], extent: Extent) -> tuple[bytes, ...]:
+        with ExitStack() as opened:
+            readable, missing = [], None
+            for path in paths:  # all: rank 0's host sends each, whether or not another is missing
+                try:
+                    readable.append(opened.enter_context(self._files.open(path)))
+                except FileNotFoundError as exc:
+                    missing = exc
+            if missing is not None:
+                raise missing
             self.host.read(key, readable, extent)
         squares = self._magnitudes.squares(self.host[key])
         return tuple(own.tobytes() for own in squares)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ...adapters.block import read_block_header
+from ...adapters.block_files import BlockFiles
 from ...adapters.block_reader import BlockReader
 from ...adapters.extents import Extent
 from ...adapters.host_cache import HostBlock
@@ -49,13 +49,14 @@ class FollowerHost:
         """All blocks that are held."""
         return list(self._blocks.values())
 
-    def read(self, key: AdapterKey, path: Path, extent: Extent) -> None:
-        """Read a block's file to a free extent. Raises as `BlockReader` does, and OSError."""
-        header = read_block_header(path)
-        plan = self._reader.plan(header, key)
+    def read(self, key: AdapterKey, paths: Sequence[Path], extent: Extent) -> None:
+        """Read a block to a free extent; `paths`: the files of `key.parts`. Raises as `BlockFiles`
+        and `BlockReader` do, and OSError."""
+        files = BlockFiles.open(key, paths)
+        plan = self._reader.plan(files)
         tensor = self.pool[extent.offset : extent.offset + plan.num_elements]
         try:
-            self._reader.fill(tensor, path, header, plan)
+            self._reader.fill(tensor, files, plan)
         except BaseException:
             tensor.zero_()
             raise

@@ -163,7 +163,8 @@ class Followers:
         self.check()
         if isinstance(command, ReadAdapter):
             for sender in self._senders:
-                sender.send(Path(command.path))
+                for path in command.paths:
+                    sender.send(Path(path))
         for index in range(len(self._pipes)):
             self._send_to(index, command)
 

@@ -9,7 +9,8 @@ from threading import Lock
 import numpy as np
 import torch
 
-from ...adapters.block import BlockHeader, BlockPlan
+from ...adapters.block import BlockPlan
+from ...adapters.block_files import BlockFiles
 from ...adapters.block_reader import Prepare
 from ...adapters.extents import Extent
 from ...adapters.host_cache import HostBlock, HostCache
@@ -59,16 +60,18 @@ class LeaderHostCache(HostCache):
         """The blocks that the followers hold."""
         self._telling = Lock()
 
-    def read(self, key: AdapterKey, path: Path) -> HostBlock | None:
+    def read(self, key: AdapterKey, *paths: Path) -> HostBlock | None:
         """See `HostCache.read`; returns when every rank has its part. Raises RankLost too."""
-        block = super().read(key, path)
+        block = super().read(key, *paths)
         if block is None:
             return None
         with self._telling:
             if gone := self._take_gone():
                 self._begin_drop(gone)
             self._mirrored[key] = block.extent
-            read = self._followers.begin(lambda job: ReadAdapter(job, key, str(path), block.extent))
+            read = self._followers.begin(
+                lambda job: ReadAdapter(job, key, tuple(map(str, paths)), block.extent)
+            )
         try:
             self._complete(block, read.wait())
         except BaseException:
@@ -84,12 +87,10 @@ class LeaderHostCache(HostCache):
             dropped = self._begin_drop({key, *self._take_gone()})
         dropped.wait()
 
-    def _size(self, header: BlockHeader, plan: BlockPlan) -> int:
+    def _size(self, files: BlockFiles, plan: BlockPlan) -> int:
         """Extents are the same on every rank, so each has room for the largest part."""
         plans = (
-            part.plan(header.ranks, header.auxiliary)
-            for of_stage in self._parts
-            for part in of_stage
+            part.plan(files.ranks, files.auxiliary) for of_stage in self._parts for part in of_stage
         )
         return max(each.num_elements for each in plans)
 

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from ...adapters.errors import ObjectCorrupt, ObjectNotFound
 from ...adapters.identity import AdapterKey
 from ...adapters.tier import Tier
-from ..errors import AdapterDeleted, AdapterLoadFailed, AdapterLost, AdapterTooLarge, EngineError
+from ..errors import (
+    AdapterDeleted,
+    AdapterLoadFailed,
+    AdapterLost,
+    AdapterNotComposable,
+    AdapterTooLarge,
+    EngineError,
+)
 from ..request import Request
 from .adapter_provider import AdapterProvider
 from .waiting import WaitingQueue
@@ -21,6 +28,7 @@ ones makes no difference yet."""
 LOAD_ERRORS: dict[str, type[EngineError]] = {
     AdapterDeleted.code: AdapterDeleted,
     AdapterTooLarge.code: AdapterTooLarge,
+    AdapterNotComposable.code: AdapterNotComposable,
     ObjectNotFound.code: AdapterLost,
     ObjectCorrupt.code: AdapterLost,
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...adapters.identity import AdapterKey
-from ...adapters.manager import AdapterManager
+from ...adapters.manager import AdapterManager, Evicted
 from ..errors import AdapterDeleted
 from ..kv.blocks import KvBlocks
 from ..messages import EvictionReceipt
@@ -24,8 +24,18 @@ class _Drain:
 
     begun_at: float
     deadline: float
+    open_keys: set[AdapterKey]
+    """What is still in memory: the adapter, and its compositions."""
     num_drained: int = 0
     num_aborted: int = 0
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+    def note_evicted(self, evicted: Evicted) -> None:
+        if evicted.key in self.open_keys:
+            self.open_keys.remove(evicted.key)
+            self.device_bytes += evicted.device_bytes
+            self.host_bytes += evicted.host_bytes
 
 
 class Drains:
@@ -51,29 +61,33 @@ class Drains:
 
     def __contains__(self, key: AdapterKey | None) -> bool:
         """Whether no request for this adapter is taken."""
-        return key in self.open
+        return key is not None and any(part in self.open for part in key.parts)
 
     def begin(self, key: AdapterKey, drain_seconds: float) -> None:
-        """Refuse the adapter from now on. End its waiting requests, and by the deadline the running
-        ones."""
+        """Refuse the adapter and its compositions from now on. End their waiting requests, and by
+        the deadline the running ones."""
         now = self._clock()
         drain = self.open.get(key)
         if drain is None:
-            drain = self.open[key] = _Drain(now, now + drain_seconds)
+            doomed = {key, *self._manager.compositions_of(key)}
+            drain = self.open[key] = _Drain(now, now + drain_seconds, doomed)
         drain.deadline = min(drain.deadline, now + drain_seconds)
-        self._manager.evict(key)
+        for each in drain.open_keys:
+            self._manager.evict(each)
         self._end_hopeless(key, drain)
 
     def note_end(self, request: Request, *, is_deleted: bool) -> None:
         """A request has ended, with `adapter_deleted` or in any other way."""
-        key = request.adapter
-        drain = self.open.get(key) if key else None
-        if drain is None or key is None:
+        if not self.open or request.adapter is None:
             return
-        drain.num_aborted += is_deleted
-        drain.num_drained += not is_deleted
-        if not self._requests(key):
-            self._kv.drop_adapter(key)
+        for key in request.adapter.parts:
+            drain = self.open.get(key)
+            if drain is None:
+                continue
+            drain.num_aborted += is_deleted
+            drain.num_drained += not is_deleted
+            if not self._requests(key):
+                self._kv.drop_adapter(key)
 
     def poll(self) -> list[tuple[AdapterKey, EvictionReceipt]]:
         """End whose time is up; return the deletions that are complete, each once.
@@ -82,18 +96,20 @@ class Drains:
         """
         for key, drain in self.open.items():
             self._end_hopeless(key, drain)
-        answers = []
         for evicted in self._manager.take_evicted():
-            drain = self.open.pop(evicted.key)
-            receipt = EvictionReceipt(
-                device_bytes=evicted.device_bytes,
-                host_bytes=evicted.host_bytes,
-                num_drained=drain.num_drained,
-                num_aborted=drain.num_aborted,
-                seconds=self._clock() - drain.begun_at,
-            )
-            answers.append((evicted.key, receipt))
-        return answers
+            for drain in self.open.values():
+                drain.note_evicted(evicted)
+        complete = [key for key, drain in self.open.items() if not drain.open_keys]
+        return [(key, self._receipt(self.open.pop(key))) for key in complete]
+
+    def _receipt(self, drain: _Drain) -> EvictionReceipt:
+        return EvictionReceipt(
+            device_bytes=drain.device_bytes,
+            host_bytes=drain.host_bytes,
+            num_drained=drain.num_drained,
+            num_aborted=drain.num_aborted,
+            seconds=self._clock() - drain.begun_at,
+        )
 
     def _end_hopeless(self, key: AdapterKey, drain: _Drain) -> None:
         """End all once the deadline has come, and before it who holds no lease: it gets none."""
@@ -106,4 +122,4 @@ class Drains:
             self._kv.drop_adapter(key)
 
     def _requests(self, key: AdapterKey) -> list[Request]:
-        return [request for request in self._scheduler.requests() if request.adapter == key]
+        return [each for each in self._scheduler.requests() if each.submitted.uses(key)]

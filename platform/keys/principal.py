@@ -18,6 +18,8 @@ class Scope(StrEnum):
     """List and show adapters, versions and their reports."""
     ADAPTERS_WRITE = "adapters:write"
     """Push and delete adapters, move aliases."""
+    ADAPTERS_COMPOSE = "adapters:compose"
+    """Name several adapters, or weights, in one request."""
     USAGE_READ = "usage:read"
     """Read usage, limits and requests."""
     AUDIT_READ = "audit:read"
@@ -37,7 +39,13 @@ READING_SCOPES = frozenset(
     {Scope.ADAPTERS_READ, Scope.USAGE_READ, Scope.AUDIT_READ, Scope.WEBHOOKS_READ}
 )
 SCOPES_OF_ADAPTERS = frozenset(
-    {Scope.INFER, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.KEYS_MANAGE}
+    {
+        Scope.INFER,
+        Scope.ADAPTERS_READ,
+        Scope.ADAPTERS_WRITE,
+        Scope.ADAPTERS_COMPOSE,
+        Scope.KEYS_MANAGE,
+    }
 )
 """The scopes that a key restricted to adapters may have: the others affect the tenant's other
 data."""
@@ -59,7 +67,13 @@ class TenantRole(StrEnum):
 _SCOPES_OF_ROLE = {
     TenantRole.OWNER: ALL_SCOPES,
     TenantRole.DEVELOPER: frozenset(
-        {Scope.INFER, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.USAGE_READ}
+        {
+            Scope.INFER,
+            Scope.ADAPTERS_READ,
+            Scope.ADAPTERS_WRITE,
+            Scope.ADAPTERS_COMPOSE,
+            Scope.USAGE_READ,
+        }
     ),
     TenantRole.VIEWER: frozenset({Scope.ADAPTERS_READ, Scope.USAGE_READ}),
 }

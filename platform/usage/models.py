@@ -8,6 +8,7 @@ from typing import Self
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from ..adapters.composition_names import MAX_PINNED_LENGTH
 from ..adapters.models import DIGEST_LENGTH
 from ..base import ID_LENGTH, Base, TenantOwned, UtcDateTime, utc_now
 from ..keys.token import KEY_ID_LENGTH
@@ -35,6 +36,10 @@ class UsageRecord(TenantOwned, Base):
     """None for the base model, as the two below."""
     adapter_version: Mapped[int | None]
     adapter_digest: Mapped[str | None] = mapped_column(String(DIGEST_LENGTH))
+    """A composition's own, if it is one."""
+    composition: Mapped[str | None] = mapped_column(String(MAX_PINNED_LENGTH))
+    """The pinned name of a composition: all its adapters with their weights. The adapter above is
+    the one named first. None: the base model, or one adapter."""
     prompt_tokens: Mapped[int]
     cached_tokens: Mapped[int]
     """The part of the prompt that the prefix cache held."""

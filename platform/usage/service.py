@@ -29,6 +29,8 @@ class Usage:
     """None for the base model, as the two below."""
     adapter_version: int | None = None
     adapter_digest: str | None = None
+    composition: str | None = None
+    """See `UsageRecord`."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from loraplex.adapters.block import BlockPlan, Extra, ExtraKind, write_block_header
 from loraplex.adapters.block_reader import PIECE_ELEMENTS
-from loraplex.adapters.errors import ObjectCorrupt
+from loraplex.adapters.errors import NotComposable, ObjectCorrupt
 from loraplex.adapters.host_cache import HostBlock, HostCache
+from loraplex.adapters.identity import AdapterKey, composed_key
 from loraplex.adapters.layout import BaseLayout, Projection, Slice, SliceKind
 from loraplex.adapters.layout_part import LayoutPart, SliceRange
 from support.blocks import make_key
@@ -55,14 +56,16 @@ def write(
     path: Path,
     extras: tuple[Extra, ...] = EXTRAS,
     row_scales: dict[int, tuple[tuple[int, float], ...]] | None = None,
+    key: AdapterKey = KEY,
+    ranks: dict[int, int] = RANKS,
 ) -> Tensor:
-    plan = BlockPlan(LAYOUT, RANKS, extras)
+    plan = BlockPlan(LAYOUT, ranks, extras)
     payload = torch.randn(plan.num_elements, generator=torch.Generator().manual_seed(0))
     with path.open("wb") as file:
         write_block_header(
             file,
             base_id="base",
-            digest=KEY.digest,
+            digest=key.digest,
             dtype="F32",
             scales=SCALES,
             plan=plan,
@@ -246,3 +249,57 @@ def test_every_rank_knows_the_vocabulary_of_an_adapter_that_adds_tokens(tmp_path
     _, _, blocks = read_ends(tmp_path / "block", extras, {1: 1})
     assert [block.vocab_size for block in blocks] == [52, 52]
     assert [len(block.auxiliary) for block in blocks] == [0, 2]
+
+
+OTHER = make_key("b")
+OTHER_RANKS = {0: 3, 1: 2, 4: 1, 5: 2, 6: 4}
+"""Slices 2 and 3 are the first adapter's alone."""
+
+
+def delta(values: Tensor, plan: BlockPlan, index: int) -> Tensor:
+    """B·A of a slice `[experts, out, in]`, in fp64."""
+    a, b = (each.double() for each in matrices(values, plan, index))
+    layer, rank = plan.layout.slices[index], plan.ranks[index]
+    if layer.kind is SliceKind.EMBEDDING:
+        a = a.flatten().view(layer.in_features, rank).T
+    a, b = (each.reshape(layer.num_experts, rank, -1) for each in (a, b))
+    return b.mT @ a
+
+
+@pytest.mark.parametrize("part", [LayoutPart(LAYOUT), PART], ids=["whole", "part"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_composition_is_the_weighted_sum_of_its_members(
+    tmp_path: Path, part: LayoutPart, dtype: torch.dtype
+) -> None:
+    """Of each slice, each expert and each part; `row_scales` of one member only."""
+    write(tmp_path / "a", extras=(), row_scales={EXPERTS: ((3, 0.5), (5, 2.0))})
+    write(tmp_path / "b", extras=(), key=OTHER, ranks=OTHER_RANKS)
+    composed = composed_key(KEY.tenant_id, {KEY.digest: 0.25, OTHER.digest: -1.5})
+    paths = {KEY.digest: tmp_path / "a", OTHER.digest: tmp_path / "b"}
+    cache = HostCache(LAYOUT, 8 << 20, dtype, part=part)
+    block = cache.read(composed, *(paths[member.digest] for member in composed.members))
+    assert block is not None
+    alone = [cache.read(key, paths[key.digest]) for key in (KEY, OTHER)]
+    plans = [part.plan(ranks, ()) for ranks in (RANKS, OTHER_RANKS)]
+    joined = part.plan({i: RANKS[i] + OTHER_RANKS.get(i, 0) for i in RANKS}, ())
+    assert torch.equal(torch.from_numpy(block.table), torch.from_numpy(joined.table))
+    for index in RANKS:
+        expected = sum(
+            weight * delta(each.tensor, plan, index)
+            for each, plan, weight in zip(alone, plans, (0.25, -1.5), strict=True)
+            if each is not None and index in plan.ranks
+        )
+        assert isinstance(expected, Tensor)
+        error = (delta(block.tensor, joined, index) - expected).abs().max()
+        assert error < (1e-5 if dtype is torch.float32 else 0.3), index
+
+
+def test_a_composition_with_auxiliary_tensors_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    write(tmp_path / "b", extras=(), key=OTHER, ranks=OTHER_RANKS)
+    composed = composed_key(KEY.tenant_id, {KEY.digest: 1.0, OTHER.digest: 1.0})
+    paths = {KEY.digest: tmp_path / "a", OTHER.digest: tmp_path / "b"}
+    cache = HostCache(LAYOUT, 8 << 20, torch.float32)
+    with pytest.raises(NotComposable):
+        cache.read(composed, *(paths[member.digest] for member in composed.members))
+    assert cache.used_bytes == 0

@@ -52,7 +52,7 @@ def test_every_lease_leads_to_its_own_weights_while_adapters_come_and_go(tmp_pat
         leases: dict[str, Lease] = {}
         for turn in count():
             for key in manager.fetches.take_wanted():
-                manager.fetched(key, stored[key].path, Tier.DISK)
+                manager.fetched(key, [stored[key].path], Tier.DISK)
             manager.poll()
             for key in list(remaining):
                 lease = manager.acquire(key, f"{key} {remaining[key]}")

@@ -31,7 +31,7 @@ class Reads:
     def add(self, key: AdapterKey, size: int, order: int) -> None:
         path = Path(key.digest)
         self.host.files[path] = size
-        self.records[key] = Record(key, order=order, path=path)
+        self.records[key] = Record(key, order=order, paths=(path,))
         self.queue.add(self.records[key])
 
     def run(self) -> list[AdapterKey]:

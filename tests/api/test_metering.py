@@ -21,9 +21,11 @@ from loraplex.api.inference import metering
 from loraplex.api.inference.generation import Outcome, TokenCounts
 from loraplex.api.inference.ledger_writer import LedgerWriter
 from loraplex.api.inference.metering import Account, Metering
+from loraplex.api.inference.served_models import ServedModel
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.errors import Overloaded, TenantQueueFull
 from loraplex.engine.token_journal import TokenJournal
+from loraplex.platform.adapters.composition import Composition, ResolvedMember
 from loraplex.platform.adapters.registry import AdapterRef
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.database import Database
@@ -64,7 +66,7 @@ class Life:
         account = self.metering.open(
             request_id,
             principal,
-            ADAPTER,
+            ServedModel(ADAPTER.pinned, ADAPTER),
             counts_prompt=[index == 0 for index in range(num_slots)],
         )
         demand = Demand(
@@ -83,6 +85,7 @@ class Life:
         self.control_plane.close()
 
 
+BASE = ServedModel("base", None)
 ADAPTER = AdapterRef(
     key=AdapterKey("tenant", make_digest("weights")),
     adapter_id="a",
@@ -359,7 +362,7 @@ def test_what_was_counted_before_or_in_an_earlier_life_is_not_in_the_metrics(
         with patch.object(life.metering._metrics.usage, "observe") as observe:
             await life.metering.recover()
             await until(lambda: life.journal.num_free == NUM_SLOTS)
-            again = life.metering.open("req-1", principal, None, **ONE_SEQUENCE)
+            again = life.metering.open("req-1", principal, BASE, **ONE_SEQUENCE)
             await life.metering.settle(again, WHOLE)
         assert num_rows(life) == 1
         observe.assert_not_called()
@@ -446,7 +449,7 @@ def test_a_request_that_never_ran_costs_nothing_and_leaves_no_reservation(
         await life.metering.settle(account, BROKEN)
         await until(lambda: life.journal.num_free == NUM_SLOTS)
         assert rows(life) == []
-        life.metering.discard(life.metering.open("x", principal, None, **ONE_SEQUENCE))
+        life.metering.discard(life.metering.open("x", principal, BASE, **ONE_SEQUENCE))
         assert life.journal.num_free == NUM_SLOTS
         await life.metering.close()
         life.die()
@@ -464,20 +467,20 @@ def test_a_tenant_that_asks_for_more_than_stays_free_is_refused_and_others_are_n
         life = Life(home)
         half = NUM_SLOTS // 2
         accounts = [
-            life.metering.open(f"{number}", principal, None, **ONE_SEQUENCE)
+            life.metering.open(f"{number}", principal, BASE, **ONE_SEQUENCE)
             for number in range(half)
         ]
         with pytest.raises(TenantQueueFull):
-            life.metering.open("x", principal, None, **ONE_SEQUENCE)
+            life.metering.open("x", principal, BASE, **ONE_SEQUENCE)
         other = replace(principal, tenant_id="other")
         with pytest.raises(Overloaded):  # too many at once for what is left
-            life.metering.open("y", other, None, counts_prompt=[True] * 3)
-        life.metering.open("y", other, None, **ONE_SEQUENCE)
+            life.metering.open("y", other, BASE, counts_prompt=[True] * 3)
+        life.metering.open("y", other, BASE, **ONE_SEQUENCE)
         for account in accounts[:2]:
             life.metering.discard(account)
-        life.metering.open("z", principal, None, **ONE_SEQUENCE)
+        life.metering.open("z", principal, BASE, **ONE_SEQUENCE)
         with pytest.raises(TenantQueueFull):
-            life.metering.open("w", principal, None, **ONE_SEQUENCE)
+            life.metering.open("w", principal, BASE, **ONE_SEQUENCE)
         await life.metering.close()
         life.die()
 
@@ -498,5 +501,34 @@ def test_what_cannot_be_understood_keeps_no_server_from_starting(
         assert rows(life) == [("req-1", 10, 4, 9, "aborted")]
         await life.metering.close()
         life.die()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["b", "b" * 64])
+def test_a_compositions_row_names_all_adapters_unless_its_server_died_and_the_name_is_long(
+    home: Path, principal: Principal, name: str
+) -> None:
+    async def scenario() -> None:
+        first = replace(ADAPTER, name=name)
+        second = replace(first, key=AdapterKey(ADAPTER.key.tenant_id, "sha256:" + "b" * 64))
+        composition = Composition((ResolvedMember(first, 1.0), ResolvedMember(second, 0.5)))
+        model = ServedModel(composition.pinned, first, composition=composition)
+        life = Life(home)
+        broken = life.metering.open("broken", principal, model, **ONE_SEQUENCE)
+        broken.counters[0].start(num_prompt_tokens=10, num_cached_tokens=4)
+        whole = life.metering.open("whole", principal, model, **ONE_SEQUENCE)
+        await life.metering.settle(whole, WHOLE)
+        life.die()
+        later = Life(home)
+        await later.metering.recover()
+        with later.database.platform_transaction(read_only=True) as session:
+            found = {row.request_id: row for row in session.scalars(select(UsageRecord))}
+        for row in found.values():
+            assert row.adapter_name == name
+            assert row.adapter_digest == composition.key.digest
+        assert found["whole"].composition == composition.pinned
+        assert found["broken"].composition == (composition.pinned if len(name) == 1 else None)
+        later.die()
 
     run(scenario())

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
 
+from loraplex.api.contract.errors import ApiError
 from loraplex.api.inference.seen_adapters import FRESH_SECONDS, SeenAdapters
 from loraplex.api.inference.served_models import ServedModel, ServedModels
 from loraplex.api.inference.version_tokenizers import VersionTokenizers
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.adapters import service as catalog
+from loraplex.platform.adapters.composition_names import NamedMember
 from loraplex.platform.adapters.states import VersionState
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
+    AdapterNotComposable,
     AdapterNotReady,
     BaseMismatch,
     DatabaseUnavailable,
+    InvalidComposition,
     ModelNotFound,
 )
+from loraplex.platform.keys.principal import ALL_SCOPES, Scope
 from loraplex.platform.sessions import TenantSession
 from support.catalog import BASE_ID, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite
@@ -60,9 +65,17 @@ class World:
         with self.database.transaction(self.tenant.id) as session:
             make_version(session, name, **version)
 
-    def resolve(self, model: str, adapters: list[str] | None = None) -> ServedModel:
-        caller = caller_of(self.tenant, adapters=adapters)
-        return asyncio.run(self._models.resolve(caller, model))
+    def resolve(
+        self,
+        model: str,
+        adapters: list[str] | None = None,
+        *,
+        added: Sequence[NamedMember] = (),
+        **grant: Any,
+    ) -> ServedModel:
+        """`adapters`: those that the key may use; `added`: those of the request beside `model`."""
+        caller = caller_of(self.tenant, adapters=adapters, **grant)
+        return asyncio.run(self._models.resolve(caller, model, adapters=added))
 
 
 @pytest.fixture
@@ -141,3 +154,78 @@ def test_a_version_for_another_base_is_refused(world: World) -> None:
     world.add("foreign", base_id="another")
     with pytest.raises(BaseMismatch):
         world.resolve("foreign")
+
+
+def test_a_composition_is_the_weighted_sum_of_the_versions_that_its_names_mean(
+    world: World,
+) -> None:
+    world.add("sql", content="one")
+    world.add("sql", content="two")
+    model = world.resolve("sql@1:0.5+support-bot+acme/sql@latest:-2")
+    assert model.name == "acme/sql@1:0.5+acme/support-bot@1+acme/sql@2:-2.0"
+    assert model.adapter is model.adapters[0]
+    assert model.key is not None
+    first, second, third = (each.key.digest for each in model.adapters)
+    weights = {member.digest: member.weight for member in model.key.members}
+    assert weights == {first: 0.5, second: 1.0, third: -2.0}
+    assert model.key.tenant_id == world.tenant.id
+    assert world.resolve(model.name).key == model.key
+
+
+def test_added_adapters_and_names_with_weights_mean_the_same(world: World) -> None:
+    world.add("sql", content="one")
+    named = world.resolve("support-bot+sql:0.5")
+    half = NamedMember("sql", 0.5)
+    assert world.resolve("support-bot", added=[half]).key == named.key
+    assert world.resolve("base", added=[half, NamedMember("support-bot")]).key == named.key
+    assert world.resolve("sql:.50+support-bot:1.0").key == named.key
+    assert world.resolve("base", added=[NamedMember("sql")]) == world.resolve("sql")
+    assert world.resolve("sql:1") == world.resolve("sql")
+
+
+def test_every_adapter_of_a_composition_must_be_the_keys(world: World) -> None:
+    world.add("sql", content="one")
+    assert world.resolve("sql+support-bot", ["sql", "support-bot"]).composition is not None
+    for model in ("sql+support-bot", "support-bot+sql", "sql:0+support-bot"):
+        with pytest.raises(ModelNotFound):
+            world.resolve(model, ["sql"])
+    for model in ("sql+bolt/support-bot", "sql+nobody", "sql+", "+sql", "sql++support-bot"):
+        with pytest.raises(ModelNotFound):
+            world.resolve(model)
+
+
+def test_a_key_without_the_scope_composes_nothing(world: World) -> None:
+    world.add("sql", content="one")
+    scopes = ALL_SCOPES - {Scope.ADAPTERS_COMPOSE}
+    assert world.resolve("sql", scopes=scopes).adapter is not None
+    for model, added in (("sql:0.5", []), ("sql", [NamedMember("support-bot")])):
+        with pytest.raises(ApiError) as refusal:
+            world.resolve(model, scopes=scopes, added=added)
+        assert refusal.value.code == "insufficient_scope"
+
+
+def test_the_same_version_twice_and_what_is_no_sum_are_refused(world: World) -> None:
+    world.add("sql", content="one")
+    world.add("twin", content="one")
+    with world.database.transaction(world.tenant.id) as session:
+        version = make_version(session, "dora", content="three")
+        version.intake_report = {**version.intake_report, "features": ["lora", "dora"]}
+    for model in ("sql+sql:0.5", "sql+sql@1", "sql+twin", "sql:2.5"):
+        with pytest.raises(InvalidComposition):
+            world.resolve(model)
+    with pytest.raises(InvalidComposition):
+        world.resolve("sql", added=[NamedMember(name) for name in ("a", "b", "c", "d")])
+    assert world.resolve("dora").adapter is not None
+    for model in ("sql+dora", "dora:0.5"):
+        with pytest.raises(AdapterNotComposable):
+            world.resolve(model)
+
+
+def test_a_composition_ends_with_the_deletion_of_a_member(world: World) -> None:
+    world.add("sql", content="one")
+    world.resolve("sql+support-bot")
+    with world.database.transaction(world.tenant.id) as session:
+        catalog.begin_version_deletion(session, "sql", 1)
+    world.seen.note_change(world.tenant.id)
+    with pytest.raises(ModelNotFound):
+        world.resolve("sql+support-bot")

@@ -27,7 +27,14 @@ GOOD: dict[str, Any] = {
     "crash_points": {"tried": 3, "lost": 0, "orphans": 0},
     "reserved_over_true": 1.05,
 }
-AMOUNT = Amount(seed=0, malformed=5, faulty_loads=5, canary_requests=5, state_canary_requests=5)
+AMOUNT = Amount(
+    seed=0,
+    malformed=5,
+    faulty_loads=5,
+    canary_requests=5,
+    composed_canary_requests=5,
+    state_canary_requests=5,
+)
 BAD: list[tuple[str, Any]] = [
     ("features", {}),
     ("features", {"lora": {"outcome": "refused:no_effect", "is_right": False}}),
@@ -46,6 +53,8 @@ BAD: list[tuple[str, Any]] = [
     ("faulty_loads", {"recovered": 1}),
     ("canaries", {"requests": 4}),
     ("canaries", {"foreign": 1}),
+    ("composed_canaries", {"requests": 4}),
+    ("composed_canaries", {"foreign": 1}),
     ("state_canaries", {"requests": 4}),
     ("state_canaries", {"foreign": 1}),
     ("crash_points", {"tried": 0}),

@@ -135,7 +135,7 @@ TO_ENGINE: list[ToEngine] = [
         )
     ),
     Abort("r"),
-    AdapterFetched(KEY, "/tmp/ä", Tier.STORE),
+    AdapterFetched(KEY, ("/tmp/ä",), Tier.STORE),
     AdapterFetchFailed(KEY, ERROR),
     DeleteAdapter(KEY),
     DeleteAdapter(KEY, 2.5),
@@ -183,7 +183,7 @@ def test_messages_from_the_engine_arrive_as_they_were(message: FromEngine) -> No
 
 
 def test_keys_and_tiers_arrive_with_their_types() -> None:
-    message = decode_to_engine(encode(AdapterFetched(KEY, "/b", Tier.DISK)))
+    message = decode_to_engine(encode(AdapterFetched(KEY, ("/b",), Tier.DISK)))
     assert isinstance(message, AdapterFetched)
     assert (type(message.key), type(message.tier)) == (AdapterKey, Tier)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -16,7 +16,7 @@ from loraplex.adapters.manager import Tier
 class Answers(Protocol):
     """Who asked: `AdapterManager` takes both answers."""
 
-    def fetched(self, key: AdapterKey, path: Path | str, tier: Tier) -> None: ...
+    def fetched(self, key: AdapterKey, paths: Iterable[Path | str], tier: Tier) -> None: ...
 
     def fetch_failed(self, key: AdapterKey, code: str, message: str) -> None: ...
 
@@ -72,7 +72,7 @@ class FakeStore:
         else:
             path = Path(key.tenant_id) / key.digest
             self.files[path] = self._file(key)
-            engine.fetched(key, path, self._rng.choice((Tier.STORE, Tier.DISK)))
+            engine.fetched(key, [path], self._rng.choice((Tier.STORE, Tier.DISK)))
 
     def _file(self, key: AdapterKey) -> int | Exception:
         if self._rng.random() < self.mishaps:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loraplex.adapters.arena import Arena
-from loraplex.adapters.block import BlockHeader, BlockPlan, read_block_header
+from loraplex.adapters.block import BlockPlan, read_block_header
+from loraplex.adapters.block_files import BlockFiles
 from loraplex.adapters.examination import examine
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.identity import AdapterKey
@@ -19,8 +20,8 @@ MIB = 1 << 20
 class _StageHost(HostCache):
     """Also for adapters that change nothing of a stage, whose extents other stages need."""
 
-    def _size(self, header: BlockHeader, plan: BlockPlan) -> int:
-        return max(1, super()._size(header, plan))
+    def _size(self, files: BlockFiles, plan: BlockPlan) -> int:
+        return max(1, super()._size(files, plan))
 
 
 def load_adapters(

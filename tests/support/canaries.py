@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 
-from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.identity import AdapterKey, composed_key
 from loraplex.engine.messages import Abort, DeleteAdapter, FinishReason
 from support.engine import LocalEngine
 from support.models import make_adapter, make_tiny_llama
@@ -29,6 +29,8 @@ WAVE = 100
 _CONSTANT = 4.0
 DISLIKE = -100.0
 LOUDNESS = 1000.0
+QUIET = 0.25
+"""The weight of the second member of a composition."""
 _TARGET = "model.layers.1.self_attn.o_proj"
 
 
@@ -84,14 +86,17 @@ def run_canaries(
     canaries: Canaries = PLAIN,
     directory: Path | None = None,
     num_ranks: int = 1,
+    composes: bool = False,
 ) -> dict[str, int]:
     """Ask a crowd of canaries while they are paged, replaced, drained and deleted.
+
+    `composes`: ask compositions of two of a tenant's canaries too, which say the louder's marker.
 
     Returns `{"requests", "foreign", "evictions", "deleted"}`: foreign counts answers that say any
     marker but the asked adapter's own, or none where one is due.
     """
     with TemporaryDirectory(dir=directory) as home:
-        crowd = _Crowd(canaries, Path(home), Random(seed), num_ranks)
+        crowd = _Crowd(canaries, Path(home), Random(seed), num_ranks, composes)
         try:
             return crowd.run(num_requests)
         finally:
@@ -101,10 +106,13 @@ def run_canaries(
 class _Crowd:
     """Canaries of five tenants, a fourth of which fit on the device and half in host memory."""
 
-    def __init__(self, canaries: Canaries, home: Path, rng: Random, num_ranks: int) -> None:
+    def __init__(
+        self, canaries: Canaries, home: Path, rng: Random, num_ranks: int, composes: bool
+    ) -> None:
         self._canaries = canaries
         self._home = home
         self._rng = rng
+        self._composes = composes
         self._base = canaries.make_base(home / "base")
         self._free_markers = list(MARKERS)
         probe = LocalEngine(self._base, home)
@@ -161,22 +169,39 @@ class _Crowd:
         if marker not in self._keys:
             folder = self._make_folder(marker, rank=1 + marker % 4)
             self._keys[marker] = self.engine.add_adapter(folder, f"tenant-{marker % 5}")
-        self._live[self._keys[marker]] = marker
+        key = self._keys[marker]
+        if self._composes:
+            self._compose(key, marker)
+        self._live[key] = marker
+
+    def _compose(self, key: AdapterKey, marker: int) -> None:
+        """Compositions with another one of its tenant: once it is the louder, once the other."""
+        rivals = [each for each in self._live if each.tenant_id == key.tenant_id]
+        rivals = [each for each in rivals if not each.members]
+        if rivals:
+            other = self._rng.choice(rivals)
+            for loud, quiet in ((key, other), (other, key)):
+                weights = {loud.digest: 1.0, quiet.digest: QUIET}
+                composed = composed_key(key.tenant_id, weights)
+                self._live[composed] = marker if loud is key else self._live[other]
 
     def _replace_one(self) -> None:
         """A new canary comes; an old one is deleted while it is asked, at once or drained."""
-        key = self._rng.choice(list(self._live))
+        key = self._rng.choice([each for each in self._live if not each.members])
         for _ in range(3):
             self._ask(key)
             self.engine.step()
         self.engine.core.handle(DeleteAdapter(key, self._rng.choice([0.0, 0.0, 5.0])))
         self._free_markers.append(self._live.pop(key))
+        self._live = {each: said for each, said in self._live.items() if not each.has_part(key)}
         self._num_deleted += 1
         self._add()
 
     def _ask(self, key: AdapterKey | None = None) -> None:
         if key is None:
-            key = self._rng.choice([None, *self._live, *list(self._live)[:4]])
+            key = self._rng.choice(
+                [None, *self._live, *list(self._live)[:4], *self._compositions()]
+            )
         others = [self._rng.choice(self._canaries.tokens) for _ in range(self._rng.randint(1, 24))]
         prompt = [*self._canaries.begins_with, *others]
         self._num_asked += 1
@@ -190,6 +215,9 @@ class _Crowd:
         self._markers[request_id] = self._live[key] if key else None
         if self._rng.random() < 0.03:
             self.engine.core.handle(Abort(request_id))
+
+    def _compositions(self) -> list[AdapterKey]:
+        return [each for each in self._live if each.members]
 
     def _judge(self) -> int:
         """How many of the answers that have ended are not their adapter's own."""

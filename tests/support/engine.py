@@ -198,10 +198,14 @@ class LocalEngine:
     def close(self) -> None:
         self.core.close()
 
+    def _has(self, key: AdapterKey) -> bool:
+        return key in self.paths and key not in self.broken
+
     def _take(self, message: FromEngine) -> None:
         match message:
-            case AdapterWanted(key) if key in self.paths and key not in self.broken:
-                self.core.handle(AdapterFetched(key, str(self.paths[key]), Tier.STORE))
+            case AdapterWanted(key) if all(map(self._has, key.parts)):
+                paths = tuple(str(self.paths[part]) for part in key.parts)
+                self.core.handle(AdapterFetched(key, paths, Tier.STORE))
             case AdapterWanted(key):
                 error = ErrorInfo("object_not_found", "no such object")
                 self.core.handle(AdapterFetchFailed(key, error))

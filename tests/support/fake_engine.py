@@ -131,8 +131,9 @@ class FakeCore:
             case Abort(request_id):
                 if request_id in self._requests:
                     self._finish(request_id, FinishReason.ABORTED)
-            case AdapterFetched(key, path, tier):
-                assert Path(path).name in (key.digest, file_name(key))
+            case AdapterFetched(key, paths, tier):
+                for part, path in zip(key.parts, paths, strict=True):
+                    assert Path(path).name in (part.digest, file_name(part))
                 self._fetched[key] = tier
                 status = AdapterStatus(key, Tier.DEVICE, 0, 0)
                 self._outbox.append(replace(self._stats(), adapters=[status], gone_adapters=[]))

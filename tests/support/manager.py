@@ -105,7 +105,8 @@ class FakeHost:
     def release(self, key: AdapterKey) -> None:
         self.in_use.remove(key)
 
-    def read(self, key: AdapterKey, path: Path) -> FakeBlock | None:
+    def read(self, key: AdapterKey, *paths: Path) -> FakeBlock | None:
+        (path,) = paths
         assert key not in self.blocks
         size = self.files.get(path, FileNotFoundError(path))
         if isinstance(size, Exception):
@@ -268,7 +269,7 @@ class ManagerWorld:
         self.wanted.remove(key)
         path = Path("/cache") / key.tenant_id / key.digest
         self.host.files[path] = size
-        self.manager.fetched(key, path, tier)
+        self.manager.fetched(key, [path], tier)
 
     def settle(self) -> None:
         """Run everything that can run without time passing."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from loraplex.adapters.block import read_block_header
+from loraplex.adapters.block_files import BlockFiles
 from loraplex.adapters.block_reader import BlockReader
-from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.identity import AdapterKey, composed_key
 from loraplex.engine.errors import RankLost, StaleExtent
 from loraplex.engine.kv.sequence_blocks import block_table
 from loraplex.engine.messages import DeleteAdapter
@@ -40,15 +40,14 @@ def add_adapters(engine: LocalEngine, model: Path, tmp_path: Path, count: int) -
 
 def assert_holds_part(follower: Follower, engine: LocalEngine, key: AdapterKey) -> None:
     """The row of an adapter leads to this rank's part, as a reader of the file makes it."""
-    path = engine.paths[key]
-    header = read_block_header(path)
+    files = BlockFiles.open(key, [engine.paths[part] for part in key.parts])
     reader = BlockReader(follower.base.part)
-    plan = reader.plan(header, key)
+    plan = reader.plan(files)
     expected = torch.zeros(plan.num_elements)
-    reader.fill(expected, path, header, plan)
+    reader.fill(expected, files, plan)
     rows = [row for row, (held, _) in follower.arena.published.items() if held == key]
     assert len(rows) == 1
-    offset = min(follower.arena.row_tables[rows[0]][index][0] for index in header.ranks)
+    offset = min(follower.arena.row_tables[rows[0]][index][0] for index in files.ranks)
     assert torch.equal(follower.arena.flat[offset : offset + plan.num_elements], expected)
 
 
@@ -56,6 +55,7 @@ def test_followers_hold_their_parts_at_rank_0s_rows(model: Path, tmp_path: Path)
     with followers_as_threads() as followers:
         engine = open_engine(model, tmp_path)
         keys = add_adapters(engine, model, tmp_path, 3)
+        keys.append(composed_key("acme", {key.digest: -0.5 for key in keys}))
         for key in keys:
             engine.generate(PROMPT, key)
         arena = engine.core.parts.tiers.arena
