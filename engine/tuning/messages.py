@@ -64,6 +64,11 @@ class Open(Message, frozen=True):
     """Receives `adapter_config.json` and `adapter_model.safetensors`."""
     max_memory_bytes: int | None
     """Address space that the process may take. None: no limit."""
+    dtype: str = "auto"
+    """As the engine's settings of these names, which also decide the values that are served."""
+    quantization_group_size: int | None = None
+    quantization_exclude: tuple[str, ...] = ()
+    embedding_quantization: str = "none"
 
 
 class Pause(Message, frozen=True):
@@ -101,9 +106,10 @@ class Trained(Message, frozen=True):
     loss: float
     learning_rate: float
     num_tokens: int
-    """Tokens of this step's sequences, padding not counted."""
+    """Tokens of this step's sequences, padding not counted. `dpo`: of both outputs."""
     accuracy: float | None = None
-    """Share of the completion's tokens that are the most probable ones."""
+    """Share of the completion's tokens that are the most probable ones. `dpo`: share of pairs whose
+    preferred output has gained more probability than the other one."""
 
 
 class Validated(Message, frozen=True):
@@ -156,8 +162,8 @@ FromTrainer: TypeAlias = (
     Ready | Trained | Validated | Checkpointed | Paused | Stopped | Finished | Failed
 )
 
-_to_trainer = msgspec.json.Decoder(ToTrainer)
-_from_trainer = msgspec.json.Decoder(FromTrainer)
+_to_trainer: msgspec.json.Decoder[ToTrainer] = msgspec.json.Decoder(ToTrainer)
+_from_trainer: msgspec.json.Decoder[FromTrainer] = msgspec.json.Decoder(FromTrainer)
 
 
 def decode_to_trainer(content: bytes) -> ToTrainer:
