@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from .base import TunableBase
 from .checkpoints import publish
@@ -32,6 +33,7 @@ def add_adapter(base: TunableBase, recipe: Recipe) -> Any:
         target_modules=list(recipe.targets) or "all-linear",
         use_rslora=recipe.is_rslora,
         use_dora=recipe.is_dora,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in base.model.modules()),
     )
     try:
         return get_peft_model(base.model, config)

@@ -37,7 +37,7 @@ class Steps(Dataset[dict[str, Any]]):
         return self._batch_of(self._first + index)._asdict()
 
 
-class AdapterTrainer(Trainer):
+class AdapterTrainer(Trainer):  # type: ignore[misc]
     """Trains the parameters that need gradients, one batch per step."""
 
     def __init__(
@@ -99,7 +99,7 @@ class AdapterTrainer(Trainer):
         return loss.value
 
 
-class _AfterStep(TrainerCallback):
+class _AfterStep(TrainerCallback):  # type: ignore[misc]
     def __init__(self, goes_on: Callable[[], bool]) -> None:
         self._goes_on = goes_on
 

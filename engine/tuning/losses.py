@@ -35,9 +35,9 @@ def dpo_loss(model: Any, batch: Batch, beta: float) -> Loss:
     The first half of the batch are the preferred ends, the second half the others, in the same
     order. model: a PEFT model, whose base without the adapter is the reference.
     """
-    gains = _sums(_predict(model, batch), len(batch.input_ids))
     with torch.no_grad(), model.disable_adapter():
-        gains = gains - _sums(_predict(model, batch), len(batch.input_ids))
+        reference = _sums(_predict(model, batch), len(batch.input_ids))
+    gains = _sums(_predict(model, batch), len(batch.input_ids)) - reference
     preferred, other = gains.chunk(2)
     losses = -F.logsigmoid(beta * (preferred - other))
     return Loss(losses.mean(), (preferred > other).sum(), len(losses))

@@ -69,6 +69,8 @@ def _train(connection: Connection) -> Failed | None:
     except TuningError as exc:
         line = exc.line if isinstance(exc, InvalidTrainingData) else None
         return Failed(exc.code, str(exc), line)
+    except ModuleNotFoundError as exc:
+        return Failed(TuningError.code, f"no {exc.name}: pip install 'loraplex[engine,tune]'")
     except Exception as exc:  # whatever fails, the server has to hear of it
         if isinstance(exc, MemoryError) or any(text in str(exc) for text in _NO_MEMORY):
             return Failed(OUT_OF_MEMORY, "training needs more memory than the process may take")

@@ -23,9 +23,11 @@ from loraplex.engine.tuning.messages import (
     Recipe,
     Stopped,
     ToTrainer,
+    Trained,
     decode_from_trainer,
     encode,
 )
+from loraplex.engine.tuning.run import run
 
 END = (Finished, Failed, Stopped)
 RECIPE = Recipe(
@@ -88,14 +90,21 @@ def open_order(model: Path, data: Path, work: Path, **changes: Any) -> Open:
 class TrainerProcess:
     """A trainer as a server starts it."""
 
-    def __init__(self, order: Open, module: str = "loraplex.engine.tuning.process") -> None:
+    def __init__(
+        self,
+        order: Open,
+        module: str = "loraplex.engine.tuning.process",
+        num_threads: int | None = 1,
+    ) -> None:
+        """num_threads: None: as many as torch chooses."""
+        threads = {} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)}
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
                 stdin=theirs.fileno(),
                 stdout=2,
-                env={**trainer_environment(os.environ), "OMP_NUM_THREADS": "1"},
+                env=trainer_environment({**os.environ, **threads}),
                 start_new_session=True,
             )
         self._socket = ours
@@ -140,3 +149,35 @@ def train(order: Open) -> list[FromTrainer]:
 
 def of_kind(reports: Sequence[FromTrainer], kind: type[Any]) -> list[Any]:
     return [report for report in reports if isinstance(report, kind)]
+
+
+class _Script:
+    """A server without a process: gives its orders at the steps that it was told."""
+
+    def __init__(self, orders: Mapping[int, Sequence[ToTrainer]]) -> None:
+        self._orders = {step: list(each) for step, each in orders.items()}
+        self._step = 0
+        self.reports: list[FromTrainer] = []
+
+    def send(self, message: FromTrainer) -> None:
+        # As the socket carries it.
+        self.reports.append(decode_from_trainer(encode(message)[4:]))
+        if isinstance(message, Trained):
+            self._step = message.step
+
+    def receive(self) -> ToTrainer:
+        return self._orders[self._step].pop(0)
+
+    def poll(self) -> ToTrainer | None:
+        waiting = self._orders.get(self._step)
+        return waiting.pop(0) if waiting else None
+
+
+def train_here(
+    order: Open, orders: Mapping[int, Sequence[ToTrainer]] | None = None
+) -> list[FromTrainer]:
+    """The reports of a run in this process, without confinement. `orders`: by the number of steps
+    that are done."""
+    script = _Script(orders or {})
+    run(order, script)  # type: ignore[arg-type]
+    return script.reports

@@ -79,6 +79,9 @@ def test_the_loss_of_dpo_is_that_of_its_paper(tuned: Any) -> None:
     torch.testing.assert_close(found.value, torch.stack(losses).mean())
     assert found.num_correct.item() == sum(gain > 0 for gain in gains)
     assert found.num_counted == 2
+    found.value.backward()
+    gradients = [each.grad for name, each in tuned.named_parameters() if "lora_" in name]
+    assert all(gradient is not None and gradient.any() for gradient in gradients)
 
 
 def test_attention_separates_packed_examples(base: TunableBase) -> None:

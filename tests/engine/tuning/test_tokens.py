@@ -173,7 +173,7 @@ def test_a_file_without_examples_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_example_that_loses_its_answer_to_the_cut_is_refused(tmp_path: Path) -> None:
-    line = {"messages": [*TURNS[:2], {"role": "user", "content": "x" * 99}]}
+    line: dict[str, Any] = {"messages": [*TURNS[:2], {"role": "user", "content": "x" * 99}]}
     path = write_lines(tmp_path / "data", [line])
     examples = Examples(path, tokenizer_of(tmp_path), method="supervised", max_tokens=64)
     assert examples.lengths[0] == 11, "what follows the last trained message is left out"
