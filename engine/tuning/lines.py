@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -156,7 +156,7 @@ def _end(chat: _ChatLine, output: list[_Message], name: str) -> Conversation:
 def _conversation(
     messages: Sequence[_Message],
     tools: Sequence[Mapping[str, Any]],
-    trained: Any,
+    trained: Iterable[int],
 ) -> Conversation:
     names = {call.id: call.function.name for m in messages for call in m.tool_calls or ()}
     return Conversation(

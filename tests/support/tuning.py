@@ -108,7 +108,7 @@ class TrainerProcess:
                 start_new_session=True,
             )
         self._socket = ours
-        ours.settimeout(120)
+        ours.settimeout(280)
         self._inbox = Inbox()
         self._arrived: list[FromTrainer] = []
         self.send(order)
