@@ -9,6 +9,7 @@ LOWEST_VENV := .venv-lowest
 MUTANTS_VENV := .venv-mutants
 PEERS_VENV := .venv-peers
 RAY_VENV := .venv-ray
+TUNE_VENV := .venv-tune
 WHEEL_VENV := .venv-wheel
 CLIENTS_VENV := .venv-clients
 IMAGE_VENV := .venv-image
@@ -22,7 +23,7 @@ BENCHMARKS := batching pipeline rank-sums prefix paging target-itl fairness sche
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness divided-ends
-.PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray image-check \
+.PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray test-tune tune-check image-check \
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence parallel-sample \
 	mutation-evidence mutation-survey \
@@ -97,6 +98,19 @@ $(RAY_VENV)/.installed: $(INSTALLED)
 
 test-ray: $(RAY_VENV)/.installed ## run the tests that start Ray on this machine
 	$(RAY_VENV)/bin/python -m pytest -m ray tests/api/ray $(ARGS)
+
+# Training has its own environment, without the packages of the main one: it shows that the extra has all that
+# a trainer needs.
+$(TUNE_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(TUNE_VENV)
+	$(TUNE_VENV)/bin/python -m pip install --quiet -e '.[engine,tune,test]'
+	@touch $@
+
+test-tune: $(TUNE_VENV)/.installed ## run the tests of training, slow ones too, with the packages of `loraplex[engine,tune]` alone
+	$(TUNE_VENV)/bin/python -m pytest tests/engine/tuning $(ARGS)
+
+tune-check: $(TUNE_VENV)/.installed ## train an adapter on the demo's base in int8 and print the pace: ARGS='--examples 400'
+	PYTHONPATH=.src:tests $(TUNE_VENV)/bin/python -m benchmarks.tune_check $(ARGS)
 
 # uv chooses the oldest releases, and pins those of the image.
 $(LOWEST_VENV)/bin/uv:

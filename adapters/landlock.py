@@ -27,6 +27,8 @@ _READ_FILE = 1 << 2
 _READ_FOLDER = 1 << 3
 _FIRST_RIGHTS = (1 << 13) - 1
 """Execute, write, read, remove, make: the rights of the first version."""
+_CHANGE_FOLDER = sum(1 << bit for bit in (4, 5, 7, 8))
+"""Remove folders and files, make folders and regular files."""
 _MOVE = 1 << 13
 _TRUNCATE = 1 << 14
 _CONNECT = 1 << 1
@@ -77,7 +79,8 @@ def forbid_new_privileges() -> None:
 def allow_only(*, read: Iterable[Path], write: Iterable[Path], connect: Iterable[int] = ()) -> bool:
     """Restrict this thread to these files, and to TCP connections to these ports.
 
-    `read`: folders with their contents, and files. `write`: existing files, which may be read too.
+    `read`: folders with their contents, and files. `write`: existing files, which may be read too,
+    and existing folders, in which files and folders may also be made, moved and removed.
     `connect`: ports; kernels before 6.7 do not restrict TCP. Missing paths are skipped. New threads
     and processes inherit the restriction; open files stay usable. Returns False without any effect
     if the kernel does not support Landlock.
@@ -94,7 +97,10 @@ def allow_only(*, read: Iterable[Path], write: Iterable[Path], connect: Iterable
         for path in read:
             _allow(ruleset_fd, path, _READ_FILE | (_READ_FOLDER if path.is_dir() else 0))
         for path in write:
-            _allow(ruleset_fd, path, _READ_FILE | _WRITE_FILE | truncate)
+            rights = _READ_FILE | _WRITE_FILE | truncate
+            if path.is_dir():
+                rights |= _READ_FOLDER | _CHANGE_FOLDER | (_MOVE if version >= 2 else 0)
+            _allow(ruleset_fd, path, rights)
         for port in connect if version >= 4 else ():
             rule = _Port(_CONNECT, port)
             _checked(_syscall(_ADD_RULE, ruleset_fd, _RULE_PORT, ctypes.byref(rule), 0))

@@ -63,6 +63,12 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def end_token_id(self) -> int | None:
+        """The token that ends an output where the text does not say which; None: there is none."""
+        own: int | None = self._chat.eos_token_id
+        return min(self.eos_token_ids, default=None) if own is None else own
+
+    @property
     def has_chat_template(self) -> bool:
         return self._chat.chat_template is not None
 

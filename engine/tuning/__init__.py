@@ -1,0 +1,1 @@
+"""Training of adapters on the served base, in a confined process of its own."""
