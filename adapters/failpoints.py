@@ -54,6 +54,9 @@ BATCH_FAILPOINTS = (
 )
 """The same of a file and a batch."""
 
+TUNING_FAILPOINTS = ("tuning.begun", "tuning.trained", "tuning.published", "tuning.ended")
+"""The same of a fine-tuning job."""
+
 WEBHOOK_FAILPOINTS = ("webhooks.claimed", "webhooks.sent", "webhooks.recorded")
 """The same of the delivery of an event."""
 

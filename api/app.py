@@ -49,6 +49,7 @@ from .routes import (
     tenant_files,
     tenants,
     tokens,
+    tuning_jobs,
     uploads,
     usage,
     users,
@@ -58,7 +59,7 @@ from .server.runtime import Runtime
 
 _CLOSED = (
     *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
-    *(stored_responses, tenant_files, batches),
+    *(stored_responses, tenant_files, batches, tuning_jobs),
     *(adapters, aliases, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit, webhooks),
     *(prices, budgets, caller_limits),

@@ -206,6 +206,10 @@ class Settings(BaseSettings):
     """Retention of files that name no other, of the results of batches, and of ended batches."""
     response_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
     """Retention of stored responses, from the last one that continues them."""
+    tuning: Annotated[bool, Option(), Unset("no jobs")] = False
+    """Train adapters: fine-tuning jobs run on this server while the engine has little to do."""
+    max_tuning_jobs: Annotated[int, Option()] = Field(default=1, ge=1, le=16)
+    """Fine-tuning jobs that this server runs at a time, each of another tenant."""
     drain_seconds: Annotated[float, Option()] = Field(default=25.0, ge=0)
     """Maximum time that running requests may take to finish after SIGTERM."""
     log_level: Annotated[LogLevel, Option()] = LogLevel.INFO
@@ -310,6 +314,18 @@ class Settings(BaseSettings):
         passed = LOG_VARIABLES | {"SSL_CERT_FILE", "SSL_CERT_DIR"}
         given = {name: value for name, value in os.environ.items() if name in passed}
         return {**child_environment(), **given}
+
+    @property
+    def trainer_environment(self) -> Mapping[str, str]:
+        """The environment of trainers: no credentials, but where devices and libraries are."""
+        passed = LOG_VARIABLES | {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH"}
+        prefixes = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_")
+        given = {
+            name: value
+            for name, value in os.environ.items()
+            if name in passed or name.startswith(prefixes)
+        }
+        return {"PYTHONPATH": child_environment()["PYTHONPATH"], **given}
 
     def prepare_data_dir(self) -> Path:
         """The data folder, made for its owner alone if it is not there."""

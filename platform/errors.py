@@ -275,7 +275,7 @@ class FileNotFound(PlatformError):
 
 
 class FileInUse(PlatformError):
-    """A batch that has not ended reads this file."""
+    """A batch or fine-tuning job that has not ended reads this file."""
 
     code = "file_in_use"
 
@@ -284,6 +284,12 @@ class BatchNotFound(PlatformError):
     """No such batch."""
 
     code = "batch_not_found"
+
+
+class TuningJobNotFound(PlatformError):
+    """No such fine-tuning job."""
+
+    code = "tuning_job_not_found"
 
 
 class ResponseNotFound(PlatformError):
@@ -507,7 +513,7 @@ class AdapterBeingDeleted(PlatformError):
 
 
 class InvalidTransition(PlatformError):
-    """The state of the version, upload or batch does not allow this."""
+    """The state of the version, upload, batch or fine-tuning job does not allow this."""
 
     code = "state_conflict"
 

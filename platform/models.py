@@ -30,6 +30,7 @@ from .requests.models import RequestLogEntry
 from .responses.models import StoredResponse
 from .servers.models import Server
 from .tenants.models import Tenant
+from .tuning.models import TuningCheckpoint, TuningEvent, TuningJob
 from .usage.models import UsageDay, UsageRecord
 from .users.models import User
 from .webhooks.models import WebhookDelivery, WebhookEndpoint
@@ -79,6 +80,9 @@ __all__ = [
     "StoredResponse",
     "Tenant",
     "TenantSample",
+    "TuningCheckpoint",
+    "TuningEvent",
+    "TuningJob",
     "Upload",
     "UsageDay",
     "UsageRecord",

@@ -113,6 +113,7 @@ EDGES = {
     "engine/process/main.py": {"msgspec"},
     "engine/process/engine_process.py": {"msgspec"},
     "engine/ranks/commands.py": {"msgspec"},
+    "engine/tuning/messages.py": {"msgspec"},
     "engine/ranks/main.py": {"msgspec"},
     "engine/ranks/rank_group.py": {"msgspec"},
     "engine/ranks/rank_pipe.py": {"msgspec"},

@@ -26,6 +26,7 @@ from ...platform.batches.file_models import FilePurpose, StoredFile
 from ...platform.errors import QuotaExceeded
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
+from ...platform.tuning import service as tuning
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.tenant_threads import AsyncTenantThreads
 
@@ -91,6 +92,7 @@ class TenantFiles:
         principal: Principal,
         origin: Origin,
         received: ReceivedFile,
+        purpose: FilePurpose,
         kept_for: timedelta | None,
     ) -> StoredFile:
         """Store an uploaded file. Raises QuotaExceeded or an AdapterError."""
@@ -98,7 +100,7 @@ class TenantFiles:
         file = StoredFile(
             id=files.new_file_id(),
             key_id=principal.key_id,
-            purpose=FilePurpose.BATCH,
+            purpose=purpose,
             filename=received.filename,
             size_bytes=received.size_bytes,
             sha256=received.sha256,
@@ -143,6 +145,7 @@ class TenantFiles:
         """Delete a file and its bytes. Raises FileNotFound, FileInUse or an AdapterError."""
 
         def remove(session: TenantSession) -> Changed[StoredFile]:
+            tuning.check_file_unused(session, file_id)
             file = files.remove(session, file_id, viewer=principal)
             return Changed(file, Event("file.delete", file.id, {"filename": file.filename}))
 

@@ -43,6 +43,8 @@ COMMANDS: Mapping[str, str] = {
     "requests": "Show finished and running requests.",
     "chat": "Chat with an adapter or the base model.",
     "batch": "Answer files of requests in the background.",
+    "tune": "Train an adapter from a file of examples.",
+    "jobs": "List, show, watch, pause and cancel fine-tuning jobs.",
     "models": "Check how a base model is served, without a server.",
     "plan": "Compute the memory that a load needs, before hardware is bought.",
     "top": "Watch a server's requests, queues and memory.",
@@ -62,7 +64,7 @@ ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
         *("operators", "audit", "usage", "fleet", "webhooks", "budgets", "prices", "export"),
-        *("requests", "chat", "batch", "top", "doctor", "rebase"),
+        *("requests", "chat", "batch", "tune", "jobs", "top", "doctor", "rebase"),
     }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the

@@ -21,7 +21,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export a tenant's data into a folder: adapters, users, keys without secrets, usage, audit
-    log, request log, budgets, files and batches.
+    log, request log, budgets, files, batches and fine-tuning jobs.
 
     The key needs all scopes. After an interruption, the same command continues.
     """

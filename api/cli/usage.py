@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False)
 
 SUMS = [
     *("requests", "prompt_tokens", "cached_tokens", "completion_tokens"),
-    *("cold_loads", "residency_byte_seconds", "amount", "currency"),
+    *("cold_loads", "residency_byte_seconds", "trained_tokens", "amount", "currency"),
 ]
 
 

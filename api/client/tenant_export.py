@@ -49,7 +49,8 @@ class TenantExport:
                 self._write(name, _entries(self._client, path))
             self._write("adapters", self._adapters())
             self._write("files", self._files())
-            self._write("batches", _openai_entries(self._client, "/batches"))
+            self._write("batches", openai_entries(self._client, "/batches"))
+            self._write("jobs", openai_entries(self._client, "/fine_tuning/jobs"))
             summary = {"tenant": self._client.get("/me")["tenant"], "counts": self._counts}
             (self._folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
         except OSError as exc:
@@ -84,7 +85,7 @@ class TenantExport:
         """Every file, which is downloaded too."""
         folder = self._folder / "files"
         folder.mkdir(exist_ok=True)
-        for file in _openai_entries(self._client, "/files"):
+        for file in openai_entries(self._client, "/files"):
             target = folder / _file_name(file["id"])
             if not target.exists():
                 with self._client.download(api_path("files", file["id"], "content")) as response:
@@ -101,7 +102,7 @@ def _entries(client: ApiClient, path: str) -> Iterable[Any]:
     return _all_pages(first, lambda after: client.get(path, after=after), "next_after")
 
 
-def _openai_entries(client: ApiClient, path: str) -> Iterable[Any]:
+def openai_entries(client: ApiClient, path: str) -> Iterable[Any]:
     """A list with the pages of OpenAI's API."""
     return _all_pages(client.get(path), lambda after: client.get(path, after=after), "last_id")
 

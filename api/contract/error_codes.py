@@ -245,8 +245,8 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
     "quota_exceeded": ErrorCode(
         403,
         "The tenant has reached its quota of adapters, versions, stored bytes, keys, "
-        "users, files or batches; the message says which. Remove some, or ask the operator for "
-        "more.",
+        "users, files, batches or fine-tuning jobs; the message says which. Remove some, or ask "
+        "the operator for more.",
     ),
     "key_not_found": ErrorCode(404, "No such API key for this caller."),
     "user_not_found": ErrorCode(404, "No such user of this tenant."),
@@ -268,10 +268,19 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
 RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "request_not_found": ErrorCode(404, "No such request for this key, or its entry has expired."),
     "file_not_found": ErrorCode(404, "No such file for this key, or it has expired."),
-    "file_in_use": ErrorCode(409, "A batch that has not ended reads the file: cancel it first."),
+    "file_in_use": ErrorCode(
+        409, "A batch or fine-tuning job that has not ended reads the file: cancel it first."
+    ),
     "batch_not_found": ErrorCode(404, "No such batch for this key."),
     "price_not_found": ErrorCode(
         404, "The tenant has no price of its own for this base at that time."
+    ),
+    "tuning_job_not_found": ErrorCode(404, "No such fine-tuning job for this key."),
+    "tuning_disabled": ErrorCode(
+        403, "The operator has not turned fine-tuning on for this server (`--tuning`)."
+    ),
+    "model_not_tunable": ErrorCode(
+        400, "Adapters are trained from the base model only; `model` is another name."
     ),
     "budget_not_found": ErrorCode(404, "The tenant, user or key has no such budget."),
     "response_not_found": ErrorCode(
@@ -306,7 +315,7 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
         409, "The same content is being deleted; push it again when that is done.", True
     ),
     "state_conflict": ErrorCode(
-        409, "The state of the version, upload or batch does not allow this."
+        409, "The state of the version, upload, batch or fine-tuning job does not allow this."
     ),
     "upload_not_found": ErrorCode(404, "No such upload for this key."),
     "upload_elsewhere": ErrorCode(
@@ -376,6 +385,19 @@ REJECTION_CODES: Mapping[str, ErrorCode] = {
 BASE_CODES: Mapping[str, str] = {error.code: str(error.__doc__) for error in BASE_ERRORS}
 """For base models that `loraplex serve` refuses: its `Error:` line ends with one of them."""
 
+TUNING_CODES: Mapping[str, str] = {
+    "file_not_found": "A file of the job cannot be read.",
+    "invalid_training_data": "A line of the training or validation file is wrong; the message says "
+    "which, and `param` in which file.",
+    "invalid_recipe": "The base cannot be trained with these settings of `lora` or `method`.",
+    "base_not_tunable": "Adapters for this base or quantization cannot be trained.",
+    "out_of_memory": "A step needs more memory than there is: use a smaller `batch_size`, "
+    "`lora.max_tokens` or `lora.rank`.",
+    "training_failed": "The trainer reported another error, or ended without a result and was "
+    "restarted too often.",
+}
+"""For `error.code` of fine-tuning jobs that have failed."""
+
 START_CODES: Mapping[str, str] = {
     ConfinementMissing.code: "`--require-confinement` is set, but namespaces, Landlock or limits "
     "are not in force for examinations. The message names what is missing and what to do.",
@@ -400,7 +422,7 @@ _SECTIONS: Mapping[str, Mapping[str, ErrorCode]] = {
     "The request": REQUEST_CODES,
     "Sign-in": SIGN_IN_CODES,
     "The requested model": MODEL_CODES,
-    "Adapters, versions, uploads, files and batches": RESOURCE_CODES,
+    "Adapters, versions, uploads, files, batches and jobs": RESOURCE_CODES,
     "Tenants, users, keys and quotas": PLATFORM_CODES,
     "The server": SERVER_CODES,
     "Why an adapter is rejected": REJECTION_CODES,
@@ -443,6 +465,16 @@ The server stops with exit status 1 and one `Error:` line that ends with the cod
 |---|---|
 """
 
+_TUNING_INTRODUCTION = """
+## Why a fine-tuning job fails
+
+`error.code` of a job that has failed is one of these codes, or the code with which the resulting
+adapter was refused.
+
+| code | meaning |
+|---|---|
+"""
+
 _LINK_INTRODUCTION = """
 ## Why a connection between machines is refused or ends
 
@@ -465,6 +497,8 @@ def error_reference() -> str:
         )
         + _BASE_INTRODUCTION
         + "".join(_meaning_rows(BASE_CODES))
+        + _TUNING_INTRODUCTION
+        + "".join(_meaning_rows(TUNING_CODES))
         + _START_INTRODUCTION
         + "".join(_meaning_rows(START_CODES))
         + _LINK_INTRODUCTION

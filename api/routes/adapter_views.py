@@ -81,6 +81,7 @@ class AdapterViews:
             created_at=version.created_at,
             report=version.intake_report,
             attestation=version.attestation_report,
+            lineage=version.lineage,
             history=f"{path}/history",
             readiness=f"{path}/readiness",
         )

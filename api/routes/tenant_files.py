@@ -1,4 +1,5 @@
-"""`/v1/files`: the inputs and results of batches, as in OpenAI's API."""
+"""`/v1/files`: the data of fine-tuning jobs, and the inputs and results of batches, as in OpenAI's
+API."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ MAX_FILES_PAGE = 10_000
 async def upload_file(
     request: Request, runtime: CurrentRuntime, principal: Caller, origin: RequestOrigin
 ) -> Response:
-    """Upload the input of a batch: a form with `purpose=batch` and `file`.
+    """Upload a file: a form with `file`, and `purpose=batch` or `purpose=fine-tune`.
 
     `expires_after[anchor]=created_at` and `expires_after[seconds]` set how long it is kept. Files
     have at most 200 MiB.
@@ -60,12 +61,11 @@ async def upload_file(
     await files.check_room(principal.tenant_id, declared_bytes(request) or MAX_FILE_BYTES)
     with files.staged() as path:
         received, fields = await _receive(request, path)
-        if fields.pop("purpose", None) != FilePurpose.BATCH:
-            raise ApiError("invalid_parameter", "purpose: must be `batch`", param="purpose")
+        purpose = _purpose(fields)
         kept_for = _kept_for(fields)
         for name in fields:
             raise ApiError("unsupported_parameter", f"{name}: is not supported", param=name)
-        file = await files.add(principal, origin, received, kept_for)
+        file = await files.add(principal, origin, received, purpose, kept_for)
     return json_response(file_view(file))
 
 
@@ -173,6 +173,16 @@ async def _receive(request: Request, path: Path) -> tuple[ReceivedFile, dict[str
     filename = (form.filename or "")[:MAX_FILENAME_LENGTH]
     received = ReceivedFile(path, filename, form.num_file_bytes, hasher.hexdigest())
     return received, dict(form.fields)
+
+
+def _purpose(fields: dict[str, str]) -> FilePurpose:
+    """What the form says the file is for. Raises ApiError."""
+    given = fields.pop("purpose", None)
+    for purpose in (FilePurpose.BATCH, FilePurpose.FINE_TUNE):
+        if given == purpose:
+            return purpose
+    message = "purpose: must be `batch` or `fine-tune`"
+    raise ApiError("invalid_parameter", message, param="purpose")
 
 
 def _kept_for(fields: dict[str, str]) -> timedelta | None:

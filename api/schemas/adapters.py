@@ -73,6 +73,9 @@ class VersionView(AnswerModel):
     """The intake report."""
     attestation: Mapping[str, Any] | None
     """Its measured effect on the base's logits."""
+    lineage: Mapping[str, Any] | None
+    """How a fine-tuning job made it: the job, the base, the digests of the data, the recipe. Null:
+    it was pushed."""
     history: str
     """Path of its state transitions."""
     readiness: str

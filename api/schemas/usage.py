@@ -21,7 +21,7 @@ class UsageView(AnswerModel):
     adapter: str | Absent | None = UNSET
     """Null: the base model."""
     version: int | Absent | None = UNSET
-    """Null: the base model."""
+    """Null: the base model, or the training of the adapter."""
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -31,6 +31,8 @@ class UsageView(AnswerModel):
     """Requests that waited for their adapter's weights."""
     residency_byte_seconds: int = 0
     """Bytes on the device × time."""
+    trained_tokens: int = 0
+    """Tokens that fine-tuning jobs trained on."""
     amount: str = "0.00"
     """What the requests were charged, as a decimal string."""
     currency: str | None = None

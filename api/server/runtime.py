@@ -38,6 +38,7 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.overview import Overview
 from ..telemetry.request_log import RequestLog
 from ..telemetry.tracing import Tracing, open_tracing
+from ..tuning.tuning import Tuning
 from .adapter_services import AdapterServices, open_adapters
 from .batch_services import open_batches
 from .confinement import check_confinement
@@ -45,6 +46,7 @@ from .control_services import ControlServices, open_control
 from .inference_services import InferenceServices, open_inference
 from .planes import Planes, open_planes
 from .readiness import Readiness
+from .tuning_services import open_tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Runtime:
     inference: Inference
     pricing: Pricing
     batches: Batches
+    tuning: Tuning | None
+    """None: the operator has not turned fine-tuning on."""
     pushes: Pushes
     deletions: Deletions
     downloads: Downloads
@@ -108,11 +112,21 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         control = open_control(planes, inference.metrics, adapters.garbage, stack)
         readiness = Readiness(planes.engine)
         batches = open_batches(planes, inference, readiness, stack)
+        tuning = open_tuning(
+            planes,
+            pushes=adapters.pushes,
+            files=batches.files,
+            metrics=inference.metrics,
+            readiness=readiness,
+            stack=stack,
+        )
         runtime = _gather(
-            planes, inference, adapters, control, readiness, batches, confinement, tracing
+            planes, inference, adapters, control, readiness, batches, tuning, confinement, tracing
         )
         runtime.metrics.show_fleet(runtime.fleet_views)
         await _recover_and_start(planes, inference, adapters, control)
+        if tuning is not None:
+            tuning.start()
         yield runtime
 
 
@@ -153,6 +167,7 @@ def _gather(
     control: ControlServices,
     readiness: Readiness,
     batches: Batches,
+    tuning: Tuning | None,
     confinement: ConfinementReport,
     tracing: Tracing | None,
 ) -> Runtime:
@@ -166,6 +181,7 @@ def _gather(
         inference=inference.inference,
         pricing=inference.pricing,
         batches=batches,
+        tuning=tuning,
         pushes=adapters.pushes,
         deletions=adapters.deletions,
         downloads=adapters.downloads,

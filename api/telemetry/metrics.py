@@ -17,6 +17,7 @@ from .request_metrics import (
     HttpMetrics,
     SequenceMetrics,
     StartMetrics,
+    TuningMetrics,
     UsageMetrics,
     WebhookMetrics,
 )
@@ -44,6 +45,7 @@ class Metrics:
         self.starts = StartMetrics(registry)
         self.usage = UsageMetrics(registry)
         self.batches = BatchMetrics(registry)
+        self.tuning = TuningMetrics(registry)
         self.webhooks = WebhookMetrics(registry)
         self.request_log_dropped = registry.counter(
             "request_log_dropped",

@@ -51,6 +51,27 @@ class BatchMetrics:
         self._lines.labels("completed" if is_success else "failed").inc()
 
 
+class TuningMetrics:
+    """Fine-tuning jobs."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._jobs = registry.counter(
+            "tuning_jobs",
+            "Fine-tuning jobs that have ended on this server; `outcome` is `succeeded` or "
+            "`failed`.",
+            ("outcome",),
+        )
+        self._tokens = registry.counter(
+            "tuning_tokens", "Tokens that this server has trained on, each step's once.", ()
+        )
+
+    def note_job(self, outcome: str) -> None:
+        self._jobs.labels(outcome).inc()
+
+    def note_tokens(self, num_tokens: int) -> None:
+        self._tokens.inc(num_tokens)
+
+
 class WebhookMetrics:
     """The attempts at deliveries."""
 

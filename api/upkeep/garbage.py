@@ -33,9 +33,11 @@ from ...platform.audit.event import BY_SYSTEM, Changed, Event
 from ...platform.base import utc_now
 from ...platform.batches import files
 from ...platform.batches import service as batches
+from ...platform.batches.file_models import StoredFile
 from ...platform.errors import PlatformError
 from ...platform.responses import service as responses
 from ...platform.sessions import PlatformSession, TenantSession
+from ...platform.tuning import service as tuning
 from ..adapters.staging import Staging
 from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.control_plane import ControlPlane
@@ -174,11 +176,15 @@ class Garbage:
         return await self._control_plane.change(upload.tenant_id, BY_SYSTEM, abandon)
 
     async def _expire_files(self, collected: Collected) -> None:
-        """Remove expired files that no batch reads, and batches that ended long ago."""
+        """Remove expired files that no batch or job reads, and batches that ended long ago."""
         now = utc_now()
-        expired = await self._control_plane.read_all_tenants(
-            lambda session: files.list_expired_of_all_tenants(session, now)
-        )
+
+        def find(session: PlatformSession) -> list[StoredFile]:
+            needed = tuning.list_needed_files_of_all_tenants(session)
+            expired = files.list_expired_of_all_tenants(session, now)
+            return [file for file in expired if file.id not in needed]
+
+        expired = await self._control_plane.read_all_tenants(find)
         collected.expired_files = [file.id for file in expired]
         if collected.dry_run:
             return

@@ -168,12 +168,14 @@ _from_trainer: msgspec.json.Decoder[FromTrainer] = msgspec.json.Decoder(FromTrai
 
 def decode_to_trainer(content: bytes) -> ToTrainer:
     """A message for the trainer. Raises MessageRefused."""
-    return decode(_to_trainer, content)
+    message: ToTrainer = decode(_to_trainer, content)
+    return message
 
 
 def decode_from_trainer(content: bytes) -> FromTrainer:
     """A message of the trainer. Raises MessageRefused."""
-    return decode(_from_trainer, content)
+    message: FromTrainer = decode(_from_trainer, content)
+    return message
 
 
 encode = in_frame

@@ -118,6 +118,8 @@ class AdapterVersion(TenantOwned, Base):
     reason_message: Mapped[str | None] = mapped_column(Text)
     intake_report: Mapped[JsonObject] = mapped_column(JSON)
     attestation_report: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
+    lineage: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
+    """How a fine-tuning job made it; None: it was pushed."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     created_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
     """The author of the push, as `Actor.author` formats it."""

@@ -22,6 +22,8 @@ class FilePurpose(StrEnum):
     """The input of batches, uploaded by the tenant."""
     BATCH_OUTPUT = "batch_output"
     """The results of a batch, or its errors."""
+    FINE_TUNE = "fine-tune"
+    """The data of fine-tuning jobs, uploaded by the tenant."""
 
 
 class StoredFile(TenantOwned, Base):

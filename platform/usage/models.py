@@ -87,6 +87,8 @@ class UsageDay(TenantOwned, Base):
     """Requests that waited for a load."""
     residency_byte_seconds: Mapped[int] = mapped_column(BigInteger, default=0)
     """Bytes on the device times how long."""
+    trained_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """Tokens that fine-tuning jobs trained on, for the adapter as a whole: the version is 0."""
     amount: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """What the requests were charged, in 1e-9 of the currency's unit."""
 
@@ -103,5 +105,6 @@ class UsageDay(TenantOwned, Base):
             completion_tokens=0,
             num_cold_loads=0,
             residency_byte_seconds=0,
+            trained_tokens=0,
             amount=0,
         )

@@ -64,6 +64,7 @@ class UsageSum(NamedTuple):
     completion_tokens: int
     num_cold_loads: int
     residency_byte_seconds: int
+    trained_tokens: int
     amount: int
     """In 1e-9 of the currency's unit."""
 
@@ -131,7 +132,7 @@ def add_to_days(session: TenantRows, rows: Sequence[Mapping[str, Any]]) -> None:
 
 @cache
 def _add_to_days(dialect: str) -> Executable:
-    statement = insert_into(UsageDay, dialect).values(residency_byte_seconds=0)
+    statement = insert_into(UsageDay, dialect).values(residency_byte_seconds=0, trained_tokens=0)
     sums = {name: UsageDay.__table__.c[name] + statement.excluded[name] for name in REQUEST_SUMS}
     key = primary_key(UsageDay)
     return cast(Executable, statement.on_conflict_do_update(index_elements=key, set_=sums))
@@ -187,6 +188,7 @@ def _select_sums(query: UsageQuery) -> Select[*tuple[Any, ...]]:
             func.coalesce(func.sum(UsageDay.completion_tokens), 0),
             func.coalesce(func.sum(UsageDay.num_cold_loads), 0),
             func.coalesce(func.sum(UsageDay.residency_byte_seconds), 0),
+            func.coalesce(func.sum(UsageDay.trained_tokens), 0),
             func.coalesce(func.sum(UsageDay.amount), 0),
         )
         .select_from(UsageDay)

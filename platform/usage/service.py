@@ -96,6 +96,12 @@ def add_device_usage(session: TenantSession, usages: Sequence[DeviceUsage]) -> N
     session.flush()
 
 
+def add_trained_tokens(session: TenantSession, adapter_name: str, num_tokens: int) -> None:
+    """Add what a fine-tuning job trained on now to the adapter's sums of today."""
+    _day_row(session, utc_now().date(), adapter_name, 0).trained_tokens += num_tokens
+    session.flush()
+
+
 def get_record(session: TenantSession, request_id: str) -> UsageRecord:
     """The tenant's row of this request. Raises RequestNotFound."""
     found = repository.find(session, request_id)

@@ -15,6 +15,9 @@ class EventType(StrEnum):
     ALIAS_CHANGED = "alias.changed"
     """Set, split by a canary, rolled back or removed."""
     BATCH_ENDED = "batch.ended"
+    JOB_SUCCEEDED = "job.succeeded"
+    """A fine-tuning job has made a version."""
+    JOB_FAILED = "job.failed"
     BUDGET_ALERT = "budget.alert"
 
 

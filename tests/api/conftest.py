@@ -20,7 +20,14 @@ def server(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A server on SQLite and a local folder, shared by all tests: each makes its own tenants."""
     data_dir = tmp_path_factory.mktemp("server")
     name = ("--served-model-name", "tiny")
-    with serving(tiny_base, data_dir, *name, LORAPLEX_MAX_PINS="2") as running:
+    with serving(
+        tiny_base,
+        data_dir,
+        *name,
+        LORAPLEX_MAX_PINS="2",
+        LORAPLEX_TUNING="true",
+        TEST_TRAINER="support.fake_trainer",
+    ) as running:
         yield running
 
 

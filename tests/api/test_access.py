@@ -27,6 +27,8 @@ from support.envelopes import check_envelope
 from support.http_uploads import open_upload
 from support.published import DOCUMENT
 from support.server import Caller, ServerUnderTest
+from support.tuning_jobs import create as create_job
+from support.tuning_jobs import examples
 from support.webhooks import add_webhook
 
 REFUSALS = {
@@ -251,6 +253,10 @@ FOREIGN_BODIES = [
     ("POST /v1/unload_lora_adapter", {"lora_name": "{model}"}),
     ("POST /tokenize", {"model": "{model}", "prompt": "x"}),
     ("POST /detokenize", {"model": "{model}", "tokens": [1]}),
+    (
+        "POST /v1/fine_tuning/jobs",
+        {"model": "tiny", "training_file": "{file_id}", "suffix": "trained"},
+    ),
     ("POST /v1/keys", {"name": "x", "scopes": ["infer"], "user": "{user_id}"}),
     (
         "PUT /v1/adapters/{name}/aliases/{alias}",
@@ -275,6 +281,8 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
         "/v1/completions", json={"model": "bot", "prompt": "x", "max_tokens": 1}
     )
     batch = create(resident.openai, jsonl(completions("bot", ["x"])))
+    job = create_job(resident.openai, examples("slow", 100))
+    resident.openai.fine_tuning.jobs.cancel(job.id)
     stored = resident.openai.responses.create(
         model="bot", input="x", max_output_tokens=1, store=True
     )
@@ -288,6 +296,7 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
         "upload_id": open_upload(resident, adapters[1], "unfinished")["id"],
         "file_id": batch.input_file_id,
         "batch_id": batch.id,
+        "job_id": job.id,
         "model": "resident/bot",
         "key_id": _issue(resident, "foreign")["id"],
         "user_id": user["id"],
@@ -339,7 +348,7 @@ def test_no_list_has_what_is_anothers(
     answer = stranger.get(route.removeprefix("GET "))
     assert answer.is_success, answer.text
     names = ("upload_id", "file_id", "batch_id", "response_id", "key_id", "user_id", "request_id")
-    for name in (*names, "webhook_id", "model"):
+    for name in (*names, "job_id", "webhook_id", "model"):
         assert foreign[name] not in answer.text
 
 

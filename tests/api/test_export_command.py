@@ -15,6 +15,8 @@ from loraplex.platform.keys.principal import Scope
 from support.batches import completions, create, ended, jsonl
 from support.command import Command
 from support.server import Caller, ServerUnderTest
+from support.tuning_jobs import create as create_job
+from support.tuning_jobs import examples
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,8 @@ def exported(server: ServerUnderTest, adapters: list[Path]) -> Caller:
     caller.http.put(f"/v1/keys/{key['id']}/budgets/day", json={"amount": "5"})
     batch = create(caller.openai, jsonl(completions("bot", ["a", "b"])))
     assert ended(caller.openai, batch.id).status == "completed"
+    job = create_job(caller.openai, examples("slow", 100))
+    caller.openai.fine_tuning.jobs.cancel(job.id)
     return caller
 
 
@@ -49,6 +53,8 @@ def test_an_export_has_everything_as_the_api_has_it(
     counts = command.ask(str(folder))
     for name in ("users", "budgets", "usage", "files", "batches"):
         assert lines(folder, name) == exported.http.get(f"/v1/{name}").json()["data"]
+    (job,) = lines(folder, "jobs")
+    assert job == exported.http.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
     (key,) = lines(folder, "keys")
     assert exported.key not in json.dumps(key), "keys have no secrets"
     assert {entry["action"] for entry in lines(folder, "audit")} >= {"user.create", "budget.set"}

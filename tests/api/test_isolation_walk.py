@@ -11,6 +11,8 @@ import pytest
 from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope, TenantRole
 from support.batches import completions, create, jsonl
 from support.server import ServerUnderTest
+from support.tuning_jobs import create as create_job
+from support.tuning_jobs import examples
 from support.walk import MARKS, NAME, Caller, Tenant, Walk
 from support.webhooks import add_webhook
 
@@ -34,6 +36,8 @@ def tenants(
             "/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 1}
         )
         batch = create(owner.openai, jsonl(completions(NAME, ["x"])))
+        job = create_job(owner.openai, examples("slow", 100))
+        owner.openai.fine_tuning.jobs.cancel(job.id)
         stored = owner.openai.responses.create(
             model=NAME, input="x", max_output_tokens=1, store=True
         )
@@ -42,6 +46,7 @@ def tenants(
             requests={answer.headers["x-request-id"]},
             files={batch.input_file_id},
             batches={batch.id},
+            jobs={job.id},
             responses={stored.id},
             webhooks={add_webhook(server, owner)},
         )

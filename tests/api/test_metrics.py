@@ -138,6 +138,7 @@ def recorded() -> Recorded:
     metrics.usage.observe("acme", prompt_tokens=30, completion_tokens=40)
     metrics.observe_expiring_keys("tenant", 1)
     metrics.batches.note_line(is_success=True)
+    metrics.tuning.note_job("succeeded")
     metrics.webhooks.note("delivered")
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
     metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)

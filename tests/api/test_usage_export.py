@@ -39,4 +39,4 @@ def test_csv_continues_until_nothing_is_left() -> None:
 
 
 def sums_of(day: date) -> UsageSum:
-    return UsageSum((day,), 1, 2, 1, 3, 0, 0, 5 * 10**8)
+    return UsageSum((day,), 1, 2, 1, 3, 0, 0, 7, 5 * 10**8)

@@ -86,6 +86,7 @@ def test_sums_come_by_day_adapter_and_version_in_pages(used: Caller) -> None:
         "completion_tokens": 3,
         "cold_loads": 0,
         "residency_byte_seconds": 0,
+        "trained_tokens": 0,
         "amount": "0.00",
         "currency": currency,
     }

@@ -222,7 +222,7 @@ def test_the_sums_of_all_tenants_narrow_to_one(
 
 def test_without_usage_all_sums_are_zero(database: Database, acme: Tenant) -> None:
     with database.transaction(acme.id, read_only=True) as session:
-        assert usage.sum_usage(session, UsageQuery(())) == [((), 0, 0, 0, 0, 0, 0, 0)]
+        assert usage.sum_usage(session, UsageQuery(())) == [((), 0, 0, 0, 0, 0, 0, 0, 0)]
 
 
 def test_device_usage_counts_for_the_lowest_version_that_is_left(

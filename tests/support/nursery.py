@@ -26,6 +26,8 @@ from support.forked_engine import IMPORTS as ENGINE_IMPORTS
 from support.forked_engine import create_subprocess_exec
 
 POLL_SECONDS = 0.01
+TRAINER_VARIABLE = "TEST_TRAINER"
+"""In the environment of a forked server: the module that it runs as its trainers."""
 _ASKING = threading.Lock()
 """Held from a question to the nursery to its answer."""
 
@@ -162,11 +164,20 @@ def _become(order: Fork) -> Never:
     os.close(nothing)
     os.close(output)
     sys.argv = ["loraplex", *order.arguments]
+    if module := order.environment.get(TRAINER_VARIABLE):
+        _train_with(module)
     if order.engine:
         _start_as_engine(order.engine)
     else:
         asyncio.create_subprocess_exec = create_subprocess_exec  # type: ignore[assignment]
     sys.exit(run())
+
+
+def _train_with(module: str) -> None:
+    from loraplex.api.server import tuning_services
+
+    command = (sys.executable, "-P", "-m", module)
+    patch.object(tuning_services, "TRAINER_COMMAND", command).start()
 
 
 def _start_as_engine(module: str) -> None:

@@ -65,6 +65,7 @@ class Tenant:
     requests: set[str] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
     batches: set[str] = field(default_factory=set)
+    jobs: set[str] = field(default_factory=set)
     responses: set[str] = field(default_factory=set)
     webhooks: set[str] = field(default_factory=set)
 
@@ -79,7 +80,7 @@ class Tenant:
         webhooks = {webhook.removeprefix("whk_") for webhook in self.webhooks}
         theirs = (
             *(self.keys, self.users, self.uploads, self.requests, (self.mark,)),
-            *(self.files, batches, responses, webhooks),
+            *(self.files, batches, self.jobs, responses, webhooks),
         )
         return any(word in ids for word in words for ids in theirs)
 
@@ -107,7 +108,13 @@ class Walk:
             *(self._make_key, self._read_key, self._revoke_key, self._list_keys),
             *(self._make_user, self._read_user, self._disable_user, self._list_users),
             *(self._set_alias, self._remove_alias, self._list_aliases),
-            *(self._open_upload, self._read_upload, self._read_file, self._read_batch),
+            *(
+                self._open_upload,
+                self._read_upload,
+                self._read_file,
+                self._read_batch,
+                self._read_job,
+            ),
             *(self._read_response, self._read_webhook, self._test_webhook),
             *(self._set_budget, self._set_limits),
             *(self._look_around, self._read_request, self._resolve_model),
@@ -249,6 +256,11 @@ class Walk:
         if (batch := self._any(target.batches)) is not None:
             self._expect(caller, Scope.INFER, "GET", f"/v1/batches/{batch}", target=target)
 
+    def _read_job(self, caller: Caller, target: Tenant) -> None:
+        if (job := self._any(target.jobs)) is not None:
+            path = f"/v1/fine_tuning/jobs/{job}{self._random.choice(['', '/events'])}"
+            self._expect(caller, Scope.ADAPTERS_READ, "GET", path, target=target)
+
     def _read_response(self, caller: Caller, target: Tenant) -> None:
         if (response := self._any(target.responses)) is not None:
             path = f"/v1/responses/{response}{self._random.choice(['', '/input_items'])}"
@@ -271,6 +283,7 @@ class Walk:
                 ("/v1/models", Scope.INFER),
                 ("/v1/files", Scope.INFER),
                 ("/v1/batches", Scope.INFER),
+                ("/v1/fine_tuning/jobs", Scope.ADAPTERS_READ),
                 ("/v1/adapters", Scope.ADAPTERS_READ),
                 (f"/v1/adapters/{NAME}", Scope.ADAPTERS_READ),
                 (f"/v1/adapters/{NAME}/versions/1/readiness", Scope.ADAPTERS_READ),

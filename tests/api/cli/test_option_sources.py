@@ -104,6 +104,8 @@ VALUES: Mapping[str, str | list[str]] = {
     "upload-days": "32",
     "file-days": "33",
     "response-days": "34",
+    "tuning": "true",
+    "max-tuning-jobs": "2",
     "drain-seconds": "26",
     "log-level": "debug",
     "log-format": "json",

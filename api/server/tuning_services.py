@@ -1,0 +1,61 @@
+"""The service that trains adapters."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from ...platform.errors import InvalidValue
+from ..adapters.pushes import Pushes
+from ..batches.tenant_files import TenantFiles
+from ..telemetry.metrics import Metrics
+from ..tuning.attempt import TrainerSetup
+from ..tuning.job_run import RunServices
+from ..tuning.publication import Publication
+from ..tuning.trainer import TRAINER_COMMAND
+from ..tuning.tuning import Tuning
+from ..tuning.work_folders import WorkFolders
+from .planes import Planes
+from .readiness import Readiness
+
+
+def open_tuning(
+    planes: Planes,
+    *,
+    pushes: Pushes,
+    files: TenantFiles,
+    metrics: Metrics,
+    readiness: Readiness,
+    stack: AsyncExitStack,
+) -> Tuning | None:
+    """Nothing of it runs yet; `stack` closes it. None: the operator has not turned it on.
+
+    Raises InvalidValue for a server without an engine of its own.
+    """
+    if not planes.settings.tuning:
+        return None
+    if planes.membership is not None:
+        message = "--tuning needs an engine on this machine: it cannot be used with a fleet."
+        raise InvalidValue(message, param="tuning")
+    services = RunServices(
+        server_id=planes.server_id,
+        control_plane=planes.control_plane,
+        files=files,
+        folders=WorkFolders(planes.settings.data_dir / "tuning"),
+        publication=Publication(pushes, planes.control_plane),
+        trainers=TrainerSetup(
+            command=TRAINER_COMMAND,
+            environment=planes.settings.trainer_environment,
+            model=planes.bases.served,
+            quantization=str(planes.engine_config.quantization),
+            engine=planes.engine,
+        ),
+        metrics=metrics,
+    )
+    tuning = Tuning(
+        services,
+        leases=planes.leases,
+        max_jobs=planes.settings.max_tuning_jobs,
+        is_draining=lambda: readiness.is_draining,
+    )
+    stack.push_async_callback(tuning.close)
+    return tuning

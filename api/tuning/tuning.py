@@ -1,0 +1,136 @@
+"""Trains the jobs of all tenants in turn; one for the server.
+
+The lease on a tenant's jobs is renewed while this server trains one of them, so a tenant has one
+running job on all servers. If the server dies, another one takes over when the lease has expired;
+the same server takes its own jobs again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+
+import structlog
+
+from ...adapters.errors import AdapterError
+from ...platform.errors import PlatformError
+from ...platform.servers import service as servers
+from ...platform.sessions import PlatformSession
+from ...platform.tuning import service
+from ...platform.tuning.service import OpenJob
+from ..control_plane.leases import LeaseLost, Leases
+from ..control_plane.periodic import Periodic
+from .job_run import JobRun, RunServices
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How often a server looks for jobs."""
+RETRY = timedelta(seconds=10)
+"""After a failure, of the database or the store for example."""
+
+
+class Tuning:
+    """Finds jobs and trains them."""
+
+    def __init__(
+        self,
+        services: RunServices,
+        *,
+        leases: Leases,
+        max_jobs: int,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._services = services
+        self._leases = leases
+        self._max_jobs = max_jobs
+        self._is_draining = is_draining
+        self._runs: dict[str, tuple[OpenJob, asyncio.Task[None]]] = {}
+        """By tenant."""
+        self._looks = Periodic(
+            self._look,
+            seconds=LOOK_SECONDS,
+            log=log,
+            failed="jobs_not_found",
+            delayed="jobs_delayed",
+            at_once=True,
+        )
+
+    def start(self) -> None:
+        self._looks.start()
+
+    async def close(self) -> None:
+        """Stop training; the jobs go on from their checkpoints when this server is back."""
+        await self._looks.close()
+        await self._stop_runs()
+
+    async def _look(self) -> None:
+        if self._is_draining():
+            await self._stop_runs()
+            return
+        await self._remove_folders()
+        if len(self._runs) >= self._max_jobs:
+            return
+        for job in await self._services.control_plane.read_all_tenants(self._turns):
+            if len(self._runs) >= self._max_jobs:
+                return
+            if job.tenant_id not in self._runs and await self._leases.claim(_lease_name(job)):
+                self._runs[job.tenant_id] = job, asyncio.create_task(self._run(job))
+
+    def _turns(self, session: PlatformSession) -> list[OpenJob]:
+        """The jobs that this server may train now: not those whose folders another one has that
+        lives."""
+        here = {None, self._services.server_id}
+        return [
+            job
+            for job in service.list_turns_of_all_tenants(session)
+            if job.server_id in here or not servers.is_alive(session, str(job.server_id))
+        ]
+
+    async def _run(self, job: OpenJob) -> None:
+        name, bound = _lease_name(job), log.bind(job=job.job_id)
+        pause = RETRY
+        try:
+            await self._leases.keep(name, JobRun(self._services, job).run())
+            await self._leases.forget(name)
+            bound.info("job_left")
+            return
+        except LeaseLost:
+            bound.warning("job_taken_over")
+            return
+        except asyncio.CancelledError:
+            pause = timedelta(0)
+            raise
+        except (PlatformError, AdapterError, OSError) as exc:
+            bound.warning("job_delayed", error=str(exc))
+        except Exception:  # a defect in one job must not stop the others
+            bound.exception("job_failed_unexpectedly")
+        finally:
+            del self._runs[job.tenant_id]
+            with suppress(PlatformError):  # it expires
+                await self._leases.postpone(name, pause)
+
+    async def _remove_folders(self) -> None:
+        """Remove the folders of jobs that have ended, or that another server has begun anew."""
+        folders = self._services.folders
+        busy = {job.job_id for job, _ in self._runs.values()}
+        if not (found := await asyncio.to_thread(folders.list_jobs) - busy):
+            return
+        kept = await self._services.control_plane.read_all_tenants(
+            lambda session: service.list_kept_of_all_tenants(session, self._services.server_id)
+        )
+        for job_id in found - kept:
+            await asyncio.to_thread(folders.remove, job_id)
+
+    async def _stop_runs(self) -> None:
+        tasks = [task for _, task in self._runs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _lease_name(job: OpenJob) -> str:
+    """The name of the lease on a tenant's jobs."""
+    return f"tuning:{job.tenant_id}"

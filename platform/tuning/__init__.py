@@ -1,0 +1,1 @@
+"""Fine-tuning jobs: adapters that are trained from a tenant's files."""

@@ -1,0 +1,468 @@
+"""Creates fine-tuning jobs, keeps their progress, and ends them.
+
+The tokens of a step count once, however often it is repeated: `record` raises the job's total to
+that of the highest step, in the transaction that adds the difference to the tenant's usage.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from sqlalchemy import ColumnElement, func, select, tuple_
+
+from ..adapters.models import Adapter, AdapterVersion
+from ..base import JsonObject, utc_now
+from ..batches import files
+from ..batches.file_models import FilePurpose, StoredFile
+from ..errors import FileInUse, InvalidTransition, InvalidValue, QuotaExceeded, TuningJobNotFound
+from ..keys.principal import Principal
+from ..names import check_adapter_name
+from ..quotas import service as quotas
+from ..quotas.repository import lock_tenant
+from ..sessions import PlatformSession, TenantSession
+from ..tenants.models import Tenant
+from ..usage import service as usage
+from ..webhooks.event_types import EventType
+from ..webhooks.outbox import announce
+from .models import TuningCheckpoint, TuningEvent, TuningJob
+from .states import OPEN_STATES, JobState, check_transition
+
+MAX_OPEN = 20
+"""Jobs of one tenant that have not ended."""
+MAX_EVENTS = 1000
+"""Of one job; the oldest are removed."""
+MAX_CHECKPOINTS = 100
+"""Likewise."""
+
+Level = Literal["info", "warn", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """What a caller asks for."""
+
+    adapter_name: str
+    training_file_id: str
+    validation_file_id: str | None
+    recipe: JsonObject
+    labels: JsonObject | None
+    created_by: str
+
+
+class OpenJob(NamedTuple):
+    """A job that is to be trained, and whose it is."""
+
+    tenant_id: str
+    tenant_slug: str
+    job_id: str
+    server_id: str | None
+    """The server that has its folder; None: it was never begun."""
+
+
+class Happened(NamedTuple):
+    """An event to add to a job."""
+
+    message: str
+    level: Level = "info"
+    data: JsonObject | None = None
+    """Figures; None: the event is a message alone."""
+
+
+class Checkpoint(NamedTuple):
+    """The figures of a checkpoint; None: not measured."""
+
+    step: int
+    train_loss: float | None
+    train_accuracy: float | None
+    valid_loss: float | None
+    valid_accuracy: float | None
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job is, and what happened since the last report."""
+
+    step: int
+    num_tokens: int
+    """Tokens of the steps up to `step`."""
+    num_steps: int
+    events: list[Happened] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+
+# --- what callers do ------------------------------------------------------------------------------
+
+
+def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
+    """Add a job, which waits for a server.
+
+    Raises FileNotFound, InvalidValue for an unusable name or a file of another purpose, or
+    QuotaExceeded, also if the adapter may have no more versions.
+    """
+    lock_tenant(session)
+    check_adapter_name(new.adapter_name, param="suffix")
+    training = _training_data(session, new.training_file_id, viewer, "training_file")
+    validation = None
+    if new.validation_file_id is not None:
+        validation = _training_data(session, new.validation_file_id, viewer, "validation_file")
+    num_open = session.scalar(
+        select(func.count(TuningJob.id)).where(TuningJob.state.in_(OPEN_STATES))
+    )
+    if num_open is not None and num_open >= MAX_OPEN:
+        raise QuotaExceeded("fine-tuning jobs that have not ended", limit=MAX_OPEN, used=num_open)
+    quotas.check_room_for_version(session, new.adapter_name)
+    job = TuningJob(
+        id=f"ftjob-{uuid.uuid4().hex}",
+        adapter_name=new.adapter_name,
+        created_by=new.created_by,
+        training_file_id=training.id,
+        training_sha256=training.sha256,
+        validation_file_id=None if validation is None else validation.id,
+        validation_sha256=None if validation is None else validation.sha256,
+        recipe=new.recipe,
+        labels=new.labels,
+        state=JobState.QUEUED,
+        num_steps=0,
+        step=0,
+        num_tokens=0,
+        num_restarts=0,
+        created_at=utc_now(),
+    )
+    session.add(job)
+    session.flush()
+    _add_events(session, job.id, [Happened("The job was created.")])
+    return job
+
+
+def get_job(session: TenantSession, job_id: str, *, viewer: Principal | None = None) -> TuningJob:
+    """The tenant's job. Raises TuningJobNotFound, also if the viewer may not see it."""
+    return _known(session, job_id, viewer, is_locked=False)
+
+
+def list_jobs(
+    session: TenantSession, *, viewer: Principal, after: str | None, limit: int
+) -> Sequence[TuningJob]:
+    """At most `limit` jobs after the job `after`, the newest first."""
+    query = select(TuningJob).order_by(TuningJob.created_at.desc(), TuningJob.id.desc())
+    if viewer.adapters is not None:
+        query = query.where(TuningJob.adapter_name.in_(viewer.adapters))
+    if after is not None:
+        last = select(TuningJob.created_at, TuningJob.id).where(TuningJob.id == after)
+        place = tuple_(TuningJob.created_at, TuningJob.id)
+        query = query.where(place < last.scalar_subquery())
+    return session.scalars(query.limit(limit)).all()
+
+
+def list_events(
+    session: TenantSession, job_id: str, *, after: str | None, limit: int
+) -> Sequence[TuningEvent]:
+    """At most `limit` events of the job after the event `after`, the newest first."""
+    query = select(TuningEvent).where(TuningEvent.job_id == job_id)
+    if after is not None:
+        last = select(TuningEvent.number).where(TuningEvent.id == after)
+        query = query.where(TuningEvent.number < last.scalar_subquery())
+    return session.scalars(query.order_by(TuningEvent.number.desc()).limit(limit)).all()
+
+
+def list_checkpoints(
+    session: TenantSession, job_id: str, *, after: str | None, limit: int
+) -> Sequence[TuningCheckpoint]:
+    """At most `limit` checkpoints of the job after the checkpoint `after`, the newest first."""
+    query = select(TuningCheckpoint).where(TuningCheckpoint.job_id == job_id)
+    if after is not None:
+        last = select(TuningCheckpoint.step).where(TuningCheckpoint.id == after)
+        query = query.where(TuningCheckpoint.step < last.scalar_subquery())
+    return session.scalars(query.order_by(TuningCheckpoint.step.desc()).limit(limit)).all()
+
+
+def cancel(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[TuningJob, bool]:
+    """End the job without a result; returns it, and whether this ended it.
+
+    Its trainer is killed within seconds. Raises TuningJobNotFound, or InvalidTransition if it has
+    ended otherwise or is being published.
+    """
+    return _change(session, job_id, viewer, JobState.CANCELLED, "The job was cancelled.")
+
+
+def pause(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[TuningJob, bool]:
+    """Stop training until `resume`; returns the job, and whether this paused it.
+
+    Raises TuningJobNotFound, or InvalidTransition if it has ended or is being published.
+    """
+    return _change(session, job_id, viewer, JobState.PAUSED, "The job was paused.")
+
+
+def resume(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[TuningJob, bool]:
+    """Let a paused job wait for its turn; returns it, and whether this resumed it.
+
+    Raises TuningJobNotFound, or InvalidTransition if it has ended.
+    """
+    job = _known(session, job_id, viewer, is_locked=True)
+    if job.state is JobState.RUNNING:
+        return job, False
+    return _change(session, job_id, viewer, JobState.QUEUED, "The job was resumed.")
+
+
+def check_file_unused(session: TenantSession, file_id: str) -> None:
+    """Raises FileInUse if a job that has not ended reads the file."""
+    lock_tenant(session)
+    uses = select(TuningJob.id).where(_reads(file_id), TuningJob.state.in_(OPEN_STATES)).limit(1)
+    used_by = session.scalars(uses).first()
+    if used_by is not None:
+        raise FileInUse(f"The fine-tuning job `{used_by}` reads this file: cancel it first.")
+
+
+def list_needed_files_of_all_tenants(session: PlatformSession) -> set[str]:
+    """The ids of the files that jobs that have not ended read."""
+    columns = (TuningJob.training_file_id, TuningJob.validation_file_id)
+    rows = session.execute(select(*columns).where(TuningJob.state.in_(OPEN_STATES)))
+    return {file_id for row in rows for file_id in row if file_id is not None}
+
+
+# --- what the server that has the lease does ------------------------------------------------------
+
+
+def list_turns_of_all_tenants(session: PlatformSession) -> Sequence[OpenJob]:
+    """The next job of each tenant, in the order of their turns.
+
+    First are jobs that were begun, then those of tenants whose last job began the longest ago. A
+    suspended tenant has no turn.
+    """
+    found = session.execute(
+        select(TuningJob, Tenant.slug)
+        .join(Tenant, Tenant.id == TuningJob.tenant_id)
+        .where(
+            TuningJob.state.in_([JobState.QUEUED, JobState.RUNNING]), Tenant.suspended_at.is_(None)
+        )
+    ).all()
+    slugs = {job.tenant_id: slug for job, slug in found}
+    served = {
+        row[0]: row[1]
+        for row in session.execute(
+            select(TuningJob.tenant_id, func.max(TuningJob.started_at))
+            .where(TuningJob.tenant_id.in_(slugs))
+            .group_by(TuningJob.tenant_id)
+        )
+        if row[1] is not None
+    }
+
+    def turn(job: TuningJob) -> tuple[bool, datetime, datetime, str]:
+        never = datetime.min.replace(tzinfo=job.created_at.tzinfo)
+        is_queued = job.state is JobState.QUEUED
+        return is_queued, served.get(job.tenant_id, never), job.created_at, job.id
+
+    turns: dict[str, OpenJob] = {}
+    for job in sorted((job for job, _ in found), key=turn):
+        open_job = OpenJob(job.tenant_id, slugs[job.tenant_id], job.id, job.server_id)
+        turns.setdefault(job.tenant_id, open_job)
+    return list(turns.values())
+
+
+def list_kept_of_all_tenants(session: PlatformSession, server_id: str) -> set[str]:
+    """The ids of the jobs whose folders this server has to keep."""
+    query = select(TuningJob.id).where(
+        TuningJob.server_id == server_id, TuningJob.state.in_(OPEN_STATES)
+    )
+    return set(session.scalars(query))
+
+
+def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
+    """This server trains the job from now on, unless it was paused or has ended."""
+    job = _known(session, job_id, None, is_locked=True)
+    if job.state not in {JobState.QUEUED, JobState.RUNNING}:
+        return job
+    is_elsewhere = job.server_id not in {None, server_id}
+    if job.state is JobState.QUEUED:
+        _go(job, JobState.RUNNING)
+        _add_events(session, job_id, [Happened("The job is running.")])
+    if is_elsewhere:
+        job.finalizing_at = None
+        message = "The job's server is gone. Another one trains it from the start."
+        _add_events(session, job_id, [Happened(message, "warn")])
+    job.server_id, job.started_at = server_id, utc_now()
+    return job
+
+
+def record(session: TenantSession, job_id: str, progress: Progress) -> TuningJob:
+    """Keep the progress, and charge the tokens that no report had before."""
+    job = _known(session, job_id, None, is_locked=True)
+    job.num_steps = progress.num_steps or job.num_steps
+    if progress.step >= job.step and progress.num_tokens > job.num_tokens:
+        usage.add_trained_tokens(session, job.adapter_name, progress.num_tokens - job.num_tokens)
+        job.num_tokens = progress.num_tokens
+    job.step = max(job.step, progress.step)
+    _add_events(session, job_id, progress.events)
+    _add_checkpoints(session, job_id, progress.checkpoints)
+    return job
+
+
+def note_restart(session: TenantSession, job_id: str, reason: str) -> TuningJob:
+    """Its trainer ended without a result, and is started again."""
+    job = _known(session, job_id, None, is_locked=True)
+    job.num_restarts += 1
+    _add_events(session, job_id, [Happened(reason, "warn")])
+    return job
+
+
+def close(session: TenantSession, job_id: str) -> TuningJob:
+    """It is trained: from now on its adapter is published, unless it was paused or cancelled."""
+    job = _known(session, job_id, None, is_locked=True)
+    if job.state is JobState.RUNNING:
+        job.finalizing_at = job.finalizing_at or utc_now()
+    return job
+
+
+def succeed(session: TenantSession, job_id: str, *, version: int, base_id: str) -> TuningJob:
+    """The adapter's version of this number is its result, and remembers how it was made."""
+    job = _known(session, job_id, None, is_locked=True)
+    _go(job, JobState.SUCCEEDED)
+    job.version, job.ended_at = version, utc_now()
+    _version_row(session, job.adapter_name, version).lineage = {
+        "job": job.id,
+        "base_id": base_id,
+        "parent": None,
+        "training_sha256": job.training_sha256,
+        "validation_sha256": job.validation_sha256,
+        "recipe": job.recipe,
+    }
+    message = f"The adapter is ready to be used: {job.adapter_name}@{version}."
+    _add_events(session, job_id, [Happened(message)])
+    _announce(session, job, EventType.JOB_SUCCEEDED)
+    return job
+
+
+def fail(
+    session: TenantSession, job_id: str, *, code: str, message: str, param: str | None = None
+) -> TuningJob:
+    """End the job with an error. A job that was paused or has ended stays as it is."""
+    job = _known(session, job_id, None, is_locked=True)
+    if job.state is not JobState.RUNNING:
+        return job
+    _go(job, JobState.FAILED)
+    job.error_code, job.error_message, job.error_param = code, message, param
+    job.ended_at = utc_now()
+    _add_events(session, job_id, [Happened(message, "error")])
+    _announce(session, job, EventType.JOB_FAILED)
+    return job
+
+
+# --- inside ---------------------------------------------------------------------------------------
+
+
+def _version_row(session: TenantSession, adapter_name: str, number: int) -> AdapterVersion:
+    query = (
+        select(AdapterVersion)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .where(Adapter.name == adapter_name, AdapterVersion.number == number)
+    )
+    return session.scalars(query).one()  # its row stays, whatever becomes of the version
+
+
+def _training_data(
+    session: TenantSession, file_id: str, viewer: Principal, param: str
+) -> StoredFile:
+    file = files.get_file(session, file_id, viewer=viewer)
+    if file.purpose is not FilePurpose.FINE_TUNE:
+        message = f"{param}: the purpose of this file is `{file.purpose}`, not `fine-tune`"
+        raise InvalidValue(message, param=param)
+    return file
+
+
+def _known(
+    session: TenantSession, job_id: str, viewer: Principal | None, *, is_locked: bool
+) -> TuningJob:
+    query = select(TuningJob).where(TuningJob.id == job_id)
+    if is_locked:
+        query = query.with_for_update()
+    found = session.scalars(query).one_or_none()
+    if found is None or (viewer is not None and not viewer.may_use(found.adapter_name)):
+        raise TuningJobNotFound(f"There is no fine-tuning job `{job_id}`.")
+    return found
+
+
+def _change(
+    session: TenantSession, job_id: str, viewer: Principal, target: JobState, message: str
+) -> tuple[TuningJob, bool]:
+    job = _known(session, job_id, viewer, is_locked=True)
+    if job.state is target:
+        return job, False
+    if job.finalizing_at is not None:
+        raise InvalidTransition(job.state, target)
+    _go(job, target)
+    if target not in OPEN_STATES:
+        job.ended_at = utc_now()
+    _add_events(session, job_id, [Happened(message)])
+    return job, True
+
+
+def _go(job: TuningJob, target: JobState) -> None:
+    check_transition(job.state, target)
+    job.state = target
+
+
+def _reads(file_id: str) -> ColumnElement[bool]:
+    return (TuningJob.training_file_id == file_id) | (TuningJob.validation_file_id == file_id)
+
+
+def _add_events(session: TenantSession, job_id: str, events: Sequence[Happened]) -> None:
+    if not events:
+        return
+    last = session.scalar(select(func.max(TuningEvent.number)).where(TuningEvent.job_id == job_id))
+    number = last or 0
+    for event in events:
+        number += 1
+        session.add(
+            TuningEvent(
+                id=f"ftevent-{uuid.uuid4().hex}",
+                job_id=job_id,
+                number=number,
+                level=event.level,
+                kind="message" if event.data is None else "metrics",
+                message=event.message,
+                data=event.data,
+                created_at=utc_now(),
+            )
+        )
+    session.flush()
+    old = (TuningEvent.job_id == job_id, TuningEvent.number <= number - MAX_EVENTS)
+    for row in session.scalars(select(TuningEvent).where(*old)):
+        session.delete(row)
+
+
+def _add_checkpoints(
+    session: TenantSession, job_id: str, checkpoints: Sequence[Checkpoint]
+) -> None:
+    """A checkpoint of a step that has one already is left out."""
+    steps = select(TuningCheckpoint.step).where(TuningCheckpoint.job_id == job_id)
+    known = set(session.scalars(steps)) if checkpoints else set()
+    for checkpoint in checkpoints:
+        if checkpoint.step not in known:
+            known.add(checkpoint.step)
+            session.add(
+                TuningCheckpoint(
+                    id=f"ftckpt-{uuid.uuid4().hex[:32]}",
+                    job_id=job_id,
+                    created_at=utc_now(),
+                    **checkpoint._asdict(),
+                )
+            )
+    session.flush()
+    surplus = sorted(known)[:-MAX_CHECKPOINTS]
+    old = (TuningCheckpoint.job_id == job_id, TuningCheckpoint.step.in_(surplus))
+    for row in session.scalars(select(TuningCheckpoint).where(*old)):
+        session.delete(row)
+
+
+def _announce(session: TenantSession, job: TuningJob, event: EventType) -> None:
+    data = {
+        "job": job.id,
+        "adapter": job.adapter_name,
+        "version": job.version,
+        "trained_tokens": job.num_tokens,
+        "error": job.error_code,
+    }
+    announce(session, session.tenant_id, event, data)

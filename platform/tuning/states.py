@@ -1,0 +1,46 @@
+"""The states of a fine-tuning job, in the words of OpenAI's API, and the changes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from ..errors import InvalidTransition
+
+
+class JobState(StrEnum):
+    """The state of a job."""
+
+    QUEUED = "queued"
+    """It waits for a server that trains it."""
+    RUNNING = "running"
+    """A server trains it, or will go on after a restart."""
+    PAUSED = "paused"
+    """Its owner has paused it; its checkpoint is kept."""
+    SUCCEEDED = "succeeded"
+    """Its adapter is a version."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OPEN_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PAUSED})
+"""Of a job that has not ended."""
+
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset(
+        {JobState.RUNNING, JobState.PAUSED, JobState.FAILED, JobState.CANCELLED}
+    ),
+    JobState.RUNNING: frozenset(
+        {JobState.PAUSED, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+    ),
+    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+def check_transition(current: JobState, target: JobState) -> None:
+    """Raises InvalidTransition."""
+    if target not in TRANSITIONS[current]:
+        raise InvalidTransition(current, target)

@@ -1,0 +1,333 @@
+"""`/v1/fine_tuning/jobs` through the unmodified openai client, with a trainer without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, ConflictError, NotFoundError, PermissionDeniedError
+from sqlalchemy import select
+
+from loraplex.adapters.logs import LOG_VARIABLES
+from loraplex.platform.models import AuditEntry, StoredFile
+from support.envelopes import check_envelope
+from support.server import Caller, ServerUnderTest
+from support.tuning_jobs import (
+    create,
+    ended,
+    examples,
+    messages,
+    num_tokens,
+    trained_tokens,
+    trainers,
+    upload,
+)
+from support.waiting import wait_for
+
+
+def folder(server: ServerUnderTest, job_id: str) -> Path:
+    return server.settings.data_dir / "tuning" / job_id
+
+
+def test_a_job_becomes_a_version_that_answers(server: ServerUnderTest, caller: Caller) -> None:
+    client = caller.openai
+    job = create(client, num_epochs=2, metadata={"team": "support"})
+    assert (job.status, job.fine_tuned_model, job.metadata) == ("queued", None, {"team": "support"})
+    job = ended(client, job.id)
+    assert (job.status, job.error) == ("succeeded", None)
+    assert job.fine_tuned_model == "bot@1"
+    assert job.trained_tokens == num_tokens(num_epochs=2) == trained_tokens(server, caller)
+    assert job.seed == 7
+    assert job.finished_at
+    assert job.created_at <= job.finished_at
+    answer = client.completions.create(model=job.fine_tuned_model, prompt="hi", max_tokens=2)
+    assert answer.choices[0].text is not None
+    wait_for(lambda: not folder(server, job.id).exists())
+
+
+def test_the_version_tells_how_it_was_made(server: ServerUnderTest, caller: Caller) -> None:
+    job = ended(caller.openai, create(caller.openai).id)
+    version = caller.http.get("/v1/adapters/bot/versions/1").json()
+    database = server.database
+    with database.transaction(caller.tenant_id, read_only=True) as session:
+        sha256 = session.get_one(StoredFile, job.training_file).sha256
+        actions = list(session.scalars(select(AuditEntry.action).order_by(AuditEntry.number)))
+    database.close()
+    lineage = version["lineage"]
+    recipe = lineage.pop("recipe")
+    assert lineage == {
+        "job": job.id,
+        "base_id": version["base_id"],
+        "parent": None,
+        "training_sha256": sha256,
+        "validation_sha256": None,
+    }
+    assert (recipe["method"], recipe["rank"], recipe["seed"]) == ("supervised", 16, 7)
+    assert [each for each in actions if each.startswith("job.")] == ["job.create", "job.end"]
+
+
+def test_events_and_checkpoints_are_listed_the_newest_first(caller: Caller) -> None:
+    client = caller.openai
+    validation = upload(client)
+    job = ended(client, create(client, validation_file=validation).id)
+    events = list(client.fine_tuning.jobs.list_events(job.id, limit=3))
+    assert [each.id for each in events] == list(dict.fromkeys(each.id for each in events))
+    assert events[-1].message == "The job was created."
+    metrics = [each for each in events if each.type == "metrics"]
+    assert {each.data["step"] for each in metrics} == {1, 2, 3, 4, 5, 6}  # type: ignore[index]
+    (checkpoint,) = client.fine_tuning.jobs.checkpoints.list(job.id)
+    assert (checkpoint.step_number, checkpoint.fine_tuning_job_id) == (4, job.id)
+    assert checkpoint.metrics.train_loss == 0.25
+    assert messages(client, job.id)[-1] == "The adapter is ready to be used: bot@1."
+
+
+def test_jobs_are_listed_page_by_page_the_newest_first(caller: Caller) -> None:
+    made = [create(caller.openai, suffix=f"bot-{number}").id for number in range(3)]
+    assert [each.id for each in caller.openai.fine_tuning.jobs.list(limit=2)] == made[::-1]
+    for job_id in made:
+        caller.openai.fine_tuning.jobs.cancel(job_id)
+
+
+def test_the_answer_shows_every_value_that_the_job_uses(caller: Caller) -> None:
+    client = caller.openai
+    method: Any = {
+        "type": "dpo",
+        "dpo": {"hyperparameters": {"beta": 0.3, "batch_size": 2, "learning_rate_multiplier": 0.5}},
+    }
+    lora = {"rank": 8, "alpha": 4, "targets": ["q_proj"], "rslora": True, "max_tokens": 16}
+    job = create(client, examples("slow", 50), method=method, extra_body={"lora": lora})
+    shown = caller.http.get(f"/v1/fine_tuning/jobs/{job.id}").json()
+    client.fine_tuning.jobs.cancel(job.id)
+    assert shown["method"]["type"] == "dpo"
+    assert shown["method"]["dpo"]["hyperparameters"] == {
+        "n_epochs": 3,
+        "batch_size": 2,
+        "learning_rate_multiplier": 0.5,
+        "beta": 0.3,
+    }
+    assert shown["method"]["supervised"] is None
+    assert shown["lora"] == {**lora, "alpha": 4.0, "dora": False, "packing": False}
+
+
+INVALID: dict[str, tuple[dict[str, Any], str, str]] = {
+    "another base": ({"model": "no-such"}, "model_not_tunable", "model"),
+    "no adapter": ({"suffix": None}, "invalid_parameter", "suffix"),
+    "two adapters": ({"adapter": "other"}, "invalid_parameter", "suffix"),
+    "a bad name": ({"suffix": "Not A Name"}, "invalid_parameter", "suffix"),
+    "the base's name": ({"suffix": "tiny"}, "invalid_parameter", "suffix"),
+    "an unknown method": (
+        {"method": {"type": "reinforcement"}},
+        "invalid_parameter",
+        "method.type",
+    ),
+    "another method's options": (
+        {"method": {"type": "dpo", "supervised": {}}},
+        "invalid_parameter",
+        "method.supervised",
+    ),
+    "two places": (
+        {
+            "method": {"type": "supervised", "supervised": {"hyperparameters": {}}},
+            "hyperparameters": {"n_epochs": 1},
+        },
+        "invalid_parameter",
+        "hyperparameters",
+    ),
+    "an unknown target": ({"lora": {"targets": ["x"]}}, "invalid_parameter", "lora.targets"),
+    "too long": ({"lora": {"max_tokens": 10**6}}, "invalid_parameter", "lora.max_tokens"),
+    "packed pairs": (
+        {"method": {"type": "dpo"}, "lora": {"packing": True}},
+        "invalid_parameter",
+        "lora.packing",
+    ),
+    "an integration": (
+        {"integrations": [{"type": "wandb"}]},
+        "unsupported_parameter",
+        "integrations",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_what_is_asked_is_checked(resident: Caller, case: str) -> None:
+    change, code, param = INVALID[case]
+    body = {"model": "tiny", "training_file": "file-none", "suffix": "bot", **change}
+    answer = resident.http.post("/v1/fine_tuning/jobs", json=body)
+    assert answer.status_code == 400, answer.text
+    check_envelope(answer, code, param)
+
+
+def test_only_own_files_of_the_right_purpose_are_trained_on(
+    caller: Caller, make_caller: Callable[[], Caller]
+) -> None:
+    client, other = caller.openai, make_caller().openai
+    batch = client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+    with pytest.raises(BadRequestError) as refused:
+        client.fine_tuning.jobs.create(model="tiny", training_file=batch.id, suffix="bot")
+    assert refused.value.param == "training_file"
+    file = upload(client)
+    with pytest.raises(NotFoundError) as absent:
+        other.fine_tuning.jobs.create(model="tiny", training_file=file, suffix="bot")
+    assert absent.value.code == "file_not_found"
+    job = create(client)
+    for ask in (
+        other.fine_tuning.jobs.retrieve,
+        other.fine_tuning.jobs.cancel,
+        other.fine_tuning.jobs.pause,
+        other.fine_tuning.jobs.resume,
+    ):
+        with pytest.raises(NotFoundError):
+            ask(job.id)
+    assert list(other.fine_tuning.jobs.list()) == []
+
+
+def test_a_key_restricted_to_adapters_trains_these_only(caller: Caller) -> None:
+    job = create(caller.openai, suffix="other")
+    caller.openai.fine_tuning.jobs.cancel(job.id)
+    scopes = ["infer", "adapters:read", "adapters:write"]
+    issued = caller.http.post(
+        "/v1/keys", json={"name": "narrow", "scopes": scopes, "adapters": ["bot"]}
+    ).json()
+    narrow = caller.openai.with_options(api_key=issued["key"])
+    with pytest.raises(NotFoundError) as refused:
+        create(narrow, suffix="other")
+    assert refused.value.code == "adapter_not_found"
+    with pytest.raises(NotFoundError):
+        narrow.fine_tuning.jobs.retrieve(job.id)
+    assert list(narrow.fine_tuning.jobs.list()) == []
+
+
+def test_a_file_that_a_job_reads_stays(caller: Caller) -> None:
+    client = caller.openai
+    job = create(client, examples("slow", 100))
+    with pytest.raises(ConflictError) as refused:
+        client.files.delete(job.training_file)
+    assert refused.value.code == "file_in_use"
+    client.fine_tuning.jobs.cancel(job.id)
+    client.files.delete(job.training_file)
+
+
+def test_a_cancelled_job_ends_its_trainer_and_pays_for_its_steps(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    client = caller.openai
+    job = create(client, examples("slow", 200))
+    wait_for(lambda: trained_tokens(server, caller) > 0, seconds=60)
+    assert folder(server, job.id).stat().st_mode & 0o777 == 0o700
+    (trainer,) = trainers(server)
+    job = client.fine_tuning.jobs.cancel(job.id)
+    assert job.status == "cancelled"
+    wait_for(lambda: not Path(f"/proc/{trainer}").exists())
+    wait_for(lambda: not folder(server, job.id).exists())
+    job = client.fine_tuning.jobs.retrieve(job.id)
+    step = caller.http.get(f"/v1/fine_tuning/jobs/{job.id}").json()["step"]
+    assert job.trained_tokens == num_tokens(step) == trained_tokens(server, caller)
+    assert client.fine_tuning.jobs.cancel(job.id).status == "cancelled", "again: no error"
+    with pytest.raises(ConflictError):
+        client.fine_tuning.jobs.pause(job.id)
+
+
+def test_a_paused_job_goes_on_where_it_was(server: ServerUnderTest, caller: Caller) -> None:
+    client = caller.openai
+    job = create(client, examples("slow", 60))
+    wait_for(lambda: trained_tokens(server, caller) > 0, seconds=60)
+    assert client.fine_tuning.jobs.pause(job.id).status == "paused"
+    wait_for(lambda: not trainers(server), seconds=30)
+    before = client.fine_tuning.jobs.retrieve(job.id)
+    assert before.status == "paused"
+    assert (before.trained_tokens or 0) < num_tokens(60)
+    assert client.fine_tuning.jobs.resume(job.id).status in {"queued", "running"}
+    job = ended(client, job.id)
+    assert (job.status, job.trained_tokens) == ("succeeded", num_tokens(60))
+    assert trained_tokens(server, caller) == num_tokens(60)
+    assert any(text.startswith("Training goes on after step") for text in messages(client, job.id))
+
+
+def test_a_trainer_that_dies_is_restarted_from_its_checkpoint_and_steps_count_once(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    job = ended(caller.openai, create(caller.openai, examples("die-2", 12)).id)
+    assert (job.status, job.trained_tokens) == ("succeeded", num_tokens(12))
+    assert trained_tokens(server, caller) == num_tokens(12)
+    said = messages(caller.openai, job.id)
+    assert said.count("The trainer ended without a result (signal 9).") == 2
+
+
+def test_a_trainer_that_dies_too_often_fails_its_job(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    job = ended(caller.openai, create(caller.openai, examples("die-9", 12)).id)
+    assert job.status == "failed"
+    assert job.error
+    assert job.error.code == "training_failed"
+    assert job.trained_tokens == num_tokens(3) == trained_tokens(server, caller)
+
+
+def test_wrong_data_fails_the_job_with_its_line_and_costs_nothing(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    job = ended(caller.openai, create(caller.openai, examples("wrong")).id)
+    assert job.status == "failed"
+    assert job.error
+    assert (job.error.code, job.error.param) == ("invalid_training_data", "training_file")
+    assert job.error.message == "Line 2: `messages` is missing"
+    assert trained_tokens(server, caller) == 0
+
+
+def test_an_adapter_that_the_intake_refuses_fails_the_job_with_its_reason(caller: Caller) -> None:
+    job = ended(caller.openai, create(caller.openai, examples("none")).id)
+    assert job.status == "failed"
+    assert job.error
+    assert job.error.code == "shape_mismatch"
+    assert caller.http.get("/v1/adapters/bot").status_code == 404
+
+
+def test_usage_shows_trained_tokens_of_the_adapter(caller: Caller) -> None:
+    ended(caller.openai, create(caller.openai).id)
+    rows = caller.http.get("/v1/usage").json()["data"]
+    (row,) = [each for each in rows if each["trained_tokens"]]
+    assert (row["adapter"], row["version"], row["requests"]) == ("bot", None, 0)
+    assert row["trained_tokens"] == num_tokens()
+    assert date.fromisoformat(row["day"])
+
+
+def test_one_idempotency_key_creates_one_job(caller: Caller) -> None:
+    file = upload(caller.openai)
+    body = {"model": "tiny", "training_file": file, "suffix": "bot"}
+    headers = {"idempotency-key": "train-once"}
+    made = {
+        caller.http.post("/v1/fine_tuning/jobs", json=body, headers=headers).json()["id"]
+        for _ in range(2)
+    }
+    assert len(made) == 1
+    caller.openai.fine_tuning.jobs.cancel(made.pop())
+
+
+def test_a_reader_sees_jobs_and_creates_none(caller: Caller) -> None:
+    job = create(caller.openai)
+    issued = caller.http.post("/v1/keys", json={"name": "r", "scopes": ["adapters:read"]}).json()
+    reader = caller.openai.with_options(api_key=issued["key"])
+    assert reader.fine_tuning.jobs.retrieve(job.id).id == job.id
+    with pytest.raises(PermissionDeniedError):
+        reader.fine_tuning.jobs.cancel(job.id)
+    caller.openai.fine_tuning.jobs.cancel(job.id)
+
+
+def test_a_trainer_has_no_secrets_in_its_environment(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    job = create(caller.openai, examples("slow", 100))
+    wait_for(lambda: bool(trainers(server)), seconds=60)
+    (trainer,) = trainers(server)
+    environment = Path(f"/proc/{trainer}/environ").read_bytes().decode().split("\0")
+    names = {entry.partition("=")[0] for entry in environment if entry}
+    assert Path(f"/proc/{trainer}/cwd").resolve() == folder(server, job.id)
+    caller.openai.fine_tuning.jobs.cancel(job.id)
+    assert not {
+        name
+        for name in names - LOG_VARIABLES
+        if name.startswith(("LORAPLEX_", "AWS_", "HF_", "PG"))
+    }

@@ -1,0 +1,90 @@
+"""One trainer process beside an engine that is busy or idle."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from loraplex.api.control_plane.control_plane import ControlPlane
+from loraplex.api.schemas.tuning import TuningJobBody
+from loraplex.api.settings import Settings
+from loraplex.api.telemetry.metrics import Metrics
+from loraplex.api.tuning.attempt import Attempt, TrainerSetup
+from loraplex.api.tuning.recipes import resolve_recipe
+from loraplex.api.tuning.work_folders import WorkFolder
+from loraplex.engine.tuning.messages import Finished
+from loraplex.platform.base import utc_now
+from loraplex.platform.database import Database
+from loraplex.platform.tuning.models import TuningJob
+from loraplex.platform.tuning.states import JobState
+from support.catalog import make_tenant
+from support.tuning_jobs import examples, num_tokens
+
+COMMAND = (sys.executable, "-P", "-m", "support.fake_trainer")
+NUM_EXAMPLES = 40
+
+
+def make_job(database: Database) -> TuningJob:
+    tenant = make_tenant(database, "acme")
+    asked = {"model": "tiny", "training_file": "file-1", "hyperparameters": {"n_epochs": 1}}
+    body = TuningJobBody.model_validate(asked)
+    info: Any = SimpleNamespace(max_model_len=64, layout=SimpleNamespace(slices=[]))
+    with database.transaction(tenant.id) as session:
+        job = TuningJob(
+            id="ftjob-1",
+            adapter_name="bot",
+            created_by="key:ci",
+            training_file_id="file-1",
+            training_sha256="0" * 64,
+            recipe=msgspec.to_builtins(resolve_recipe(body, info)),
+            state=JobState.RUNNING,
+            num_steps=0,
+            step=0,
+            num_tokens=0,
+            num_restarts=0,
+            created_at=utc_now(),
+        )
+        session.add(job)
+    return job
+
+
+def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(
+    database: Database, tiny_base: Path, tmp_path: Path
+) -> None:
+    job = make_job(database)
+    folder = WorkFolder(tmp_path / "work")
+    folder.make()
+    folder.training_file.write_bytes(examples("slow", NUM_EXAMPLES))
+    stats = SimpleNamespace(num_running=0, num_waiting=0)
+    engine: Any = SimpleNamespace(stats=stats, info=SimpleNamespace(device="cpu"))
+    environment = Settings(data_dir=tmp_path).trainer_environment
+    setup = TrainerSetup(COMMAND, environment, tiny_base, "none", engine)
+    control_plane = ControlPlane(database, b"s" * 32)
+
+    async def run() -> tuple[Finished, list[int]]:
+        attempt = Attempt(setup, control_plane, Metrics(lambda: None), job, folder)
+        running = asyncio.create_task(attempt.run())
+        while attempt.job.step < 3:
+            await asyncio.sleep(0.1)
+        stats.num_waiting = 1
+        await asyncio.sleep(3.0)  # the pause is sent, obeyed and reported
+        steps = [attempt.job.step]
+        await asyncio.sleep(3.0)
+        steps.append(attempt.job.step)
+        stats.num_waiting = 0
+        last_word = await running
+        assert isinstance(last_word, Finished)
+        return last_word, [*steps, attempt.job.step]
+
+    finished, (paused_at, still_at, ended_at) = asyncio.run(run())
+    control_plane.close()
+    assert paused_at == still_at < NUM_EXAMPLES
+    assert ended_at == NUM_EXAMPLES
+    assert finished.num_tokens == num_tokens(NUM_EXAMPLES)
+    assert folder.has_result
+    assert len(list(folder.checkpoints.glob("step-*"))) <= 2

@@ -1,0 +1,320 @@
+"""Fine-tuning jobs: states, turns of the tenants, and tokens that count once."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import func, select
+
+from loraplex.platform.base import utc_now
+from loraplex.platform.batches import files
+from loraplex.platform.batches.file_models import FilePurpose, StoredFile
+from loraplex.platform.database import Database
+from loraplex.platform.errors import (
+    FileInUse,
+    InvalidTransition,
+    InvalidValue,
+    QuotaExceeded,
+    TuningJobNotFound,
+)
+from loraplex.platform.keys.principal import ALL_SCOPES, Actor, ActorKind, Principal
+from loraplex.platform.sessions import TenantSession
+from loraplex.platform.tenants import service as tenants
+from loraplex.platform.tenants.models import Tenant
+from loraplex.platform.tuning import service
+from loraplex.platform.tuning.models import TuningJob
+from loraplex.platform.tuning.service import Checkpoint, Happened, NewJob, Progress
+from loraplex.platform.tuning.states import OPEN_STATES, TRANSITIONS, JobState
+from loraplex.platform.usage.models import UsageDay
+from loraplex.platform.webhooks.event_types import EventType
+from loraplex.platform.webhooks.models import WebhookDelivery
+from loraplex.platform.webhooks.service import WebhookService
+from loraplex.platform.webhooks.signing import SigningSecrets
+from support.catalog import make_version
+
+SERVER, OTHER = "server-1", "server-2"
+
+
+def principal_of(tenant: Tenant, adapters: frozenset[str] | None = None) -> Principal:
+    return Principal(
+        tenant_id=tenant.id,
+        tenant_slug=tenant.slug,
+        actor=Actor(ActorKind.KEY, "k" * 12, "ci"),
+        scopes=ALL_SCOPES,
+        key_id="k" * 12,
+        adapters=adapters,
+    )
+
+
+def make_file(session: TenantSession, purpose: FilePurpose = FilePurpose.FINE_TUNE) -> str:
+    now = utc_now()
+    file = StoredFile(
+        id=files.new_file_id(),
+        key_id="k" * 12,
+        purpose=purpose,
+        filename="data.jsonl",
+        size_bytes=1,
+        sha256="0" * 64,
+        created_at=now,
+        expires_at=now.replace(year=now.year + 1),
+    )
+    files.add_upload(session, file)
+    return file.id
+
+
+def make_job(session: TenantSession, tenant: Tenant, *, file_id: str | None = None) -> str:
+    new = NewJob(
+        adapter_name="bot",
+        training_file_id=file_id or make_file(session),
+        validation_file_id=None,
+        recipe={"method": "supervised"},
+        labels=None,
+        created_by="key:ci",
+    )
+    return service.create(session, new, principal_of(tenant)).id
+
+
+def sum_of_usage(session: TenantSession) -> int:
+    return session.scalar(select(func.sum(UsageDay.trained_tokens))) or 0
+
+
+def state_of(session: TenantSession, job_id: str) -> JobState:
+    return service.get_job(session, job_id).state
+
+
+def reach(session: TenantSession, job_id: str, state: JobState, viewer: Principal) -> None:
+    """Bring a queued job into an open state, or end it."""
+    if state is JobState.PAUSED:
+        service.pause(session, job_id, viewer=viewer)
+    elif state is JobState.CANCELLED:
+        service.cancel(session, job_id, viewer=viewer)
+    elif state is not JobState.QUEUED:
+        service.begin(session, job_id, SERVER)
+        if state is JobState.FAILED:
+            service.fail(session, job_id, code="training_failed", message="It failed.")
+
+
+@pytest.mark.parametrize("state", [each for each in JobState if each is not JobState.SUCCEEDED])
+def test_callers_change_the_state_as_the_table_says(
+    database: Database, acme: Tenant, state: JobState
+) -> None:
+    viewer = principal_of(acme)
+    ways: dict[JobState, Callable[..., tuple[TuningJob, bool]]] = {
+        JobState.CANCELLED: service.cancel,
+        JobState.PAUSED: service.pause,
+    }
+    for target, change in ways.items():
+        with database.transaction(acme.id) as session:
+            job_id = make_job(session, acme)
+            reach(session, job_id, state, viewer)
+            if target is state:
+                assert change(session, job_id, viewer=viewer)[1] is False
+            elif target in TRANSITIONS[state]:
+                job, is_new = change(session, job_id, viewer=viewer)
+                assert (job.state, is_new) == (target, True)
+                assert (job.ended_at is None) == (target in OPEN_STATES)
+            else:
+                with pytest.raises(InvalidTransition):
+                    change(session, job_id, viewer=viewer)
+
+
+def test_a_paused_job_is_not_begun_and_a_resumed_one_is(database: Database, acme: Tenant) -> None:
+    viewer = principal_of(acme)
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, acme)
+        service.pause(session, job_id, viewer=viewer)
+        assert service.begin(session, job_id, SERVER).state is JobState.PAUSED
+        assert service.resume(session, job_id, viewer=viewer)[1] is True
+        assert service.resume(session, job_id, viewer=viewer)[1] is False
+        assert service.begin(session, job_id, SERVER).state is JobState.RUNNING
+
+
+def test_a_job_that_is_published_is_neither_paused_nor_cancelled(
+    database: Database, acme: Tenant
+) -> None:
+    viewer = principal_of(acme)
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, acme)
+        service.begin(session, job_id, SERVER)
+        service.close(session, job_id)
+        for change in (service.pause, service.cancel):
+            with pytest.raises(InvalidTransition):
+                change(session, job_id, viewer=viewer)
+        assert service.begin(session, job_id, OTHER).finalizing_at is None, "trained anew"
+        service.cancel(session, job_id, viewer=viewer)
+
+
+def test_a_failure_after_a_cancellation_changes_nothing(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, acme)
+        service.begin(session, job_id, SERVER)
+        service.cancel(session, job_id, viewer=principal_of(acme))
+        job = service.fail(session, job_id, code="training_failed", message="It failed.")
+        assert (job.state, job.error_code) == (JobState.CANCELLED, None)
+
+
+def test_another_tenant_and_a_key_for_other_adapters_find_no_job(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, acme)
+        narrow = principal_of(acme, frozenset({"other"}))
+        with pytest.raises(TuningJobNotFound):
+            service.get_job(session, job_id, viewer=narrow)
+        assert list(service.list_jobs(session, viewer=narrow, after=None, limit=9)) == []
+    with database.transaction(bolt.id) as session, pytest.raises(TuningJobNotFound):
+        service.get_job(session, job_id, viewer=principal_of(bolt))
+
+
+def test_a_file_of_another_purpose_is_refused_and_one_in_use_stays(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        with pytest.raises(InvalidValue):
+            make_job(session, acme, file_id=make_file(session, FilePurpose.BATCH))
+        file_id = make_file(session)
+        service.check_file_unused(session, file_id)
+        job_id = make_job(session, acme, file_id=file_id)
+        with pytest.raises(FileInUse):
+            service.check_file_unused(session, file_id)
+    with database.platform_transaction() as platform:
+        assert service.list_needed_files_of_all_tenants(platform) == {file_id}
+    with database.transaction(acme.id) as session:
+        service.cancel(session, job_id, viewer=principal_of(acme))
+        service.check_file_unused(session, file_id)
+
+
+def test_a_tenant_has_a_limited_number_of_open_jobs(
+    database: Database, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_OPEN", 2)
+    with database.transaction(acme.id) as session:
+        first = make_job(session, acme)
+        make_job(session, acme)
+        with pytest.raises(QuotaExceeded):
+            make_job(session, acme)
+        service.cancel(session, first, viewer=principal_of(acme))
+        make_job(session, acme)
+
+
+def test_the_next_turn_is_of_the_tenant_that_was_served_the_longest_ago(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    jobs: dict[str, list[str]] = {}
+    for tenant in (acme, bolt):
+        with database.transaction(tenant.id) as session:
+            jobs[tenant.slug] = [make_job(session, tenant) for _ in range(3)]
+    order = []
+    for _ in range(6):
+        with database.platform_transaction() as platform:
+            turn = service.list_turns_of_all_tenants(platform)[0]
+        order.append((turn.tenant_slug, turn.job_id))
+        with database.transaction(turn.tenant_id) as session:
+            service.begin(session, turn.job_id, SERVER)
+            service.fail(session, turn.job_id, code="training_failed", message="It failed.")
+    expected = [
+        (slug, job)
+        for pair in zip(*jobs.values(), strict=True)
+        for slug, job in zip(jobs, pair, strict=True)
+    ]
+    assert order == expected
+
+
+def test_a_job_that_was_begun_comes_first_and_a_suspended_tenant_never(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    for tenant in (acme, bolt):
+        with database.transaction(tenant.id) as session:
+            job_id = make_job(session, tenant)
+    with database.transaction(bolt.id) as session:
+        service.begin(session, job_id, SERVER)
+    with database.platform_transaction() as platform:
+        turns = service.list_turns_of_all_tenants(platform)
+        assert [turn.tenant_slug for turn in turns] == [bolt.slug, acme.slug]
+        assert (turns[0].server_id, turns[1].server_id) == (SERVER, None)
+        assert service.list_kept_of_all_tenants(platform, SERVER) == {job_id}
+        assert service.list_kept_of_all_tenants(platform, OTHER) == set()
+        tenants.set_suspended(platform.get_one(Tenant, bolt.id), is_suspended=True)
+    with database.platform_transaction() as platform:
+        turns = service.list_turns_of_all_tenants(platform)
+    assert [turn.tenant_slug for turn in turns] == [acme.slug]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repeated_reports_charge_each_token_once(
+    database: Database, acme: Tenant, seed: int
+) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.randint(1, 50) for _ in range(20)]
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, acme)
+        for _ in range(30):
+            step = rng.randint(0, len(sizes))
+            service.record(session, job_id, Progress(step, sum(sizes[:step]), len(sizes)))
+            job = service.get_job(session, job_id)
+            assert job.num_tokens == sum(sizes[: job.step]) == sum_of_usage(session)
+
+
+def test_events_and_checkpoints_are_bounded_and_the_newest_stay(
+    database: Database, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_EVENTS", 5)
+    monkeypatch.setattr(service, "MAX_CHECKPOINTS", 3)
+    with database.transaction(acme.id) as session:
+        job_id = make_job(session, acme)
+        for step in range(1, 9):
+            progress = Progress(step, step, 8)
+            progress.events.append(Happened(f"step {step}", data={"step": step}))
+            progress.checkpoints += [Checkpoint(step, 0.5, None, None, None)] * 2
+            service.record(session, job_id, progress)
+        events = service.list_events(session, job_id, after=None, limit=100)
+        assert [event.message for event in events] == [f"step {n}" for n in (8, 7, 6, 5, 4)]
+        rest = service.list_events(session, job_id, after=events[1].id, limit=2)
+        assert [event.message for event in rest] == ["step 6", "step 5"]
+        checkpoints = service.list_checkpoints(session, job_id, after=None, limit=100)
+        assert [checkpoint.step for checkpoint in checkpoints] == [8, 7, 6]
+
+
+def test_success_names_the_version_and_both_ends_are_announced(
+    database: Database, acme: Tenant
+) -> None:
+    webhooks = WebhookService(SigningSecrets([b"a" * 32]))
+    with database.transaction(acme.id) as session:
+        webhooks.create(
+            session,
+            url="https://hooks.example.com/",
+            events=[EventType.JOB_SUCCEEDED, EventType.JOB_FAILED],
+            description=None,
+            created_by="key:test",
+        )
+        good, bad = make_job(session, acme), make_job(session, acme)
+        version = make_version(session, "bot")
+        service.begin(session, good, SERVER)
+        job = service.succeed(session, good, version=1, base_id="base")
+        assert (job.state, job.version) == (JobState.SUCCEEDED, 1)
+        assert version.lineage is not None
+        assert (version.lineage["job"], version.lineage["base_id"]) == (good, "base")
+        service.begin(session, bad, SERVER)
+        service.fail(session, bad, code="out_of_memory", message="Too large.")
+    with database.transaction(acme.id, read_only=True) as session:
+        bodies = session.scalars(select(WebhookDelivery.body)).all()
+    told = {event["type"]: event["data"] for event in map(json.loads, bodies)}
+    assert told == {
+        "job.succeeded": {
+            "job": good,
+            "adapter": "bot",
+            "version": 1,
+            "trained_tokens": 0,
+            "error": None,
+        },
+        "job.failed": {
+            "job": bad,
+            "adapter": "bot",
+            "version": None,
+            "trained_tokens": 0,
+            "error": "out_of_memory",
+        },
+    }
