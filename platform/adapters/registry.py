@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ...adapters.added_tokens import AddedToken, added_tokens_of
 from ...adapters.classification import Classification, classification_of
 from ...adapters.identity import DIGEST_PREFIX, AdapterKey
+from ...adapters.invocation import InvocationTokens, invocation_of
 from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
 from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
 from ..sessions import TenantSession
@@ -73,6 +74,8 @@ class AdapterRef:
     """The texts of tokens that the base does not have."""
     classification: Classification | None = None
     """The meaning of its head's outputs, if it is a classifier."""
+    invocation_token_ids: InvocationTokens = ()
+    """It acts from these tokens of a prompt on; empty: on all."""
 
     @property
     def pinned(self) -> str:
@@ -257,4 +260,5 @@ def _reference(
         vocab_size=version.intake_report.get("vocab_size"),
         added_tokens=added_tokens_of(version.intake_report),
         classification=classification_of(version.intake_report),
+        invocation_token_ids=invocation_of(version.intake_report),
     )
