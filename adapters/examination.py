@@ -19,12 +19,13 @@ from .canonical import WrittenBlock, block_dtype, write_block
 from .classification import HEAD_NAMES, Classification, labels_of
 from .errors import AdapterRejected
 from .identity import adapter_digest
+from .invocation import InvocationTokens, check_vocabulary
 from .layout import BaseLayout
 from .measuring import Measured, ModuleDelta, check_base_copies, check_twins, measure
 from .peft_config import MAX_CONFIG_BYTES, PeftConfig, parse_peft_config, pattern_matches
 from .resized_ends import vocabulary_of
 from .safetensors_header import read_safetensors_header
-from .served_features import features_of
+from .served_features import check_activated, features_of
 from .strict_json import shown
 from .tensor_names import parse_tensor_name
 
@@ -75,6 +76,8 @@ class IntakeReport:
     """The texts of its added tokens."""
     classification: Classification | None = None
     """The meaning of its classification head's outputs, if it has one."""
+    invocation_token_ids: InvocationTokens = ()
+    """The adapter acts from these tokens of a prompt on; empty: on all."""
 
 
 def examine(
@@ -108,6 +111,9 @@ def examine(
         classification = _classification(config, binding)
         named = config.added_tokens
         config = _without_absent_tokens(config, binding, layout)
+        check_vocabulary(config.invocation, vocabulary_of((), layout, layout.embedding))
+        features = features_of(binding, config, layout)
+        check_activated(features)
         measured = measure(weights, binding, layout, serving_dtype)
         digest = adapter_digest(measured.hashes, config.canonical(), layout.base_id)
         block = write_block(
@@ -127,7 +133,7 @@ def examine(
         binding=binding,
         measured=measured,
         warnings=warnings,
-        features=features_of(binding, config, layout),
+        features=features,
         config=config,
         classification=classification,
     )
@@ -224,6 +230,7 @@ def _report(
         vocab_size=binding.vocab_size,
         added_tokens=config.added_tokens,
         classification=classification,
+        invocation_token_ids=config.invocation,
     )
 
 

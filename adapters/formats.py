@@ -157,6 +157,13 @@ SERVED: tuple[ServedFeature, ...] = (
         "`problem_type` of the model's configuration; `adapters push` reads them from the "
         "`config.json` beside the adapter.",
     ),
+    ServedFeature(
+        "activated_lora",
+        "`alora_invocation_tokens`, with linear layers and `lm_head`",
+        "The adapter acts from the last occurrence of these tokens in the prompt on. Adapters and "
+        "base share the KV cache of the tokens before it. A prompt without them is answered by the "
+        "base, as in PEFT.",
+    ),
 )
 
 _MERGE = "Merge it into its own base model."
@@ -201,11 +208,14 @@ REFUSED: tuple[RefusedFeature, ...] = (
         _MERGE,
     ),
     RefusedFeature(
-        "activated_lora",
-        "`alora_invocation_tokens`",
+        "activated_extras",
+        "`alora_invocation_tokens` with `use_dora`, `lora_bias`, `bias`, `modules_to_save`, "
+        "`trainable_token_indices`, added tokens, `embed_tokens`, or experts and their router",
         "unsupported_feature",
-        "The adapter would have to start within a prompt.",
-        "Retrain without `alora_invocation_tokens`.",
+        "PEFT refuses these, or applies them before the invocation too, where all adapters share "
+        "the base's KV cache.",
+        "Train matrices of linear layers and of `lm_head` only, or without "
+        "`alora_invocation_tokens`.",
     ),
     RefusedFeature(
         "arrow",

@@ -30,6 +30,7 @@ from .classification import classification_of
 from .confinement import ProcessLimits, confine
 from .errors import AdapterRejected, IntakeUnavailable, StorageFull
 from .examination import IntakeReport, IntakeWarning, examine
+from .invocation import invocation_of
 from .layout import layout_from_json
 from .measuring import ModuleDelta
 
@@ -214,6 +215,7 @@ def _parse_report(fields: dict[str, Any]) -> IntakeReport:
             "features": tuple(fields["features"]),
             "added_tokens": added_tokens_of(fields),
             "classification": classification_of(fields),
+            "invocation_token_ids": invocation_of(fields),
             "largest_deltas": tuple(ModuleDelta(**delta) for delta in fields["largest_deltas"]),
             "warnings": tuple(IntakeWarning(**warning) for warning in fields["warnings"]),
         }

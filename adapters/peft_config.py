@@ -22,6 +22,8 @@ from .classification import (
     parse_problem_type,
 )
 from .errors import AdapterRejected
+from .invocation import FIELD as INVOCATION_FIELD
+from .invocation import InvocationTokens, parse_invocation
 from .peft_fields import check_fields, field_pointer, shown_value
 from .safetensors_header import NAME_CHARACTERS
 from .strict_json import DuplicateKey, MalformedJson, parse_json_object, shown
@@ -70,6 +72,8 @@ class PeftConfig:
     labels: tuple[str, ...] = ()
     """Of the head's outputs; empty: they have no names."""
     problem_type: ProblemType | None = None
+    invocation: InvocationTokens = ()
+    """The adapter acts from these tokens on; empty: on all."""
     initialization: str | None = None
     """A special one; informational."""
 
@@ -115,6 +119,7 @@ class PeftConfig:
             "task_type": TASK if self.is_classifier else "",
             LABELS_FIELD: {str(number): label for number, label in enumerate(self.labels)},
             PROBLEM_FIELD: self.problem_type,
+            INVOCATION_FIELD: list(self.invocation),
         }
         return {
             "peft_type": "LORA",
@@ -174,6 +179,7 @@ def parse_peft_config(data: bytes) -> PeftConfig:
         is_classifier=fields.get("task_type") == TASK,
         labels=parse_labels(fields.get(LABELS_FIELD)),
         problem_type=parse_problem_type(fields.get(PROBLEM_FIELD)),
+        invocation=parse_invocation(fields.get(INVOCATION_FIELD)),
         initialization=_initialization(fields.get("init_lora_weights")),
     )
 

@@ -12,6 +12,7 @@ from .classification import FIELDS as CLASSIFIER_FIELDS
 from .classification import TASK as CLASSIFICATION
 from .errors import AdapterRejected
 from .formats import refusal_message
+from .invocation import FIELD as INVOCATION_FIELD
 from .strict_json import escaped, shown
 
 READ = frozenset(
@@ -36,6 +37,7 @@ READ = frozenset(
         "auto_mapping",
         "megatron_core",
         FIELD,
+        INVOCATION_FIELD,
         *CLASSIFIER_FIELDS,
     }
 )
@@ -59,7 +61,6 @@ WITHOUT_EFFECT = frozenset(
 )
 UNSUPPORTED: Mapping[str, str] = {
     "layer_replication": "layer_replication",
-    "alora_invocation_tokens": "activated_lora",
     "arrow_config": "arrow",
     "use_qalora": "qalora",
     "use_bdlora": "bdlora",

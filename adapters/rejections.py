@@ -52,6 +52,10 @@ REJECTIONS: Mapping[str, Rejection] = {
         "tensors replace the same weights.",
         "Send the adapter_config.json that was saved with these weights.",
     ),
+    "invalid_invocation": Rejection(
+        "alora_invocation_tokens is not a list of 1 to 256 token IDs of the base.",
+        "Set it to the token IDs with which the base's tokenizer encodes the invocation.",
+    ),
     "invalid_rank": Rejection(
         "A rank is not a positive whole number.",
         "Set r and every value of rank_pattern to 1 or more.",

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from .arrangement import Region
 from .block import ExtraKind
 from .bound import Binding, BoundSlice
-from .formats import SERVED
+from .errors import AdapterRejected
+from .formats import SERVED, refusal_message
+from .invocation import FIELD
 from .layout import BaseLayout, SliceKind
 from .peft_config import PeftConfig
+from .peft_fields import field_pointer
 
+_ACTIVATED = frozenset(
+    {
+        *("activated_lora", "lora", "rslora", "rank_pattern", "alpha_pattern", "initialization"),
+        "output_head",
+    }
+)
+"""What may go with an invocation. The others act on all tokens, in PEFT or by their nature."""
 _OF_AUXILIARY = {
     ExtraKind.MAGNITUDE: "dora",
     ExtraKind.LORA_BIAS: "lora_bias",
@@ -42,6 +52,18 @@ def features_of(binding: Binding, config: PeftConfig, layout: BaseLayout) -> tup
     return tuple(feature.name for feature in SERVED if feature.name in found)
 
 
+def check_activated(features: Collection[str]) -> None:
+    """Raise AdapterRejected for an activated LoRA with features that act on all tokens."""
+    others = sorted(set(features) - _ACTIVATED)
+    if "activated_lora" in features and others:
+        raise AdapterRejected(
+            "unsupported_feature",
+            f"{FIELD} with {', '.join(others)} is not supported: "
+            f"{refusal_message('activated_extras')}",
+            pointer=field_pointer(FIELD),
+        )
+
+
 def _of_slice(part: BoundSlice, layout: BaseLayout) -> set[str]:
     if part.layer.kind is SliceKind.EXPERTS:
         return {_of_experts(matrix.arrangement.region) for matrix in part.matrices}
@@ -65,6 +87,8 @@ def _of_config(config: PeftConfig) -> Iterator[str]:
         yield "rank_pattern"
     if config.alpha_pattern:
         yield "alpha_pattern"
+    if config.invocation:
+        yield "activated_lora"
     if config.initialization is not None:
         yield "initialization"
     if config.ensures_weight_tying:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..adapters.identity import AdapterKey
 from ..adapters.manager import Lease, Tier
@@ -14,6 +15,9 @@ from .kv.prefix_cache import CacheNamespace
 from .kv.sequence_blocks import SequenceBlocks
 from .messages import GenerationRequest, Pooling
 from .token_counts import TokenCounts
+
+NEVER: Final = sys.maxsize
+"""A position that no token has."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,6 +43,8 @@ class Request:
     tenant_weight: float = field(init=False)
     adapter: AdapterKey | None = field(init=False)
     """None: the base. Requests of one tenant and adapter form a queue."""
+    adapter_start: int = field(init=False)
+    """The position of the first token that the adapter acts on; `NEVER`: on none."""
     priority: int = field(init=False)
     is_background: bool = field(init=False)
     deadline: float | None = field(init=False)
@@ -102,6 +108,8 @@ class Request:
         self.tenant_id = submitted.tenant_id
         self.tenant_weight = submitted.tenant_weight
         self.adapter = submitted.adapter
+        start = submitted.adapter_start
+        self.adapter_start = NEVER if start is None else start
         self.priority = submitted.priority
         self.is_background = submitted.is_background
         self.num_lone_steps = submitted.num_lone_steps
@@ -128,6 +136,10 @@ class Request:
         if self.kv.eviction:
             return min(num_tokens, self.kv.eviction.num_reusable_tokens)
         return num_tokens
+
+    def lease_before(self, end: int) -> Lease | None:
+        """The lease for tokens up to a position; None: the adapter acts on none of them."""
+        return self.lease if end > self.adapter_start else None
 
     def current_counts(self) -> TokenCounts:
         """The counts of all its tokens."""

@@ -171,15 +171,17 @@ class RequestLifecycle:
 
     def _open(self, submitted: GenerationRequest) -> Request:
         adapter, seed = submitted.adapter, submitted.sampling.seed
+        start = submitted.adapter_start
         longest = len(submitted.prompt_token_ids) + submitted.sampling.max_tokens
         return Request(
             submitted=submitted,
             namespace=CacheNamespace(
                 submitted.tenant_id,
                 self._info.runtime_id,
-                adapter,
+                adapter if start is not None else None,
                 submitted.cache_namespace,
                 rotary_start=self._rotary_contexts.start(longest),
+                adapter_start=start or 0,
             ),
             seed=secrets.randbits(63) if seed is None else seed,
             arrival_time=self._clock(),

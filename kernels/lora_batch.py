@@ -48,6 +48,13 @@ class AdapterRun(NamedTuple):
     generation: int = 0
     """Distinguishes the adapters that hold the same row one after another."""
 
+    def after(self, num_base_tokens: int) -> tuple[AdapterRun, ...]:
+        """The run, with its first tokens left to the base: fewer than all."""
+        if not num_base_tokens:
+            return (self,)
+        num_tokens = self.num_tokens - num_base_tokens
+        return AdapterRun(num_base_tokens), self._replace(num_tokens=num_tokens)
+
 
 class Segment(NamedTuple):
     """Adjacent tokens `[start, end)` of one adapter."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...adapters.invocation import adapter_start
 from ...engine.messages import GenerationRequest
 from ...engine.sampling_params import SamplingParams
 from ...engine.text.tokenizer import Tokenizer
@@ -35,14 +36,15 @@ def _request(
     order: Order, index: int, sampling: SamplingParams, tokenizer: Tokenizer
 ) -> GenerationRequest:
     position, choice = divmod(index, order.num_choices)
-    adapter = order.model.adapter
+    prompt, adapter = order.prompts[position], order.model.adapter
     is_one_of_many = order.num_choices > 1
     return GenerationRequest(
         request_id=order.sequence_id(index),
         tenant_id=order.principal.tenant_id,
-        prompt_token_ids=order.prompts[position],
+        prompt_token_ids=prompt,
         sampling=of_choice(sampling, choice),
         adapter=order.model.key,
+        adapter_start=adapter_start(prompt, adapter.invocation_token_ids) if adapter else 0,
         vocab_size=adapter.vocab_size if adapter else None,
         own_end_token_ids=tuple(sorted(tokenizer.own_eos_token_ids)),
         group_id=f"{order.request_id}-{position}" if is_one_of_many else None,

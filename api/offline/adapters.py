@@ -11,6 +11,7 @@ from ...adapters.added_tokens import FIELD, AddedToken
 from ...adapters.errors import AdapterRejected
 from ...adapters.examination import IntakeReport
 from ...adapters.identity import AdapterKey
+from ...adapters.invocation import InvocationTokens
 from ...adapters.layout import layout_to_json
 from ...engine.errors import TokenizerUnusable
 from ...engine.messages import EngineInfo
@@ -45,6 +46,8 @@ class Adapter:
     vocab_size: int | None
     """The number of its tokens, if it is not the base's."""
     added_tokens: tuple[AddedToken, ...]
+    invocation: InvocationTokens
+    """It acts from these tokens of a prompt on; empty: on all."""
 
 
 class Adapters:
@@ -114,7 +117,12 @@ def block_in(blocks: Path, key: AdapterKey) -> Path:
 
 
 def _adapter(report: IntakeReport) -> Adapter:
-    return Adapter(AdapterKey(TENANT_ID, report.digest), report.vocab_size, report.added_tokens)
+    return Adapter(
+        AdapterKey(TENANT_ID, report.digest),
+        report.vocab_size,
+        report.added_tokens,
+        report.invocation_token_ids,
+    )
 
 
 def _state(folder: Path) -> FolderState:

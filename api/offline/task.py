@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ...adapters.invocation import adapter_start
 from ...engine.errors import InvalidParameter, PromptTooLong
 from ...engine.messages import EngineInfo, GenerationRequest, Pooling
 from ...engine.sampling_params import SamplingParams as EngineSampling
@@ -91,6 +92,7 @@ class Task:
             prompt_token_ids=self.token_ids,
             sampling=of_choice(self.sampling, choice),
             adapter=adapter.key if adapter else None,
+            adapter_start=adapter_start(self.token_ids, adapter.invocation) if adapter else 0,
             vocab_size=adapter.vocab_size if adapter else None,
             own_end_token_ids=tuple(sorted(self.tokenizer.own_eos_token_ids)),
             group_id=self.request_id if self.num_choices > 1 else None,

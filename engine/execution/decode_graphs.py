@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import torch
@@ -242,11 +243,11 @@ class DecodeGraphs:
         first chunks. The output is that of the chunks' logits rows.
         """
         adapter_rows = adapter_rows or [BASE_ROW] * len(chunks)
-        counts = [len(chunk.token_ids) for chunk in chunks]
-        num_rows, tokens, rows = sum(counts), chunks, adapter_rows
+        num_rows = sum(len(chunk.token_ids) for chunk in chunks)
+        tokens, rows = chunks, adapter_rows
         if num_rows > len(chunks):
             tokens = [token for chunk in chunks for token in chunk.tokens()]
-            rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+            rows = list(chain.from_iterable(map(_token_rows, chunks, rows)))
         shape = self._shape(num_rows, needs)
         if shape is None or (shape in self._replays and self._replays[shape] is None):
             return None
@@ -404,6 +405,14 @@ def open_decode_graphs(
     sizes = row_sizes(config.max_num_seqs, layout.max_rows)
     capture = CudaCapture(model.device)
     return DecodeGraphs(model, cache, arena, layout, capture, sizes=sizes, is_shared=is_shared)
+
+
+def _token_rows(chunk: SequenceChunk, row: int) -> Iterator[int]:
+    """The table row of the adapter that acts on each token."""
+    num_base_tokens = chunk.num_base_tokens
+    return chain(
+        repeat(BASE_ROW, num_base_tokens), repeat(row, len(chunk.token_ids) - num_base_tokens)
+    )
 
 
 def _num_prompt_reads(chunk: SequenceChunk) -> int:

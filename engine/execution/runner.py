@@ -13,6 +13,7 @@ from ...adapters.arena import Arena
 from ...adapters.manager import Lease
 from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder, LoraNeeds
 from ..kv.cache import KvCache
+from ..model.adapter_runs import adapter_runs
 from ..model.base_model import BaseModel
 from ..model.first_layers import FirstLayers
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
@@ -109,9 +110,10 @@ class ModelRunner:
 
     def is_current(self, sequence: ScheduledSequence) -> bool:
         """Whether the sequence's adapter still matches its lease, in row and generation."""
-        lease, adapter = sequence.lease, sequence.request.adapter
+        request, lease = sequence.request, sequence.lease
+        adapter = request.adapter
         if lease is None:
-            return adapter is None
+            return adapter is None or sequence.end <= request.adapter_start
         published = self._arena.published.get(lease.row)
         return adapter == lease.key and published == (lease.key, lease.generation)
 
@@ -210,7 +212,7 @@ class ModelRunner:
         """See `StepAdaptersBuilder.needs`."""
         before, needs = self._needed
         if leases != before:
-            needs = self._adapters.needs(_runs([1] * len(leases), leases))
+            needs = self._adapters.needs(list(map(_run, [1] * len(leases), leases)))
             self._needed = leases, needs
         return needs
 
@@ -290,11 +292,10 @@ class ModelRunner:
     ) -> StepAdapters:
         counts = [len(chunk.token_ids) for chunk in chunks]
         num_kept = [chunk.num_logits_rows for chunk in chunks]
-        wanted = _AdapterRows(counts, num_kept, leases)
+        wanted = _AdapterRows(counts, num_kept, [chunk.num_base_tokens for chunk in chunks], leases)
         if self._built is None or self._built[0] != wanted:
-            runs = _runs(counts, leases)
-            kept = runs if num_kept == counts else _runs(num_kept, leases)
-            adapters = self._adapters.build(runs, kept, num_decodes=counts.count(1))
+            runs = adapter_runs(chunks, list(map(_run, counts, leases)))
+            adapters = self._adapters.build(*runs, num_decodes=counts.count(1))
             self._built = wanted, adapters
         return self._built[1]
 
@@ -306,6 +307,8 @@ class _AdapterRows(NamedTuple):
     """For each sequence its tokens."""
     num_kept: Sequence[int]
     """For each sequence the rows whose logits are kept."""
+    num_base_tokens: Sequence[int]
+    """See `SequenceChunk`."""
     leases: Sequence[Lease | None]
 
 
@@ -346,13 +349,13 @@ def chunk_of(sequence: ScheduledSequence) -> SequenceChunk:
         is_prompt=not num_draft_tokens,
         num_evicted=num_evicted,
         rotary_start=rotary_start,
+        num_base_tokens=max(request.adapter_start - start, 0) if sequence.lease else 0,
     )
 
 
-def _runs(counts: Sequence[int], leases: Sequence[Lease | None]) -> list[AdapterRun]:
-    """So many rows of each lease's adapter."""
-    generations = [0 if lease is None else lease.generation for lease in leases]
-    return list(map(AdapterRun, counts, _rows(leases), generations))
+def _run(count: int, lease: Lease | None) -> AdapterRun:
+    """So many rows of the lease's adapter."""
+    return AdapterRun(count) if lease is None else AdapterRun(count, lease.row, lease.generation)
 
 
 def _rows(leases: Sequence[Lease | None]) -> list[int]:

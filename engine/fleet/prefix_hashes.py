@@ -16,17 +16,26 @@ MAX_BLOCKS = 16
 def prefix_hashes(request: GenerationRequest) -> list[bytes]:
     """Chained hashes of the full blocks, none of a prompt that is shorter than one.
 
-    Equal hashes mean an equal tenant, adapter and namespace, and equal tokens from the start.
+    Equal hashes mean an equal tenant and namespace, equal tokens from the start, and an equal
+    adapter, unless all these tokens are before the adapter's start.
     """
     return list(_chain(request))
 
 
 def _chain(request: GenerationRequest) -> Iterator[bytes]:
-    digest = request.adapter.digest if request.adapter is not None else ""
-    last = repr((request.tenant_id, digest, request.cache_namespace)).encode()
+    last = repr((request.tenant_id, request.cache_namespace)).encode()
     tokens = request.prompt_token_ids
     num_blocks = min(len(tokens) // BLOCK_TOKENS, MAX_BLOCKS)
     for start in range(0, num_blocks * BLOCK_TOKENS, BLOCK_TOKENS):
         block = array("Q", tokens[start : start + BLOCK_TOKENS]).tobytes()
-        last = blake2b(last + block, digest_size=16).digest()
+        adapter = repr(_adapter_before(request, start + BLOCK_TOKENS)).encode()
+        last = blake2b(last + adapter + block, digest_size=16).digest()
         yield last
+
+
+def _adapter_before(request: GenerationRequest, end: int) -> str | None:
+    """The digest of the adapter that acts on any of the tokens up to a position."""
+    start = request.adapter_start
+    if request.adapter is None or start is None or end <= start:
+        return None
+    return request.adapter.digest

@@ -1,10 +1,12 @@
 """Prefix cache: reuses KV blocks that already hold the beginning of a prompt.
 
 Torch-free. A block's key is a keyed BLAKE2b hash over tagged, length-prefixed fields: namespace
-(tenant, runtime, adapter digest, rotary context), the parent block's key and the token ids. A hit
-also compares the stored token ids, so a collision is a miss and never a wrong answer. Clients
-choose no more of the namespace than whether their requests may exceed a rotary context. Blocks are
-published only by `publish`, after the step that wrote them.
+(tenant, runtime, adapter digest and start, rotary context), the parent block's key and the token
+ids. Blocks before the adapter's start have the base's namespace, so all adapters of the tenant
+share them. A hit also compares the stored token ids, so a collision is a miss and never a wrong
+answer. Clients choose no more of the namespace than whether their requests may exceed a rotary
+context, and by their prompts the adapter's start. Blocks are published only by `publish`, after the
+step that wrote them.
 
 Eviction is least recently used first, from the leaves: a cached block is dropped when its pool
 reallocates it, a pool reallocates the block that was freed first, and a sequence frees its last
@@ -17,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ...adapters.identity import AdapterKey
@@ -37,6 +39,13 @@ class CacheNamespace:
     """Separates prefixes further; set by the platform, never by a client."""
     rotary_start: int = 0
     """The rotary context: keys of one are wrong in another. See `RotaryContexts.start`."""
+    adapter_start: int = 0
+    """The position of the first token that the adapter acts on."""
+
+    def of_block(self, end: int) -> CacheNamespace:
+        """The scope of the block that ends at this position: the base's, if the adapter acts on
+        none of its tokens."""
+        return self if end > self.adapter_start else _of_base(self)
 
     def encode(self) -> bytes:
         digest = self.adapter.digest if self.adapter else "base"
@@ -47,6 +56,7 @@ class CacheNamespace:
             b"adapter:" + digest.encode(),
             b"label:" + self.label.encode(),
             b"rotary:%d" % self.rotary_start,
+            b"start:%d" % self.adapter_start,
         )
 
 
@@ -81,7 +91,9 @@ class PrefixHasher:
         `chain` holds the prefixes before it and stores this one, so a sequence that is looked up
         again is not hashed again.
         """
-        tokens = tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
+        end = (index + 1) * self._block_size
+        tokens = tuple(token_ids[index * self._block_size : end])
+        namespace = namespace.of_block(end)
         if index < len(chain):
             known = chain[index]
             if known.token_ids == tokens and known.namespace == namespace:
@@ -170,6 +182,11 @@ class CachedBlocks:
     def _evict(self, block_id: int) -> None:
         if self.forget(block_id):
             self.num_evictions += 1
+
+
+@lru_cache(maxsize=1024)
+def _of_base(namespace: CacheNamespace) -> CacheNamespace:
+    return replace(namespace, adapter=None, adapter_start=0)
 
 
 @lru_cache(maxsize=1024)

@@ -56,6 +56,9 @@ class GenerationRequest:
     """None is the base model."""
     cache_namespace: str = ""
     """Separates prefixes in the cache within the tenant; attestation probes use their own."""
+    adapter_start: int | None = 0
+    """The prompt's position from which on the adapter acts; the base computes the tokens before it.
+    None: the adapter acts on no token."""
     return_logits: bool = False
     """Send the raw logits of the first generated position, for attestation."""
     group_id: str | None = None

@@ -50,6 +50,8 @@ class SequenceChunk(NamedTuple):
     less these."""
     rotary_start: int = 0
     """Where its sequence begins in the tables of rotary embeddings: `RotaryContexts.start`."""
+    num_base_tokens: int = 0
+    """Its first tokens, fewer than all, on which the sequence's adapter does not act."""
 
     def tokens(self) -> list[SequenceChunk]:
         """Each token as a separate chunk that sees those before it, for a chunk without a tree."""

@@ -192,6 +192,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     is_prompt: bool
     num_evicted: int
     rotary_start: int
+    num_base_tokens: int
     leased: LeasedRow | None
 
 

@@ -11,6 +11,7 @@ from ..errors import StaleExtent
 from ..execution.decode_graphs import DecodeGraphs
 from ..execution.evictions import ObservingForward
 from ..kv.cache import KvCache
+from ..model.adapter_runs import adapter_runs
 from ..model.base_model import BaseModel
 from ..model.first_layers import FirstLayers
 from ..model.forward import (
@@ -80,16 +81,16 @@ class FollowerSteps:
 
     def _run_eagerly(self, command: RunChunks, pending: AwaitedTokens | None) -> None:
         """Up to the last layer, if rank 0 has the whole output head."""
-        chunks = command.chunks
+        chunks = list(map(_sequence_chunk, command.chunks))
         inputs = make_inputs(
-            list(map(_sequence_chunk, chunks)),
+            chunks,
             groups=self._cache.groups,
             block_size=self._cache.block_size,
             device=self._base.device,
         )
         if pending is not None:
             pending.fill(inputs.input_ids, to_device(pending.sources, self._base.device))
-        adapters = self._build(chunks)
+        adapters = self._build(chunks, list(map(self._run_of, command.chunks)))
         paged = PagedForward.of(self._cache, inputs, adapters.lora)
         observations = self.masses.observations(command.observed)
         shared = self._base.shared_heads
@@ -109,16 +110,12 @@ class FollowerSteps:
         assert self._first_layers is not None, "the ranks have one configuration"
         return self._first_layers.only()
 
-    def _build(self, chunks: Sequence[Chunk]) -> StepAdapters:
-        runs = [self._run_of(chunk) for chunk in chunks]
+    def _build(self, chunks: Sequence[SequenceChunk], runs: Sequence[AdapterRun]) -> StepAdapters:
         num_decodes = sum(run.num_tokens == 1 for run in runs)
-        kept: list[AdapterRun] = []
-        if self._base.ends.is_head_divided:
-            kept = [
-                run._replace(num_tokens=chunk.num_logits_rows)
-                for run, chunk in zip(runs, chunks, strict=True)
-            ]
-        return self._adapters.build(runs, kept, num_decodes=num_decodes)
+        computed, kept = adapter_runs(chunks, runs)
+        if not self._base.ends.is_head_divided:
+            kept = []
+        return self._adapters.build(computed, kept, num_decodes=num_decodes)
 
     def _run_of(self, chunk: Chunk) -> AdapterRun:
         leased = chunk.leased
@@ -139,4 +136,5 @@ def _sequence_chunk(chunk: Chunk) -> SequenceChunk:
         is_prompt=chunk.is_prompt,
         num_evicted=chunk.num_evicted,
         rotary_start=chunk.rotary_start,
+        num_base_tokens=chunk.num_base_tokens,
     )

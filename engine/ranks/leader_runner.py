@@ -224,5 +224,6 @@ def _chunk_command(chunk: SequenceChunk, lease: Lease | None) -> Chunk:
         is_prompt=chunk.is_prompt,
         num_evicted=chunk.num_evicted,
         rotary_start=chunk.rotary_start,
+        num_base_tokens=chunk.num_base_tokens,
         leased=leased,
     )

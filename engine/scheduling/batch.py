@@ -35,14 +35,15 @@ class ScheduledSequence(NamedTuple):
     samples: bool
     """Whether the step reaches the request's last known token, so that the next is drawn."""
     lease: Lease | None
-    """The request's, under which its adapter may be used."""
+    """The request's, under which its adapter may be used; None: it acts on none of the tokens."""
 
     @classmethod
     def of(cls, request: Request, num_tokens: int, num_draft_tokens: int = 0) -> ScheduledSequence:
         """The next tokens of a request."""
         samples = num_tokens - num_draft_tokens == request.num_remaining_tokens
         start = request.num_computed_tokens
-        return cls(request, num_tokens, num_draft_tokens, start, samples, request.lease)
+        lease = request.lease_before(start + num_tokens)
+        return cls(request, num_tokens, num_draft_tokens, start, samples, lease)
 
     @property
     def num_known_tokens(self) -> int:

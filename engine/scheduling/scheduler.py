@@ -469,7 +469,7 @@ class Scheduler:
                 or self._preemption.make_room(request, 1, step)
             ):
                 decodes[request] = ScheduledSequence(
-                    request, 1, 0, num_computed, True, request.lease
+                    request, 1, 0, num_computed, True, request.lease_before(num_computed + 1)
                 )
                 if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)

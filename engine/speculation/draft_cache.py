@@ -130,7 +130,9 @@ class DraftCache:
 
     def _begin(self, request: Request) -> CachedSequence:
         rotary_start = self._rotary_contexts.start(request.max_num_tokens)
-        namespace = replace(request.namespace, adapter=None, rotary_start=rotary_start)
+        namespace = replace(
+            request.namespace, adapter=None, adapter_start=0, rotary_start=rotary_start
+        )
         sequence = CachedSequence(namespace, self._kv.new_sequence())
         sequence.num_computed = self._kv.match(
             sequence.blocks, namespace, request.token_ids[: request.num_prompt_tokens]

@@ -18,6 +18,7 @@ from ...adapters.added_tokens import AddedToken, added_tokens_of
 from ...adapters.classification import Classification, classification_of
 from ...adapters.identity import DIGEST_PREFIX, AdapterKey
 from ...adapters.served_features import are_summable
+from ...adapters.invocation import InvocationTokens, invocation_of
 from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
 from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
 from ..sessions import TenantSession
@@ -76,6 +77,8 @@ class AdapterRef:
     """The meaning of its head's outputs, if it is a classifier."""
     is_composable: bool = True
     """Whether its delta can be added to another adapter's."""
+    invocation_token_ids: InvocationTokens = ()
+    """It acts from these tokens of a prompt on; empty: on all."""
 
     @property
     def pinned(self) -> str:
@@ -261,4 +264,5 @@ def _reference(
         added_tokens=added_tokens_of(version.intake_report),
         classification=classification_of(version.intake_report),
         is_composable=are_summable(version.intake_report.get("features", ())),
+        invocation_token_ids=invocation_of(version.intake_report),
     )

@@ -14,6 +14,7 @@ from peft.utils.other import get_pattern_key
 from loraplex.adapters import peft_config, peft_fields
 from loraplex.adapters.added_tokens import MAX_ADDED_TOKENS, AddedToken
 from loraplex.adapters.errors import AdapterRejected
+from loraplex.adapters.invocation import MAX_INVOCATION_TOKENS
 from loraplex.adapters.peft_config import (
     MAX_TRAINED_TOKENS,
     PeftConfig,
@@ -201,9 +202,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "loftq": ({"init_lora_weights": "loftq"}, "unsupported_feature", "/init_lora_weights"),
     "lora-ga": ({"init_lora_weights": "lora_ga"}, "unsupported_feature", "/init_lora_weights"),
     "replication": ({"layer_replication": [[0, 2]]}, "unsupported_feature", "/layer_replication"),
-    "activated": (
-        {"alora_invocation_tokens": [1, 2]},
-        "unsupported_feature",
+    "invocation without tokens": (
+        {"alora_invocation_tokens": []},
+        "invalid_invocation",
+        "/alora_invocation_tokens",
+    ),
+    "invocation as text": (
+        {"alora_invocation_tokens": "certainty"},
+        "invalid_invocation",
+        "/alora_invocation_tokens",
+    ),
+    "invocation with a negative token": (
+        {"alora_invocation_tokens": [3, -1]},
+        "invalid_invocation",
+        "/alora_invocation_tokens",
+    ),
+    "invocation with a truth value": (
+        {"alora_invocation_tokens": [True]},
+        "invalid_invocation",
+        "/alora_invocation_tokens",
+    ),
+    "long invocation": (
+        {"alora_invocation_tokens": [1] * (MAX_INVOCATION_TOKENS + 1)},
+        "invalid_invocation",
         "/alora_invocation_tokens",
     ),
     "arrow": ({"arrow_config": {"top_k": 2}}, "unsupported_feature", "/arrow_config"),

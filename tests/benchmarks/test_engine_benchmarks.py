@@ -19,6 +19,7 @@ from benchmarks.timed_engine import SMOKE_SHAPE, make_model
 
 from benchmarks import (
     bench_adapter_load,
+    bench_agent,
     bench_batching,
     bench_fairness,
     bench_fleet_fairness,
@@ -123,6 +124,15 @@ def test_the_prefix_benchmark_reuses_the_shared_prompt_in_one_arm_only(
     report = run(bench_prefix, models, capsys)
     assert report["cached_tokens_without"] == 0
     assert report["cached_tokens_with"] == report["shared_tokens"] // 16 * 16
+
+
+def test_the_benchmark_of_an_agent_computes_its_context_once_with_activated_adapters(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = run(bench_agent, models, capsys)
+    assert_every_figure_is_one(report)
+    plain, activated = (row["computed"] for row in report["rows"])
+    assert plain - activated >= report["context_tokens"] // 16 * 16 * (report["adapters"] - 1)
 
 
 @pytest.mark.parametrize("wrong_run", [2, 5], ids=["of the first run", "of a later run"])

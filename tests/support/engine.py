@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from loraplex.adapters.examination import IntakeReport, examine
 from loraplex.adapters.identity import AdapterKey
+from loraplex.adapters.invocation import InvocationTokens, adapter_start
 from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.core import EngineCore
@@ -71,6 +72,7 @@ def make_request(
     adapter: AdapterKey | None = None,
     *,
     tenant_id: str = "acme",
+    adapter_start: int | None = 0,
     vocab_size: int | None = None,
     return_logits: bool = False,
     cache_namespace: str = "",
@@ -92,6 +94,7 @@ def make_request(
         list(prompt),
         params,
         adapter,
+        adapter_start=adapter_start,
         vocab_size=vocab_size,
         own_end_token_ids=own_end_token_ids,
         cache_namespace=cache_namespace,
@@ -132,6 +135,8 @@ class LocalEngine:
         self.paths: dict[AdapterKey, Path] = {}
         self.vocab_sizes: dict[AdapterKey | None, int | None] = {}
         """Of adapters with tokens of their own."""
+        self.invocations: dict[AdapterKey | None, InvocationTokens] = {}
+        """Of activated LoRA."""
         self.broken: set[AdapterKey] = set()
         """Adapters whose fetch fails."""
 
@@ -142,6 +147,7 @@ class LocalEngine:
         key = AdapterKey(tenant_id, report.digest)
         self.paths[key] = path
         self.vocab_sizes[key] = report.vocab_size
+        self.invocations[key] = report.invocation_token_ids
         return key
 
     def examine(self, folder: Path, path: Path) -> IntakeReport:
@@ -166,7 +172,10 @@ class LocalEngine:
         request_id = request_id or f"r{len(self.answers)}"
         self.answers[request_id] = Answer()
         vocab_size = self.vocab_sizes.get(adapter)
-        request = make_request(request_id, prompt, adapter, vocab_size=vocab_size, **settings)
+        start = adapter_start(prompt, self.invocations.get(adapter, ()))
+        request = make_request(
+            request_id, prompt, adapter, adapter_start=start, vocab_size=vocab_size, **settings
+        )
         self.core.handle(Submit(request))
         return request_id
 

@@ -93,6 +93,7 @@ class FeatureProofs:
         )
         key = AdapterKey("acme", report.digest)
         engine.paths[key] = block
+        engine.invocations[key] = report.invocation_token_ids
         return key
 
     def _error(self, feature: str, engine: LocalEngine, key: AdapterKey) -> float:

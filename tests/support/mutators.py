@@ -684,11 +684,19 @@ def other_task(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
 
 
 @_mutator
+def invocation(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
+    """A proper one is harmless."""
+    tokens: object = draw.choice(
+        [[1, 2], [3], None, [], [-1], [True], [1.5], "1", {}, [1 << 70], [0] * 257]
+    )
+    return files.with_fields(alora_invocation_tokens=tokens)
+
+
+@_mutator
 def feature_that_needs_a_merge(files: AdapterFiles, draw: random.Random) -> AdapterFiles:
     field, value = draw.choice(
         [
             ("layer_replication", [[0, 1], [0, 1]]),
-            ("alora_invocation_tokens", [1, 2]),
             ("arrow_config", {"top_k": 1}),
             ("kasa_config", {"a": 1}),
             ("init_lora_weights", "pissa"),

@@ -62,13 +62,17 @@ _SERVED: dict[str, dict[str, Any]] = {
     },
     "full_matrix": {"modules_to_save": ["lm_head", "embed_tokens"]},
     "token_rows": {"trainable_token_indices": TRAINED_TOKENS},
+    "activated_lora": {
+        "alora_invocation_tokens": TRAINED_TOKENS[1:],
+        "target_modules": [*_Q_AND_V, "lm_head"],
+    },
 }
 _REFUSED: dict[str, dict[str, Any]] = {
     "other_task": {"task_type": "FEATURE_EXTRACTION"},
     "changed_base": {"init_lora_weights": "pissa"},
     "pattern_expression": {"rank_pattern": {"[qv]_proj": 2}},
     "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},
-    "activated_lora": {"alora_invocation_tokens": [1, 2]},
+    "activated_extras": {"alora_invocation_tokens": [1, 2], "modules_to_save": ["lm_head"]},
     "parameter_of_a_linear_layer": {
         "target_modules": [],
         "target_parameters": ["o_proj.weight"],

@@ -31,7 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
 LITERAL = re.compile(r"\^?[A-Za-z0-9_.\-]+")
 MATRIX = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 UNSERVED_FIELDS = {
-    *("layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config"),
+    *("layer_replication", "arrow_config", "kasa_config"),
     *("auto_map", "megatron_config", "runtime_config"),
 }
 INITIALIZATIONS = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
@@ -125,6 +125,7 @@ def _read_config(data: bytes) -> LoraConfig:
     _require(given.get("megatron_core") in (None, "megatron.core"))
     _require(given.get("task_type") in (None, "CAUSAL_LM"))
     _require(any(given.get("init_lora_weights", True) is value for value in INITIALIZATIONS))
+    _require(_is_invocation(given.get("alora_invocation_tokens")))
     _require(_is_rank(given.get("r")) and _is_alpha(given.get("lora_alpha")))
     _require(isinstance(given.get("use_rslora"), bool | None))
     _check_pattern(given.get("rank_pattern"), _is_rank)
@@ -135,6 +136,14 @@ def _read_config(data: bytes) -> LoraConfig:
     _require(isinstance(given.get("base_model_name_or_path"), str | None))
     kept = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
     return LoraConfig(**{name: given[name] for name in kept if given.get(name) is not None})
+
+
+def _is_invocation(value: object) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, list) or not 0 < len(value) <= 256:
+        return False
+    return all(type(token) is int and 0 <= token < 1 << 31 for token in value)
 
 
 def _is_rank(value: object) -> bool:

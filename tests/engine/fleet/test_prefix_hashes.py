@@ -7,11 +7,16 @@ from loraplex.engine.sampling_params import SamplingParams
 
 
 def hashes(
-    tokens: list[int], *, tenant: str = "acme", adapter: str | None = "x", namespace: str = ""
+    tokens: list[int],
+    *,
+    tenant: str = "acme",
+    adapter: str | None = "x",
+    namespace: str = "",
+    start: int | None = 0,
 ) -> list[bytes]:
     key = None if adapter is None else AdapterKey(tenant, adapter)
     return prefix_hashes(
-        GenerationRequest("r", tenant, tokens, SamplingParams(), key, cache_namespace=namespace)
+        GenerationRequest("r", tenant, tokens, SamplingParams(), key, namespace, start)
     )
 
 
@@ -43,3 +48,13 @@ def test_other_tenants_adapters_and_namespaces_have_other_hashes() -> None:
         hashes(tokens, namespace="probe"),
     ]
     assert len({each[0] for each in found}) == len(found)
+
+
+def test_before_their_starts_adapters_have_the_hashes_of_the_base() -> None:
+    tokens = list(range(3 * BLOCK_TOKENS))
+    base, start = hashes(tokens, adapter=None), 2 * BLOCK_TOKENS
+    one, two = (hashes(tokens, adapter=name, start=start) for name in "xy")
+    assert one[:2] == two[:2] == base[:2]
+    assert len({one[2], two[2], base[2]}) == 3
+    assert hashes(tokens, start=start - 1)[1] != base[1]
+    assert hashes(tokens, start=None) == base

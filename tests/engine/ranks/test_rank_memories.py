@@ -129,7 +129,7 @@ def test_a_follower_refuses_a_row_that_holds_another_adapter(model: Path, tmp_pa
         generation = follower.arena.published[row][1]
         tables = pack_tables([block_table([1])])
         for leased in (LeasedRow(row, generation, second), LeasedRow(row, generation + 1, first)):
-            chunk = Chunk((1,), 0, tables, 1, None, False, 0, 0, leased)
+            chunk = Chunk((1,), 0, tables, 1, None, False, 0, 0, 0, leased)
             with pytest.raises(StaleExtent):
                 follower.steps.run(RunChunks((chunk,)))
         engine.close()
