@@ -54,6 +54,17 @@ BATCH_FAILPOINTS = (
 )
 """The same of a file and a batch."""
 
+TENANT_FAILPOINTS = (
+    "tenants.hidden",
+    "tenants.quiet",
+    "tenants.emptied",
+    "tenants.announced",
+    "tenants.forgotten",
+    "tenants.erased",
+    "tenants.deleted",
+)
+"""The same of the deletion of a tenant."""
+
 WEBHOOK_FAILPOINTS = ("webhooks.claimed", "webhooks.sent", "webhooks.recorded")
 """The same of the delivery of an event."""
 

@@ -16,6 +16,8 @@ class EventType(StrEnum):
     """Set, split by a canary, rolled back or removed."""
     BATCH_ENDED = "batch.ended"
     BUDGET_ALERT = "budget.alert"
+    TENANT_DELETED = "tenant.deleted"
+    """No tier holds its adapters and files any more; the webhooks are removed next."""
 
 
 TEST = "webhook.test"

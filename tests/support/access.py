@@ -73,6 +73,7 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/responses/{response_id}": INFER,
     "DELETE /v1/responses/{response_id}": INFER,
     "GET /v1/responses/{response_id}/input_items": INFER,
+    "GET /v1/stored-responses": AUDIT,
     "POST /v1/messages": INFER,
     "POST /v1/messages/count_tokens": INFER,
     "POST /v1/embeddings": INFER,
@@ -187,6 +188,9 @@ ROUTES: Mapping[str, Access] = {
     "POST /admin/tenants": ADMINISTRATOR,
     "GET /admin/tenants/{slug}": OPERATOR,
     "PATCH /admin/tenants/{slug}": ADMINISTRATOR,
+    "DELETE /admin/tenants/{slug}": ADMINISTRATOR,
+    "GET /admin/tenant-deletions": OPERATOR,
+    "GET /admin/tenant-deletions/{tenant_id}": OPERATOR,
     "GET /admin/tenants/{slug}/quota": OPERATOR,
     "PUT /admin/tenants/{slug}/quota": ADMINISTRATOR,
     "GET /admin/tenants/{slug}/budgets": OPERATOR,
@@ -220,6 +224,7 @@ MISSING = {
     "replica_id": "0" * 36,
     "request_id": "req-" + "0" * 24,
     "slug": "no-such-tenant",
+    "tenant_id": "0" * 36,
     "period": "month",
 }
 """Something that nobody has, for each parameter of a path."""
