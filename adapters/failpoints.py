@@ -56,6 +56,16 @@ BATCH_FAILPOINTS = (
 
 TUNING_FAILPOINTS = ("tuning.begun", "tuning.trained", "tuning.published", "tuning.ended")
 """The same of a fine-tuning job."""
+TENANT_FAILPOINTS = (
+    "tenants.hidden",
+    "tenants.quiet",
+    "tenants.emptied",
+    "tenants.announced",
+    "tenants.forgotten",
+    "tenants.erased",
+    "tenants.deleted",
+)
+"""The same of the deletion of a tenant."""
 
 WEBHOOK_FAILPOINTS = ("webhooks.claimed", "webhooks.sent", "webhooks.recorded")
 """The same of the delivery of an event."""

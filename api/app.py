@@ -46,6 +46,7 @@ from .routes import (
     servers,
     sessions,
     stored_responses,
+    tenant_deletions,
     tenant_files,
     tenants,
     tokens,
@@ -64,7 +65,7 @@ _CLOSED = (
     *(me, keys, users, quotas, usage, audit, webhooks),
     *(prices, budgets, caller_limits),
     *(requests, device, memory, overview),
-    *(tenants, operators, servers, replicas, server_settings, readiness),
+    *(tenants, tenant_deletions, operators, servers, replicas, server_settings, readiness),
     sessions,
     provider_sessions,
 )

@@ -18,6 +18,7 @@ from ..adapters.malloc import share_arena
 from ..engine.config import EngineConfig
 from .app import create_app
 from .http.connections import Connections
+from .http.handshakes import Handshakes
 from .http.protocol import protocol_among
 from .server.gc_tuning import collect_garbage, freeze_garbage
 from .server.open_files import raise_open_files
@@ -66,6 +67,9 @@ class DrainingServer(uvicorn.Server):
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
+        self._connections = connections
+        self._accepting: asyncio.Task[None] | None = None
+        """Accepts the connections of a server with a certificate."""
         self._engine = runtime.engine
         self._readiness = runtime.readiness
         self._drain_seconds = drain_seconds
@@ -76,10 +80,29 @@ class DrainingServer(uvicorn.Server):
         self._readiness.is_draining = True
         super().handle_exit(sig, frame)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        context = self.config.ssl
+        if context is None:
+            await super().startup(sockets)
+            return
+        assert sockets is not None
+        (listener,) = sockets
+        await super().startup([])
+        listener.listen(self.config.backlog)
+        handshakes = Handshakes(context, self._make_protocol, self._connections)
+        self._accepting = asyncio.create_task(handshakes.accept(listener))
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._readiness.is_draining = True
         await self._drain()
         await self._engine.stop()
+        if self._accepting is not None:
+            self._accepting.cancel()
         await super().shutdown(sockets)
 
     async def _drain(self) -> None:

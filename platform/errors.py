@@ -117,6 +117,12 @@ class TenantNotFound(PlatformError):
     code = "tenant_not_found"
 
 
+class TenantDeletionNotFound(PlatformError):
+    """No tenant with this id was deleted."""
+
+    code = "tenant_deletion_not_found"
+
+
 class TenantExists(PlatformError):
     """A tenant with this slug already exists."""
 

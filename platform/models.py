@@ -29,7 +29,7 @@ from .replicas.models import Replica
 from .requests.models import RequestLogEntry
 from .responses.models import StoredResponse
 from .servers.models import Server
-from .tenants.models import Tenant
+from .tenants.models import Tenant, TenantDeletion
 from .tuning.models import TuningCheckpoint, TuningEvent, TuningJob
 from .usage.models import UsageDay, UsageRecord
 from .users.models import User
@@ -79,6 +79,7 @@ __all__ = [
     "StoredFile",
     "StoredResponse",
     "Tenant",
+    "TenantDeletion",
     "TenantSample",
     "TuningCheckpoint",
     "TuningEvent",

@@ -127,7 +127,6 @@ EDGES = {
     "engine/tuning/adapter.py": {"peft"},
     "engine/tuning/checkpoints.py": {"msgspec"},
     "engine/tuning/lines.py": {"msgspec"},
-    "engine/tuning/messages.py": {"msgspec"},
     "engine/tuning/run.py": {"msgspec"},
     "adapters/fetcher_messages.py": {"msgspec"},
     "adapters/json_frames.py": {"msgspec"},

@@ -97,6 +97,32 @@ def invite(name: Name, as_json: AsJson = False) -> None:
     print_invitation(invitation, as_json=as_json)
 
 
+@app.command("link")
+def link(
+    name: Name,
+    subject: Annotated[
+        str, typer.Argument(help="The person's subject (`sub`) at the identity provider.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Let a person of the identity provider sign in as the operator."""
+    with open_client() as client:
+        path = api_path("operators", name, "identity")
+        identity = client.admin.put(path, {"subject": subject})
+    if as_json:
+        print_json(identity)
+    else:
+        print_rows([identity], ["issuer", "subject", "created_at"])
+
+
+@app.command("unlink")
+def unlink(name: Name) -> None:
+    """Take the identity away; this ends the operator's sessions."""
+    with open_client() as client:
+        client.admin.delete(api_path("operators", name, "identity"))
+    note(f"{name} cannot sign in through the identity provider any more.")
+
+
 @app.command("set")
 def set_(name: Name, role: Role, as_json: AsJson = False) -> None:
     """Change an operator's role."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Annotated, Any
 
 import typer
 
+from ..client.api_client import ApiClient
 from .client import api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
@@ -13,6 +16,8 @@ from .output import AsJson, note, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+POLL_SECONDS = 1.0
+"""Between two looks at a running deletion."""
 COLUMNS = ["slug", "name", "weight", "id", "created_at", "suspended_at"]
 
 Slug = Annotated[str, typer.Argument(help="The tenant's short name: a-z, 0-9 and '-'.")]
@@ -79,6 +84,61 @@ def suspend(slug: Slug, as_json: AsJson = False) -> None:
 def resume(slug: Slug, as_json: AsJson = False) -> None:
     """Resume a suspended tenant."""
     _change(slug, {"suspended": False}, as_json=as_json)
+
+
+@app.command("delete")
+def delete(
+    slug: Slug,
+    confirm: Annotated[
+        str | None, typer.Option(metavar="SLUG", help="The tenant's slug again: do not ask for it.")
+    ] = None,
+    with_usage: Annotated[
+        bool, typer.Option("--with-usage", help="Delete its usage records too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a tenant and everything that it has, and wait for the receipt.
+
+    Usage records stay, without keys and users, unless --with-usage is given.
+    """
+    with open_client() as client:
+        given = confirm or _ask_for_slug(client, slug)
+        query = {"confirm": given, "with_usage": str(with_usage).lower()}
+        deletion = client.admin.delete(api_path("tenants", slug), **query)
+        deletion = _await_deletion(client, deletion)
+    if as_json:
+        print_json(deletion)
+        return
+    typer.echo(f"deleted {slug}  {deletion['id']}  at {deletion['finished_at']}")
+    print_rows(
+        [{"table": table, "rows": rows} for table, rows in sorted(deletion["rows"].items())],
+        ["table", "rows"],
+    )
+
+
+def _ask_for_slug(client: ApiClient, slug: str) -> str:
+    """Ask the person at the terminal. Raises CommandFailed unless the answer is the slug."""
+    client.admin.get(api_path("tenants", slug))
+    if not sys.stdin.isatty():
+        raise CommandFailed(f"Not confirmed: add --confirm {slug}.", ExitCode.USAGE)
+    question = f"This permanently deletes {slug} and everything that it has. Type its slug"
+    if typer.prompt(question, err=True) != slug:
+        raise CommandFailed("Nothing was deleted.", ExitCode.FAILED)
+    return slug
+
+
+def _await_deletion(client: ApiClient, deletion: dict[str, Any]) -> dict[str, Any]:
+    path = api_path("tenant-deletions", deletion["id"])
+    try:
+        while deletion["finished_at"] is None:
+            time.sleep(POLL_SECONDS)
+            deletion = client.admin.get(path)
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            f"Interrupted. The deletion continues; its receipt is kept under /admin{path}.",
+            ExitCode.INTERRUPTED,
+        ) from None
+    return deletion
 
 
 def _change(slug: str, changes: dict[str, Any], *, as_json: bool) -> None:

@@ -112,7 +112,7 @@ class ApiClient:
             headers={"content-type": "application/octet-stream"},
         )
 
-    def delete(self, path: str, **query: float) -> Any:
+    def delete(self, path: str, **query: float | str) -> Any:
         return self._send("DELETE", path, params=query, timeout=SLOW_TIMEOUT)
 
     @contextmanager

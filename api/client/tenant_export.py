@@ -6,15 +6,19 @@ Memory is bounded: lists are written as their pages arrive, and files in pieces.
 from __future__ import annotations
 
 import json
+import sys
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import IO, Any
 from urllib.parse import quote
 
 from ..local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from .api_client import ApiClient, api_path
 from .downloads import download_adapter, write_file
-from .errors import ClientError
+from .errors import ApiRefused, ClientError
 from .progress import Progress
 
 SUMMARY_FILE = "export.json"
@@ -51,6 +55,7 @@ class TenantExport:
             self._write("files", self._files())
             self._write("batches", openai_entries(self._client, "/batches"))
             self._write("jobs", openai_entries(self._client, "/fine_tuning/jobs"))
+            self._write("responses", self._responses())
             summary = {"tenant": self._client.get("/me")["tenant"], "counts": self._counts}
             (self._folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
         except OSError as exc:
@@ -92,6 +97,49 @@ class TenantExport:
                     write_file(response, target, self._progress)
             yield file
 
+    def _responses(self) -> Iterator[Any]:
+        """Every stored response with the items of its input; those that expire meanwhile are left
+        out."""
+        for stored in _entries(self._client, "/stored-responses"):
+            path = api_path("responses", stored["id"])
+            try:
+                response = self._client.get(path)
+                items = list(openai_entries(self._client, f"{path}/input_items", order="asc"))
+            except ApiRefused as exc:
+                if exc.code != "response_not_found":
+                    raise
+                continue
+            yield {**stored, "response": response, "input": items}
+
+
+@contextmanager
+def packed(target: Path | None) -> Iterator[Path]:
+    """A folder for an export, of which a tar is written to the file `target` at the end, or to
+    stdout if it is None. The folder is beside the file, or among the temporary files.
+
+    The file appears when it is complete. Raises ClientError.
+    """
+    parent = None if target is None else target.absolute().parent
+    try:
+        with TemporaryDirectory(prefix=".loraplex-export-", dir=parent) as temporary:
+            folder = Path(temporary) / "export"
+            yield folder
+            if target is None:
+                _write_tar(folder, sys.stdout.buffer)
+                return
+            unfinished = Path(temporary) / "export.tar"
+            with unfinished.open("wb") as output:
+                _write_tar(folder, output)
+            unfinished.replace(target)
+    except OSError as exc:
+        raise ClientError(f"{exc.filename or target or 'stdout'}: {exc.strerror}") from exc
+
+
+def _write_tar(folder: Path, output: IO[bytes]) -> None:
+    with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(folder.iterdir()):
+            archive.add(path, path.name)
+
 
 def _entries(client: ApiClient, path: str) -> Iterable[Any]:
     """A list, whether it has pages or not."""
@@ -102,9 +150,10 @@ def _entries(client: ApiClient, path: str) -> Iterable[Any]:
     return _all_pages(first, lambda after: client.get(path, after=after), "next_after")
 
 
-def openai_entries(client: ApiClient, path: str) -> Iterable[Any]:
+def openai_entries(client: ApiClient, path: str, **query: str) -> Iterable[Any]:
     """A list with the pages of OpenAI's API."""
-    return _all_pages(client.get(path), lambda after: client.get(path, after=after), "last_id")
+    first = client.get(path, **query)
+    return _all_pages(first, lambda after: client.get(path, after=after, **query), "last_id")
 
 
 def _all_pages(page: Any, read: Callable[[str], Any], cursor: str) -> Iterator[Any]:

@@ -241,7 +241,10 @@ MODEL_CODES: Mapping[str, ErrorCode] = {
 
 PLATFORM_CODES: Mapping[str, ErrorCode] = {
     "tenant_not_found": ErrorCode(404, "No such tenant."),
-    "tenant_exists": ErrorCode(409, "A tenant with this slug already exists."),
+    "tenant_deletion_not_found": ErrorCode(404, "No tenant with this id was deleted."),
+    "tenant_exists": ErrorCode(
+        409, "A tenant with this slug already exists, or its deletion has not finished."
+    ),
     "quota_exceeded": ErrorCode(
         403,
         "The tenant has reached its quota of adapters, versions, stored bytes, keys, "

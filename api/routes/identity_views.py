@@ -11,7 +11,7 @@ from ...platform.keys.principal import AnyPrincipal, OperatorPrincipal
 from ...platform.keys.service import IssuedKey
 from ...platform.operators.models import Operator, OperatorKey
 from ...platform.operators.service import IssuedOperatorKey
-from ...platform.tenants.models import Tenant
+from ...platform.tenants.models import Tenant, TenantDeletion
 from ...platform.tenants.summaries import TenantSummary
 from ...platform.users.models import User
 from ..schemas.identity import (
@@ -19,8 +19,10 @@ from ..schemas.identity import (
     IssuedKeyView,
     IssuedOperatorKeyView,
     KeyView,
+    ObjectsRemovedView,
     OperatorKeyView,
     OperatorView,
+    TenantDeletionView,
     TenantSummaryView,
     TenantView,
     TokenBudgetView,
@@ -53,6 +55,19 @@ def tenant_summary_view(summary: TenantSummary) -> TenantSummaryView:
         requests=summary.num_requests,
         tokens=summary.num_tokens,
         budget=None if budget is None else TokenBudgetView(**budget._asdict()),
+    )
+
+
+def tenant_deletion_view(deletion: TenantDeletion) -> TenantDeletionView:
+    objects = deletion.receipt.get("objects")
+    return TenantDeletionView(
+        id=deletion.id,
+        slug=deletion.slug,
+        with_usage=deletion.with_usage,
+        requested_at=deletion.requested_at,
+        finished_at=deletion.finished_at,
+        objects=None if objects is None else ObjectsRemovedView(**objects),
+        rows=deletion.receipt.get("rows", {}),
     )
 
 

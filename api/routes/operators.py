@@ -11,10 +11,13 @@ from starlette.responses import Response
 
 from ...platform.accounts.service import AccountService, IssuedInvitation
 from ...platform.audit.event import Changed, Event
+from ...platform.errors import OwnAccount
+from ...platform.identities import service as identities
 from ...platform.keys.principal import OperatorPrincipal, OperatorRole
 from ...platform.operators.models import Operator
 from ...platform.operators.service import OperatorService
 from ...platform.sessions import PlatformSession
+from ..contract.errors import ApiError
 from ..contract.promises import answers
 from ..http.auth import Confirmation, Confirmed, origin_of, read_confirmation, require_operator
 from ..http.bodies import json_body
@@ -23,6 +26,8 @@ from ..http.etags import TAGGED, IfMatch, tagged_response
 from ..http.json_response import json_response
 from ..schemas.adapters import ListView, PageView
 from ..schemas.identity import (
+    IdentityBody,
+    IdentityView,
     IssuedOperatorKeyView,
     OperatorBody,
     OperatorChange,
@@ -33,6 +38,7 @@ from ..schemas.identity import (
 from ..schemas.sessions import InvitationView
 from ..server.runtime import CurrentRuntime
 from .identity_views import (
+    identity_view,
     invitation_view,
     issued_operator_key_view,
     operator_key_view,
@@ -221,6 +227,84 @@ async def revoke_operator_key(
 
     view = await runtime.control_plane.change_platform(origin_of(request, operator), revoke)
     return json_response(view)
+
+
+@router.get("/{name}/identity")
+@answers(IdentityView, errors=("operator_not_found", "identity_not_found"))
+async def get_operator_identity(runtime: CurrentRuntime, operator: Reader, name: str) -> Response:
+    """The person at the identity provider who signs in as this operator."""
+    service = runtime.control_plane.operators
+
+    def read(session: PlatformSession) -> IdentityView:
+        return identity_view(identities.get_identity(session, service.get(session, name).id))
+
+    return json_response(await runtime.control_plane.read_all_tenants(read))
+
+
+@router.put("/{name}/identity")
+@answers(
+    IdentityView,
+    errors=(
+        *("operator_not_found", "own_account", "identity_conflict"),
+        "identity_provider_missing",
+    ),
+)
+async def link_operator(
+    request: Request,
+    runtime: CurrentRuntime,
+    operator: Writer,
+    confirmed: Confirmed,
+    name: str,
+    body: Annotated[IdentityBody, Depends(json_body(IdentityBody))],
+) -> Response:
+    """Let a person of the identity provider sign in as another operator, instead of an earlier one.
+
+    This ends the operator's sessions. At the next sign-in the person's groups set the role.
+    """
+    plane = runtime.control_plane
+
+    def link(session: PlatformSession) -> Changed[IdentityView]:
+        linked = _get_other(plane.operators, session, name, operator)
+        issuer = runtime.settings.oidc_issuer
+        if issuer is None:
+            raise ApiError("identity_provider_missing")
+        is_changed = identities.link(session, linked, issuer, body.subject)
+        if is_changed:
+            plane.accounts.end_all(session, linked.id)
+        view = identity_view(identities.get_identity(session, linked.id))
+        event = Event("operator.link", name, {"issuer": issuer, "subject": body.subject})
+        return Changed(view, event if is_changed else None)
+
+    view = await plane.change_platform(origin_of(request, operator), link)
+    return json_response(view)
+
+
+@router.delete("/{name}/identity")
+@answers(errors=("operator_not_found", "own_account", "identity_not_found"))
+async def unlink_operator(
+    request: Request, runtime: CurrentRuntime, operator: Writer, confirmed: Confirmed, name: str
+) -> Response:
+    """Take the identity of another operator away, which ends the operator's sessions."""
+    plane = runtime.control_plane
+
+    def unlink(session: PlatformSession) -> Changed[None]:
+        linked = _get_other(plane.operators, session, name, operator)
+        identities.unlink(session, linked.id)
+        plane.accounts.end_all(session, linked.id)
+        return Changed(None, Event("operator.unlink", name))
+
+    await plane.change_platform(origin_of(request, operator), unlink)
+    return Response(status_code=204)
+
+
+def _get_other(
+    service: OperatorService, session: PlatformSession, name: str, caller: OperatorPrincipal
+) -> Operator:
+    """The operator to change. Raises OperatorNotFound, or OwnAccount if it is the caller."""
+    found = service.get_to_change(session, name)
+    if found.id == caller.actor.id:
+        raise OwnAccount
+    return found
 
 
 def _apply(

@@ -1,4 +1,4 @@
-"""`/v1/responses/{response_id}`: stored responses."""
+"""`/v1/responses/{response_id}` and `/v1/stored-responses`: stored responses."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from ..contract.promises import answers
 from ..formats.stored_responses import stored_input
 from ..http.auth import require
 from ..http.json_response import json_response
+from ..schemas.adapters import PageView
 from ..schemas.batches import CursorPage
-from ..schemas.response_objects import DeletedResponse
+from ..schemas.response_objects import DeletedResponse, StoredResponseView
 from ..schemas.response_objects import Response as ResponseObject
 from ..server.runtime import CurrentRuntime, Runtime
+from .pages import Page
 from .parameters import RequestOrigin
 
-router = APIRouter(prefix="/v1/responses/{response_id}")
+router = APIRouter(prefix="/v1")
 
 Caller = Annotated[Principal, Depends(require(Scope.INFER))]
 MAX_ITEMS_PAGE = 100
 
 
-@router.get("")
+@router.get("/responses/{response_id}")
 @answers(ResponseObject, errors=("response_not_found",))
 async def get_response(runtime: CurrentRuntime, principal: Caller, response_id: str) -> Response:
     """A stored response, as it was returned."""
@@ -37,7 +39,25 @@ async def get_response(runtime: CurrentRuntime, principal: Caller, response_id: 
     return Response(found.response, media_type="application/json")
 
 
-@router.delete("")
+@router.get("/stored-responses")
+@answers(PageView[StoredResponseView])
+async def list_responses(
+    runtime: CurrentRuntime,
+    principal: Annotated[Principal, Depends(require(Scope.AUDIT_READ))],
+    page: Page,
+) -> Response:
+    """List the ids of the tenant's stored responses, in the order of the ids.
+
+    OpenAI's API has no such list.
+    """
+    rows = await runtime.control_plane.read(
+        principal.tenant_id,
+        lambda session: service.list_responses(session, after=page.after, limit=page.num_rows),
+    )
+    return json_response(page.answer(rows, view=_view, cursor=lambda row: row.id))
+
+
+@router.delete("/responses/{response_id}")
 @answers(DeletedResponse, errors=("response_not_found",))
 async def delete_response(
     runtime: CurrentRuntime, principal: Caller, origin: RequestOrigin, response_id: str
@@ -52,7 +72,7 @@ async def delete_response(
     return json_response(DeletedResponse(response_id))
 
 
-@router.get("/input_items")
+@router.get("/responses/{response_id}/input_items")
 @answers(CursorPage[dict[str, Any]], errors=("response_not_found",))
 async def list_input_items(
     runtime: CurrentRuntime,
@@ -80,4 +100,15 @@ async def _find(runtime: Runtime, principal: Principal, response_id: str) -> Sto
     return await runtime.control_plane.read(
         principal.tenant_id,
         lambda session: service.get_response(session, response_id, viewer=principal),
+    )
+
+
+def _view(response: StoredResponse) -> StoredResponseView:
+    return StoredResponseView(
+        id=response.id,
+        previous_response_id=response.previous_id,
+        key_id=response.key_id,
+        size_bytes=response.size_bytes,
+        created_at=response.created_at,
+        expires_at=response.expires_at,
     )

@@ -74,6 +74,32 @@ class TenantView(AnswerModel):
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectsRemovedView(AnswerModel):
+    """Objects in the store besides those of adapters."""
+
+    number: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantDeletionView(AnswerModel):
+    """The deletion of a tenant, and its receipt."""
+
+    id: str
+    """The tenant's."""
+    slug: str
+    with_usage: bool
+    requested_at: datetime
+    finished_at: datetime | None
+    """Null: it is not complete yet."""
+    objects: ObjectsRemovedView | None
+    """Null: the store has not been cleared yet."""
+    rows: dict[str, int]
+    """The number of rows that were deleted, by table."""
+    object: Literal["tenant.deletion"] = "tenant.deletion"
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBudgetView(AnswerModel):
     """A limit of prompt and completion tokens."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET
@@ -123,6 +124,21 @@ class Response(AnswerModel):
     store: bool = False
     """Whether the response is stored."""
     truncation: Literal["disabled"] = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponseView(AnswerModel):
+    """A stored response in a list, without its content."""
+
+    id: str
+    previous_response_id: str | None
+    """The response that it continues, which may have been deleted."""
+    key_id: str | None
+    """Null: a user in a session, or an operator."""
+    size_bytes: int
+    created_at: datetime
+    expires_at: datetime
+    object: Literal["stored_response"] = "stored_response"
 
 
 @dataclass(frozen=True, slots=True)

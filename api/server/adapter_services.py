@@ -21,6 +21,7 @@ from ..adapters.staging_budget import STAGING_PART, StagingBudget
 from ..adapters.upload_room import UploadRoom
 from ..telemetry.metrics import Metrics
 from ..upkeep.garbage import Garbage
+from ..upkeep.tenant_deletions import TenantDeletions
 from .planes import Planes
 
 
@@ -33,6 +34,7 @@ class AdapterServices:
     reconciliation: Reconciliation
     deletions: Deletions
     downloads: Downloads
+    tenant_deletions: TenantDeletions
 
 
 async def open_adapters(planes: Planes, metrics: Metrics, stack: AsyncExitStack) -> AdapterServices:
@@ -61,11 +63,26 @@ async def open_adapters(planes: Planes, metrics: Metrics, stack: AsyncExitStack)
         leases=planes.leases,
     )
     stack.push_async_callback(deletions.close)
+    tenant_deletions = TenantDeletions(
+        control_plane=control_plane,
+        leases=planes.leases,
+        deletions=deletions,
+        pushes=pushes,
+        store=store,
+    )
+    stack.push_async_callback(tenant_deletions.close)
     exports = planes.settings.data_dir / "exports"
     downloads = Downloads(exports, planes.blocks.fetch, planes.disk_room)
     stack.callback(downloads.close)
     return AdapterServices(
-        attestations, upload_room, pushes, garbage, reconciliation, deletions, downloads
+        attestations,
+        upload_room,
+        pushes,
+        garbage,
+        reconciliation,
+        deletions,
+        downloads,
+        tenant_deletions,
     )
 
 

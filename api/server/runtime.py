@@ -39,6 +39,7 @@ from ..telemetry.overview import Overview
 from ..telemetry.request_log import RequestLog
 from ..telemetry.tracing import Tracing, open_tracing
 from ..tuning.tuning import Tuning
+from ..upkeep.tenant_deletions import TenantDeletions
 from .adapter_services import AdapterServices, open_adapters
 from .batch_services import open_batches
 from .confinement import check_confinement
@@ -66,6 +67,7 @@ class Runtime:
     """None: the operator has not turned fine-tuning on."""
     pushes: Pushes
     deletions: Deletions
+    tenant_deletions: TenantDeletions
     downloads: Downloads
     reconciliation: Reconciliation
     idempotent_answers: IdempotentAnswers
@@ -155,6 +157,7 @@ async def _recover_and_start(
     control.refusals.start()
     adapters.garbage.start()
     control.jobs.start()
+    adapters.tenant_deletions.start()
     if control.webhooks is not None:
         await control.webhooks.start()
     control.expiring_keys.start()
@@ -184,6 +187,7 @@ def _gather(
         tuning=tuning,
         pushes=adapters.pushes,
         deletions=adapters.deletions,
+        tenant_deletions=adapters.tenant_deletions,
         downloads=adapters.downloads,
         reconciliation=adapters.reconciliation,
         idempotent_answers=control.idempotent_answers,

@@ -23,6 +23,7 @@ from ..adapters.lost_uploads import end_lost_uploads
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.jobs import Job
 from .garbage import Garbage
+from .tenant_deletions import erase_late_rows
 
 
 class SharedUpkeep:
@@ -45,6 +46,7 @@ class SharedUpkeep:
     def jobs(self) -> list[Job]:
         write = self._control_plane.write_all_tenants
         lost_uploads = partial(end_lost_uploads, self._control_plane)
+        late_rows = partial(erase_late_rows, self._control_plane)
         minute, hour, day = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
         return [
             Job(name="garbage", every=day, run=self._garbage.collect_shared),
@@ -56,6 +58,7 @@ class SharedUpkeep:
             Job(name="recent-requests", every=6 * hour, run=self._count_requests),
             Job(name="sign-ins", every=hour, run=self._purge_sign_ins),
             Job(name="reservations", every=day, run=partial(write, quotas.purge)),
+            Job(name="deleted-tenants", every=day, run=late_rows),
             Job(name="webhooks", every=hour, run=self._tend_webhooks),
             Job(name="leases", every=day, run=partial(write, job_leases.purge)),
         ]

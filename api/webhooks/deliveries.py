@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
 from functools import partial
 
 import structlog
@@ -147,7 +148,7 @@ class Deliveries:
         failpoint("webhooks.recorded")
 
     async def _note(self, attempt: Attempt, answered: Answered) -> None:
-        status, failure = answered
+        status, failure, retry_after = answered
         if failure is None:
             assert status is not None, "an answer"
             await self._record(attempt, partial(_note_delivered, status=status))
@@ -156,7 +157,7 @@ class Deliveries:
             lambda: self._control_plane.change(
                 attempt.delivery.tenant_id,
                 BY_SYSTEM,
-                lambda session: _note_failed(session, attempt, failure, status),
+                lambda session: _note_failed(session, attempt, failure, status, retry_after),
             )
         )
 
@@ -197,9 +198,14 @@ def _note_delivered(session: TenantSession, attempt: Attempt, *, status: int) ->
 
 
 def _note_failed(
-    session: TenantSession, attempt: Attempt, failure: Failure, status: int | None
+    session: TenantSession,
+    attempt: Attempt,
+    failure: Failure,
+    status: int | None,
+    retry_after: int | None,
 ) -> Changed[None]:
-    disabled_by = outbox.note_failed(session, attempt, failure, status)
+    wanted = None if retry_after is None else timedelta(seconds=retry_after)
+    disabled_by = outbox.note_failed(session, attempt, failure, status, wanted)
     if disabled_by is None:
         return Changed(None, None)
     details = {"by": disabled_by, "failure": failure}

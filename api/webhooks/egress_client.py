@@ -151,7 +151,9 @@ class EgressClient:
                     continue
                 answer = self._calls.get(message.call_id)
                 if answer is not None and not answer.done():
-                    answer.set_result(Answered(message.status, message.failure))
+                    answer.set_result(
+                        Answered(message.status, message.failure, message.retry_after)
+                    )
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -47,6 +47,8 @@ class Delivered(Message, frozen=True):
     """Of the answer; None: there was none."""
     failure: Failure | None
     """None: delivered."""
+    retry_after: int | None
+    """Seconds until the receiver wants the next attempt, if it says so."""
 
 
 ToEgress: TypeAlias = Open | Deliver

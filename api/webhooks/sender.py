@@ -1,4 +1,4 @@
-"""Sends one request to a checked address, and reads no more than the status of its answer.
+"""Sends one request to a checked address, and reads no more than the head of its answer.
 
 The name is resolved once. The connection is made to one of the addresses that were checked, so a
 name whose addresses change between the check and the connection changes nothing. TLS and the
@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from ...platform.errors import WebhookHostNotAllowed, WebhookUrlInvalid
 from ...platform.networks import Address
 from ...platform.webhooks.event_types import Failure
 from ...platform.webhooks.target import Target, TargetPolicy
+from .retry_after import seconds_to_wait
 
 SEND_SECONDS = 5.0
 """For a whole delivery: resolving, connecting, TLS, sending, and the head of the answer."""
@@ -40,6 +42,8 @@ class Answered(NamedTuple):
     """None: there was no answer."""
     failure: Failure | None
     """None: delivered."""
+    retry_after: int | None = None
+    """Seconds until the receiver wants the next attempt, if it says so."""
 
 
 def resolve(host: str, port: int) -> list[Address]:
@@ -99,22 +103,21 @@ class Sender:
         if not all(map(self._policy.allows, addresses)):
             return Answered(None, Failure.ADDRESS_NOT_ALLOWED)
         try:
-            status = await self._status_of(target, addresses, headers, body)
+            return await self._exchange(target, addresses, headers, body)
         except httpcore.ProtocolError:
             return Answered(None, Failure.ANSWER_INVALID)
         except httpcore.TimeoutException:
             return Answered(None, Failure.TIMEOUT)
         except httpcore.NetworkError as exc:
             return Answered(None, _why_not_connected(exc))
-        return Answered(status, _failure_of(status))
 
-    async def _status_of(
+    async def _exchange(
         self,
         target: Target,
         addresses: Sequence[Address],
         headers: Mapping[str, str],
         body: bytes,
-    ) -> int:
+    ) -> Answered:
         url = httpcore.URL(
             scheme=b"https",
             host=target.host.encode(),
@@ -127,7 +130,10 @@ class Sender:
         ) as pool:
             sent = [(name.encode(), value.encode()) for name, value in headers.items()]
             async with pool.stream("POST", url, headers=sent, content=body) as response:
-                return response.status  # leaving closes the connection; the body stays unread
+                # Leaving closes the connection; the body stays unread.
+                status = response.status
+                retry_after = seconds_to_wait(status, response.headers, datetime.now(UTC))
+                return Answered(status, _failure_of(status), retry_after)
 
 
 class _PinnedBackend(httpcore.AsyncNetworkBackend):

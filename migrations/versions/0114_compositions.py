@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0114"
-down_revision: str | None = "0106"
+down_revision: str | None = "0112"
 branch_labels = None
 depends_on = None
 

@@ -8,7 +8,7 @@ from alembic import op
 from loraplex.migrations.initial.columns import AUTHOR, ID, MOMENT, NAME, one_of, tenant_id
 
 revision = "0117"
-down_revision = "0106"
+down_revision = "0114"
 branch_labels = None
 depends_on = None
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from ...adapters.added_tokens import AddedToken, added_tokens_of
 from ...adapters.classification import Classification, classification_of
 from ...adapters.identity import DIGEST_PREFIX, AdapterKey
-from ...adapters.served_features import are_summable
 from ...adapters.invocation import InvocationTokens, invocation_of
+from ...adapters.served_features import are_summable
 from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
 from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
 from ..sessions import TenantSession

@@ -135,6 +135,21 @@ def cancel(session: TenantSession, batch_id: str, *, viewer: Principal) -> tuple
     return batch, True
 
 
+def cancel_all(session: TenantSession) -> None:
+    """Ask for the cancellation of every batch that still answers lines."""
+    answering = (BatchState.VALIDATING, BatchState.IN_PROGRESS)
+    query = select(Batch).where(Batch.state.in_(answering)).with_for_update()
+    for batch in session.scalars(query).all():
+        _go(batch, BatchState.CANCELLING)
+        batch.cancelling_at = utc_now()
+
+
+def has_open(session: TenantSession) -> bool:
+    """Whether a batch has not ended."""
+    query = select(Batch.id).where(Batch.state.in_(OPEN_STATES)).limit(1)
+    return session.scalars(query).first() is not None
+
+
 def count_results(session: TenantSession, batch: Batch) -> Counts:
     """The lines with results, of a batch in any state."""
     if batch.state not in OPEN_STATES:

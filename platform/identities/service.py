@@ -90,36 +90,37 @@ def admit_operator(session: PlatformSession, person: Person, role: OperatorRole)
     return Changed(Holder(account, operator, None, None), event)
 
 
-def get_identity(session: TenantSession, user_id: str) -> Identity:
-    """The identity of the user. Raises IdentityNotFound."""
-    identity = repository.find_by_owner(session, user_id)
+def get_identity(session: UnitOfWork, owner_id: str) -> Identity:
+    """The identity of the user or operator. Raises IdentityNotFound."""
+    identity = repository.find_by_owner(session, owner_id)
     if identity is None:
         raise IdentityNotFound
     return identity
 
 
-def link(session: TenantSession, user: User, issuer: str, subject: str) -> bool:
-    """Give the user this identity, instead of an earlier one; whether this changes anything.
+def link(session: UnitOfWork, owner: User | Operator, issuer: str, subject: str) -> bool:
+    """Give the user or operator this identity, instead of an earlier one; whether this changes
+    anything.
 
-    Raises IdentityConflict if it is another user's.
+    Raises IdentityConflict if it is another user's of the tenant, or another operator's.
     """
-    row = repository.find_by_owner(session, user.id)
+    row = repository.find_by_owner(session, owner.id)
     if row is not None and (row.issuer, row.subject) == (issuer, subject):
         return False
     try:
         with session.begin_nested():
             if row is None:
-                row = Identity(id=user.id, issuer=issuer, subject=subject, created_at=utc_now())
+                row = Identity(id=owner.id, issuer=issuer, subject=subject, created_at=utc_now())
                 session.add(row)
             row.issuer, row.subject, row.created_at = issuer, subject, utc_now()
     except IntegrityError as exc:
-        raise IdentityConflict("Another user of the tenant has this identity.") from exc
+        raise IdentityConflict("Another user or operator has this identity.") from exc
     return True
 
 
-def unlink(session: TenantSession, user_id: str) -> None:
-    """Take the user's identity away. Raises IdentityNotFound."""
-    session.delete(get_identity(session, user_id))
+def unlink(session: UnitOfWork, owner_id: str) -> None:
+    """Take the identity of the user or operator away. Raises IdentityNotFound."""
+    session.delete(get_identity(session, owner_id))
 
 
 def spend(session: PlatformSession, flow_id: str, expires_at: datetime) -> None:

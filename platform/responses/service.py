@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from sqlalchemy import Select, delete, func, select
-from sqlalchemy.orm import aliased, load_only
+from sqlalchemy.orm import aliased, defer, load_only
 
 from ..base import utc_now
 from ..errors import ConversationTooLarge, QuotaExceeded, ResponseNotFound
@@ -65,6 +65,17 @@ def get_response(session: TenantSession, response_id: str, *, viewer: Principal)
     if found is None:
         raise ResponseNotFound(f"There is no response `{response_id}`.")
     return found
+
+
+def list_responses(
+    session: TenantSession, *, after: str | None, limit: int
+) -> Sequence[StoredResponse]:
+    """The tenant's responses by id, without their content: at most `limit` after this id."""
+    query = select(StoredResponse).where(StoredResponse.expires_at > utc_now())
+    if after is not None:
+        query = query.where(StoredResponse.id > after)
+    content = (defer(StoredResponse.input), defer(StoredResponse.response))
+    return session.scalars(query.options(*content).order_by(StoredResponse.id).limit(limit)).all()
 
 
 def list_conversation(

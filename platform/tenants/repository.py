@@ -18,11 +18,12 @@ def list_tenants(
     is_suspended: bool | None = None,
     search: str | None = None,
 ) -> Sequence[Tenant]:
-    """Tenants by slug: at most `limit` after the slug `after`.
+    """Tenants by slug, without those that are being deleted: at most `limit` after the slug
+    `after`.
 
     `search`: a part of the slug or the display name, in either case.
     """
-    query = select(Tenant).order_by(Tenant.slug).limit(limit)
+    query = _tenants().order_by(Tenant.slug).limit(limit)
     if after is not None:
         query = query.where(Tenant.slug > after)
     if is_suspended is not None:
@@ -36,7 +37,7 @@ def list_tenants(
 
 
 def find_by_slug(session: PlatformSession, slug: str) -> Tenant | None:
-    """The tenant of this slug."""
+    """The tenant of this slug, unless it is being deleted."""
     return session.scalars(_tenant(slug)).one_or_none()
 
 
@@ -47,7 +48,11 @@ def find_and_lock(session: PlatformSession, slug: str) -> Tenant | None:
 
 
 def _tenant(slug: str) -> Select[Tenant]:
-    return select(Tenant).where(Tenant.slug == slug)
+    return _tenants().where(Tenant.slug == slug)
+
+
+def _tenants() -> Select[Tenant]:
+    return select(Tenant).where(Tenant.deleting_at.is_(None))
 
 
 def slugs_by_id(session: PlatformSession) -> dict[str, str]:

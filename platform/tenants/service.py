@@ -27,7 +27,8 @@ def create_tenant(
         with session.begin_nested():
             session.add(tenant)
     except IntegrityError as exc:
-        raise TenantExists(f"A tenant with the slug {slug!r} already exists.") from exc
+        message = f"A tenant with the slug {slug!r} already exists, or is being deleted."
+        raise TenantExists(message) from exc
     return tenant
 
 

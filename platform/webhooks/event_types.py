@@ -19,6 +19,8 @@ class EventType(StrEnum):
     """A fine-tuning job has made a version."""
     JOB_FAILED = "job.failed"
     BUDGET_ALERT = "budget.alert"
+    TENANT_DELETED = "tenant.deleted"
+    """No tier holds its adapters and files any more; the webhooks are removed next."""
 
 
 TEST = "webhook.test"

@@ -219,9 +219,14 @@ def note_delivered(session: TenantSession, attempt: Attempt, status: int) -> Non
 
 
 def note_failed(
-    session: TenantSession, attempt: Attempt, failure: Failure, status: int | None
+    session: TenantSession,
+    attempt: Attempt,
+    failure: Failure,
+    status: int | None,
+    retry_after: timedelta | None = None,
 ) -> DisabledBy | None:
-    """The attempt has failed: a later one is made, unless it was the last.
+    """The attempt has failed: a later one is made, unless it was the last. `retry_after`: when the
+    endpoint wants it.
 
     Returns why the endpoint is disabled now; None if it is not.
     """
@@ -231,7 +236,7 @@ def note_failed(
     delivery, endpoint = found
     now = utc_now()
     delivery.last_status, delivery.last_failure, delivery.server_id = status, failure, None
-    delivery.due_at = now + pause_after(delivery.num_attempts)
+    delivery.due_at = now + pause_after(delivery.num_attempts, retry_after)
     is_last = delivery.num_attempts >= MAX_ATTEMPTS
     if is_last or failure is Failure.GONE or delivery.due_at > delivery.created_at + MAX_AGE:
         delivery.state, delivery.ended_at = DeliveryState.FAILED, now
@@ -255,9 +260,12 @@ def put_back(session: TenantSession, attempt: Attempt) -> None:
         delivery.server_id, delivery.due_at = None, utc_now() + pause_after(delivery.num_attempts)
 
 
-def pause_after(num_attempts: int) -> timedelta:
-    """The time until the next attempt: doubled each time, with jitter."""
+def pause_after(num_attempts: int, wanted: timedelta | None = None) -> timedelta:
+    """The time until the next attempt: doubled each time, with jitter. What the endpoint wants can
+    make it longer, up to the longest pause, and never shorter."""
     pause: timedelta = min(FIRST_PAUSE * 2 ** min(num_attempts - 1, 32), MAX_PAUSE)
+    if wanted is not None and wanted > pause:
+        return min(wanted, MAX_PAUSE) * random.uniform(1, 1 + JITTER)
     return pause * random.uniform(1 - JITTER, 1 + JITTER)
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.failpoints import BATCH_FAILPOINTS, FAILPOINTS, WEBHOOK_FAILPOINTS
+from loraplex.adapters.failpoints import (
+    BATCH_FAILPOINTS,
+    FAILPOINTS,
+    TENANT_FAILPOINTS,
+    WEBHOOK_FAILPOINTS,
+)
 from support.crash_points import run_crash_points
 
 pytestmark = pytest.mark.slow
@@ -32,4 +37,5 @@ def test_every_failpoint_stands_in_exactly_one_place() -> None:
     # Bytes of uploads are acknowledged on this server's disk, or in the store.
     for name in ("uploads.written", "uploads.acknowledged"):
         placed.remove(name)
-    assert sorted(placed) == sorted(FAILPOINTS + BATCH_FAILPOINTS + WEBHOOK_FAILPOINTS)
+    named = FAILPOINTS + BATCH_FAILPOINTS + TENANT_FAILPOINTS + WEBHOOK_FAILPOINTS
+    assert sorted(placed) == sorted(named)

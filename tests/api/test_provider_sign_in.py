@@ -559,6 +559,59 @@ def test_a_command_links_and_unlinks_a_user(
     check_envelope(acme.http.get(path), "identity_not_found")
 
 
+def test_a_linked_person_signs_in_as_the_operator(
+    visit: Visit, oidc_server: ServerUnderTest, operator_key: str
+) -> None:
+    headers = {"authorization": f"Bearer {operator_key}"}
+    with httpx.Client(base_url=f"{oidc_server.url}/admin/operators", headers=headers) as http:
+        for name in ("olga.acme.example", "other-of-olga"):
+            http.post("", json={"name": name}).raise_for_status()
+        path = "/olga.acme.example/identity"
+        check_envelope(http.get(path), "identity_not_found")
+        check_envelope(http.delete(path), "identity_not_found")
+        olga = visit("olga", "watch")
+        check_envelope(olga.sign_in(), "identity_conflict")
+        linked = http.put(path, json={"subject": "olga"})
+        assert linked.json() == http.get(path).json()
+        assert http.put(path, json={"subject": "olga"}).json() == linked.json()
+        assert olga.sign_in().json()["name"] == "olga.acme.example"
+        taken = http.put("/other-of-olga/identity", json={"subject": "olga"})
+        check_envelope(taken, "identity_conflict")
+        assert http.delete(path).status_code == 204
+        check_envelope(olga.http.get("/v1/session"), "session_ended")
+        check_envelope(olga.sign_in(), "identity_conflict")
+        check_envelope(http.put("/local/identity", json={"subject": "me"}), "own_account")
+        check_envelope(http.delete("/local/identity"), "own_account")
+        check_envelope(http.put("/nobody/identity", json={"subject": "x"}), "operator_not_found")
+    actions = [entry["action"] for entry in audit_of(oidc_server, operator_key)]
+    assert [actions.count(action) for action in ("operator.link", "operator.unlink")] == [1, 1]
+
+
+def test_a_command_links_and_unlinks_an_operator(
+    oidc_server: ServerUnderTest,
+    operator_key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    variables = {"XDG_CONFIG_HOME": str(tmp_path), "LORAPLEX_URL": oidc_server.url}
+    for name, value in {**variables, "LORAPLEX_API_KEY": operator_key}.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["loraplex", "operators", *arguments])
+        try:
+            return cli.main()
+        except SystemExit as exc:
+            return int(exc.code or 0)
+
+    assert run("add", "by-command") == 0
+    assert run("unlink", "by-command") == ExitCode.NOT_FOUND
+    assert run("link", "by-command", "by-command-1") == 0
+    assert "by-command-1" in capsys.readouterr().out
+    assert run("unlink", "by-command") == 0
+
+
 def test_only_who_has_the_users_permissions_can_link_it(visit: Visit, acme: Caller) -> None:
     user = acme.http.post("/v1/users", json={"email": "p@acme.example", "role": "owner"}).json()
     path = f"{acme.url}/v1/users/{user['id']}/identity"

@@ -1,4 +1,4 @@
-"""Sign-in through a real OpenID provider, in Chromium: directly, and behind a proxy with TLS."""
+"""Sign-in through a real OpenID provider, in Chromium: over HTTP, HTTPS, and behind a proxy."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from support.orphans import ending_with_this_process
 from support.server import FAKE_ENGINE, ServerUnderTest, free_port, serving
 from support.tools import need_program
 from support.waiting import wait_for
+from support.webhooks import make_certificates
 
 CADDYFILE = Path(__file__).parents[2] / "deploy" / "compose" / "Caddyfile"
 PEOPLE = [
@@ -72,18 +73,21 @@ def provider() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def oidc_server(
-    provider: str, tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerUnderTest]:
-    settings = {
-        "LORAPLEX_OIDC_ISSUER": provider,
+def sign_in_settings(issuer: str) -> dict[str, str]:
+    return {
+        "LORAPLEX_OIDC_ISSUER": issuer,
         "LORAPLEX_OIDC_CLIENT_ID": "console",
         "LORAPLEX_OIDC_CLIENT_SECRET": "any secret is accepted",
         "LORAPLEX_OIDC_NAME": "Acme ID",
         "LORAPLEX_OIDC_ROLES": json.dumps(RULES),
-        "LORAPLEX_TRUSTED_PROXIES": "127.0.0.1/32",
     }
+
+
+@pytest.fixture(scope="module")
+def oidc_server(
+    provider: str, tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerUnderTest]:
+    settings = {**sign_in_settings(provider), "LORAPLEX_TRUSTED_PROXIES": "127.0.0.1/32"}
     folder = tmp_path_factory.mktemp("oidc-console")
     with serving(tiny_base, folder, engine=FAKE_ENGINE, **settings) as server:
         server.make_caller("acme")
@@ -243,18 +247,45 @@ def test_a_local_operator_signs_in_while_the_provider_is_away(
         expect(page.get_by_text("operator, admin")).to_be_visible()
 
 
-def test_behind_a_proxy_with_tls_the_redirect_and_the_cookies_are_secure(
-    context: BrowserContext, proxy: str, provider: str
+@pytest.fixture
+def tls_url(
+    provider: str,
+    tiny_base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[str]:
+    """A server with a certificate of its own."""
+    make_certificates(tmp_path, "127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    settings = {
+        **sign_in_settings(provider),
+        "LORAPLEX_SSL_CERTFILE": str(tmp_path / "server.pem"),
+        "LORAPLEX_SSL_KEYFILE": str(tmp_path / "server.key"),
+    }
+    with serving(tiny_base, tmp_path / "data", engine=FAKE_ENGINE, **settings) as server:
+        yield server.url
+
+
+@pytest.fixture
+def https_url(request: pytest.FixtureRequest) -> str:
+    """Of a fixture by its name."""
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.mark.parametrize("https_url", ["proxy", "tls_url"], indirect=True)
+def test_with_tls_the_redirect_and_the_cookies_are_secure(
+    context: BrowserContext, https_url: str, provider: str
 ) -> None:
     page = context.new_page()
-    page.goto(f"{proxy}/console/")
+    page.goto(f"{https_url}/console/")
     page.get_by_role("button", name="Sign in with Acme ID").click()
     page.wait_for_url(f"{provider}/**")
     sent = httpx.URL(page.url).params
-    assert sent["redirect_uri"] == f"{proxy}/console/sign-in/callback"
+    assert sent["redirect_uri"] == f"{https_url}/console/sign-in/callback"
     page.get_by_role("button", name="root-1").click()
-    page.wait_for_url(re.compile(f"{proxy}/console/?$"))
+    page.wait_for_url(re.compile(f"{https_url}/console/?$"))
     expect(page.get_by_text("operator, admin")).to_be_visible()
-    (cookie,) = context.cookies(proxy)
+    (cookie,) = context.cookies(https_url)
     assert cookie["name"] == "__Host-loraplex"
     assert cookie["secure"]

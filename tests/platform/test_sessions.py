@@ -78,6 +78,7 @@ def test_every_table_but_the_platforms_own_is_a_tenants() -> None:
         "SignInFailures",
         "SpentFlow",
         "Tenant",
+        "TenantDeletion",
     }
 
 

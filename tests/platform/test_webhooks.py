@@ -212,6 +212,15 @@ def test_pauses_differ_by_chance() -> None:
     assert max(outbox.pause_after(10_000) for _ in range(20)) <= 1.2 * outbox.MAX_PAUSE
 
 
+def test_what_an_endpoint_wants_makes_a_pause_longer_within_bounds() -> None:
+    hour, year = timedelta(hours=1), timedelta(days=365)
+    assert all(hour <= outbox.pause_after(1, hour) <= 1.2 * hour for _ in range(20))
+    assert max(outbox.pause_after(1, year) for _ in range(20)) <= 1.2 * outbox.MAX_PAUSE
+    assert min(outbox.pause_after(10, timedelta(0)) for _ in range(20)) > 0.7 * 512 * (
+        outbox.FIRST_PAUSE
+    )
+
+
 def test_old_events_are_not_sent(database: Database, acme: Tenant) -> None:
     webhook_of(database, acme)
     announce_one(database, acme)

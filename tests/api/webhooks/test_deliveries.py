@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,7 @@ def test_a_failed_delivery_is_repeated_as_the_same_event(
     database: Database, policy: TargetPolicy, authority: Path, receiver: Receiver, acme: Tenant
 ) -> None:
     path = "/repeated"
-    receiver.respond[path] = answer(b"HTTP/1.1 503 Busy")
+    receiver.respond[path] = answer(b"HTTP/1.1 503 Busy\r\nretry-after: 3600")
 
     async def run() -> None:
         server = Server(database, policy, authority, "one")
@@ -150,7 +151,7 @@ def test_a_failed_delivery_is_repeated_as_the_same_event(
             await until(lambda: any(row.last_failure for row in rows(database)))
             (row,) = rows(database)
             assert (row.last_failure, row.last_status) == ("status", 503)
-            assert row.due_at > utc_now()
+            assert row.due_at > utc_now() + timedelta(minutes=55), "the receiver wants an hour"
             del receiver.respond[path]
             make_due(database)
             await until(lambda: states(database)[DeliveryState.DELIVERED] == 1)

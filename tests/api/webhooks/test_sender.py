@@ -132,6 +132,7 @@ def test_a_host_that_is_no_longer_listed_is_refused(receiver: Receiver, authorit
         (b"HTTP/1.1 401 No\r\nwww-authenticate: Basic", Answered(401, Failure.STATUS)),
         (b"HTTP/1.1 410 Gone", Answered(410, Failure.GONE)),
         (b"HTTP/1.1 500 Sorry", Answered(500, Failure.STATUS)),
+        (b"HTTP/1.1 503 Busy\r\nretry-after: 120", Answered(503, Failure.STATUS, 120)),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999", Answered(200, None)),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz", Answered(200, None)),
         (b"SSH-2.0-OpenSSH_9.9", Answered(None, Failure.ANSWER_INVALID)),

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import select
 from standardwebhooks import Webhook
@@ -225,6 +226,20 @@ def test_the_command_does_the_same(
     code, _, err = run("create", "https://evil.example/")
     assert code != 0
     assert "evil.example" in err
+
+
+def test_the_deletion_of_the_tenant_is_reported_before_its_webhooks_go(
+    hooked: ServerUnderTest, owner: Caller, receiver: Receiver
+) -> None:
+    add(owner, receiver.url("/leaving"))
+    headers = {"authorization": f"Bearer {hooked.make_operator('hooked-remover')}"}
+    with httpx.Client(base_url=hooked.url, headers=headers) as http:
+        http.delete(
+            f"/admin/tenants/{owner.slug}", params={"confirm": owner.slug}
+        ).raise_for_status()
+    wait_for(lambda: receiver.events_at("/leaving"), seconds=60)
+    (event,) = receiver.events_at("/leaving")
+    assert (event["type"], event["data"]["tenant"]) == ("tenant.deleted", owner.slug)
 
 
 NUM_EVENTS = 20
