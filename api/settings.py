@@ -315,18 +315,6 @@ class Settings(BaseSettings):
         given = {name: value for name, value in os.environ.items() if name in passed}
         return {**child_environment(), **given}
 
-    @property
-    def trainer_environment(self) -> Mapping[str, str]:
-        """The environment of trainers: no credentials, but where devices and libraries are."""
-        passed = LOG_VARIABLES | {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH"}
-        prefixes = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_")
-        given = {
-            name: value
-            for name, value in os.environ.items()
-            if name in passed or name.startswith(prefixes)
-        }
-        return {"PYTHONPATH": child_environment()["PYTHONPATH"], **given}
-
     def prepare_data_dir(self) -> Path:
         """The data folder, made for its owner alone if it is not there."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 
+from ...engine.tuning.environment import trainer_environment
 from ...platform.errors import InvalidValue
 from ..adapters.pushes import Pushes
 from ..batches.tenant_files import TenantFiles
@@ -29,12 +32,15 @@ def open_tuning(
 ) -> Tuning | None:
     """Nothing of it runs yet; `stack` closes it. None: the operator has not turned it on.
 
-    Raises InvalidValue for a server without an engine of its own.
+    Raises InvalidValue for a server without an engine of its own, or without the packages.
     """
     if not planes.settings.tuning:
         return None
     if planes.membership is not None:
         message = "--tuning needs an engine on this machine: it cannot be used with a fleet."
+        raise InvalidValue(message, param="tuning")
+    if missing := [name for name in ("accelerate", "peft") if find_spec(name) is None]:
+        message = f"--tuning needs {' and '.join(missing)}: pip install 'loraplex[engine,tune]'."
         raise InvalidValue(message, param="tuning")
     services = RunServices(
         server_id=planes.server_id,
@@ -44,9 +50,9 @@ def open_tuning(
         publication=Publication(pushes, planes.control_plane),
         trainers=TrainerSetup(
             command=TRAINER_COMMAND,
-            environment=planes.settings.trainer_environment,
+            environment=trainer_environment(os.environ),
             model=planes.bases.served,
-            quantization=str(planes.engine_config.quantization),
+            config=planes.engine_config,
             engine=planes.engine,
         ),
         metrics=metrics,

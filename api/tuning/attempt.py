@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from ...adapters.json_frames import MessageRefused
+from ...engine.config import EngineConfig
 from ...engine.process.engine import Engine
 from ...engine.tuning.messages import (
     Checkpointed,
@@ -63,7 +64,8 @@ class TrainerSetup:
     command: Sequence[str]
     environment: Mapping[str, str]
     model: Path
-    quantization: str
+    config: EngineConfig
+    """Of the engine: its trainers train on the values that it serves."""
     engine: Engine
 
 
@@ -118,9 +120,14 @@ class Attempt:
 
     def _open(self) -> Open:
         has_validation = self.job.validation_file_id is not None
+        config = self._setup.config
         return Open(
             model=str(self._setup.model),
-            quantization=self._setup.quantization,
+            quantization=str(config.quantization),
+            quantization_group_size=config.quantization_group_size,
+            quantization_exclude=tuple(config.quantization_exclude),
+            embedding_quantization=str(config.embedding_quantization),
+            dtype=config.dtype,
             device=self._setup.engine.info.device,
             recipe=msgspec.convert(self.job.recipe, Recipe),
             training_file=str(self._folder.training_file),
@@ -137,8 +144,6 @@ class Attempt:
             async for message in trainer.receive():
                 self._heard_at = self._clock()
                 self._note(message)
-                if isinstance(message, Checkpointed):
-                    await asyncio.to_thread(self._folder.remove_old_checkpoints)
                 if isinstance(message, Finished | Failed | Stopped):
                     return message
         except MessageRefused as exc:

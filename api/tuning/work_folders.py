@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
 from pathlib import Path
-
-NUM_CHECKPOINTS = 2
-"""Older checkpoints are removed: the last may be damaged, for example by a full disk."""
 
 
 class WorkFolder:
@@ -29,15 +25,6 @@ class WorkFolder:
     def make(self) -> None:
         for folder in (self.path, self.checkpoints, self.result):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def remove_old_checkpoints(self) -> None:
-        """Remove all but the last ones."""
-        found: list[tuple[float, Path]] = []
-        for folder in self.checkpoints.iterdir():
-            with suppress(FileNotFoundError):  # the trainer has renamed it
-                found.append((folder.stat().st_mtime, folder))
-        for _, folder in sorted(found)[:-NUM_CHECKPOINTS]:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class WorkFolders:

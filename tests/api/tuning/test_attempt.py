@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,12 @@ import msgspec
 
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.schemas.tuning import TuningJobBody
-from loraplex.api.settings import Settings
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.api.tuning.attempt import Attempt, TrainerSetup
 from loraplex.api.tuning.recipes import resolve_recipe
 from loraplex.api.tuning.work_folders import WorkFolder
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.tuning.environment import trainer_environment
 from loraplex.engine.tuning.messages import Finished
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
@@ -62,8 +64,9 @@ def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(
     folder.training_file.write_bytes(examples("slow", NUM_EXAMPLES))
     stats = SimpleNamespace(num_running=0, num_waiting=0)
     engine: Any = SimpleNamespace(stats=stats, info=SimpleNamespace(device="cpu"))
-    environment = Settings(data_dir=tmp_path).trainer_environment
-    setup = TrainerSetup(COMMAND, environment, tiny_base, "none", engine)
+    setup = TrainerSetup(
+        COMMAND, trainer_environment(os.environ), tiny_base, EngineConfig(str(tiny_base)), engine
+    )
     control_plane = ControlPlane(database, b"s" * 32)
 
     async def run() -> tuple[Finished, list[int]]:
@@ -87,4 +90,3 @@ def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(
     assert ended_at == NUM_EXAMPLES
     assert finished.num_tokens == num_tokens(NUM_EXAMPLES)
     assert folder.has_result
-    assert len(list(folder.checkpoints.glob("step-*"))) <= 2

@@ -10,6 +10,7 @@ export const SCOPES: readonly (readonly [Scope, string])[] = [
   ["adapters:write", "Push and delete adapters, move aliases"],
   ["usage:read", "View usage, limits and requests"],
   ["audit:read", "View the audit log"],
+  ["adapters:compose", "Combine adapters in a request"],
   ["keys:manage", "Create, rotate and revoke keys"],
   ["users:manage", "Add, change and disable users"],
   ["webhooks:read", "View webhooks and their deliveries"],

@@ -45,6 +45,7 @@ const GROUPS: readonly (readonly [string, readonly string[]])[] = [
     "oidc_issuer", "oidc_client_id", "oidc_client_secret", "oidc_name", "oidc_scopes", "oidc_groups_claim", "oidc_roles",
   ]],
   ["Webhooks", ["webhook_hosts", "webhook_networks"]],
+  ["Fine-tuning", ["tuning", "max_tuning_jobs"]],
   ["Logs, metrics and traces", ["log_level", "log_format", "metrics_token", "metrics_networks", "vllm_metrics", "otel"]],
 ];
 const OTHERS = "Other settings";
