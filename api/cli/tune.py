@@ -30,6 +30,13 @@ def tune(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the data.", show_default="3")
     ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Examples in a step.", show_default="8")
+    ] = None,
+    learning_rate_multiplier: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of 2e-4, or 2e-5 with dpo.", show_default="1"),
+    ] = None,
     rank: Annotated[
         int | None, typer.Option(min=1, help="Rank of the adapter.", show_default="16")
     ] = None,
@@ -56,8 +63,13 @@ def tune(
         if validation is not None:
             uploaded = client.post_file("/files", validation, purpose="fine-tune")
             body["validation_file"] = uploaded["id"]
-        if epochs is not None:
-            body["method"][method] = {"hyperparameters": {"n_epochs": epochs}}
+        hyperparameters = {
+            "n_epochs": epochs,
+            "batch_size": batch_size,
+            "learning_rate_multiplier": learning_rate_multiplier,
+        }
+        if given := {name: value for name, value in hyperparameters.items() if value is not None}:
+            body["method"][method] = {"hyperparameters": given}
         if rank is not None:
             body["lora"] = {"rank": rank}
         job = client.post("/fine_tuning/jobs", body, idempotency_key=uuid.uuid4().hex)

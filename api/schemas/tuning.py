@@ -70,8 +70,8 @@ class LoraBody(RequestModel):
     """Modules as in PEFT's `target_modules`; by default all linear ones."""
     rslora: bool = False
     dora: bool = False
-    packing: bool | None = None
-    """Several examples in one sequence; by default true for `supervised`. DPO has none."""
+    packing: bool = False
+    """Several examples in one sequence. DPO has none."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Tokens of a sequence; by default 2048, or what the base serves if that is less."""
 

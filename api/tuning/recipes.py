@@ -87,7 +87,7 @@ def _is_packed(lora: LoraBody, method: str) -> bool:
     if method == "dpo" and lora.packing:
         message = "lora.packing: pairs of answers are not packed"
         raise ApiError("invalid_parameter", message, param="lora.packing")
-    return method == "supervised" if lora.packing is None else lora.packing
+    return lora.packing
 
 
 def _max_tokens(lora: LoraBody, info: EngineInfo) -> int:

@@ -11,6 +11,7 @@ const sum = (day: string, factor: number): UsageSum => ({
   completion_tokens: 3 * factor,
   cold_loads: 2 * factor,
   residency_byte_seconds: 100 * factor,
+  trained_tokens: 7 * factor,
   amount: `${factor}.50`,
   currency: "EUR",
 });

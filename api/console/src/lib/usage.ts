@@ -49,6 +49,7 @@ export function total(sums: UsageSum[]): UsageSum {
     completion_tokens: add((sum) => sum.completion_tokens),
     cold_loads: add((sum) => sum.cold_loads),
     residency_byte_seconds: add((sum) => sum.residency_byte_seconds),
+    trained_tokens: add((sum) => sum.trained_tokens),
     amount: sumOfMoney(sums.map((sum) => sum.amount)),
     currency: sums[0]?.currency ?? null,
   };

@@ -12,7 +12,10 @@ const EVENT_TEXTS: Record<EventType, string> = {
   "version.deleted": "An adapter version is deleted from every tier",
   "alias.changed": "An alias is set, split, rolled back or removed",
   "batch.ended": "A batch has ended",
+  "job.succeeded": "A fine-tuning job has published its version",
+  "job.failed": "A fine-tuning job has failed",
   "budget.alert": "A percentage of a budget is spent",
+  "tenant.deleted": "The tenant is deleted",
 };
 
 export const EVENTS = Object.entries(EVENT_TEXTS) as readonly (readonly [EventType, string])[];

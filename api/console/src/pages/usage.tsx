@@ -191,6 +191,7 @@ function columnsOf(groups: Group[], inAll: UsageSum | undefined): Columns<UsageS
     figure("Prompt tokens", (sum) => count(sum.prompt_tokens)),
     figure("From the cache", (sum) => percent(sum.prompt_tokens === 0 ? null : sum.cached_tokens / sum.prompt_tokens)),
     figure("Generated tokens", (sum) => count(sum.completion_tokens)),
+    ...(inAll?.trained_tokens ? [figure("Trained tokens", (sum) => count(sum.trained_tokens))] : []),
     figure("Cold loads", (sum) => count(sum.cold_loads)),
     figure("On the device", (sum) => `${bytes(sum.residency_byte_seconds)}·s`),
     ...(inAll?.currency ? [figure("Charged", (sum) => money(sum.amount, sum.currency))] : []),
