@@ -29,7 +29,7 @@ from ...engine.tuning.messages import (
     Trained,
     Validated,
 )
-from ...platform.errors import PlatformError
+from ...platform.errors import PlatformError, TuningJobNotFound
 from ...platform.tuning import service
 from ...platform.tuning.models import TuningJob
 from ...platform.tuning.service import Checkpoint, Happened, Progress
@@ -226,7 +226,7 @@ class Attempt:
                 self._heard_at = now
             if now - reported_at >= REPORT_SECONDS:
                 reported_at = now
-                await self._report_if_possible()
+                await self._report_if_possible(trainer)
                 self._obey(trainer, now)
             if is_running and now - self._heard_at > STALL_SECONDS:
                 log.warning("trainer_stalled", job=self.job.id)
@@ -248,9 +248,11 @@ class Attempt:
         elif now - self._stop_at > STOP_SECONDS:
             trainer.kill()
 
-    async def _report_if_possible(self) -> None:
+    async def _report_if_possible(self, trainer: Trainer) -> None:
         try:
             await self._report()
+        except TuningJobNotFound:  # its tenant is being deleted
+            trainer.kill()
         except PlatformError as exc:
             log.warning("job_progress_not_written", job=self.job.id, error=str(exc))
 

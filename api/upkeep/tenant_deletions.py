@@ -27,6 +27,7 @@ from ...platform.errors import AdapterNotFound, InvalidTransition, PlatformError
 from ...platform.sessions import PlatformSession
 from ...platform.tenants import deletion as service
 from ...platform.tenants.models import TenantDeletion
+from ...platform.tuning import service as tuning
 from ..adapters.deletions import Deletions
 from ..adapters.pushes import Pushes
 from ..control_plane.control_plane import ControlPlane
@@ -46,7 +47,7 @@ RECORDED = timedelta(seconds=20)
 written every 15 seconds."""
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
-"""How long batches may take to end, and webhooks to take their events."""
+"""How long batches and jobs may take to end, and webhooks to take their events."""
 NUM_ADAPTERS = 16
 """Deleted at a time."""
 
@@ -136,7 +137,7 @@ class TenantDeletions:
     async def _delete(self, deletion: TenantDeletion) -> None:
         await _sleep_until(deletion.requested_at + QUIET)
         failpoint("tenants.quiet")
-        await self._end_batches(deletion.id)
+        await self._end_work(deletion.id)
         await self._remove_adapters(deletion.id)
         await self._remove_objects(deletion.id)
         failpoint("tenants.emptied")
@@ -147,9 +148,11 @@ class TenantDeletions:
         await self._control_plane.change_platform(BY_SYSTEM, partial(_finish, deletion.id))
         failpoint("tenants.deleted")
 
-    async def _end_batches(self, tenant_id: str) -> None:
-        await self._control_plane.write(tenant_id, batches.cancel_all)
-        await _wait_for_end(lambda: self._control_plane.read(tenant_id, batches.has_open))
+    async def _end_work(self, tenant_id: str) -> None:
+        """End batches and fine-tuning jobs."""
+        for each in (batches, tuning):
+            await self._control_plane.write(tenant_id, each.cancel_all)
+            await _wait_for_end(partial(self._control_plane.read, tenant_id, each.has_open))
 
     async def _remove_adapters(self, tenant_id: str) -> None:
         """Remove them from every tier, and what may become one. Waits for running examinations."""

@@ -188,6 +188,21 @@ def cancel(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[T
     return _change(session, job_id, viewer, JobState.CANCELLED, "The job was cancelled.")
 
 
+def cancel_all(session: TenantSession) -> None:
+    """End every job that is not being published."""
+    query = select(TuningJob).where(
+        TuningJob.state.in_(OPEN_STATES), TuningJob.finalizing_at.is_(None)
+    )
+    for job in session.scalars(query.with_for_update()).all():
+        _move(session, job, JobState.CANCELLED, "The job was cancelled.")
+
+
+def has_open(session: TenantSession) -> bool:
+    """Whether a job has not ended."""
+    query = select(TuningJob.id).where(TuningJob.state.in_(OPEN_STATES)).limit(1)
+    return session.scalars(query).first() is not None
+
+
 def pause(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[TuningJob, bool]:
     """Stop training until `resume`; returns the job, and whether this paused it.
 
@@ -392,11 +407,16 @@ def _change(
         return job, False
     if job.finalizing_at is not None:
         raise InvalidTransition(job.state, target)
+    _move(session, job, target, message)
+    return job, True
+
+
+def _move(session: TenantSession, job: TuningJob, target: JobState, message: str) -> None:
+    """Into another state, with an event."""
     _go(job, target)
     if target not in OPEN_STATES:
         job.ended_at = utc_now()
-    _add_events(session, job_id, [Happened(message)])
-    return job, True
+    _add_events(session, job.id, [Happened(message)])
 
 
 def _go(job: TuningJob, target: JobState) -> None:

@@ -147,6 +147,24 @@ def test_a_job_that_is_published_is_neither_paused_nor_cancelled(
         service.cancel(session, job_id, viewer=viewer)
 
 
+def test_a_deleted_tenants_jobs_end_but_for_one_that_is_published(
+    database: Database, acme: Tenant
+) -> None:
+    with database.transaction(acme.id) as session:
+        jobs = {state: make_job(session, acme) for state in OPEN_STATES}
+        for state, job_id in jobs.items():
+            reach(session, job_id, state, principal_of(acme))
+        published = make_job(session, acme)
+        service.begin(session, published, SERVER)
+        service.close(session, published)
+        service.cancel_all(session)
+        assert {state_of(session, job_id) for job_id in jobs.values()} == {JobState.CANCELLED}
+        assert state_of(session, published) is JobState.RUNNING
+        assert service.has_open(session)
+        service.fail(session, published, code="training_failed", message="It failed.")
+        assert not service.has_open(session)
+
+
 def test_a_failure_after_a_cancellation_changes_nothing(database: Database, acme: Tenant) -> None:
     with database.transaction(acme.id) as session:
         job_id = make_job(session, acme)
