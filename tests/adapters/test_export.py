@@ -25,7 +25,7 @@ from loraplex.adapters.formats import SERVED
 from support.blocks import make_key, write_block
 from support.feature_files import FeatureFiles
 from support.models import make_adapter
-from support.peft_features import tuned_model
+from support.peft_features import TRAINED_TOKENS, tuned_model
 
 FEATURES = [feature.name for feature in SERVED]
 DTYPES: dict[str, Callable[[], Iterator[torch.dtype]]] = {
@@ -72,11 +72,15 @@ def test_exported_adapter_has_the_same_tensors_and_digest(
     assert (tmp_path / "second").read_bytes() == (tmp_path / "first").read_bytes()
 
 
+PROMPT = [5, *TRAINED_TOKENS, 44, 90]
+"""With the invocation of activated LoRA."""
+
+
 def logits_of(feature: str, base: Path, adapter: Path) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT warns of tied embeddings
         model = tuned_model(feature, AutoModelForCausalLM.from_pretrained(base), adapter)
-    tokens = torch.tensor([[5, 7, 101, 3, 44, 90]])
+    tokens = torch.tensor([PROMPT])
     with torch.no_grad():
         return model(input_ids=tokens).logits  # type: ignore[no-any-return]
 
@@ -93,7 +97,7 @@ def test_peft_answers_alike_with_the_exported_adapter(
     assert torch.equal(actual, expected)
     base = AutoModelForCausalLM.from_pretrained(files.base(feature))
     with torch.no_grad():
-        plain = base(input_ids=torch.tensor([[5, 7, 101, 3, 44, 90]])).logits
+        plain = base(input_ids=torch.tensor([PROMPT])).logits
     assert not torch.allclose(actual, plain, atol=1e-2), "the adapter has an effect"
 
 

@@ -29,6 +29,7 @@ from support.peft_features import draw_trained_values
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 USED_WITH: dict[str, set[str]] = {
+    "activated_lora": {"lora", "output_head"},
     "rslora": {"lora"},
     "rank_pattern": {"lora", "rslora"},
     "alpha_pattern": {"lora"},

@@ -341,7 +341,7 @@ ADAPTERS_OF_INTAKE = {
     ),
     "errors",
     *("examination", "expert_binding", "expert_names", "expert_parts", "auxiliary_binding"),
-    *("formats", "identity", "intake"),
+    *("formats", "identity", "intake", "invocation"),
     *(
         "landlock",
         "layout",

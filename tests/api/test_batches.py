@@ -368,7 +368,7 @@ FORMS: dict[str, tuple[dict[str, Any], str | None]] = {
     "no file": ({"data": {"purpose": "batch"}, "files": {"other": (None, b"x")}}, "file"),
     "an empty file": ({"data": {"purpose": "batch"}, "files": {"file": b""}}, "file"),
     "no purpose": ({"files": {"file": b"x"}}, "purpose"),
-    "another purpose": ({"data": {"purpose": "fine-tune"}, "files": {"file": b"x"}}, "purpose"),
+    "another purpose": ({"data": {"purpose": "vision"}, "files": {"file": b"x"}}, "purpose"),
     "another field": (
         {"data": {"purpose": "batch", "more": "1"}, "files": {"file": b"x"}},
         "more",

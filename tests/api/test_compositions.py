@@ -11,6 +11,7 @@ import pytest
 from loraplex.platform.keys.principal import Scope
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest
+from support.waiting import wait_for
 
 COMPOSITION = "bot@1+polite:0.5"
 
@@ -45,10 +46,10 @@ def test_headers_and_usage_name_all_adapters(composer: Caller) -> None:
     assert digest.startswith("sha256:")
     assert digest != alone.headers["x-loraplex-digest"]
     assert answer.json()["model"] == answer.headers["x-loraplex-adapter"]
-    record = composer.http.get(f"/v1/usage/{answer.headers['x-request-id']}").json()
+    record = composer.http.get(f"/v1/usage/requests/{answer.headers['x-request-id']}").json()
     assert (record["adapter"], record["version"], record["digest"]) == ("bot", 1, digest)
     assert record["composition"] == answer.headers["x-loraplex-adapter"]
-    other = composer.http.get(f"/v1/usage/{alone.headers['x-request-id']}").json()
+    other = composer.http.get(f"/v1/usage/requests/{alone.headers['x-request-id']}").json()
     assert other["composition"] is None
 
 
@@ -126,10 +127,13 @@ def test_with_a_member_the_composition_ends(server: ServerUnderTest, adapters: l
     for name, folder in zip(("bot", "polite"), adapters, strict=False):
         caller.push(folder, name)
     assert complete(caller, "bot+polite").is_success
-    residents = caller.http.get("/v1/memory").json()["data"][0]["device"]["extents"]
-    assert sorted(sorted(extent["names"]) for extent in residents)[0] == ["bot@1", "polite@1"]
+
+    def residents() -> list[list[str]]:
+        shown = caller.http.get("/v1/memory").json()["servers"][0]["device"]["extents"]
+        return [sorted(extent["names"]) for extent in shown]
+
+    wait_for(lambda: ["bot@1", "polite@1"] in residents())
     assert caller.http.delete("/v1/adapters/polite").is_success
     check_envelope(complete(caller, "bot+polite"), "model_not_found")
-    left = caller.http.get("/v1/memory").json()["data"][0]
-    assert all(extent["names"] == ["bot@1"] for extent in left["device"]["extents"])
+    wait_for(lambda: residents() == [["bot@1"]])
     assert complete(caller, "bot").is_success

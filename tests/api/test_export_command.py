@@ -90,7 +90,7 @@ def test_an_export_has_everything_as_the_api_has_it(
     assert summary["tenant"]["slug"] == "export-owner"
     assert summary["counts"] == counts
     assert counts["adapters"] == 2
-    assert counts["files"] == 2
+    assert counts["files"] == 3
 
 
 def test_an_interrupted_export_continues_without_what_is_whole(

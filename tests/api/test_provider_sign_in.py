@@ -563,10 +563,10 @@ def test_a_linked_person_signs_in_as_the_operator(
     visit: Visit, oidc_server: ServerUnderTest, operator_key: str
 ) -> None:
     headers = {"authorization": f"Bearer {operator_key}"}
-    with httpx.Client(base_url=f"{oidc_server.url}/admin/operators", headers=headers) as http:
+    with httpx.Client(base_url=oidc_server.url, headers=headers) as http:
         for name in ("olga.acme.example", "other-of-olga"):
-            http.post("", json={"name": name}).raise_for_status()
-        path = "/olga.acme.example/identity"
+            http.post("/admin/operators", json={"name": name}).raise_for_status()
+        path = "/admin/operators/olga.acme.example/identity"
         check_envelope(http.get(path), "identity_not_found")
         check_envelope(http.delete(path), "identity_not_found")
         olga = visit("olga", "watch")
@@ -575,14 +575,18 @@ def test_a_linked_person_signs_in_as_the_operator(
         assert linked.json() == http.get(path).json()
         assert http.put(path, json={"subject": "olga"}).json() == linked.json()
         assert olga.sign_in().json()["name"] == "olga.acme.example"
-        taken = http.put("/other-of-olga/identity", json={"subject": "olga"})
+        taken = http.put("/admin/operators/other-of-olga/identity", json={"subject": "olga"})
         check_envelope(taken, "identity_conflict")
         assert http.delete(path).status_code == 204
         check_envelope(olga.http.get("/v1/session"), "session_ended")
         check_envelope(olga.sign_in(), "identity_conflict")
-        check_envelope(http.put("/local/identity", json={"subject": "me"}), "own_account")
-        check_envelope(http.delete("/local/identity"), "own_account")
-        check_envelope(http.put("/nobody/identity", json={"subject": "x"}), "operator_not_found")
+        own = "/admin/operators/local/identity"
+        check_envelope(http.put(own, json={"subject": "me"}), "own_account")
+        check_envelope(http.delete(own), "own_account")
+        check_envelope(
+            http.put("/admin/operators/nobody/identity", json={"subject": "x"}),
+            "operator_not_found",
+        )
     actions = [entry["action"] for entry in audit_of(oidc_server, operator_key)]
     assert [actions.count(action) for action in ("operator.link", "operator.unlink")] == [1, 1]
 

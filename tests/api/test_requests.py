@@ -105,8 +105,8 @@ def test_a_refused_request_tells_why(caller: Caller) -> None:
         ({"model": "acme/other@7", "prompt": "x"}, 404, "acme/other@7"),
         ({"model": "tiny", "prompt": "x", "temperature": 9}, 400, "tiny"),
         ({"model": "tiny", "prompt": [[1] * 10_000]}, 400, "tiny"),
-        ({"model": "n" * 256, "prompt": "x"}, 404, "n" * 200),
-        ({"model": "n" * 257, "prompt": "x"}, 400, "n" * 200),
+        ({"model": "n" * 640, "prompt": "x"}, 404, "n" * 200),
+        ({"model": "n" * 641, "prompt": "x"}, 400, "n" * 200),
         ({"model": "a\u0000b\nc\u202e", "prompt": "x"}, 404, "a\ufffdb\ufffdc\ufffd"),
         ({"model": ["tiny"], "prompt": "x"}, 400, None),
         ({"prompt": "x"}, 400, None),
@@ -176,7 +176,7 @@ def test_a_running_request_is_listed_and_can_be_ended_by_its_tenant_alone(
 def test_a_running_request_is_its_tenants_and_a_restricted_keys_only_for_its_adapters(
     tenant: str, adapters: list[str] | None, adapter: str | None, expected: bool
 ) -> None:
-    model = SimpleNamespace(adapter=adapter and SimpleNamespace(name=adapter))
+    model = SimpleNamespace(adapters=[SimpleNamespace(name=adapter)] if adapter else [])
     order = SimpleNamespace(principal=caller_of(Tenant(id="acme", slug="acme")), model=model)
     caller = caller_of(Tenant(id=tenant, slug=tenant), adapters=adapters)
     assert _is_theirs(cast(Any, SimpleNamespace(order=order)), caller) is expected

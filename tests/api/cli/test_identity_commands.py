@@ -261,7 +261,9 @@ def test_a_key_is_printed_alone_so_that_scripts_can_take_it(
     monkeypatch.setenv("LORAPLEX_URL", server.url)
     me = operator("whoami", "--json").data
     assert me["tenant"]["slug"] == slug
-    assert me["scopes"] == ["adapters:read", "adapters:write", "infer", "usage:read"]
+    assert me["scopes"] == [
+        *("adapters:compose", "adapters:read", "adapters:write", "infer", "usage:read")
+    ]
 
 
 def test_a_key_is_issued_rotated_and_revoked_as_it_is_told(operator: Loraplex, slug: str) -> None:
@@ -285,7 +287,7 @@ def test_a_key_is_issued_rotated_and_revoked_as_it_is_told(operator: Loraplex, s
     missing = operator("keys", "revoke", "0" * 12, *within)
     assert missing.exit_code == ExitCode.NOT_FOUND
     narrow = operator("keys", "create", *within, "--adapter", "bot", "--json").data
-    assert narrow["scopes"] == ["adapters:read", "adapters:write", "infer"]
+    assert narrow["scopes"] == ["adapters:compose", "adapters:read", "adapters:write", "infer"]
 
 
 def test_a_user_comes_and_goes_by_address(operator: Loraplex, slug: str) -> None:
