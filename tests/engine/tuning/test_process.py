@@ -71,6 +71,7 @@ def test_a_confined_trainer_reaches_only_its_files(base: Path, tmp_path: Path) -
     assert (tmp_path / "result" / "written").exists()
 
 
+@pytest.mark.slow
 def test_the_system_ends_a_trainer_first(base: Path, data: Path, tmp_path: Path) -> None:
     with TrainerProcess(open_order(base, data, tmp_path)) as trainer:
         trainer.send(Pause())
