@@ -14,6 +14,7 @@ from loraplex.adapters.failpoints import (
     BATCH_FAILPOINTS,
     FAILPOINTS,
     TENANT_FAILPOINTS,
+    TUNING_FAILPOINTS,
     WEBHOOK_FAILPOINTS,
 )
 from support.crash_points import run_crash_points
@@ -37,5 +38,5 @@ def test_every_failpoint_stands_in_exactly_one_place() -> None:
     # Bytes of uploads are acknowledged on this server's disk, or in the store.
     for name in ("uploads.written", "uploads.acknowledged"):
         placed.remove(name)
-    named = FAILPOINTS + BATCH_FAILPOINTS + TENANT_FAILPOINTS + WEBHOOK_FAILPOINTS
-    assert sorted(placed) == sorted(named)
+    named = (FAILPOINTS, BATCH_FAILPOINTS, TENANT_FAILPOINTS, TUNING_FAILPOINTS, WEBHOOK_FAILPOINTS)
+    assert sorted(placed) == sorted(name for names in named for name in names)
