@@ -137,10 +137,6 @@ class Request:
             return min(num_tokens, self.kv.eviction.num_reusable_tokens)
         return num_tokens
 
-    def lease_before(self, end: int) -> Lease | None:
-        """The lease for tokens up to a position; None: the adapter acts on none of them."""
-        return self.lease if end > self.adapter_start else None
-
     def current_counts(self) -> TokenCounts:
         """The counts of all its tokens."""
         if self.token_counts is None:

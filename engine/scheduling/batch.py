@@ -42,7 +42,7 @@ class ScheduledSequence(NamedTuple):
         """The next tokens of a request."""
         samples = num_tokens - num_draft_tokens == request.num_remaining_tokens
         start = request.num_computed_tokens
-        lease = request.lease_before(start + num_tokens)
+        lease = request.lease if start + num_tokens > request.adapter_start else None
         return cls(request, num_tokens, num_draft_tokens, start, samples, lease)
 
     @property

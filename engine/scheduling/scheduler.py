@@ -468,9 +468,8 @@ class Scheduler:
                 or grow(request.kv, num_computed, 1)
                 or self._preemption.make_room(request, 1, step)
             ):
-                decodes[request] = ScheduledSequence(
-                    request, 1, 0, num_computed, True, request.lease_before(num_computed + 1)
-                )
+                lease = request.lease if num_computed >= request.adapter_start else None
+                decodes[request] = ScheduledSequence(request, 1, 0, num_computed, True, lease)
                 if num_computed < request.num_prompt_tokens:
                     self._charge_prompt(request, 1)
         return prefills

@@ -53,7 +53,10 @@ class EarlyExitProposer:
     def _grow(self, chains: Sequence[GrowingChain]) -> None:
         """Give each of them one token more; a result that is not finite ends it."""
         requests = [chain.request for chain in chains]
-        leases = [request.lease_before(len(request.token_ids)) for request in requests]
+        leases = [
+            request.lease if len(request.token_ids) > request.adapter_start else None
+            for request in requests
+        ]
         output = self._run(list(map(_last_token, chains)), leases)
         finite = output.finite
         for chain, is_finite in zip(chains, finite, strict=True):

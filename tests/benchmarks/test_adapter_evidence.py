@@ -23,6 +23,7 @@ GOOD: dict[str, Any] = {
         **{"objects": 2, "recovered": 2},
     },
     "canaries": {"requests": 5, "foreign": 0},
+    "composed_canaries": {"requests": 5, "foreign": 0},
     "state_canaries": {"requests": 5, "foreign": 0},
     "crash_points": {"tried": 3, "lost": 0, "orphans": 0},
     "reserved_over_true": 1.05,

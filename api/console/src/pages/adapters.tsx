@@ -135,11 +135,11 @@ const COLUMNS: Columns<AdapterSummary> = [
   }),
   column.accessor("effect", {
     header: () => <span title="Maximum logit change against the base, measured at push">Effect</span>,
-    meta: { end: true },
+    meta: { end: true, label: "Effect" },
     cell: ({ getValue }) => effect(getValue()),
   }),
   column.accessor("requests", {
-    header: () => <span title="In the last 30 days">Requests</span>, meta: { end: true, sort: { descending: "requests" } }, cell: ({ getValue }) => count(getValue()),
+    header: () => <span title="In the last 30 days">Requests</span>, meta: { end: true, label: "Requests in 30 days", sort: { descending: "requests" } }, cell: ({ getValue }) => count(getValue()),
   }),
   column.accessor("p95_ms", {
     header: "p95", meta: { end: true, sort: { descending: "p95" } }, cell: ({ getValue }) => duration(getValue()),
