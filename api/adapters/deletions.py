@@ -34,6 +34,7 @@ from ...platform.errors import InvalidTransition, PlatformError
 from ...platform.jobs.service import shared_now
 from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession, TenantSession
+from ...platform.tuning import service as tuning
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.leases import LeaseLost, Leases
 from ..control_plane.periodic import Periodic
@@ -86,13 +87,15 @@ class Deletions:
     async def delete_adapter(
         self, tenant_id: str, name: str, origin: Origin, *, drain_seconds: float = DRAIN_SECONDS
     ) -> list[Deletion]:
-        """Remove all versions; returns when nothing is left. Raises AdapterNotFound.
+        """Remove all versions, and the adapter's fine-tuning jobs that have ended; returns when
+        nothing is left. Raises AdapterNotFound.
 
         Running requests have `drain_seconds` to end; then they end with `adapter_deleted`.
         """
 
         def begin(session: TenantSession) -> Changed[list[Deletion]]:
             begun = service.begin_adapter_deletion(session, name, deleted_by=origin.actor.author)
+            tuning.remove_ended(session, name)
             numbers = [deletion.number for deletion in begun]
             return Changed(begun, Event("adapter.delete", name, {"versions": numbers}))
 

@@ -171,6 +171,7 @@ class Attempt:
 
     def _note_ready(self, message: Ready) -> None:
         self._num_steps = message.num_steps
+        self._count.note_total(message.first_step, message.num_tokens)
         text = f"{message.num_steps} steps, {message.num_examples} examples"
         if message.first_step:
             text = f"Training goes on after step {message.first_step}: {text}."

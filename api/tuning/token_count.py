@@ -7,7 +7,8 @@ class TokenCount:
     """The tokens of all steps up to the highest one that is known.
 
     A trainer that goes on from a checkpoint repeats the steps after it: those are counted already.
-    If reports of steps were lost, the total of the next checkpoint or of the end has their tokens.
+    If reports of steps were lost, the total of the next trainer's start, of the next checkpoint or
+    of the end has their tokens.
     """
 
     def __init__(self, step: int, num_tokens: int) -> None:

@@ -1,5 +1,5 @@
-"""Garbage collection: unreferenced objects, expired files, batches and responses, abandoned
-uploads.
+"""Garbage collection: unreferenced objects, expired files, batches, fine-tuning jobs and responses,
+abandoned uploads.
 
 A crash between two effects leaves bytes without a row, never a row without bytes: objects are
 written before the version that names them, and removed before the deletion completes. So garbage is
@@ -90,7 +90,7 @@ class Garbage:
         upload_patience_seconds: float = UPLOAD_PATIENCE_SECONDS,
         batch_days: int = 30,
     ) -> None:
-        """`batch_days`: how long ended batches are kept."""
+        """`batch_days`: how long ended batches and fine-tuning jobs are kept."""
         self._store = store
         self._staging = staging
         self._control_plane = control_plane
@@ -176,7 +176,8 @@ class Garbage:
         return await self._control_plane.change(upload.tenant_id, BY_SYSTEM, abandon)
 
     async def _expire_files(self, collected: Collected) -> None:
-        """Remove expired files that no batch or job reads, and batches that ended long ago."""
+        """Remove expired files that no batch or job reads, and batches and fine-tuning jobs that
+        ended long ago."""
         now = utc_now()
 
         def find(session: PlatformSession) -> list[StoredFile]:
@@ -192,10 +193,11 @@ class Garbage:
             await self._control_plane.change(file.tenant_id, BY_SYSTEM, partial(_expire, file.id))
             key = file_key(file.tenant_id, file.id, file.sha256)
             await self._threads.run(self._store.delete, key)
-        while await self._control_plane.write_all_tenants(
-            lambda session: batches.purge(session, now - self._batch_age)
-        ):
-            pass
+        for each in (batches, tuning):
+            while await self._control_plane.write_all_tenants(
+                lambda session, each=each: each.purge(session, now - self._batch_age)  # type: ignore[misc]
+            ):
+                pass
 
     async def _expire_responses(self, collected: Collected) -> None:
         now = utc_now()

@@ -97,6 +97,8 @@ class Ready(Message, frozen=True):
     num_examples: int
     num_trained_tokens: int
     """Tokens of all examples in all epochs."""
+    num_tokens: int = 0
+    """Tokens of the steps up to `first_step`."""
 
 
 class Trained(Message, frozen=True):

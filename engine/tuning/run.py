@@ -105,6 +105,7 @@ class TrainingRun:
                 num_steps=self._plan.num_steps,
                 num_examples=len(self._examples),
                 num_trained_tokens=sum(self._examples.lengths) * self._recipe.num_epochs,
+                num_tokens=self._num_tokens,
             )
         )
         if self._obey() and self._step < self._plan.num_steps:

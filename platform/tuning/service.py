@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, func, select, tuple_
 
 from ..adapters.models import Adapter, AdapterVersion
 from ..base import JsonObject, utc_now
@@ -363,6 +363,35 @@ def fail(
     _add_events(session, job_id, [Happened(message, "error")])
     _announce(session, job, EventType.JOB_FAILED)
     return job
+
+
+# --- removal --------------------------------------------------------------------------------------
+
+
+def purge(session: PlatformSession, before: datetime, limit: int = 10) -> int:
+    """Delete jobs that ended before this, with their events and checkpoints; returns how many. The
+    lineage of their versions stays."""
+    query = select(TuningJob).where(TuningJob.ended_at < before)
+    return _remove(session, query.order_by(TuningJob.ended_at).limit(limit))
+
+
+def remove_ended(session: TenantSession, adapter_name: str) -> int:
+    """Delete the jobs of a deleted adapter that have ended; returns how many."""
+    is_of_adapter = TuningJob.adapter_name == adapter_name
+    return _remove(session, select(TuningJob).where(is_of_adapter, TuningJob.ended_at.is_not(None)))
+
+
+def _remove(session: PlatformSession | TenantSession, query: Select[TuningJob]) -> int:
+    jobs = session.scalars(query).all()
+    job_ids = [job.id for job in jobs]
+    for table in (TuningEvent, TuningCheckpoint):
+        for row in session.scalars(select(table).where(table.job_id.in_(job_ids))):
+            session.delete(row)
+    session.flush()  # before the jobs that they refer to
+    for job in jobs:
+        session.delete(job)
+    session.flush()
+    return len(jobs)
 
 
 # --- inside ---------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from loraplex.platform.batches.models import Batch
 from loraplex.platform.batches.states import BatchState
 from loraplex.platform.database import Database
 from loraplex.platform.responses.models import StoredResponse
+from loraplex.platform.tuning.models import TuningJob
+from loraplex.platform.tuning.states import JobState
 from support.catalog import make_digest, make_new_version, make_tenant, make_version
 from support.databases import copy_of_migrated_sqlite
 
@@ -309,6 +311,31 @@ def test_files_go_when_they_expire_and_so_do_objects_that_no_file_names(
     assert [stored.key for stored in installation.store.list_keys("t/")] == [kept_key]
     with installation.database.transaction(tenant_id, read_only=True) as session:
         assert list(session.scalars(select(StoredFile.id))) == [kept]
+
+
+def test_a_fine_tuning_job_goes_when_it_ended_long_ago(installation: Installation) -> None:
+    ended_at = {
+        "ftjob-open": None,
+        "ftjob-new": utc_now() - timedelta(days=29),
+        "ftjob-old": utc_now() - timedelta(days=31),
+    }
+    with installation.database.transaction(installation.tenant_id) as session:
+        for job_id, moment in ended_at.items():
+            session.add(
+                TuningJob(
+                    id=job_id,
+                    adapter_name="bot",
+                    created_by="key:ci",
+                    training_file_id="file-1",
+                    training_sha256="0" * 64,
+                    recipe={},
+                    state=JobState.PAUSED if moment is None else JobState.CANCELLED,
+                    ended_at=moment,
+                )
+            )
+    installation.collect()
+    with installation.database.transaction(installation.tenant_id, read_only=True) as session:
+        assert set(session.scalars(select(TuningJob.id))) == {"ftjob-open", "ftjob-new"}
 
 
 def test_a_file_that_an_open_batch_reads_stays_beyond_its_time(installation: Installation) -> None:

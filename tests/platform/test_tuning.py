@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import func, select
@@ -25,7 +26,7 @@ from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
 from loraplex.platform.tuning import service
-from loraplex.platform.tuning.models import TuningJob
+from loraplex.platform.tuning.models import TuningCheckpoint, TuningEvent, TuningJob
 from loraplex.platform.tuning.service import Checkpoint, Happened, NewJob, Progress
 from loraplex.platform.tuning.states import OPEN_STATES, TRANSITIONS, JobState
 from loraplex.platform.usage.models import UsageDay
@@ -294,6 +295,51 @@ def test_events_and_checkpoints_are_bounded_and_the_newest_stay(
         assert [event.message for event in rest] == ["step 6", "step 5"]
         checkpoints = service.list_checkpoints(session, job_id, after=None, limit=100)
         assert [checkpoint.step for checkpoint in checkpoints] == [8, 7, 6]
+
+
+def test_jobs_that_ended_long_ago_are_purged_with_what_happened_in_them(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    kept, removed = {}, []
+    for tenant in (acme, bolt):
+        with database.transaction(tenant.id) as session:
+            kept[tenant.id] = [make_job(session, tenant) for _ in range(2)]
+            removed.append(make_job(session, tenant))
+            for job_id in (kept[tenant.id][0], removed[-1]):
+                service.begin(session, job_id, SERVER)
+                service.record(
+                    session,
+                    job_id,
+                    Progress(1, 5, 9, checkpoints=[Checkpoint(1, None, None, None, None)]),
+                )
+                service.cancel(session, job_id, viewer=principal_of(tenant))
+            service.get_job(session, removed[-1]).ended_at = utc_now() - timedelta(days=8)
+    with database.platform_transaction() as session:
+        before = utc_now() - timedelta(days=7)
+        assert [service.purge(session, before, limit=1) for _ in range(3)] == [1, 1, 0]
+    for tenant in (acme, bolt):
+        with database.transaction(tenant.id) as session:
+            assert set(session.scalars(select(TuningJob.id))) == set(kept[tenant.id])
+            assert set(session.scalars(select(TuningEvent.job_id))) == set(kept[tenant.id])
+            assert set(session.scalars(select(TuningCheckpoint.job_id))) == {kept[tenant.id][0]}
+            assert sum_of_usage(session) == 10, "what was charged stays"
+
+
+def test_a_deleted_adapters_jobs_go_but_those_that_are_open(
+    database: Database, acme: Tenant, bolt: Tenant
+) -> None:
+    with database.transaction(bolt.id) as session:
+        foreign = make_job(session, bolt)
+        service.cancel(session, foreign, viewer=principal_of(bolt))
+    with database.transaction(acme.id) as session:
+        is_open, has_ended = make_job(session, acme), make_job(session, acme)
+        service.cancel(session, has_ended, viewer=principal_of(acme))
+        assert service.remove_ended(session, "other") == 0
+        assert service.remove_ended(session, "bot") == 1
+        assert session.scalars(select(TuningJob.id)).all() == [is_open]
+        assert set(session.scalars(select(TuningEvent.job_id))) == {is_open}
+    with database.transaction(bolt.id) as session:
+        assert service.get_job(session, foreign).ended_at is not None
 
 
 def test_success_names_the_version_and_both_ends_are_announced(

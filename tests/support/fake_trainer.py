@@ -112,7 +112,13 @@ class Training:
 
     def _ready(self) -> Ready:
         num_tokens = sum(map(num_tokens_of, self._examples)) * self._opened.recipe.num_epochs
-        return Ready(self._state.step, self._num_steps, len(self._examples), num_tokens)
+        return Ready(
+            self._state.step,
+            self._num_steps,
+            len(self._examples),
+            num_tokens,
+            self._state.num_tokens,
+        )
 
     def _may_go_on(self) -> bool:
         message = self._server.hear(waits=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from sqlalchemy import select
 
 from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.schemas.tuning import TuningJobBody
@@ -22,6 +24,8 @@ from loraplex.engine.tuning.environment import trainer_environment
 from loraplex.engine.tuning.messages import Finished
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
+from loraplex.platform.models import UsageDay
+from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tuning.models import TuningJob
 from loraplex.platform.tuning.states import JobState
 from support.catalog import make_tenant
@@ -53,6 +57,46 @@ def make_job(database: Database) -> TuningJob:
         )
         session.add(job)
     return job
+
+
+def test_steps_of_a_checkpoint_that_no_report_named_are_counted_before_the_next_one(
+    database: Database, tiny_base: Path, tmp_path: Path
+) -> None:
+    """The server was killed before it reported them; the job is cancelled soon after."""
+    job = make_job(database)
+    folder = WorkFolder(tmp_path / "work")
+    folder.make()
+    folder.training_file.write_bytes(examples("slow", NUM_EXAMPLES))
+    last = folder.checkpoints / "step-8"
+    last.mkdir()
+    (last / "state.json").write_text(json.dumps({"step": 8, "num_tokens": num_tokens(8)}))
+    engine: Any = SimpleNamespace(
+        stats=SimpleNamespace(num_running=0, num_waiting=0), info=SimpleNamespace(device="cpu")
+    )
+    setup = TrainerSetup(
+        COMMAND, trainer_environment(os.environ), tiny_base, EngineConfig(str(tiny_base)), engine
+    )
+    control_plane = ControlPlane(database, b"s" * 32)
+
+    def cancel(session: TenantSession) -> None:
+        session.get_one(TuningJob, job.id).state = JobState.CANCELLED
+
+    async def run() -> Attempt:
+        attempt = Attempt(setup, control_plane, Metrics(lambda: None), job, folder)
+        running = asyncio.create_task(attempt.run())
+        while not attempt.job.step:
+            await asyncio.sleep(0.05)
+        await control_plane.write(job.tenant_id, cancel)
+        assert await running is None
+        return attempt
+
+    attempt = asyncio.run(run())
+    control_plane.close()
+    assert 8 <= attempt.job.step < NUM_EXAMPLES
+    assert attempt.job.num_tokens == num_tokens(attempt.job.step)
+    with database.transaction(job.tenant_id, read_only=True) as session:
+        (charged,) = session.scalars(select(UsageDay.trained_tokens))
+    assert charged == attempt.job.num_tokens
 
 
 def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -89,17 +90,23 @@ def test_a_killed_trainer_resumes_to_the_same_adapter(
     """Killed once between checkpoints and once as soon as one is reported."""
     settings = recipe(num_epochs=2, checkpoint_steps=4)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train_here(open_order(base, data, whole, recipe=settings))
+    reports = train_here(open_order(base, data, whole, recipe=settings))
+    sizes = [report.num_tokens for report in of_kind(reports, Trained)]
+    num_tokens = list(accumulate(sizes, initial=0))
     order = open_order(base, data, killed, recipe=settings)
     with TrainerProcess(order) as trainer:
         while not (isinstance(report := trainer.receive(), Trained) and report.step >= 6):
             pass
     with TrainerProcess(order) as trainer:
         reports = trainer.receive_until(Checkpointed)
-        assert of_kind(reports, Ready)[0].first_step >= 4
+        ready = of_kind(reports, Ready)[0]
+        assert ready.first_step >= 4
+        assert ready.num_tokens == num_tokens[ready.first_step]
         assert isinstance(reports[-1], Checkpointed)
     reports = train(order)
-    assert of_kind(reports, Ready)[0].first_step >= 8
+    ready = of_kind(reports, Ready)[0]
+    assert ready.first_step >= 8
+    assert ready.num_tokens == num_tokens[ready.first_step]
     assert isinstance(reports[-1], Finished)
     expected, found = ((folder / "result" / WEIGHTS).read_bytes() for folder in (whole, killed))
     assert found == expected

@@ -173,7 +173,9 @@ def test_a_stopped_run_ends_in_the_same_adapter(
         assert first[-1] == Stopped(stopped_at)
         assert not (parts / "result" / WEIGHTS).exists()
     second = train_here(order)
-    assert of_kind(second, Ready)[0].first_step == stopped_at
+    (ready,) = of_kind(second, Ready)
+    assert ready.first_step == stopped_at
+    assert ready.num_tokens == sum(report.num_tokens for report in of_kind(first, Trained))
     assert [report.step for report in of_kind(second, Trained)] == list(range(stopped_at + 1, 11))
     assert weights(parts) == weights(whole)
     assert second[-1] == train_here(order)[-1], "what is finished can be asked for again"
