@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "requests": "Show finished and running requests.",
     "chat": "Chat with an adapter or the base model.",
     "batch": "Answer files of requests in the background.",
+    "eval": "Compare a version of an adapter with another one on a golden set.",
     "tune": "Train an adapter from a file of examples.",
     "jobs": "List, show, watch, pause and cancel fine-tuning jobs.",
     "models": "Check how a base model is served, without a server.",
@@ -64,7 +65,7 @@ ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
         *("operators", "audit", "usage", "fleet", "webhooks", "budgets", "prices", "export"),
-        *("requests", "chat", "batch", "tune", "jobs", "top", "doctor", "rebase"),
+        *("requests", "chat", "batch", "eval", "tune", "jobs", "top", "doctor", "rebase"),
     }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the

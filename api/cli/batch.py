@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..client.api_client import ApiClient, api_path
-from ..client.downloads import write_file
-from ..client.errors import ServerUnreachable
-from ..client.polling import pauses
 from .batch_job import BatchJob
+from .batch_run import check_batch, run_batch
 from .client import open_client
 from .exit_codes import CommandFailed, ExitCode
 from .output import AsJson, note, print_json
-from .progress import TerminalProgress
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
 @app.callback()
@@ -56,48 +49,10 @@ def run(
                     ExitCode.CONFLICT,
                 )
     with open_client() as client:
-        batch = _follow(client, job.batch_id(client), is_quiet=as_json)
-        for kind, path in (("output_file_id", answers), ("error_file_id", errors)):
-            path.unlink(missing_ok=True)
-            if batch[kind] is not None:
-                with client.download(api_path("files", batch[kind], "content")) as response:
-                    write_file(response, path, TerminalProgress(is_quiet=as_json))
-    job.forget()
-    _report(batch, answers, errors, as_json=as_json)
-
-
-def _follow(client: ApiClient, batch_id: str, *, is_quiet: bool) -> dict[str, Any]:
-    """The batch when it has ended. A server that is away for a while is waited for."""
-    shown = ""
-    for pause in pauses():
-        try:
-            batch: dict[str, Any] = client.get(api_path("batches", batch_id))
-        except ServerUnreachable as exc:
-            said = str(exc)
-        else:
-            if batch["status"] in ENDED:
-                return batch
-            counts = batch["request_counts"]
-            num_ended = counts["completed"] + counts["failed"]
-            said = f"{batch_id}: {batch['status']}, {num_ended} of {counts['total']} lines"
-        if said != shown and not is_quiet:
-            note(said)
-        shown = said
-        time.sleep(pause)
-    raise AssertionError
-
-
-def _report(batch: dict[str, Any], answers: Path, errors: Path, *, as_json: bool) -> None:
-    counts = batch["request_counts"]
+        batch = run_batch(client, job, answers, errors, is_quiet=as_json)
     if as_json:
         print_json(batch)
     elif batch["status"] == "completed":
+        counts = batch["request_counts"]
         note(f"{counts['completed']} of {counts['total']} lines answered: {answers}")
-    if batch["errors"] is not None:
-        first = batch["errors"]["data"][0]
-        place = "" if first["line"] is None else f"line {first['line']}: "
-        raise CommandFailed(f"The file is invalid: {place}{first['message']}", ExitCode.USAGE)
-    if batch["status"] != "completed":
-        raise CommandFailed(f"The batch is {batch['status']}. Its results so far: {answers}")
-    if counts["failed"]:
-        raise CommandFailed(f"{counts['failed']} lines failed: {errors}")
+    check_batch(batch, answers, errors)
