@@ -16,7 +16,7 @@ test("a job is open until it has succeeded, failed or been cancelled", () => {
 });
 
 test("the progress counts steps once their number is known", () => {
-  assert.equal(progressText({ step: 0, num_steps: 0 }), "not started");
+  assert.equal(progressText({ step: 0, num_steps: 0 }), "no steps yet");
   assert.equal(progressText({ step: 1, num_steps: 1 }), "1 of 1 step");
   assert.equal(progressText({ step: 3, num_steps: 40 }), "3 of 40 steps");
 });

@@ -16,7 +16,7 @@ export function isOpen({ status }: Pick<Job, "status">): boolean {
 
 /** "12 of 40 steps"; before the data is read, the number of steps is unknown. */
 export function progressText({ step, num_steps }: Pick<Job, "step" | "num_steps">): string {
-  return num_steps === 0 ? "not started" : `${step} of ${num_steps} ${num_steps === 1 ? "step" : "steps"}`;
+  return num_steps === 0 ? "no steps yet" : `${step} of ${num_steps} ${num_steps === 1 ? "step" : "steps"}`;
 }
 
 export interface Curves {

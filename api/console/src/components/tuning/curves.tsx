@@ -6,7 +6,7 @@ import { api } from "../../api/client.ts";
 import type { TuningJob } from "../../api/types.ts";
 import { number, percent } from "../../lib/format.ts";
 import type { Figures } from "../../lib/series.ts";
-import { curvesOf } from "../../lib/tuning.ts";
+import { curvesOf, isOpen } from "../../lib/tuning.ts";
 import { Chart } from "../chart.tsx";
 import { Panel } from "../layout.tsx";
 import { EmptyState, Loaded } from "../states.tsx";
@@ -29,6 +29,7 @@ export function JobCurves({ tenant, job }: { tenant: string; job: TuningJob }): 
     <Loaded query={query}>
       {({ data }) => {
         const { steps, trainLoss, validLoss, trainAccuracy, validAccuracy } = curvesOf(data);
+        if (steps.length === 0 && !isOpen(job)) return null;
         return (
           <div className="columns">
             <Curve title="Loss" steps={steps} training={trainLoss} validation={validLoss} format={(value) => number(value, 4)} />

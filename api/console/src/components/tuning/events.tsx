@@ -12,7 +12,7 @@ import { Badge, Time, type BadgeTone } from "../values.tsx";
 type Event = Answer<"get", "/v1/fine_tuning/jobs/{job_id}/events">["data"][number];
 
 const REFRESH_MS = 3_000;
-const PAGE_SIZE = 50;
+const PAGE_SIZE = 20;
 const TONES: Record<string, BadgeTone> = { warn: "warn", error: "bad" };
 
 const COLUMNS: Columns<Event> = [
