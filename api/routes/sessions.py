@@ -247,5 +247,6 @@ def _view(runtime: Runtime, caller: AnyPrincipal, text: str) -> SessionView:
             version=__version__,
             base_model=runtime.inference.served_model_name,
             grammars=runtime.engine.info.serves_grammars,
+            tuning=runtime.tuning is not None,
         ),
     )

@@ -128,6 +128,8 @@ class ServedView(AnswerModel):
     """The base model's name in requests."""
     grammars: bool
     """Whether requests can have a schema or grammar."""
+    tuning: bool
+    """Whether fine-tuning jobs can be created and resumed."""
 
 
 @dataclass(frozen=True, slots=True)

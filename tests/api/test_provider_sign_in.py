@@ -162,6 +162,7 @@ def test_the_first_sign_in_adds_a_user_with_the_role_of_the_group(
     assert (session["kind"], session["name"]) == ("user", "ada@acme.example")
     assert (session["tenant"], session["role"]) == ("oidc", "developer")
     assert session["signed_in_with"] == "provider"
+    assert session["server"]["tuning"] is False
     assert ada.http.get("/v1/session").json()["name"] == "ada@acme.example"
     assert ada.http.get("/v1/adapters").is_success
     added = users_of(acme)["ada@acme.example"]

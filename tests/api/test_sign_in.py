@@ -80,6 +80,7 @@ def test_a_session_says_who_is_signed_in(admin: Browser, owner: Browser) -> None
     assert users["idle_seconds"] == 1800
     assert users["confirmed_until"] is None
     assert users["server"]["base_model"] == "tiny"
+    assert users["server"]["tuning"] is True
 
 
 def test_a_session_acts_as_its_account_does_with_a_key(admin: Browser, owner: Browser) -> None:

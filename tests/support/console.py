@@ -16,6 +16,7 @@ PAGES = {
     "overview": "/",
     "adapters": "/adapters",
     "adapter": "/adapters/acme/assistant",
+    "fine-tuning": "/fine-tuning",
     "memory": "/memory",
     "replicas": "/replicas",
     "requests": "/requests",

@@ -14,7 +14,7 @@ from support.console import PAGES, Visitor, enrol, invite_operator, visiting
 from support.past_hour import write_past_hour
 from support.seeded import Seeded, seeded_server
 
-OF_A_TENANT = frozenset({"users", "keys", "webhooks", "playground", "audit"})
+OF_A_TENANT = frozenset({"fine-tuning", "users", "keys", "webhooks", "playground", "audit"})
 
 
 def main(folder: Path) -> None:

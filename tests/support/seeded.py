@@ -12,14 +12,17 @@ from random import Random
 from typing import Any
 
 import httpx
+import msgspec
 from sqlalchemy import select
 
 from loraplex.api.cli.demo import QUANTIZATION
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.recipe import BASE_NAME
 from loraplex.api.demo.task import held_out_requests
+from loraplex.engine.tuning.messages import Recipe
 from loraplex.platform.budgets.models import BudgetUse
-from loraplex.platform.models import RequestLogEntry, UsageDay
+from loraplex.platform.models import RequestLogEntry, TuningEvent, TuningJob, UsageDay
+from loraplex.platform.tuning.states import JobState
 from support.money import UNIT, set_price
 from support.server import Caller, ServerUnderTest, serving
 from support.webhooks import add_webhook
@@ -45,6 +48,24 @@ REPLICA = "gpu-1.internal:7070"
 DAYS = 14
 NUM_LOGGED = 40
 NUM_ASKED = 4
+NUM_STEPS = 60
+"""Of the fine-tuning job that has succeeded."""
+RECIPE = Recipe(
+    method="supervised",
+    rank=16,
+    alpha=32.0,
+    targets=(),
+    is_rslora=False,
+    is_dora=False,
+    num_epochs=3,
+    batch_size=8,
+    learning_rate=2e-4,
+    is_packed=False,
+    max_tokens=2048,
+    seed=7,
+    dpo_beta=0.1,
+    checkpoint_steps=20,
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +100,8 @@ def seeded_server(data_dir: Path) -> Iterator[Seeded]:
         *("--served-model-name", BASE_NAME, "--quantize", QUANTIZATION),
         *("--webhook-hosts", WEBHOOK_HOST),
     )
-    with serving(WEIGHTS / "base", data_dir, *options) as server:
+    tuning = {"LORAPLEX_TUNING": "true", "TEST_TRAINER": "support.fake_trainer"}
+    with serving(WEIGHTS / "base", data_dir, *options, **tuning) as server:
         seeded = Seeded(server, server.make_operator("root"), {})
         try:
             _fill(seeded)
@@ -101,6 +123,7 @@ def _fill(seeded: Seeded) -> None:
     add_webhook(seeded.server, callers["acme"], f"https://{WEBHOOK_HOST}/loraplex")
     _ask(callers)
     _write_past(seeded)
+    _write_jobs(seeded)
 
 
 def _make_tenant(seeded: Seeded, slug: str) -> Caller:
@@ -172,6 +195,62 @@ def _write_past(seeded: Seeded) -> None:
                 for _ in range(NUM_LOGGED)
             )
     database.close()
+
+
+def _write_jobs(seeded: Seeded) -> None:
+    """Fine-tuning jobs of `acme` that have ended: one has failed, the other has a curve."""
+    database = seeded.server.database
+    with database.transaction(seeded.callers["acme"].tenant_id) as session:
+        failed, succeeded = _job("json", JobState.FAILED), _job("sql", JobState.SUCCEEDED)
+        failed.error_code = "invalid_training_data"
+        failed.error_message = "line 12: `messages` is missing"
+        failed.error_param = "training_file"
+        succeeded.version = 1
+        succeeded.step = succeeded.num_steps = NUM_STEPS
+        succeeded.num_tokens = NUM_STEPS * 4096
+        session.add_all([failed, succeeded])
+        session.flush()
+        session.add_all(_measured(succeeded.id, step) for step in range(1, NUM_STEPS + 1))
+    database.close()
+
+
+def _job(adapter_name: str, state: JobState) -> TuningJob:
+    now = datetime.now(UTC)
+    return TuningJob(
+        id=f"ftjob-{adapter_name:0>32}",
+        adapter_name=adapter_name,
+        created_by="key:production",
+        training_file_id=f"file-{0:032x}",
+        training_sha256=f"{0:064x}",
+        validation_file_id=None,
+        validation_sha256=None,
+        recipe=msgspec.to_builtins(RECIPE),
+        labels=None,
+        state=state,
+        num_steps=0,
+        step=0,
+        num_tokens=0,
+        num_restarts=0,
+        created_at=now - timedelta(minutes=50),
+        started_at=now - timedelta(minutes=48),
+        ended_at=now - timedelta(minutes=20),
+    )
+
+
+def _measured(job_id: str, step: int) -> TuningEvent:
+    loss = 0.3 + 2.2 * 0.94**step
+    figures = {"train_loss": loss, "train_mean_token_accuracy": 1 - loss / 3}
+    if step % (NUM_STEPS // 3) == 0:
+        figures |= {"valid_loss": loss + 0.1, "valid_mean_token_accuracy": 0.96 - loss / 3}
+    return TuningEvent(
+        id=f"ftevent-{step:032x}",
+        job_id=job_id,
+        number=step,
+        level="info",
+        kind="metrics",
+        message=f"Step {step}/{NUM_STEPS}: training loss={loss:.4f}",
+        data={"step": step, "total_steps": NUM_STEPS, **figures},
+    )
 
 
 def _usage_day(random: Random, day: Any, name: str) -> UsageDay:

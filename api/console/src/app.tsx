@@ -16,6 +16,8 @@ const Account = lazy(() => import("./pages/account.tsx"));
 const Overview = lazy(() => import("./pages/overview.tsx"));
 const Adapters = lazy(() => import("./pages/adapters.tsx"));
 const Adapter = lazy(() => import("./pages/adapter.tsx"));
+const TuningJobs = lazy(() => import("./pages/tuning-jobs.tsx"));
+const TuningJob = lazy(() => import("./pages/tuning-job.tsx"));
 const Memory = lazy(() => import("./pages/memory.tsx"));
 const Replicas = lazy(() => import("./pages/replicas.tsx"));
 const Requests = lazy(() => import("./pages/requests.tsx"));
@@ -42,6 +44,8 @@ export function App(): ReactNode {
         <Route index element={<Overview />} />
         <Route path="/adapters" element={<Adapters />} />
         <Route path="/adapters/:tenant/:name/:part?" element={<Adapter />} />
+        <Route path="/fine-tuning" element={<TuningJobs />} />
+        <Route path="/fine-tuning/:id" element={<TuningJob />} />
         <Route path="/memory" element={<Memory />} />
         <Route path="/replicas" element={<Replicas />} />
         <Route path="/requests" element={<Requests />} />

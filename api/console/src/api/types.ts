@@ -21,3 +21,4 @@ export type CachedAdapter = Schemas["CachedAdapterView"];
 export type RequestRow = Schemas["RequestView"];
 export type LiveRequest = Schemas["LiveRequestView"];
 export type Explanation = Schemas["ExplanationView"];
+export type TuningJob = Schemas["TuningJobView"];

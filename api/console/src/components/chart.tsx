@@ -1,4 +1,4 @@
-/** Charts over time. What draws them is fetched when the first one is shown. */
+/** Charts over time, or over the steps of a training. What draws them is fetched when the first one is shown. */
 
 import { lazy, Suspense, useState, type ReactNode } from "react";
 import { highest, latest, type Figures } from "../lib/series.ts";
@@ -10,10 +10,9 @@ export interface Series {
   color?: number;
 }
 
-export interface ChartProps {
+interface ChartLook {
   /** What the chart shows, for screen readers. */
   label: string;
-  times: string[];
   series: Series[];
   /** A figure with its unit. */
   format: (value: number | null) => string;
@@ -25,6 +24,20 @@ export interface ChartProps {
   atLeast?: number;
 }
 
+/** Of figures at moments in ISO 8601. */
+export interface TimeChartProps extends ChartLook {
+  times: string[];
+  steps?: never;
+}
+
+/** Of figures at steps in ascending order. */
+interface StepChartProps extends ChartLook {
+  steps: number[];
+  times?: never;
+}
+
+export type ChartProps = TimeChartProps | StepChartProps;
+
 const Plot = lazy(() => import("./plot.tsx"));
 const HEIGHT = 150;
 
@@ -33,7 +46,7 @@ export function seriesColor(index: number): string {
 }
 
 export function Chart(props: ChartProps): ReactNode {
-  const { label, series, format, height = HEIGHT, times, kind } = props;
+  const { label, series, format, height = HEIGHT } = props;
   const [pointed, setPointed] = useState<number | null>(null);
   const value = (one: Series): number | null =>
     pointed === null ? latest(one.values) : (one.values[pointed] ?? null);
@@ -52,7 +65,7 @@ export function Chart(props: ChartProps): ReactNode {
             {one.label} <b>{format(value(one))}</b>
           </li>
         ))}
-        {pointed !== null && <li className="faint">{kind === "bars" ? times[pointed]?.slice(0, 10) : clock(times[pointed])}</li>}
+        {pointed !== null && <li className="faint">{placeOf(props, pointed)}</li>}
       </ul>
     </figure>
   );
@@ -62,6 +75,11 @@ function inWords(series: Series[], format: ChartProps["format"]): string {
   return series
     .map((one) => `${one.label}: now ${format(latest(one.values))}, at most ${format(highest(one.values))}`)
     .join("; ");
+}
+
+function placeOf({ times, steps, kind }: ChartProps, pointed: number): string {
+  if (steps) return `step ${steps[pointed] ?? ""}`;
+  return kind === "bars" ? (times[pointed]?.slice(0, 10) ?? "") : clock(times[pointed]);
 }
 
 function clock(iso: string | undefined): string {

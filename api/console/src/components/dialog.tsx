@@ -46,6 +46,8 @@ interface ConfirmProps {
   action: string;
   /** A word that has to be typed before, where there is no way back. */
   typed?: string;
+  /** What the button says that gives it up; by default "Cancel". */
+  otherwise?: string;
   danger?: boolean;
   onConfirm: () => Promise<unknown>;
   /** It was given up. */
@@ -65,7 +67,7 @@ export function NameList({ names }: { names: string[] }): ReactNode {
 
 /** Asks before something is done, and stays open with the error if it fails. */
 export function ConfirmDialog(props: ConfirmProps): ReactNode {
-  const { title, children, action, typed, danger, onConfirm, onClose, onDone = onClose } = props;
+  const { title, children, action, typed, otherwise = "Cancel", danger, onConfirm, onClose, onDone = onClose } = props;
   const [text, setText] = useState("");
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>(null);
@@ -83,7 +85,7 @@ export function ConfirmDialog(props: ConfirmProps): ReactNode {
   };
   const footer = (
     <>
-      <Button onClick={onClose}>Cancel</Button>
+      <Button onClick={onClose}>{otherwise}</Button>
       <Button tone={danger ? "danger primary" : "primary"} busy={busy}
         disabled={typed !== undefined && text !== typed} onClick={() => void run()}>
         {action}

@@ -5,6 +5,7 @@ import type { ReactNode } from "react";
 const PATHS = {
   overview: "M2 13V9m4 4V5m4 8V8m4 5V3",
   adapters: "M2 5l6-3 6 3-6 3zM2 8l6 3 6-3M2 11l6 3 6-3",
+  tuning: "M2 2v12h12M4 4c1 6 4 7 9 7",
   memory: "M2 3h12v10H2zM2 8h12M6 3v5m4 0v5",
   replicas: "M2 3h12v4H2zM2 9h12v4H2zM4.5 5h1m-1 6h1",
   requests: "M2 4h7M2 8h12M2 12h9",

@@ -6,11 +6,11 @@ import "uplot/dist/uPlot.min.css";
 import { alone, stacked, type Figures } from "../lib/series.ts";
 import { seriesColor, type ChartProps } from "./chart.tsx";
 
-interface PlotProps extends ChartProps {
+type PlotProps = ChartProps & {
   height: number;
-  /** The place of the time under the pointer; null: none is. */
+  /** The place of the figure under the pointer; null: none is. */
   onPoint: (index: number | null) => void;
-}
+};
 
 export default function Plot(props: PlotProps): ReactNode {
   const box = useRef<HTMLDivElement>(null);
@@ -46,25 +46,25 @@ export default function Plot(props: PlotProps): ReactNode {
 
   useEffect(() => {
     plot.current?.setData(dataOf(props));
-  }, [props.times, props.series]);
+  }, [props.times, props.steps, props.series]);
 
   return <div ref={box} />;
 }
 
 const fills = (kind: PlotProps["kind"]): boolean => kind === "stack" || kind === "bars";
 
-/** Times and figures as uPlot takes them; of what is stacked, the highest lies at the back. */
-function dataOf({ times, series, kind }: PlotProps): uPlot.AlignedData {
-  const seconds = times.map((time) => Date.parse(time) / 1000);
+/** Places and figures as uPlot takes them; of what is stacked, the highest lies at the back. */
+function dataOf({ times, steps, series, kind }: PlotProps): uPlot.AlignedData {
+  const places = steps ?? times.map((time) => Date.parse(time) / 1000);
   const values = series.map((one) => one.values);
   const drawn = fills(kind) ? stacked(values).reverse() : values;
-  return [seconds, ...drawn] as uPlot.AlignedData;
+  return [places, ...drawn] as uPlot.AlignedData;
 }
 
 function optionsOf(element: HTMLElement, current: { current: PlotProps }): uPlot.Options {
-  const { height, series, kind } = current.current;
+  const { height, series, kind, steps } = current.current;
   const color = colorsIn(element);
-  const drawn = series.map((one, i) => seriesOf(kind, color(seriesColor(one.color ?? i + 1))));
+  const drawn = series.map((one, i) => seriesOf(kind, color(seriesColor(one.color ?? i + 1)), steps !== undefined));
   return {
     width: element.clientWidth,
     height,
@@ -73,7 +73,7 @@ function optionsOf(element: HTMLElement, current: { current: PlotProps }): uPlot
     cursor: { y: false, drag: { x: false, y: false }, points: { show: !fills(kind) } },
     ...(kind === "bars" && { tzDate: (seconds: number) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") }),
     scales: {
-      x: kind === "bars" ? { range: (self, first, last) => withRoomForBars(self, first, last) } : {},
+      x: xScaleOf(kind, steps !== undefined),
       y: { range: (_, low, high) => rangeOf(low, high, current.current.atLeast) },
     },
     axes: axesOf(element, current, color),
@@ -82,9 +82,15 @@ function optionsOf(element: HTMLElement, current: { current: PlotProps }): uPlot
   };
 }
 
-function seriesOf(kind: PlotProps["kind"], stroke: string): uPlot.Series {
+function xScaleOf(kind: PlotProps["kind"], isBySteps: boolean): uPlot.Scale {
+  if (isBySteps) return { time: false, range: (_, __, last) => [0, Math.max(1, last)] };
+  return kind === "bars" ? { range: (self, first, last) => withRoomForBars(self, first, last) } : {};
+}
+
+/** Some figures are measured at few steps: a line joins them. At a time without a figure, a line ends. */
+function seriesOf(kind: PlotProps["kind"], stroke: string, spanGaps: boolean): uPlot.Series {
   const points = { show: false, size: 5, fill: stroke, filter: withoutLine };
-  const line = { stroke, width: 1.5, points, spanGaps: false };
+  const line = { stroke, width: 1.5, points, spanGaps };
   if (kind === "bars") {
     const paths = uPlot.paths.bars?.({ size: [0.7, 48] });
     return { ...line, fill: stroke, width: 0, ...(paths && { paths }) };
@@ -117,7 +123,9 @@ function axesOf(
       size: 26,
       space: 70,
       grid: { show: false },
-      values: (_, ticks, __, ___, step) => ticks.map((tick) => tickOf(tick, step, current.current.kind)),
+      ...(current.current.steps && { incrs: STEP_INCREMENTS }),
+      values: (_, ticks, __, ___, increment) => ticks.map((tick) =>
+        current.current.steps ? tick.toLocaleString("en") : tickOf(tick, increment, current.current.kind)),
     },
     {
       ...common,
@@ -144,6 +152,7 @@ function tickOf(seconds: number, step: number, kind: PlotProps["kind"]): string 
   });
 }
 
+const STEP_INCREMENTS = Array.from({ length: 7 }, (_, i) => [1, 2, 5].map((digit) => digit * 10 ** i)).flat();
 const BINARY_STEPS = Array.from({ length: 50 }, (_, i) => 2 ** i);
 
 /** From zero, so that heights can be compared, to a little above the highest. */

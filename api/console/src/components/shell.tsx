@@ -26,6 +26,7 @@ const PLACES: { title: string; places: Place[] }[] = [
     places: [
       { to: "/", name: "Overview", icon: "overview" },
       { to: "/adapters", name: "Adapters", icon: "adapters" },
+      { to: "/fine-tuning", name: "Fine-tuning", icon: "tuning", isShown: (scope) => scope.may("adapters:read") },
       { to: "/memory", name: "Memory", icon: "memory" },
       { to: "/replicas", name: "Replicas", icon: "replicas", isShown: (scope) => scope.isOperator },
       { to: "/requests", name: "Requests", icon: "requests" },

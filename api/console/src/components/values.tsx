@@ -43,7 +43,7 @@ export function Badge({ tone = "", children }: { tone?: BadgeTone; children: Rea
 const STATE_TONES: Record<string, BadgeTone> = {
   ready: "good", validated: "accent", attesting: "accent", rejected: "bad", deleting: "warn",
   device: "good", host: "accent", decoding: "good", prefilling: "accent", waiting: "warn",
-  resident: "good", failed: "bad", fetching: "accent", reading: "accent", copying: "accent",
+  running: "accent", paused: "warn", succeeded: "good", resident: "good", failed: "bad", fetching: "accent", reading: "accent", copying: "accent",
   waiting_for_room: "warn", draining: "warn", refusing: "bad", suspended: "warn", disabled: "warn", revoked: "warn", expired: "warn",
 };
 

@@ -23,3 +23,7 @@ export function requestAddress(id: string): string {
 export function webhookAddress(id: string): string {
   return join("webhooks", id);
 }
+
+export function jobAddress(id: string): string {
+  return join("fine-tuning", id);
+}

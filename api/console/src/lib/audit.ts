@@ -5,7 +5,7 @@ import { bytes, dateTime, duration, shortDigest } from "./format.ts";
 const DONE: Record<string, string> = {
   abandon: "abandoned", add: "added", alias: "given an alias", attest: "attested", cancel: "cancelled", change: "changed",
   confirm: "confirmed", create: "created", delete: "deleted", disable: "disabled", end: "ended", enrolment: "password set",
-  erase: "erased", expire: "expired", export: "exported", invite: "invited", pin: "pinned", refuse: "refused",
+  erase: "erased", expire: "expired", export: "exported", invite: "invited", pause: "paused", pin: "pinned", refuse: "refused",
   remove: "removed", resume: "resumed", revoke: "revoked", rollback: "rolled back", rotate: "rotated", set: "set",
   suspend: "suspended", unpin: "unpinned", update: "changed", upload: "uploaded",
 };

@@ -95,6 +95,11 @@ export function dateTime(iso: string | null | undefined): string {
   return `${day} ${[date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(":")}`;
 }
 
+/** A moment in seconds since 1970 as ISO 8601. */
+export function isoOf(seconds: number): string {
+  return new Date(seconds * 1000).toISOString();
+}
+
 /** The first characters of a digest, enough to tell it from others. */
 export function shortDigest(digest: string): string {
   return digest.replace(/^sha256:/, "").slice(0, 12);

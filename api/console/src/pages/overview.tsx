@@ -3,7 +3,7 @@ import type { ReactNode } from "react";
 import { Link } from "react-router";
 import { api } from "../api/client.ts";
 import type { Overview as Figures, PlatformOverview, TenantLoad } from "../api/types.ts";
-import { Chart, seriesColor, type ChartProps, type Series } from "../components/chart.tsx";
+import { Chart, seriesColor, type TimeChartProps, type Series } from "../components/chart.tsx";
 import { FirstSteps } from "../components/first-steps.tsx";
 import { Figures as FigureRow, Page, Panel, Segments } from "../components/layout.tsx";
 import { EmptyState, Loaded } from "../components/states.tsx";
@@ -89,9 +89,9 @@ const rate = (value: number | null): string => number(value);
 function Charts({ overview: { times, series, step_seconds } }: { overview: Answer }): ReactNode {
   const draw = (
     title: string,
-    format: ChartProps["format"],
+    format: TimeChartProps["format"],
     lines: Series[],
-    more: Partial<ChartProps> = {},
+    more: Partial<TimeChartProps> = {},
   ): ReactNode => (
     <Panel title={title}>
       <Chart label={`${title}, in steps of ${plural(step_seconds, "second")}`} times={times} series={lines}

@@ -1,5 +1,7 @@
 import type { ReactNode } from "react";
+import { Link } from "react-router";
 import type { AdapterVersion } from "../../api/types.ts";
+import { jobAddress } from "../../lib/addresses.ts";
 import { bytes, count } from "../../lib/format.ts";
 import { Facts, Panel } from "../layout.tsx";
 import { Digest, Time } from "../values.tsx";
@@ -19,6 +21,13 @@ interface Report {
   trained_on?: string | null;
 }
 
+/** How a fine-tuning job made the version. */
+interface Lineage {
+  job: string;
+  training_sha256: string;
+  validation_sha256: string | null;
+}
+
 /** What the version is made of and where it comes from. */
 export function Provenance({ version }: { version: AdapterVersion }): ReactNode {
   const report = version.report as Report;
@@ -31,6 +40,7 @@ export function Provenance({ version }: { version: AdapterVersion }): ReactNode 
           ["Block SHA-256", report.file_sha256 ? <Digest key="file" digest={report.file_sha256} /> : "–"],
           ["Base", <Digest key="base" digest={version.base_id} />],
           ["Trained on", report.trained_on ?? "unknown"],
+          ...lineageFacts(version.lineage as Lineage | null),
           ["Pushed", <Time key="pushed" at={version.created_at} exact />],
           ["Stored", `${bytes(version.size_bytes)}, ${report.dtype ?? "unknown type"}`],
           ["Parameters", `${count(report.num_parameters)} in ${count(report.num_modules)} modules`],
@@ -43,6 +53,16 @@ export function Provenance({ version }: { version: AdapterVersion }): ReactNode 
       </div>
     </Panel>
   );
+}
+
+function lineageFacts(lineage: Lineage | null): [string, ReactNode][] {
+  if (lineage === null) return [];
+  const { job, training_sha256: training, validation_sha256: validation } = lineage;
+  return [
+    ["Fine-tuning job", <Link key="job" to={jobAddress(job)} className="mono breakable">{job}</Link>],
+    ["Training file SHA-256", <Digest key="training" digest={training} />],
+    ...(validation ? [["Validation file SHA-256", <Digest key="validation" digest={validation} />] as [string, ReactNode]] : []),
+  ];
 }
 
 function Warnings({ warnings }: { warnings: { code: string; message: string }[] }): ReactNode {

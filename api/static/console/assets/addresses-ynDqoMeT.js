@@ -1,1 +1,0 @@
-var e=(...e)=>`/${e.map(encodeURIComponent).join(`/`)}`;function t(t,n,...r){return e(`adapters`,t,n,...r)}function n(e,n){let r=n.lastIndexOf(`@`);return`${t(e,n.slice(0,r))}?version=${encodeURIComponent(n.slice(r+1))}`}function r(t){return e(`tenants`,t)}function i(t){return e(`requests`,t)}function a(t){return e(`webhooks`,t)}export{a,n as i,i as n,r,t};
