@@ -48,7 +48,7 @@ def _train(order: Open) -> None:
     started = time.perf_counter()
     first = started
     num_steps = 1
-    with TrainerProcess(order, num_threads=None) as trainer:
+    with TrainerProcess(order, "loraplex.engine.tuning.process", num_threads=None) as trainer:
         while True:
             match trainer.receive():
                 case Ready() as ready:

@@ -93,7 +93,7 @@ class TrainerProcess:
     def __init__(
         self,
         order: Open,
-        module: str = "loraplex.engine.tuning.process",
+        module: str = "support.quick_trainer",
         num_threads: int | None = 1,
     ) -> None:
         """num_threads: None: as many as torch chooses."""
