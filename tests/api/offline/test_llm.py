@@ -378,10 +378,15 @@ def test_an_interrupted_call_ends_its_requests_and_the_next_one_is_served(llm: L
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     timer = threading.Timer(0.3, signal.pthread_kill, (main_thread, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(["hello"] * 4000, ENDLESS)
-    timer.join()
+    # A shell starts its background jobs with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["hello"] * 4000, ENDLESS)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert tokens(llm.generate("hello", GREEDY)) == expected
 
 
