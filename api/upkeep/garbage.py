@@ -193,10 +193,9 @@ class Garbage:
             await self._control_plane.change(file.tenant_id, BY_SYSTEM, partial(_expire, file.id))
             key = file_key(file.tenant_id, file.id, file.sha256)
             await self._threads.run(self._store.delete, key)
-        for each in (batches, tuning):
-            while await self._control_plane.write_all_tenants(
-                lambda session, each=each: each.purge(session, now - self._batch_age)  # type: ignore[misc]
-            ):
+        for purge in (batches.purge, tuning.purge):
+            ended_long_ago = partial(purge, before=now - self._batch_age)
+            while await self._control_plane.write_all_tenants(ended_long_ago):
                 pass
 
     async def _expire_responses(self, collected: Collected) -> None:
