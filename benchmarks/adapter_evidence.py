@@ -34,6 +34,7 @@ class Amount:
     faulty_loads: int = 1_000
     canary_requests: int = 20_000
     composed_canary_requests: int = 20_000
+    activated_canary_requests: int = 20_000
     state_canary_requests: int = 20_000
     crashes_per_point: int = 1
     crash_points: tuple[str, ...] = FAILPOINTS
@@ -46,6 +47,7 @@ def _quick(seed: int) -> Amount:
         faulty_loads=200,
         canary_requests=4_000,
         composed_canary_requests=2_000,
+        activated_canary_requests=2_000,
         state_canary_requests=400,
         crash_points=FAILPOINTS[seed % 5 :: 5],
     )
@@ -129,6 +131,15 @@ def composed_canaries(amount: Amount) -> dict[str, Any]:
     return result
 
 
+def activated_canaries(amount: Amount) -> dict[str, Any]:
+    """The same with activated LoRAs, which share what is before their invocation."""
+    activated = _named("activated_canaries", "ACTIVATED")
+    result: dict[str, Any] = _named("canaries", "run_canaries")(
+        amount.activated_canary_requests, amount.seed, canaries=activated
+    )
+    return result
+
+
 def state_canaries(amount: Amount) -> dict[str, Any]:
     """Requests whose answers name the adapter whose state they go on from."""
     canaries_in_states = _named("state_canaries", "IN_STATES")
@@ -159,6 +170,7 @@ SECTIONS: Mapping[str, Callable[[Amount], Any]] = {
         faulty_loads,
         canaries,
         composed_canaries,
+        activated_canaries,
         state_canaries,
         crash_points,
         reserved_over_true,
@@ -183,6 +195,9 @@ BARS: Mapping[str, Callable[[Any, Amount], bool]] = {
     ),
     "composed_canaries": lambda found, amount: (
         found["requests"] >= amount.composed_canary_requests and not found["foreign"]
+    ),
+    "activated_canaries": lambda found, amount: (
+        found["requests"] >= amount.activated_canary_requests and not found["foreign"]
     ),
     "state_canaries": lambda found, amount: (
         found["requests"] >= amount.state_canary_requests and not found["foreign"]

@@ -49,10 +49,9 @@ class StateBlocks(GroupBlocks):
     def can_fork(self, parent: SequenceBlocks, num_tokens: int) -> bool:
         """Whether the parent holds the states after `num_tokens`: those of a full block."""
         num_blocks, num_others = divmod(num_tokens, self._block_size)
-        if num_others:
+        if num_others or not num_blocks:
             return False
-        table = parent.tables[self.index]
-        return not num_blocks or table.item(num_blocks - 1) != NULL_BLOCK
+        return parent.tables[self.index].item(num_blocks - 1) != NULL_BLOCK
 
     def num_missing(
         self, seq: SequenceBlocks, num_computed: int, num_tokens: int, chunk: int | None = None

@@ -24,6 +24,7 @@ GOOD: dict[str, Any] = {
     },
     "canaries": {"requests": 5, "foreign": 0},
     "composed_canaries": {"requests": 5, "foreign": 0},
+    "activated_canaries": {"requests": 5, "foreign": 0},
     "state_canaries": {"requests": 5, "foreign": 0},
     "crash_points": {"tried": 3, "lost": 0, "orphans": 0},
     "reserved_over_true": 1.05,
@@ -34,6 +35,7 @@ AMOUNT = Amount(
     faulty_loads=5,
     canary_requests=5,
     composed_canary_requests=5,
+    activated_canary_requests=5,
     state_canary_requests=5,
 )
 BAD: list[tuple[str, Any]] = [
@@ -56,6 +58,8 @@ BAD: list[tuple[str, Any]] = [
     ("canaries", {"foreign": 1}),
     ("composed_canaries", {"requests": 4}),
     ("composed_canaries", {"foreign": 1}),
+    ("activated_canaries", {"requests": 4}),
+    ("activated_canaries", {"foreign": 1}),
     ("state_canaries", {"requests": 4}),
     ("state_canaries", {"foreign": 1}),
     ("crash_points", {"tried": 0}),

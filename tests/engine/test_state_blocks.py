@@ -117,6 +117,7 @@ def test_a_fork_gets_states_only_at_the_end_of_a_block() -> None:
     kv = make_blocks(caches=False)
     parent, child = kv.new_sequence(), kv.new_sequence()
     compute(kv, parent, 0, 8, 1)
+    assert not kv.fork(parent, child, 0), "before the first token there are none"
     assert not kv.fork(parent, child, 7), "the parent's states have gone on"
     assert not states(child)
     assert kv.fork(parent, child, 8)

@@ -27,6 +27,9 @@ class Demand:
         """Likewise for KV policies."""
         self._backgrounds = Random(scenario.seed + 5)
         """Likewise for background requests."""
+        self._invocations = Random(scenario.seed + 6)
+        """Likewise for where activated adapters start."""
+        self._activated_share = self._invocations.choice((0.0, 0.0, 0.5))
         self._background_share = self._backgrounds.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self._num_requests = 0
         self._max_len = scenario.limits.max_model_len
@@ -73,6 +76,7 @@ class Demand:
         group, ignore_eos = self._next_id(), rng.random() < 0.7
         pooling, num_logprobs = self._asked_of_prompt() if number == 1 else (None, None)
         policy = self._policy()
+        adapter_start = self._adapter_start(prompt) if adapter else 0
         is_background = self._backgrounds.random() < self._background_share
         max_tokens = 0 if pooling or self._asking.random() < 0.02 else max_tokens
         return [
@@ -84,6 +88,7 @@ class Demand:
                     max_tokens=max_tokens, seed=rng.randrange(1000), ignore_eos=ignore_eos
                 ),
                 adapter=adapter,
+                adapter_start=adapter_start,
                 group_id=group if number > 1 else None,
                 kv_policy=policy,
                 priority=priority,
@@ -95,6 +100,14 @@ class Demand:
             )
             for _ in range(number)
         ]
+
+    def _adapter_start(self, prompt: list[int]) -> int | None:
+        """Templates are invoked at few places, so that prompts share what is before and behind."""
+        rng = self._invocations
+        if rng.random() >= self._activated_share:
+            return 0
+        places = (0, len(prompt) // 2, len(prompt) - 1, rng.randrange(len(prompt)))
+        return rng.choice((*places, None))
 
     def _policy(self) -> KvPolicy | None:
         """Of a quarter, where the cache supports them."""

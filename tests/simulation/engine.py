@@ -149,9 +149,10 @@ class SimulatedEngine:
             namespace=CacheNamespace(
                 submitted.tenant_id,
                 RUNTIME_ID,
-                adapter,
+                adapter if submitted.adapter_start is not None else None,
                 submitted.cache_namespace,
                 rotary_start=self._scenario.rotary_contexts.start(longest),
+                adapter_start=submitted.adapter_start or 0,
             ),
             seed=submitted.sampling.seed or 0,
             arrival_time=self._clock(),

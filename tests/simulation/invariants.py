@@ -18,7 +18,7 @@ from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from support.block_tables import blocks_of, tables_of
 
-from .contents import STOP_TOKEN, Contents, next_token, values_of_block
+from .contents import STOP_TOKEN, Contents, End, next_token, values_of_block
 from .evictions import EvictionChecks
 from .ledger import Order
 from .service import ServiceChecks
@@ -55,7 +55,7 @@ class Checks:
         self._num_idle_steps = 0
         self._named: dict[bytes, tuple[CacheNamespace, bytes, tuple[int, ...]]] = {}
         """What each key of the prefix cache was seen to stand for."""
-        self._last_values: dict[bytes, int] = {}
+        self._ends: dict[bytes, End] = {}
         self._ran: set[Request] = set()
         """Who ran when the last step ended."""
         self._num_given_way = 0
@@ -146,7 +146,7 @@ class Checks:
                 f"{name} computes {sequence.num_known_tokens} of {request.num_remaining_tokens}",
             )
             self._check_drafts(sequence)
-            is_right = self._has_its_adapter(request, sequence.lease)
+            is_right = self._engine.forward.is_current(sequence)
             require(is_right, Invariant.LEASE_IS_ROW, f"{sequence.lease}")
             require(
                 request.deadline is None or request.deadline > self._world.now,
@@ -316,6 +316,8 @@ class Checks:
         return len(blocks - {0}) / self._kv.num_usable(group)
 
     def after_step(self, batch: ScheduledBatch | None) -> None:
+        if batch is None:
+            self._check_displaced()  # they gave way, and another step is to make the rest of room
         live = [order.request for order in self._world.ledger.live.values()]
         known = self._scheduler.requests()
         require(
@@ -506,11 +508,12 @@ class Checks:
                     f"block {block_id} of group {index} is cached, the one before it is not",
                 )
                 require(known == named, Invariant.OWN_CONTENT, f"{known} and {named} share a key")
-                last = self._last_values.get(prefix.parent) if prefix.parent else None
-                if prefix.parent and last is None:
+                before = self._ends.get(prefix.parent) if prefix.parent else None
+                if prefix.parent and before is None:
                     continue  # evicted before it was ever seen
-                values = values_of_block(prefix.namespace, last, prefix.token_ids)
-                self._last_values[prefix.key] = values[-1]
+                values = values_of_block(prefix.namespace, before, prefix.token_ids)
+                position = (before.position if before else 0) + len(values)
+                self._ends[prefix.key] = End(position, values[-1])
                 found = self._engine.device.block(index, block_id)
                 if group.layout.holds_states:
                     found, values = found[:1], values[-1:]

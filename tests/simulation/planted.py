@@ -101,7 +101,7 @@ def search_all(*, num_processes: int | None = None) -> Iterator[tuple[str, str |
 
 
 def _plant(owner: type, attribute: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make the decorated function the mistaken version of a method or property.
+    """Make the decorated function the mistaken version of a method, class method or property.
 
     It is called with the correct version in front of its own arguments; its docstring is what the
     author of the mistake thought.
@@ -114,6 +114,9 @@ def _plant(owner: type, attribute: str) -> Callable[[Callable[..., Any]], Callab
             if isinstance(correct, property):
                 get = correct.fget
                 new: Any = property(lambda self: mistaken(get, self))
+            elif isinstance(correct, classmethod):
+                make = correct.__get__(None, owner)
+                new = staticmethod(lambda *args, **kwargs: mistaken(make, *args, **kwargs))
             else:
 
                 def new(*args: Any, **kwargs: Any) -> Any:
@@ -480,6 +483,34 @@ def drops_the_rotary_context_from_the_key(
     """The prompt is the same, however long its answer may be."""
     found: Prefix = prefix(self, chain, index, replace(namespace, rotary_start=0), tokens)
     return found
+
+
+@_plant(PrefixHasher, "prefix")
+def drops_the_start_from_the_key(
+    prefix: Any, self: PrefixHasher, chain: Any, index: int, namespace: CacheNamespace, tokens: Any
+) -> Prefix:
+    """The tokens of the invocation are in the key."""
+    found: Prefix = prefix(self, chain, index, replace(namespace, adapter_start=0), tokens)
+    return found
+
+
+@_plant(CacheNamespace, "of_block")
+def gives_the_block_of_the_invocation_to_the_base(
+    of_block: Any, self: CacheNamespace, end: int
+) -> CacheNamespace:
+    """The adapter acts on the tokens after the first."""
+    found: CacheNamespace = of_block(self, max(end - 1, 0) if self.adapter_start else end)
+    return found
+
+
+@_plant(ScheduledSequence, "of")
+def leases_where_a_chunk_begins(
+    of: Any, request: Request, num_tokens: int, num_draft_tokens: int = 0
+) -> ScheduledSequence:
+    """A chunk that begins before the adapter's start is the base's."""
+    sequence: ScheduledSequence = of(request, num_tokens, num_draft_tokens)
+    is_of_base = sequence.start < request.adapter_start
+    return sequence._replace(lease=None) if is_of_base else sequence
 
 
 @_plant(PrefixHasher, "prefix")

@@ -70,10 +70,12 @@ class Canaries(NamedTuple):
     make_base: Callable[[Path], Path]
     make_adapter: Callable[..., Path]
     """As `make_canary_adapter`."""
-    begins_with: Sequence[int] = ()
-    """The first tokens of every prompt."""
+    beginnings: Sequence[Sequence[int]] = ((),)
+    """The first tokens of a prompt are one of these."""
+    invocation: Sequence[int] = ()
+    """The tokens from which on the adapters act, of half of the prompts; (): on all tokens."""
     tokens: range = range(256)
-    """The others."""
+    """The other tokens of prompts."""
 
 
 PLAIN = Canaries(make_canary_base, make_canary_adapter)
@@ -202,8 +204,7 @@ class _Crowd:
             key = self._rng.choice(
                 [None, *self._live, *list(self._live)[:4], *self._compositions()]
             )
-        others = [self._rng.choice(self._canaries.tokens) for _ in range(self._rng.randint(1, 24))]
-        prompt = [*self._canaries.begins_with, *others]
+        prompt, is_invoked = self._prompt()
         self._num_asked += 1
         request_id = self.engine.submit(
             prompt,
@@ -212,9 +213,23 @@ class _Crowd:
             max_tokens=self._rng.randint(1, 3),
             ignore_eos=True,
         )
-        self._markers[request_id] = self._live[key] if key else None
+        self._markers[request_id] = self._live[key] if key and is_invoked else None
         if self._rng.random() < 0.03:
             self.engine.core.handle(Abort(request_id))
+
+    def _prompt(self) -> tuple[list[int], bool]:
+        """A prompt, and whether adapters act on its end."""
+        rng, invocation = self._rng, self._canaries.invocation
+        beginning = rng.choice(self._canaries.beginnings)
+        others = [rng.choice(self._canaries.tokens) for _ in range(rng.randint(1, 24))]
+        prompt = [*beginning, *others]
+        if not invocation:
+            return prompt, True
+        if rng.random() < 0.5:
+            return prompt, False
+        # Also within what prompts share, so that they share what is behind it too.
+        place = rng.choice((len(beginning) // 2, len(beginning), rng.randrange(len(prompt))))
+        return [*prompt[:place], *invocation, *prompt[place:]], True
 
     def _compositions(self) -> list[AdapterKey]:
         return [each for each in self._live if each.members]

@@ -75,5 +75,5 @@ def make_state_adapter(base: Path, path: Path, *, marker: int, rank: int = 1) ->
 
 
 IN_STATES = Canaries(
-    make_state_base, make_state_adapter, begins_with=[FIRST_TOKEN], tokens=range(74, 256)
+    make_state_base, make_state_adapter, beginnings=[[FIRST_TOKEN]], tokens=range(74, 256)
 )
