@@ -13,6 +13,7 @@ from ...adapters.examination import IntakeReport
 from ...adapters.identity import AdapterKey
 from ...adapters.invocation import InvocationTokens
 from ...adapters.layout import layout_to_json
+from ...adapters.served_features import are_summable
 from ...engine.errors import TokenizerUnusable
 from ...engine.messages import EngineInfo
 from ...engine.text.tokenizer import Tokenizer
@@ -40,14 +41,16 @@ FolderState = tuple[Path, tuple[tuple[int, int, int] | None, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter that was examined."""
+    """An adapter that was examined, or a composition of such."""
 
     key: AdapterKey
-    vocab_size: int | None
+    vocab_size: int | None = None
     """The number of its tokens, if it is not the base's."""
-    added_tokens: tuple[AddedToken, ...]
-    invocation: InvocationTokens
+    added_tokens: tuple[AddedToken, ...] = ()
+    invocation: InvocationTokens = ()
     """It acts from these tokens of a prompt on; empty: on all."""
+    is_composable: bool = True
+    """Whether its delta can be added to another adapter's."""
 
 
 class Adapters:
@@ -122,6 +125,7 @@ def _adapter(report: IntakeReport) -> Adapter:
         report.vocab_size,
         report.added_tokens,
         report.invocation_token_ids,
+        are_summable(report.features),
     )
 
 

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeGuard
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ..adapters.probes import PROBE_TEXT, probe_prompts
 from ..schemas.chat_form import ChatFormBody
 from ..tools.chat_prompt import ChatPrompts
 from .adapters import Adapter, Adapters, block_in
+from .composition import Member, check_weights, compose
 from .effect import check_effect
 from .engine_thread import EngineThread
 from .errors import raising_llm_errors
@@ -50,7 +51,10 @@ LEAST_NORM = 1e-12
 
 AdapterPath = str | Path
 """The folder that PEFT's `save_pretrained` wrote."""
-AdapterPaths = AdapterPath | None | Sequence[AdapterPath | None]
+Weights = Mapping[str, float] | Mapping[Path, float]
+"""Folders, and the factors of their deltas, which are added up."""
+AdapterChoice = AdapterPath | Weights | None
+AdapterPaths = AdapterChoice | Sequence[AdapterChoice]
 Params = SamplingParams | None | Sequence[SamplingParams]
 Encode = Callable[[Tokenizer], list[int]]
 """Gives one prompt's token IDs, by the tokenizer of its adapter."""
@@ -128,7 +132,8 @@ class LLM:
 
         `prompts`: one or several; each is a text, token IDs, or a dictionary with `prompt` or
         `prompt_token_ids`. `sampling_params`, `adapter`: one for all prompts, or a list with one
-        for each. None: `get_default_sampling_params`, and the base.
+        for each. None: `get_default_sampling_params`, and the base. An adapter is a folder, or a
+        dictionary of folders and the weights of their sum.
         """
         with self._running() as engine:
             given = as_prompts(prompts)
@@ -224,8 +229,8 @@ class LLM:
         texts: Sequence[str | None],
     ) -> list[Task]:
         """The prompts with their adapters, without sampling."""
-        paths = one_for_each("adapter", adapter, len(encoders))
-        adapters = [None if path is None else self._adapter(engine, path) for path in paths]
+        choices = one_for_each("adapter", adapter, len(encoders))
+        adapters = [None if each is None else self._adapter(engine, each) for each in choices]
         return [
             self._task(position, *parts)
             for position, parts in enumerate(zip(encoders, adapters, texts, strict=True))
@@ -247,14 +252,38 @@ class LLM:
             tokenizer=tokenizer,
         )
 
-    def _adapter(self, engine: EngineThread, folder: AdapterPath) -> Adapter:
+    def _adapter(self, engine: EngineThread, choice: object) -> Adapter:
+        """The adapter of one prompt."""
+        if isinstance(choice, (str, Path)):
+            return self._examined(engine, choice)
+        if not _are_weights(choice):
+            raise InvalidParameter(
+                "adapter",
+                "must be a folder, folders with weights, or a list of one for each prompt",
+            )
+        check_weights({str(folder): weight for folder, weight in choice.items()})
+        return compose(
+            [
+                Member(str(folder), self._examined(engine, folder), weight)
+                for folder, weight in choice.items()
+            ]
+        )
+
+    def _examined(self, engine: EngineThread, folder: AdapterPath) -> Adapter:
         """The adapter in this folder, examined and probed."""
-        if not isinstance(folder, (str, Path)):
-            raise InvalidParameter("adapter", "must be a folder, or a list of one for each prompt")
         prompts = probe_prompts(self._tokenizer.encode(PROBE_TEXT), engine.info.vocab_size)
         return self._adapters.get(
             Path(folder), lambda adapter: check_effect(engine, adapter.key, prompts)
         )
+
+
+def _are_weights(choice: object) -> TypeGuard[Mapping[AdapterPath, float]]:
+    return (
+        isinstance(choice, Mapping)
+        and bool(choice)
+        and all(isinstance(folder, (str, Path)) for folder in choice)
+        and all(type(weight) in (int, float) for weight in choice.values())
+    )
 
 
 def _generate(

@@ -336,6 +336,9 @@ def test_parameters_that_cannot_be_meant_are_refused_at_once(
         (lambda llm: llm.generate("a", {"n": 1}), "invalid_parameter", "must be SamplingParams"),
         (lambda llm: llm.generate(["a"], [GREEDY] * 2), "invalid_parameter", "2 entries for 1"),
         (lambda llm: llm.generate("a", adapter=7), "invalid_parameter", "must be a folder"),
+        (lambda llm: llm.generate("a", adapter={}), "invalid_parameter", "must be a folder"),
+        (lambda llm: llm.generate("a", adapter={"b": "1"}), "invalid_parameter", "with weights"),
+        (lambda llm: llm.generate("a", adapter={"b": 2.5}), "invalid_composition", "-2 to 2"),
         (
             lambda llm: llm.generate("a", SamplingParams(structured_outputs={"regex": "("})),
             "invalid_grammar",
@@ -368,6 +371,18 @@ def test_a_mistake_is_explained_and_leaves_the_engine_as_it_was(
     assert error.code == code
     assert words in str(error)
     assert len(tokens(llm.generate("hello", GREEDY))[0]) > 0
+
+
+def test_what_does_not_add_up_is_refused(
+    llm: LLM, tiny_base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(adapters[0], tmp_path / "copy")
+    dora = make_adapter(tiny_base, tmp_path / "dora", seed=1, use_dora=True)
+    twice = refused(lambda: llm.generate("a", adapter={adapters[0]: 1.0, copy: 0.5}))
+    assert twice.code == "invalid_composition"
+    other = refused(lambda: llm.generate("a", adapter={adapters[0]: 1.0, dora: 1.0}))
+    assert other.code == "adapter_not_composable"
+    assert str(dora) in str(other)
 
 
 # --- interruption and the end ---------------------------------------------------------------------

@@ -83,6 +83,20 @@ def test_one_batch_of_all_adapters_has_the_servers_tokens(
     assert len(set(texts)) == 4, "each adapter has an effect of its own"
 
 
+def test_a_composition_has_the_servers_tokens(
+    llm: LLM, caller: Caller, adapters: list[Path]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    weighted = {str(adapters[0]): 1.0, str(adapters[1]): -0.5}
+    both, first = llm.generate(["hello"] * 2, params, adapter=[weighted, adapters[0]])
+    sent = {"prompt": "hello", "temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    expected = served(caller, "completions", model="bot-0+bot-1:-0.5", **sent)
+    assert both.outputs[0].text == expected["choices"][0]["text"]
+    assert both.outputs[0].text != first.outputs[0].text
+    (alone,) = llm.generate("hello", params, adapter={adapters[0]: 1})
+    assert alone.outputs[0].token_ids == first.outputs[0].token_ids
+
+
 @pytest.mark.parametrize("fields", SAMPLED, ids=lambda fields: "-".join(fields))
 def test_sampling_parameters_mean_the_same(
     llm: LLM, caller: Caller, adapters: list[Path], fields: dict[str, Any]
