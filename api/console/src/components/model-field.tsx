@@ -17,13 +17,17 @@ interface ModelFieldProps {
 
 const NUM_SUGGESTED = 20;
 const NUM_VERSIONS = 3;
-const HINT = "adapter, adapter@version or adapter@alias; empty is the base model.";
+const HINT = "adapter, adapter@version, adapter@alias, or a sum such as first+second:0.5; empty is the base model.";
 const CLASSIFIER_HINT = "This adapter is a classifier and generates no text. Use /v1/classify, /v1/score or /v1/rerank.";
 
-/** A model that generates text, by name: the base, an adapter, or one of its versions or aliases; any name can be typed. */
+/**
+ * A model that generates text, by name: the base, an adapter, one of its versions or aliases, or a composition. Any name can be
+ * typed; of a composition, the last adapter is suggested.
+ */
 export function ModelField({ label, tenant, base, value, onChange }: ModelFieldProps): ReactNode {
   const list = useId();
-  const adapter = value.split("@")[0] ?? "";
+  const before = value.slice(0, value.lastIndexOf("+") + 1);
+  const adapter = value.slice(before.length).split(/[@:]/)[0] ?? "";
   const search = useRested(adapter);
   const query = useQuery({
     queryKey: ["models", tenant, search],
@@ -34,7 +38,8 @@ export function ModelField({ label, tenant, base, value, onChange }: ModelFieldP
     staleTime: 30_000,
   });
   const adapters = query.data?.data ?? [];
-  const names = [base, ...adapters.filter(({ task }) => task === "generate").flatMap(namesOf)];
+  const ofAdapters = adapters.filter(({ task }) => task === "generate").flatMap(namesOf).map((name) => before + name);
+  const names = before ? ofAdapters : [base, ...ofAdapters];
   const isClassifier = adapters.some(({ name, task }) => name === adapter && task === "classify");
   return (
     <Field label={label} hint={isClassifier ? CLASSIFIER_HINT : HINT}>

@@ -19,6 +19,8 @@ interface Report {
   largest_deltas?: { module: string; norm: number }[];
   warnings?: { code: string; message: string }[];
   trained_on?: string | null;
+  /** Of an activated LoRA. */
+  invocation_token_ids?: number[];
 }
 
 /** How a fine-tuning job made the version. */
@@ -47,12 +49,17 @@ export function Provenance({ version }: { version: AdapterVersion }): ReactNode 
           ["Rank", ranks.join(" to ") || "–"],
           ["Targets", report.targets?.join(", ") || "–"],
           ["Features", version.features.join(", ") || "–"],
+          ...invocationFacts(report.invocation_token_ids ?? []),
           ["Norm of the weight change", report.delta_norm?.toPrecision(4) ?? "–"],
         ]} />
         <Warnings warnings={report.warnings ?? []} />
       </div>
     </Panel>
   );
+}
+
+function invocationFacts(tokenIds: number[]): [string, ReactNode][] {
+  return tokenIds.length === 0 ? [] : [["Acts from the tokens", <code key="invocation">{tokenIds.join(" ")}</code>]];
 }
 
 function lineageFacts(lineage: Lineage | null): [string, ReactNode][] {
