@@ -207,6 +207,8 @@ class Settings(BaseSettings):
     fine-tuning jobs."""
     response_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
     """Retention of stored responses, from the last one that continues them."""
+    sample_days: Annotated[int, Option()] = Field(default=30, ge=0, le=3660)
+    """How long tenants may keep samples of requests at most. 0: none are kept."""
     tuning: Annotated[bool, Option(), Unset("no jobs")] = False
     """Train adapters: fine-tuning jobs run on this server while the engine has little to do."""
     max_tuning_jobs: Annotated[int, Option()] = Field(default=1, ge=1, le=16)

@@ -529,6 +529,30 @@ class InvalidTransition(PlatformError):
         self.target = target
 
 
+class SamplingForbidden(PlatformError):
+    """The operator allows no samples (`--sample-days 0`)."""
+
+    code = "sampling_forbidden"
+
+
+class SampleNotFound(PlatformError):
+    """No such sample."""
+
+    code = "sample_not_found"
+
+
+class SampleUnreadable(PlatformError):
+    """The server no longer has the secret under which the sample is encrypted."""
+
+    code = "sample_unreadable"
+
+
+class NoSamples(PlatformError):
+    """There is no sample to export: no complete answer of this kind has been kept."""
+
+    code = "no_samples"
+
+
 class UploadNotFound(PlatformError):
     """No such upload."""
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from .accounts.models import Account, AccountSession, SignInFailures
 from .adapters.history import AliasChange, DeletionReceipt, VersionTransition
-from .adapters.models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
+from .adapters.models import (
+    Adapter,
+    AdapterAlias,
+    AdapterSampling,
+    AdapterVersion,
+    AdapterWish,
+    Upload,
+)
 from .audit.models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAuditHead
 from .base import Base
 from .batches.file_models import StoredFile
@@ -28,6 +35,7 @@ from .quotas.models import (
 from .replicas.models import Replica
 from .requests.models import RequestLogEntry
 from .responses.models import StoredResponse
+from .samples.models import Sample
 from .servers.models import Server
 from .tenants.models import Tenant, TenantDeletion
 from .tuning.models import TuningCheckpoint, TuningEvent, TuningJob
@@ -40,6 +48,7 @@ __all__ = [
     "AccountSession",
     "Adapter",
     "AdapterAlias",
+    "AdapterSampling",
     "AdapterUse",
     "AdapterVersion",
     "AdapterWish",
@@ -71,6 +80,7 @@ __all__ = [
     "Replica",
     "RequestLogEntry",
     "Reservation",
+    "Sample",
     "Server",
     "ServerMemory",
     "ServerSample",

@@ -11,6 +11,7 @@ from .audit.models import AuditEntry, PlatformAuditEntry
 from .database import Database
 from .keys import repository as keys
 from .operators import repository as operators
+from .samples.models import Sample
 from .sessions import PlatformSession
 from .webhooks.models import WebhookEndpoint
 
@@ -26,6 +27,8 @@ class Needs(NamedTuple):
     """Of all logs; entries are never signed again."""
     webhooks: int
     """Whose own secrets are encrypted under it; an hourly job encrypts them again."""
+    samples: int
+    """Encrypted under it; likewise."""
 
 
 def count_needs(database: Database) -> dict[str, Needs]:
@@ -35,7 +38,8 @@ def count_needs(database: Database) -> dict[str, Needs]:
             keys.count_by_secret(session),
             operators.count_by_secret(session),
             _count_audit_entries(session),
-            _count_webhooks(session),
+            _count_rows(session, WebhookEndpoint),
+            _count_rows(session, Sample),
         )
     names = sorted({name for counts in counted for name in counts})
     return {name: Needs(*(counts.get(name, 0) for counts in counted)) for name in names}
@@ -50,9 +54,8 @@ def _count_audit_entries(session: PlatformSession) -> Mapping[str, int]:
     return counts
 
 
-def _count_webhooks(session: PlatformSession) -> Mapping[str, int]:
-    query = select(WebhookEndpoint.secret_id, func.count()).group_by(WebhookEndpoint.secret_id)
-    counts: dict[str, int] = {}
-    for name, number in session.execute(query):
-        counts[name] = number
-    return counts
+def _count_rows(
+    session: PlatformSession, table: type[WebhookEndpoint | Sample]
+) -> Mapping[str, int]:
+    query = select(table.secret_id, func.count()).group_by(table.secret_id)
+    return dict(session.execute(query).tuples().all())

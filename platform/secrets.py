@@ -21,6 +21,7 @@ API_KEY_PEPPER = "api-key-pepper"
 AUDIT_CHAIN_KEY = "audit-chain-key"
 IDEMPOTENCY_KEY = "idempotency-key"
 WEBHOOK_SECRET_KEY = "webhook-secret-key"
+SAMPLE_KEY = "sample-key"
 
 
 def derive_key(secret: bytes, label: str) -> bytes:

@@ -32,6 +32,7 @@ from ...platform.audit.event import Changed, Event, Origin
 from ...platform.base import JsonObject
 from ...platform.errors import InvalidTransition, PlatformError
 from ...platform.jobs.service import shared_now
+from ...platform.samples import service as samples
 from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession, TenantSession
 from ...platform.tuning import service as tuning
@@ -213,10 +214,12 @@ class Deletions:
         receipt: JsonObject = {"is_content_shared": deletion.is_content_shared}
         if not deletion.is_content_shared:
             receipt |= await self._remove_content(key, drain_seconds)
-        await self._control_plane.write(
-            key.tenant_id,
-            lambda session: service.finish_deletion(session, deletion.version_id, receipt=receipt),
-        )
+
+        def finish(session: TenantSession) -> None:
+            removed = {**receipt, "samples": samples.erase_version(session, deletion.version_id)}
+            service.finish_deletion(session, deletion.version_id, receipt=removed)
+
+        await self._control_plane.write(key.tenant_id, finish)
         failpoint("deletions.finished")
         log.info("adapter_deleted", tenant_id=key.tenant_id, adapter_digest=key.digest)
 

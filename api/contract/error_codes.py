@@ -289,6 +289,14 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "response_not_found": ErrorCode(
         404, "No such stored response for this key, or it has expired."
     ),
+    "sampling_forbidden": ErrorCode(403, "The operator allows no samples (`--sample-days 0`)."),
+    "sample_not_found": ErrorCode(404, "No such sample for this key, or it has expired."),
+    "sample_unreadable": ErrorCode(
+        500, "The server no longer has the secret under which the sample is encrypted."
+    ),
+    "no_samples": ErrorCode(
+        409, "No kept sample can be exported: none is of this kind, or all answers are cut off."
+    ),
     "webhook_not_found": ErrorCode(404, "No such webhook in this tenant."),
     "webhook_url_invalid": ErrorCode(
         400,

@@ -86,7 +86,7 @@ class _KeyIds(NamedTuple):
 
 _HARMLESS = (
     *("adapter.", "alias.", "upload.", "version.", "file.", "batch.", "response."),
-    "webhook.",
+    *("webhook.", "sampling.", "sample."),
 )
 """Prefixes of the actions that affect neither the owner nor the permissions of keys."""
 

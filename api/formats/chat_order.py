@@ -10,11 +10,15 @@ from ...platform.keys.principal import Principal
 from ..http.request_context import held_charge, split_key
 from ..inference.inference import Inference
 from ..inference.order import Order
+from ..inference.served_models import ServedModel
+from ..samples.content import ChatContent
+from ..samples.open_sample import OpenSample
 from ..schemas.anthropic_messages import MessagesBody
 from ..schemas.chat import ChatBody
 from ..schemas.generation import members_of
 from ..schemas.responses import ResponsesBody
 from ..tools.answer_plan import AnswerPlan
+from .sampled import open_sample
 
 
 class ChatOrder(NamedTuple):
@@ -81,5 +85,26 @@ async def order_chat(
         reasoning=plan.reasoning,
         bad_words=tuple(body.bad_words or ()),
         grammar_param="tools" if plan.may_call else body.form_param,
+        sample=_sample(request, inference, model, body, plan),
     )
     return ChatOrder(order, plan)
+
+
+def _sample(
+    request: Request,
+    inference: Inference,
+    model: ServedModel,
+    body: ChatBody | ResponsesBody | MessagesBody,
+    plan: AnswerPlan,
+) -> OpenSample | None:
+    """What is kept of the request; None: nothing, as of one whose answer continues a message."""
+    if not body.chat_form.adds_generation_prompt or body.chat_form.continues_final_message:
+        return None
+    return open_sample(
+        request,
+        inference,
+        model,
+        store=body.store,
+        num_sequences=body.num_choices,
+        make_content=lambda: ChatContent(body.conversation(), body.tool_use, plan.make_reader),
+    )

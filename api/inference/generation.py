@@ -23,6 +23,7 @@ from ...engine.text.tokenizer import Tokenizer
 from ...engine.token_journal import SlotCounter
 from ...platform.overview.figures import FigureSums
 from ..contract.errors import ApiError
+from ..samples.open_sample import OpenSample
 from ..telemetry.metrics import Metrics
 from ..telemetry.request_measures import RequestMeasures
 from ..tools.reasoning import Reasoning
@@ -116,9 +117,11 @@ class Generation:
         meter: Callable[[Outcome], Awaitable[None]],
         figures: Callable[[], FigureSums] = FigureSums,
         deadline_at: float | None = None,
+        sample: OpenSample | None = None,
     ) -> None:
         """`meter` is called exactly once at the end, before the last delta is returned. `figures`:
-        the tenant's current figures. `arrived_at` and `deadline_at` are on the monotonic clock."""
+        the tenant's current figures. `arrived_at` and `deadline_at` are on the monotonic clock.
+        `sample`: of the only sequence; it gets the answer."""
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine
@@ -129,6 +132,7 @@ class Generation:
         self._measures = measures
         self._meter = meter
         self._deadline_at = deadline_at
+        self._sample = sample
         self._waiting = deque(sequences)
         """Sequences that are not submitted to the engine yet."""
         self._open: dict[int, _OpenSequence] = {}
@@ -206,6 +210,8 @@ class Generation:
             self._measures.cached_tokens = self.counts.num_cached_tokens
             self._measures.completion_tokens = self.counts.num_completion_tokens
             await self._meter(Outcome(self.counts, self._tier, finish_reason, self._load_ms))
+            if self._sample is not None and finish_reason != ABORTED:
+                self._sample.complete(finish_reason, self.counts)
 
     def _submit_waiting(self) -> None:
         """Give the engine the next sequences, as many as may be open."""
@@ -245,6 +251,8 @@ class Generation:
             delta = self._read(sequence, event)
             if delta is not None:
                 self._arrivals.add(delta)
+                if self._sample is not None:
+                    self._sample.push(delta.text)
                 if delta.finish_reason is not None:
                     self._end_well(sequence, delta.finish_reason)
         except Exception as exc:  # it must not end the engine's client, which serves other requests

@@ -27,6 +27,7 @@ from ...platform.quotas.limits import MAX_COUNT
 from ...platform.quotas.service import Demand
 from ..contract.errors import ApiError
 from ..control_plane.control_plane import ControlPlane
+from ..samples.sample_log import SampleLog
 from ..telemetry.metrics import Metrics
 from ..telemetry.vllm_metrics import AskedAdapters
 from ..tools.reasoning_format import ReasoningParser
@@ -84,6 +85,7 @@ class Inference:
         tool_format: ToolFormatName | None = None,
         reasoning_parser: ReasoningParser | None = None,
         tenant_figures: Callable[[str], FigureSums] = lambda tenant_id: FigureSums(),
+        samples: SampleLog,
     ) -> None:
         """`tenant_figures`: to which a tenant's tokens are added as they come."""
         self.served_model_name = served_model_name
@@ -96,6 +98,7 @@ class Inference:
             tokenizers=version_tokenizers,
         )
         self.prompts = Prompts(tokenizer, engine, tool_format, reasoning_parser)
+        self.samples = samples
         self._grammars = GrammarChecks(tokenizer, lambda: engine.info.vocab_size)
         self._engine = engine
         self._metering = metering
@@ -260,6 +263,7 @@ class Inference:
             meter=settle,
             figures=partial(self._tenant_figures, order.principal.tenant_id),
             deadline_at=order.deadline_at,
+            sample=order.sample,
         )
         self._open[order.request_id] = OpenRequest(order, generation)
         return generation

@@ -12,6 +12,7 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.text.text_form import TextForm
 from ...platform.base import utc_now
 from ...platform.keys.principal import Principal
+from ..samples.open_sample import OpenSample
 from ..telemetry.request_measures import RequestMeasures
 from ..tools.reasoning import Reasoning
 from .held_charge import HeldCharge
@@ -55,6 +56,8 @@ class Order:
     """What the caller knows the prompts by."""
     held_charge: HeldCharge | None = None
     """Of a line of a batch: it runs in the background, and is charged with its result."""
+    sample: OpenSample | None = None
+    """None: no sample of it is kept. Otherwise it has one sequence."""
     measures: RequestMeasures = field(default_factory=RequestMeasures)
     """Where its figures are noted for the request's log line and span."""
 

@@ -14,12 +14,17 @@ from ..contract.promises import answers
 from ..formats.answering import SERVED_HEADERS, answer_stream, answer_whole
 from ..formats.completions import CompletionFormat
 from ..formats.generation_errors import GENERATION_ERRORS, GRAMMAR_ERRORS
+from ..formats.sampled import open_sample
 from ..http.auth import require
 from ..http.bodies import INFERENCE_BODY_BYTES, json_body
 from ..http.disconnects import unless_disconnected
 from ..http.request_context import held_charge, split_key
 from ..inference.echo import Echo
+from ..inference.inference import Inference
 from ..inference.order import Order
+from ..inference.served_models import ServedModel
+from ..samples.content import CompletionContent
+from ..samples.open_sample import OpenSample
 from ..schemas.answers import Completion
 from ..schemas.completions import CompletionBody
 from ..schemas.generation import members_of
@@ -80,6 +85,7 @@ async def create_completion(
         bad_words=tuple(body.bad_words or ()),
         num_prompt_logprobs=body.num_prompt_logprobs,
         grammar_param=body.form_param,
+        sample=_sample(request, runtime.inference, model, body),
     )
     echoes: Sequence[Echo] = ()
     if body.echo:
@@ -100,3 +106,20 @@ async def create_completion(
     if body.stream:
         return answer_stream(request, running, form)
     return await answer_whole(request, running, form)
+
+
+def _sample(
+    request: Request, inference: Inference, model: ServedModel, body: CompletionBody
+) -> OpenSample | None:
+    """What is kept of the request; None: nothing, as of one whose prompt is token ids or is cut."""
+    prompt = body.prompt[0]
+    if not isinstance(prompt, str) or body.truncate_prompt_tokens is not None:
+        return None
+    return open_sample(
+        request,
+        inference,
+        model,
+        store=body.store,
+        num_sequences=len(body.prompt) * body.num_generated,
+        make_content=lambda: CompletionContent(prompt),
+    )

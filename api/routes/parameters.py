@@ -29,6 +29,8 @@ RequestOrigin = Annotated[Origin, Depends(request_origin)]
 
 _MayRead = Annotated[Principal, Depends(require(Scope.ADAPTERS_READ))]
 _MayWrite = Annotated[Principal, Depends(require(Scope.ADAPTERS_WRITE))]
+_MayReadSamples = Annotated[Principal, Depends(require(Scope.SAMPLES_READ))]
+_MayWriteSamples = Annotated[Principal, Depends(require(Scope.SAMPLES_WRITE))]
 
 
 @terms(errors=("adapter_not_found",))
@@ -38,6 +40,16 @@ async def _reader(request: Request, principal: _MayRead) -> Principal:
 
 @terms(errors=("adapter_not_found",))
 async def _writer(request: Request, principal: _MayWrite) -> Principal:
+    return _with_adapter(request, principal)
+
+
+@terms(errors=("adapter_not_found",))
+async def _sample_reader(request: Request, principal: _MayReadSamples) -> Principal:
+    return _with_adapter(request, principal)
+
+
+@terms(errors=("adapter_not_found",))
+async def _sample_writer(request: Request, principal: _MayWriteSamples) -> Principal:
     return _with_adapter(request, principal)
 
 
@@ -54,6 +66,8 @@ def _with_adapter(request: Request, principal: Principal) -> Principal:
 
 Reader = Annotated[Principal, Depends(_reader)]
 Writer = Annotated[Principal, Depends(_writer)]
+SampleReader = Annotated[Principal, Depends(_sample_reader)]
+SampleWriter = Annotated[Principal, Depends(_sample_writer)]
 NO_VERSION = ("adapter_not_found", "version_not_found")
 Number = Annotated[int, Path(ge=1, le=999_999_999)]
 

@@ -142,6 +142,7 @@ class MessagesBody(SamplingBody, MessagesPromptBody):
         },
     )
 
+    store: ClassVar[bool | None] = None
     tolerated: ClassVar[frozenset[str]] = SamplingBody.tolerated | MessagesPromptBody.tolerated
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **SamplingBody.neutral,

@@ -269,8 +269,8 @@ class GenerationBody(SamplingBody):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: OutputTokens | None = None
     response_format: ResponseFormat | None = None
-
-    tolerated: ClassVar[frozenset[str]] = SamplingBody.tolerated | {"store"}
+    store: bool | None = None
+    """`false`: no sample of the request is kept, whatever the adapter's tenant chose."""
 
     @model_validator(mode="after")
     def check_only_one_form(self) -> Self:

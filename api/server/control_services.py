@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ...platform.base import utc_now
 from ...platform.idempotency.service import IdempotentAnswers
+from ...platform.samples.sample_seal import SampleSeal
 from ...platform.servers.service import ServerInfo
 from ...platform.version import __version__
 from ..adapters.device_usage import DeviceUsageMeter
@@ -56,7 +57,7 @@ def open_control(
     stack.push_async_callback(device_usage.close)
     expiring_keys = ExpiringKeys(control_plane=control_plane, metrics=metrics)
     stack.push_async_callback(expiring_keys.close)
-    jobs = _open_jobs(planes, garbage)
+    jobs = _open_jobs(planes, garbage, SampleSeal(secrets))
     stack.push_async_callback(jobs.close)
     sign_in = SignIn(control_plane, secrets[0])
     stack.push_async_callback(sign_in.aclose)
@@ -113,11 +114,13 @@ def _open_webhooks(planes: Planes, metrics: Metrics, stack: AsyncExitStack) -> D
     return deliveries
 
 
-def _open_jobs(planes: Planes, garbage: Garbage) -> Jobs:
+def _open_jobs(planes: Planes, garbage: Garbage, seal: SampleSeal) -> Jobs:
     upkeep = SharedUpkeep(
         planes.control_plane,
         garbage,
         request_log_days=planes.settings.request_log_days,
         upload_days=planes.settings.upload_days,
+        sample_days=planes.settings.sample_days,
+        seal=seal,
     )
     return Jobs(planes.leases, upkeep.jobs())

@@ -9,6 +9,7 @@ from functools import partial
 from ...engine.fleet.fleet import Fleet
 from ...engine.messages import EngineInfo
 from ...engine.text.tokenizer import Tokenizer
+from ...platform.samples.sample_seal import SampleSeal
 from ..inference.admission import Admission
 from ..inference.budget_alerts import BudgetAlerts
 from ..inference.inference import Inference
@@ -16,6 +17,7 @@ from ..inference.ledger_writer import LedgerWriter
 from ..inference.metering import Metering
 from ..inference.pricing import Pricing
 from ..inference.version_tokenizers import VersionTokenizers
+from ..samples.sample_log import SampleLog
 from ..telemetry.fleet_memories import FleetMemories
 from ..telemetry.memories import Memories, ServerMemories
 from ..telemetry.metrics import Metrics
@@ -63,6 +65,13 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
     overview = Overview(planes.control_plane, memories, planes.server_id)
     stack.push_async_callback(overview.close)
     stack.push_async_callback(admission.close)
+    samples = SampleLog(
+        planes.control_plane,
+        metrics,
+        SampleSeal(planes.settings.load_secrets()),
+        max_days=planes.settings.sample_days,
+    )
+    stack.push_async_callback(samples.close)
     inference = Inference(
         engine=planes.engine,
         tokenizer=planes.tokenizer,
@@ -77,6 +86,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         adapter_wait_seconds=planes.settings.adapter_wait_seconds,
         tool_format=planes.settings.tool_format,
         reasoning_parser=planes.settings.reasoning_parser,
+        samples=samples,
     )
     stack.push_async_callback(inference.aclose)
     if planes.settings.vllm_metrics:

@@ -154,6 +154,7 @@ async def _recover_and_start(
     adapters.upload_room.start()
     adapters.reconciliation.start()
     control.request_log.start()
+    inference.inference.samples.start()
     control.refusals.start()
     adapters.garbage.start()
     control.jobs.start()

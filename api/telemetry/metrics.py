@@ -52,6 +52,13 @@ class Metrics:
             "Entries missing from the request log because the database was unavailable or too "
             "many requests ended at once.",
         )
+        self.samples = registry.counter(
+            "samples",
+            "Requests that were drawn as samples and answered; `outcome` is `kept`, or `dropped` "
+            "where the sample or the tenant's samples are too large, the database was unavailable, "
+            "or too many ended at once.",
+            ("outcome",),
+        )
         self._keys_expiring = registry.gauge(
             "keys_expiring",
             "Keys of a `tenant` or `operator` that expire within seven days and have no "

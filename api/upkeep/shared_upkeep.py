@@ -17,6 +17,8 @@ from ...platform.overview import recent_requests
 from ...platform.overview import service as samples
 from ...platform.quotas import service as quotas
 from ...platform.requests import upkeep as request_log
+from ...platform.samples import service as request_samples
+from ...platform.samples.sample_seal import SampleSeal
 from ...platform.sessions import PlatformSession
 from ...platform.webhooks import outbox
 from ..adapters.lost_uploads import end_lost_uploads
@@ -36,12 +38,17 @@ class SharedUpkeep:
         *,
         request_log_days: int,
         upload_days: int,
+        sample_days: int,
+        seal: SampleSeal,
     ) -> None:
-        """`request_log_days` and `upload_days`: how long entries and closed uploads are kept."""
+        """`request_log_days` and `upload_days`: how long entries and closed uploads are kept.
+        `sample_days`: how long samples of requests may be kept, which `seal` encrypts."""
         self._control_plane = control_plane
         self._garbage = garbage
         self._request_log_age = timedelta(days=request_log_days)
         self._upload_age = timedelta(days=upload_days)
+        self._sample_days = sample_days
+        self._seal = seal
 
     def jobs(self) -> list[Job]:
         write = self._control_plane.write_all_tenants
@@ -55,6 +62,7 @@ class SharedUpkeep:
             Job(name="request-log", every=hour, run=self._purge_request_log),
             Job(name="idempotent-answers", every=hour, run=partial(write, idempotency.purge)),
             Job(name="samples", every=hour, run=self._purge_samples),
+            Job(name="request-samples", every=hour, run=self._tend_request_samples),
             Job(name="recent-requests", every=6 * hour, run=self._count_requests),
             Job(name="sign-ins", every=hour, run=self._purge_sign_ins),
             Job(name="reservations", every=day, run=partial(write, quotas.purge)),
@@ -91,6 +99,14 @@ class SharedUpkeep:
     async def _tend_webhooks(self) -> None:
         await self._repeat(outbox.purge)
         await self._control_plane.write_all_tenants(self._control_plane.webhooks.reseal)
+
+    async def _tend_request_samples(self) -> None:
+        now = utc_now()
+        await self._repeat(lambda session: request_samples.purge(session, now, self._sample_days))
+        last: str | None = ""
+        while last is not None:
+            reseal = partial(request_samples.reseal, seal=self._seal, after=last)
+            last = await self._control_plane.write_all_tenants(reseal)
 
     async def _repeat(self, purge: Callable[[PlatformSession], int]) -> None:
         """Purge in transactions of bounded size, until one finds nothing."""

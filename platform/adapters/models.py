@@ -196,6 +196,29 @@ class AdapterWish(TenantOwned, Base):
     )
 
 
+class AdapterSampling(TenantOwned, Base):
+    """The opt-in to keep samples of an adapter's requests; without a row nothing is kept."""
+
+    __tablename__ = "adapter_sampling"
+    __table_args__ = (
+        ForeignKeyConstraint(["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"]),
+        CheckConstraint("percent > 0 AND percent <= 100", name="percent"),
+        CheckConstraint("days >= 1", name="days"),
+    )
+
+    adapter_id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    percent: Mapped[float] = mapped_column(Float)
+    """The share of the requests."""
+    days: Mapped[int]
+    """How long a sample is kept."""
+    since: Mapped[datetime] = mapped_column(UtcDateTime)
+    """Answers that were complete before this are not kept: when sampling was turned on, or all
+    samples were deleted."""
+    changed_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    changed_by: Mapped[str] = mapped_column(String(AUTHOR_LENGTH))
+    """The author as `Actor.author` formats it."""
+
+
 class Upload(TenantOwned, Base):
     """An upload: what its owner declared, and how much has arrived."""
 

@@ -11,7 +11,7 @@ message.
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...adapters.added_tokens import AddedToken, added_tokens_of
@@ -25,6 +25,7 @@ from ..sessions import TenantSession
 from . import repository
 from .canary import is_in_canary
 from .models import SHA256_HEX_LENGTH, AdapterAlias, AdapterVersion
+from .sampling import sampled_percent
 from .states import VersionState
 
 DEFAULT_ALIAS = "prod"
@@ -79,6 +80,8 @@ class AdapterRef:
     """Whether its delta can be added to another adapter's."""
     invocation_token_ids: InvocationTokens = ()
     """It acts from these tokens of a prompt on; empty: on all."""
+    sampled_percent: float = 0.0
+    """The share of its requests of which samples are kept."""
 
     @property
     def pinned(self) -> str:
@@ -104,6 +107,12 @@ class Meaning(NamedTuple):
         """Whether all its versions are ready, so that its meaning changes only by an explicit
         change."""
         return all(version.state is VersionState.READY for version in self.versions)
+
+    def sampled(self, percent: float) -> Meaning:
+        """The same, where samples are kept of this share of the requests."""
+        main = replace(self.main, sampled_percent=percent)
+        canary = self.canary and replace(self.canary, sampled_percent=percent)
+        return self._replace(main=main, canary=canary)
 
     def of(self, request_id: str, *, base_id: str) -> AdapterRef:
         """The version for this request; with a canary, the same id always gets the same version.
@@ -155,7 +164,8 @@ def resolve(session: TenantSession, name: ModelName, *, tenant_slug: str) -> Mea
     meaning = None if adapter is None else _select(session, adapter.id, name, tenant_slug)
     if meaning is None:
         raise ModelNotFound(name.text)
-    return meaning
+    percent = sampled_percent(session, meaning.main.adapter_id)
+    return meaning if percent == 0.0 else meaning.sampled(percent)
 
 
 def _with_suffix(text: str, adapter: str, tenant: str | None, suffix: str) -> ModelName:

@@ -40,6 +40,7 @@ from .lookup import (
     lock_catalog,
 )
 from .models import Adapter, AdapterVersion
+from .sampling import forget_sampling
 from .states import VISIBLE_STATES, VersionState, check_version_transition
 
 __all__ = [
@@ -319,6 +320,8 @@ def _hide(session: TenantSession, version: AdapterVersion) -> None:
     _advance(session, version.id, VersionState.DELETING)
     adapter = repository.find_adapter_of(session, version)
     adapter.is_visible = repository.has_visible_version(session, adapter.id)
+    if not adapter.is_visible:  # a later adapter of this name asks its owner again
+        forget_sampling(session, adapter.id)
     session.flush()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, Index, String
+from sqlalchemy import BigInteger, Index, String, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import Base, TenantOwned, UtcDateTime, state_type, utc_now
@@ -23,7 +23,9 @@ class FilePurpose(StrEnum):
     BATCH_OUTPUT = "batch_output"
     """The results of a batch, or its errors."""
     FINE_TUNE = "fine-tune"
-    """The data of fine-tuning jobs, uploaded by the tenant."""
+    """The data of fine-tuning jobs, uploaded by the tenant or made of samples."""
+    EVALS = "evals"
+    """A golden set made of samples."""
 
 
 class StoredFile(TenantOwned, Base):
@@ -43,5 +45,7 @@ class StoredFile(TenantOwned, Base):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
     """Of its bytes, hexadecimal."""
+    has_samples: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """It was made of samples: who may not read samples does not see it."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)

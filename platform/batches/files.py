@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Select, func, select, tuple_
 
 from ..base import utc_now
 from ..errors import FileInUse, FileNotFound, QuotaExceeded
-from ..keys.principal import Principal
+from ..keys.principal import Principal, Scope
 from ..quotas.repository import lock_tenant
 from ..sessions import PlatformSession, TenantSession
 from .file_models import FilePurpose, StoredFile
@@ -145,4 +145,6 @@ def _visible(viewer: Principal | None) -> Select[StoredFile]:
     query = select(StoredFile)
     if viewer is not None and viewer.adapters is not None:
         query = query.where(StoredFile.key_id == viewer.key_id)
+    if viewer is not None and not viewer.can(Scope.SAMPLES_READ):
+        query = query.where(~StoredFile.has_samples)
     return query

@@ -32,9 +32,15 @@ class Scope(StrEnum):
     """See webhooks and their deliveries."""
     WEBHOOKS_WRITE = "webhooks:write"
     """Add, change, test and delete webhooks."""
+    SAMPLES_READ = "samples:read"
+    """Read samples of requests, and files made of them."""
+    SAMPLES_WRITE = "samples:write"
+    """Turn sampling on and off, delete samples."""
 
 
 ALL_SCOPES = frozenset(Scope)
+PRIVATE_SCOPES = frozenset({Scope.SAMPLES_READ, Scope.SAMPLES_WRITE})
+"""The scopes that no operator has."""
 READING_SCOPES = frozenset(
     {Scope.ADAPTERS_READ, Scope.USAGE_READ, Scope.AUDIT_READ, Scope.WEBHOOKS_READ}
 )
@@ -45,6 +51,8 @@ SCOPES_OF_ADAPTERS = frozenset(
         Scope.ADAPTERS_WRITE,
         Scope.ADAPTERS_COMPOSE,
         Scope.KEYS_MANAGE,
+        Scope.SAMPLES_READ,
+        Scope.SAMPLES_WRITE,
     }
 )
 """The scopes that a key restricted to adapters may have: the others affect the tenant's other
@@ -83,14 +91,14 @@ class OperatorRole(StrEnum):
     """The role of an operator."""
 
     ADMIN = "admin"
-    """Everything, in every tenant."""
+    """Everything but `PRIVATE_SCOPES`, in every tenant."""
     VIEWER = "viewer"
     """See everything, change nothing, generate nothing."""
 
     @property
     def scopes(self) -> frozenset[Scope]:
         """What it may do in a tenant."""
-        return ALL_SCOPES if self is OperatorRole.ADMIN else READING_SCOPES
+        return ALL_SCOPES - PRIVATE_SCOPES if self is OperatorRole.ADMIN else READING_SCOPES
 
 
 class ActorKind(StrEnum):

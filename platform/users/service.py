@@ -18,7 +18,7 @@ from ..errors import (
     UserExists,
     UserNotFound,
 )
-from ..keys.principal import ActorKind, Grant, Principal, TenantRole
+from ..keys.principal import PRIVATE_SCOPES, ActorKind, Grant, Principal, TenantRole
 from ..quotas import service as quotas
 from ..quotas.service import Resource
 from ..sessions import TenantSession
@@ -165,7 +165,9 @@ def _check_may_change(session: TenantSession, user: User, by: Principal) -> None
 def _check_covered(by: Principal, role: TenantRole) -> None:
     # The networks and expiry of the caller's key are not part of a role.
     own = by.grant
-    wanted = Grant(role.scopes, networks=own.networks, expires_at=own.expires_at)
+    # An operator has to be able to add a tenant's first owner, and the audit log tells who did.
+    scopes = role.scopes if by.operator_role is None else role.scopes - PRIVATE_SCOPES
+    wanted = Grant(scopes, networks=own.networks, expires_at=own.expires_at)
     if own.excess(wanted) is not None:
         raise GrantTooWide(
             f"A user who is {role} has permissions that your key does not have.", param="role"

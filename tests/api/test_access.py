@@ -26,6 +26,7 @@ from support.browser import Browser, signed_in_operator, signed_in_user
 from support.envelopes import check_envelope
 from support.http_uploads import open_upload
 from support.published import DOCUMENT
+from support.samples import add_sample
 from support.server import Caller, ServerUnderTest
 from support.tuning_jobs import create as create_job
 from support.tuning_jobs import examples
@@ -133,10 +134,12 @@ def senders(server: ServerUnderTest) -> Iterator[dict[str, Sender]]:
         ),
         "admin": Sender(admin, {}, only_outside(OperatorRole.ADMIN)),
         "viewer": Sender(viewer, {}, only_outside(OperatorRole.VIEWER)),
-        "admin in tenant": Sender(admin, on_tenant, only_in_tenants(everything)),
+        "admin in tenant": Sender(admin, on_tenant, only_in_tenants(OperatorRole.ADMIN.scopes)),
         "viewer in tenant": Sender(viewer, on_tenant, only_in_tenants(READING_SCOPES)),
         "admin in suspended tenant": Sender(
-            admin, {"x-loraplex-tenant": "access-suspended"}, only_in_tenants(everything)
+            admin,
+            {"x-loraplex-tenant": "access-suspended"},
+            only_in_tenants(OperatorRole.ADMIN.scopes),
         ),
         "admin in no such tenant": Sender(
             admin, {"x-loraplex-tenant": "no-such-tenant"}, always("tenant_not_found")
@@ -153,7 +156,7 @@ def senders(server: ServerUnderTest) -> Iterator[dict[str, Sender]]:
         browser = stack.enter_context(signed_in_operator(server, "access-admin", admin))
         found["signed-in admin"] = signed_in(browser, only_outside(OperatorRole.ADMIN))
         found["signed-in admin in tenant"] = signed_in(
-            browser, only_in_tenants(everything), **on_tenant
+            browser, only_in_tenants(OperatorRole.ADMIN.scopes), **on_tenant
         )
         browser = stack.enter_context(signed_in_user(server, tenant, "owner", name="other"))
         headers = {**browser.headers, "x-loraplex-tenant": "access-suspended"}
@@ -290,6 +293,7 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
         "name": "bot",
         "response_id": stored.id,
         "webhook_id": add_webhook(server, resident),
+        "sample_id": add_sample(resident, "bot"),
         "number": "1",
         "alias": "prod",
         "file": "adapter_config.json",
@@ -348,7 +352,7 @@ def test_no_list_has_what_is_anothers(
     answer = stranger.get(route.removeprefix("GET "))
     assert answer.is_success, answer.text
     names = ("upload_id", "file_id", "batch_id", "response_id", "key_id", "user_id", "request_id")
-    for name in (*names, "job_id", "webhook_id", "model"):
+    for name in (*names, "job_id", "webhook_id", "sample_id", "model"):
         assert foreign[name] not in answer.text
 
 

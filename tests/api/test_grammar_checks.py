@@ -242,6 +242,7 @@ def test_a_server_without_grammars_says_so() -> None:
         metrics=nothing,
         served_model_name="base",
         adapter_wait_seconds=1.0,
+        samples=nothing,
     )
     order = Order(
         request_id="r",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.platform.keys.principal import READING_SCOPES, OperatorRole, Scope, TenantRole
+from loraplex.platform.keys.principal import OperatorRole, Scope, TenantRole
 from support.batches import completions, create, jsonl
+from support.samples import add_sample
 from support.server import ServerUnderTest
 from support.tuning_jobs import create as create_job
 from support.tuning_jobs import examples
@@ -49,6 +50,7 @@ def tenants(
             jobs={job.id},
             responses={stored.id},
             webhooks={add_webhook(server, owner)},
+            samples={add_sample(owner, NAME)},
         )
         callers.append(Caller(f"{slug} owner", owner.key, slug, frozenset(Scope)))
         for role in TenantRole:
@@ -58,8 +60,7 @@ def tenants(
             key = owner.http.post("/v1/keys", json=body).json()["key"]
             callers.append(Caller(f"{slug} {role}", key, slug, role.scopes))
         for kind, key in operators.items():
-            scopes = frozenset(Scope) if kind is OperatorRole.ADMIN else READING_SCOPES
-            callers.append(Caller(f"{kind} in {slug}", key, slug, scopes, is_operator=True))
+            callers.append(Caller(f"{kind} in {slug}", key, slug, kind.scopes, is_operator=True))
     return made, callers
 
 

@@ -95,6 +95,7 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
         metrics=Metrics(lambda: None),
         served_model_name="base",
         adapter_wait_seconds=1.0,
+        samples=nothing,
     )
     order = Order(
         request_id="r",

@@ -20,6 +20,7 @@ from loraplex.platform.keyring import secret_id
 from loraplex.platform.keys.principal import OperatorRole
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.models import Reservation
+from loraplex.platform.samples.sample_seal import SampleSeal
 from loraplex.platform.webhooks.event_types import EventType
 from loraplex.platform.webhooks.models import WebhookDelivery, WebhookEndpoint
 from loraplex.platform.webhooks.outbox import announce
@@ -34,12 +35,25 @@ class NoGarbage:
     collect_shared: Callable[[], None] | None = None
 
 
+def open_upkeep(
+    control_plane: ControlPlane, *secrets: bytes, sample_days: int = 30
+) -> SharedUpkeep:
+    return SharedUpkeep(
+        control_plane,
+        NoGarbage(),  # type: ignore[arg-type]
+        request_log_days=1,
+        upload_days=1,
+        sample_days=sample_days,
+        seal=SampleSeal(secrets or [b"s" * 32]),
+    )
+
+
 def test_sessions_failures_and_answers_that_have_ended_are_forgotten_every_hour(
     database: Database,
 ) -> None:
     control_plane = ControlPlane(database, b"s" * 32)
     leave_behind(database, control_plane)
-    upkeep = SharedUpkeep(control_plane, NoGarbage(), request_log_days=1, upload_days=1)  # type: ignore[arg-type]
+    upkeep = open_upkeep(control_plane)
     jobs = {job.name: job for job in upkeep.jobs()}
     due = [jobs["sign-ins"], jobs["idempotent-answers"]]
     assert [job.every for job in due] == [HOUR, HOUR]
@@ -88,7 +102,7 @@ def test_the_reservations_of_servers_that_never_came_back_are_dropped(database: 
         row.created_at -= timedelta(days=2)
         row.expires_at = 0.0
     control_plane = ControlPlane(database, b"s" * 32)
-    upkeep = SharedUpkeep(control_plane, NoGarbage(), request_log_days=1, upload_days=1)  # type: ignore[arg-type]
+    upkeep = open_upkeep(control_plane)
     (job,) = (job for job in upkeep.jobs() if job.name == "reservations")
 
     async def run() -> None:
@@ -111,7 +125,7 @@ def test_old_events_go_and_secrets_of_webhooks_follow_the_servers(database: Data
         session.scalars(select(WebhookDelivery)).one().created_at = utc_now() - timedelta(days=31)
     before.close()
     control_plane = ControlPlane(database, b"b" * 32, b"a" * 32)
-    upkeep = SharedUpkeep(control_plane, NoGarbage(), request_log_days=1, upload_days=1)  # type: ignore[arg-type]
+    upkeep = open_upkeep(control_plane)
     (job,) = [job for job in upkeep.jobs() if job.name == "webhooks"]
     assert job.every == HOUR
 

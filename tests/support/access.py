@@ -46,6 +46,8 @@ KEYS = Access(Kind.TENANT, Scope.KEYS_MANAGE)
 USERS = Access(Kind.TENANT, Scope.USERS_MANAGE)
 WEBHOOKS_READ = Access(Kind.TENANT, Scope.WEBHOOKS_READ)
 WEBHOOKS_WRITE = Access(Kind.TENANT, Scope.WEBHOOKS_WRITE)
+SAMPLES_READ = Access(Kind.TENANT, Scope.SAMPLES_READ)
+SAMPLES_WRITE = Access(Kind.TENANT, Scope.SAMPLES_WRITE)
 OPERATOR = Access(Kind.OPERATOR)
 ADMINISTRATOR = Access(Kind.ADMINISTRATOR)
 SESSION = Access(Kind.SESSION)
@@ -128,6 +130,13 @@ ROUTES: Mapping[str, Access] = {
     "DELETE /v1/adapters/{name}/aliases/{alias}": WRITE,
     "GET /v1/adapters/{name}/aliases/{alias}/history": READ,
     "POST /v1/adapters/{name}/aliases/{alias}/rollback": WRITE,
+    "GET /v1/adapters/{name}/sampling": READ,
+    "PUT /v1/adapters/{name}/sampling": SAMPLES_WRITE,
+    "DELETE /v1/adapters/{name}/sampling": SAMPLES_WRITE,
+    "GET /v1/adapters/{name}/samples": SAMPLES_READ,
+    "DELETE /v1/adapters/{name}/samples": SAMPLES_WRITE,
+    "GET /v1/adapters/{name}/samples/{sample_id}": SAMPLES_READ,
+    "DELETE /v1/adapters/{name}/samples/{sample_id}": SAMPLES_WRITE,
     "POST /v1/adapters/{name}/uploads": WRITE,
     "GET /v1/uploads": WRITE,
     "DELETE /v1/uploads/{upload_id}": WRITE,
@@ -231,6 +240,7 @@ MISSING = {
     "job_id": "ftjob-" + "0" * 32,
     "response_id": "resp_req-" + "0" * 24,
     "webhook_id": "whk_" + "0" * 32,
+    "sample_id": "smp_" + "0" * 32,
     "model": "no-such-model",
     "key_id": "0" * 12,
     "user_id": "0" * 36,

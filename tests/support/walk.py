@@ -68,6 +68,7 @@ class Tenant:
     jobs: set[str] = field(default_factory=set)
     responses: set[str] = field(default_factory=set)
     webhooks: set[str] = field(default_factory=set)
+    samples: set[str] = field(default_factory=set)
 
     @property
     def mark(self) -> str:
@@ -78,9 +79,10 @@ class Tenant:
         batches = {batch.removeprefix("batch_") for batch in self.batches}  # as _WORDS finds them
         responses = {response.removeprefix("resp_") for response in self.responses}
         webhooks = {webhook.removeprefix("whk_") for webhook in self.webhooks}
+        samples = {sample.removeprefix("smp_") for sample in self.samples}
         theirs = (
             *(self.keys, self.users, self.uploads, self.requests, (self.mark,)),
-            *(self.files, batches, self.jobs, responses, webhooks),
+            *(self.files, batches, self.jobs, responses, webhooks, samples),
         )
         return any(word in ids for word in words for ids in theirs)
 
@@ -116,6 +118,7 @@ class Walk:
                 self._read_job,
             ),
             *(self._read_response, self._read_webhook, self._test_webhook),
+            *(self._read_sample, self._set_sampling),
             *(self._set_budget, self._set_limits),
             *(self._look_around, self._read_request, self._resolve_model),
         ]
@@ -276,6 +279,15 @@ class Walk:
             path = f"/v1/webhooks/{webhook}/test"
             self._expect(caller, Scope.WEBHOOKS_WRITE, "POST", path, target=target, own=202)
 
+    def _read_sample(self, caller: Caller, target: Tenant) -> None:
+        if (sample := self._any(target.samples)) is not None:
+            path = f"/v1/adapters/{NAME}/samples/{sample}"
+            self._expect(caller, Scope.SAMPLES_READ, "GET", path, target=target)
+
+    def _set_sampling(self, caller: Caller, target: Tenant) -> None:
+        path, body = f"/v1/adapters/{NAME}/sampling", {"percent": 100, "days": 3}
+        self._expect(caller, Scope.SAMPLES_WRITE, "PUT", path, body)
+
     def _look_around(self, caller: Caller, target: Tenant) -> None:
         path, scope = self._random.choice(
             [
@@ -286,6 +298,8 @@ class Walk:
                 ("/v1/fine_tuning/jobs", Scope.ADAPTERS_READ),
                 ("/v1/adapters", Scope.ADAPTERS_READ),
                 (f"/v1/adapters/{NAME}", Scope.ADAPTERS_READ),
+                (f"/v1/adapters/{NAME}/sampling", Scope.ADAPTERS_READ),
+                (f"/v1/adapters/{NAME}/samples", Scope.SAMPLES_READ),
                 (f"/v1/adapters/{NAME}/versions/1/readiness", Scope.ADAPTERS_READ),
                 ("/v1/usage", Scope.USAGE_READ),
                 ("/v1/quota", Scope.USAGE_READ),

@@ -104,6 +104,7 @@ VALUES: Mapping[str, str | list[str]] = {
     "upload-days": "32",
     "file-days": "33",
     "response-days": "34",
+    "sample-days": "35",
     "tuning": "true",
     "max-tuning-jobs": "2",
     "drain-seconds": "26",

@@ -1,0 +1,1 @@
+"""Keeps samples of requests, where the adapter's tenant opted in."""

@@ -1,0 +1,1 @@
+"""Samples of requests that tenants chose to keep."""
