@@ -10,6 +10,7 @@ from .base import Base
 from .batches.file_models import StoredFile
 from .batches.models import Batch, BatchResult
 from .budgets.models import Budget, BudgetAlert, BudgetUse
+from .evaluations.models import Evaluation, GoldenSetRow
 from .idempotency.models import IdempotentAnswer
 from .identities.models import Identity, SpentFlow
 from .jobs.models import JobLease
@@ -57,6 +58,8 @@ __all__ = [
     "CallerLimits",
     "Currency",
     "DeletionReceipt",
+    "Evaluation",
+    "GoldenSetRow",
     "IdempotentAnswer",
     "Identity",
     "JobLease",

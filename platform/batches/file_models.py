@@ -24,6 +24,8 @@ class FilePurpose(StrEnum):
     """The results of a batch, or its errors."""
     FINE_TUNE = "fine-tune"
     """The data of fine-tuning jobs, uploaded by the tenant."""
+    EVALS = "evals"
+    """The cases of golden sets, uploaded by the tenant."""
 
 
 class StoredFile(TenantOwned, Base):
