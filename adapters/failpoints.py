@@ -56,6 +56,13 @@ BATCH_FAILPOINTS = (
 
 TUNING_FAILPOINTS = ("tuning.begun", "tuning.trained", "tuning.published", "tuning.ended")
 """The same of a fine-tuning job."""
+EVALUATION_FAILPOINTS = (
+    "evaluations.begun",
+    "evaluations.stored",
+    "evaluations.asked",
+    "evaluations.ended",
+)
+"""The same of an evaluation."""
 TENANT_FAILPOINTS = (
     "tenants.hidden",
     "tenants.quiet",

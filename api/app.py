@@ -23,7 +23,9 @@ from .routes import (
     completions,
     device,
     embeddings,
+    evaluations,
     files,
+    golden_sets,
     keys,
     lora_adapters,
     me,
@@ -61,7 +63,7 @@ from .server.runtime import Runtime
 
 _CLOSED = (
     *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
-    *(stored_responses, tenant_files, batches, tuning_jobs),
+    *(stored_responses, tenant_files, batches, tuning_jobs, golden_sets, evaluations),
     *(adapters, aliases, samples, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit, webhooks),
     *(prices, budgets, caller_limits),

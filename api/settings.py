@@ -203,8 +203,8 @@ class Settings(BaseSettings):
     upload_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
     """Retention of closed uploads. The provenance of versions is kept."""
     file_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
-    """Retention of files that name no other, of the results of batches, and of ended batches and
-    fine-tuning jobs."""
+    """Retention of files that name no other, of the results of batches, and of ended batches,
+    fine-tuning jobs and evaluations."""
     response_days: Annotated[int, Option()] = Field(default=30, ge=1, le=3660)
     """Retention of stored responses, from the last one that continues them."""
     sample_days: Annotated[int, Option()] = Field(default=30, ge=0, le=3660)

@@ -281,7 +281,7 @@ class FileNotFound(PlatformError):
 
 
 class FileInUse(PlatformError):
-    """A batch or fine-tuning job that has not ended reads this file."""
+    """A batch, fine-tuning job, evaluation or golden set uses this file."""
 
     code = "file_in_use"
 
@@ -296,6 +296,18 @@ class TuningJobNotFound(PlatformError):
     """No such fine-tuning job."""
 
     code = "tuning_job_not_found"
+
+
+class GoldenSetNotFound(PlatformError):
+    """No such golden set."""
+
+    code = "golden_set_not_found"
+
+
+class EvaluationNotFound(PlatformError):
+    """No such evaluation."""
+
+    code = "evaluation_not_found"
 
 
 class ResponseNotFound(PlatformError):
@@ -519,7 +531,7 @@ class AdapterBeingDeleted(PlatformError):
 
 
 class InvalidTransition(PlatformError):
-    """The state of the version, upload, batch or fine-tuning job does not allow this."""
+    """The state of the version, upload, batch, job or evaluation does not allow this."""
 
     code = "state_conflict"
 

@@ -17,6 +17,7 @@ from .base import Base
 from .batches.file_models import StoredFile
 from .batches.models import Batch, BatchResult
 from .budgets.models import Budget, BudgetAlert, BudgetUse
+from .evaluations.models import Evaluation, GoldenSetRow
 from .idempotency.models import IdempotentAnswer
 from .identities.models import Identity, SpentFlow
 from .jobs.models import JobLease
@@ -66,6 +67,8 @@ __all__ = [
     "CallerLimits",
     "Currency",
     "DeletionReceipt",
+    "Evaluation",
+    "GoldenSetRow",
     "IdempotentAnswer",
     "Identity",
     "JobLease",

@@ -58,6 +58,17 @@ def check_adapter_name(text: str, *, param: str = "name") -> str:
     return text
 
 
+def check_golden_set_name(text: str, *, param: str = "golden_set") -> str:
+    """Return the golden set's name, formed like an adapter's, or raise InvalidValue."""
+    if not is_adapter_name(text):
+        raise InvalidValue(
+            "The name of a golden set has 1 to 64 characters of a-z, 0-9, '.', '_' and '-', and "
+            "begins with a letter or digit.",
+            param=param,
+        )
+    return text
+
+
 def check_operator_name(text: str, *, param: str = "name") -> str:
     """Return the operator's name, formed like an adapter's, or raise InvalidValue."""
     if not is_adapter_name(text):

@@ -31,6 +31,8 @@ from ...platform.adapters.states import VersionState
 from ...platform.audit.event import Changed, Event, Origin
 from ...platform.base import JsonObject
 from ...platform.errors import InvalidTransition, PlatformError
+from ...platform.evaluations import golden_sets
+from ...platform.evaluations import service as evaluations
 from ...platform.jobs.service import shared_now
 from ...platform.samples import service as samples
 from ...platform.servers import service as servers
@@ -88,8 +90,8 @@ class Deletions:
     async def delete_adapter(
         self, tenant_id: str, name: str, origin: Origin, *, drain_seconds: float = DRAIN_SECONDS
     ) -> list[Deletion]:
-        """Remove all versions, and the adapter's fine-tuning jobs that have ended; returns when
-        nothing is left. Raises AdapterNotFound.
+        """Remove all versions, the adapter's golden sets and evaluations, and its fine-tuning jobs
+        that have ended; returns when nothing is left. Raises AdapterNotFound.
 
         Running requests have `drain_seconds` to end; then they end with `adapter_deleted`.
         """
@@ -97,6 +99,8 @@ class Deletions:
         def begin(session: TenantSession) -> Changed[list[Deletion]]:
             begun = service.begin_adapter_deletion(session, name, deleted_by=origin.actor.author)
             tuning.remove_ended(session, name)
+            golden_sets.remove_all(session, name)
+            evaluations.remove_all(session, name)
             numbers = [deletion.number for deletion in begun]
             return Changed(begun, Event("adapter.delete", name, {"versions": numbers}))
 

@@ -24,6 +24,8 @@ from ...platform.base import utc_now
 from ...platform.batches import files
 from ...platform.batches.file_models import FilePurpose, StoredFile
 from ...platform.errors import QuotaExceeded
+from ...platform.evaluations import golden_sets
+from ...platform.evaluations import service as evaluations
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ...platform.tuning import service as tuning
@@ -145,7 +147,8 @@ class TenantFiles:
         """Delete a file and its bytes. Raises FileNotFound, FileInUse or an AdapterError."""
 
         def remove(session: TenantSession) -> Changed[StoredFile]:
-            tuning.check_file_unused(session, file_id)
+            for each in (tuning, golden_sets, evaluations):
+                each.check_file_unused(session, file_id)
             file = files.remove(session, file_id, viewer=principal)
             return Changed(file, Event("file.delete", file.id, {"filename": file.filename}))
 

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from ..evaluation.requests import Line
+from ..evaluation.requests import Line, bodies_of, encoded
 from .batch_job import BatchJob
 from .batch_run import check_batch, run_batch
 from .client import ApiClient
@@ -32,7 +30,7 @@ class BatchAnswers:
         none."""
         file = self._folder / f"{name}.jsonl"
         answers, errors = (self._folder / f"{name}.{kind}.jsonl" for kind in ("out", "errors"))
-        content = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        content = encoded(lines)
         if not file.exists() or file.read_bytes() != content:
             answers.unlink(missing_ok=True)  # first: they are not those of the new lines
             file.write_bytes(content)
@@ -44,10 +42,4 @@ class BatchAnswers:
             except CommandFailed:
                 answers.unlink(missing_ok=True)  # a repetition asks again
                 raise
-        return _bodies(answers, lines)
-
-
-def _bodies(answers: Path, lines: Sequence[Line]) -> list[dict[str, Any]]:
-    results = map(msgspec.json.decode, answers.read_bytes().splitlines())
-    bodies = {result["custom_id"]: result["response"]["body"] for result in results}
-    return [bodies[line.custom_id] for line in lines]
+        return bodies_of(answers, lines)

@@ -248,7 +248,8 @@ PLATFORM_CODES: Mapping[str, ErrorCode] = {
     "quota_exceeded": ErrorCode(
         403,
         "The tenant has reached its quota of adapters, versions, stored bytes, keys, "
-        "users, files, batches or fine-tuning jobs; the message says which. Remove some, or ask "
+        "users, files, batches, fine-tuning jobs, golden sets or evaluations; the message says "
+        "which. Remove some, or ask "
         "the operator for more.",
     ),
     "key_not_found": ErrorCode(404, "No such API key for this caller."),
@@ -272,7 +273,9 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "request_not_found": ErrorCode(404, "No such request for this key, or its entry has expired."),
     "file_not_found": ErrorCode(404, "No such file for this key, or it has expired."),
     "file_in_use": ErrorCode(
-        409, "A batch or fine-tuning job that has not ended reads the file: cancel it first."
+        409,
+        "A batch, fine-tuning job or evaluation that has not ended, or a golden set, uses the "
+        "file; the message says which. Cancel or remove it first.",
     ),
     "batch_not_found": ErrorCode(404, "No such batch for this key."),
     "price_not_found": ErrorCode(
@@ -285,6 +288,11 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "model_not_tunable": ErrorCode(
         400, "Adapters are trained from the base model only; `model` is another name."
     ),
+    "golden_set_not_found": ErrorCode(404, "The adapter has no such golden set."),
+    "invalid_golden_set": ErrorCode(
+        400, "The file is no golden set; the message names the first line that is wrong."
+    ),
+    "evaluation_not_found": ErrorCode(404, "The adapter has no such evaluation."),
     "budget_not_found": ErrorCode(404, "The tenant, user or key has no such budget."),
     "response_not_found": ErrorCode(
         404, "No such stored response for this key, or it has expired."
@@ -310,7 +318,9 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
         413, "The stored responses that the request continues have too many bytes."
     ),
     "key_required": ErrorCode(
-        403, "Batches are created with a tenant's API key: their lines are requests of this key."
+        403,
+        "Batches and evaluations need a tenant's API key: their lines are requests of this key. "
+        "The key of an evaluation must have the scope `infer` and not be restricted to adapters.",
     ),
     "adapter_not_found": ErrorCode(404, "No such adapter for this key."),
     "version_not_found": ErrorCode(404, "The adapter has no such version."),
@@ -326,7 +336,9 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
         409, "The same content is being deleted; push it again when that is done.", True
     ),
     "state_conflict": ErrorCode(
-        409, "The state of the version, upload, batch or fine-tuning job does not allow this."
+        409,
+        "The state of the version, upload, batch, fine-tuning job or evaluation does not allow "
+        "this.",
     ),
     "upload_not_found": ErrorCode(404, "No such upload for this key."),
     "upload_elsewhere": ErrorCode(
@@ -409,6 +421,18 @@ TUNING_CODES: Mapping[str, str] = {
 }
 """For `error.code` of fine-tuning jobs that have failed."""
 
+EVALUATION_CODES: Mapping[str, str] = {
+    "file_not_found": "The file of the golden set, or of the answers, cannot be read.",
+    "invalid_golden_set": "The file is no golden set; the message names the line.",
+    "requests_failed": "Requests have failed; the message names the first error, and the file with "
+    "all of them.",
+    "batch_not_completed": "A batch of the evaluation was cancelled, has expired or is gone.",
+    "quota_exceeded": "The tenant may have no more files or batches.",
+    "scoring_failed": "The scores took more processor time or memory than allowed: simplify the "
+    "schemas of the set, or divide it.",
+}
+"""For `error.code` of evaluations that have failed."""
+
 START_CODES: Mapping[str, str] = {
     ConfinementMissing.code: "`--require-confinement` is set, but namespaces, Landlock or limits "
     "are not in force for examinations. The message names what is missing and what to do.",
@@ -486,6 +510,15 @@ adapter was refused.
 |---|---|
 """
 
+_EVALUATION_INTRODUCTION = """
+## Why an evaluation fails
+
+`error.code` of an evaluation that has failed is one of these codes.
+
+| code | meaning |
+|---|---|
+"""
+
 _LINK_INTRODUCTION = """
 ## Why a connection between machines is refused or ends
 
@@ -510,6 +543,8 @@ def error_reference() -> str:
         + "".join(_meaning_rows(BASE_CODES))
         + _TUNING_INTRODUCTION
         + "".join(_meaning_rows(TUNING_CODES))
+        + _EVALUATION_INTRODUCTION
+        + "".join(_meaning_rows(EVALUATION_CODES))
         + _START_INTRODUCTION
         + "".join(_meaning_rows(START_CODES))
         + _LINK_INTRODUCTION

@@ -38,7 +38,7 @@ def matches_schema(schema: Any) -> Constraint:
     def is_followed(answer: str) -> bool:
         try:
             return validator.is_valid(msgspec.json.decode(answer))
-        except (msgspec.DecodeError, UnicodeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             return False
 
     return is_followed

@@ -122,9 +122,10 @@ class GoldenSet:
         self.cases = cases
 
     @classmethod
-    def read(cls, file: Path) -> Self:
-        """The golden set in this file. Empty lines are skipped. Raises InvalidArgument with the
-        number of the first line that is wrong."""
+    def read(cls, file: Path, *, shown_as: str | None = None) -> Self:
+        """The golden set in this file, which messages name by its path or `shown_as`. Empty lines
+        are skipped. Raises InvalidArgument with the number of the first line that is wrong."""
+        name = shown_as or str(file)
         cases: list[GoldenCase] = []
         ids: set[str] = set()
         for number, line in enumerate(file.read_bytes().splitlines(), start=1):
@@ -132,18 +133,18 @@ class GoldenSet:
                 continue
             try:
                 case = msgspec.json.decode(line, type=GoldenCase)
-            except (msgspec.DecodeError, UnicodeError) as exc:
-                raise _invalid(file, number, str(exc)) from exc
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
+                raise _invalid(name, number, str(exc)) from exc
             if problem := case.problem():
-                raise _invalid(file, number, problem)
+                raise _invalid(name, number, problem)
             if case.id in ids:
-                raise _invalid(file, number, f"the id {case.id!r} is not unique")
+                raise _invalid(name, number, f"the id {case.id!r} is not unique")
             if cases and (case.messages is None) != (cases[0].messages is None):
-                raise _invalid(file, number, "the cases of a set all have messages, or all prompt")
+                raise _invalid(name, number, "the cases of a set all have messages, or all prompt")
             ids.add(case.id)
             cases.append(case)
         if not cases:
-            raise InvalidArgument(f"{file} has no cases.")
+            raise InvalidArgument(f"{name} has no cases.")
         return cls(cases)
 
     @property
@@ -161,5 +162,5 @@ class GoldenSet:
         }
 
 
-def _invalid(file: Path, number: int, problem: str) -> InvalidArgument:
-    return InvalidArgument(f"{file}, line {number}: {problem}")
+def _invalid(name: str, number: int, problem: str) -> InvalidArgument:
+    return InvalidArgument(f"{name}, line {number}: {problem}")

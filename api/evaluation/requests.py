@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,6 +38,18 @@ def text_of(body: Mapping[str, Any]) -> str:
     choice = body["choices"][0]
     text = choice["text"] if "text" in choice else choice["message"]["content"]
     return text or ""
+
+
+def encoded(lines: Sequence[Line]) -> bytes:
+    """The input file of a batch."""
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def bodies_of(answers: Path, lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """The bodies of the answers in the output file of a batch, in the order of its lines."""
+    results = map(msgspec.json.decode, answers.read_bytes().splitlines())
+    bodies = {result["custom_id"]: result["response"]["body"] for result in results}
+    return [bodies[line.custom_id] for line in lines]
 
 
 def embedding_lines(texts: Sequence[str], base: str) -> list[Line]:

@@ -20,7 +20,7 @@ def equal_json(answer: str, expected: Any) -> float:
     and 1.0 are equal, 1 and true are not."""
     try:
         return float(_is_equal(msgspec.json.decode(answer), expected))
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return 0.0
 
 

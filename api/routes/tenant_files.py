@@ -1,5 +1,5 @@
-"""`/v1/files`: the data of fine-tuning jobs, and the inputs and results of batches, as in OpenAI's
-API."""
+"""`/v1/files`: the data of fine-tuning jobs, golden sets, and the inputs and results of batches, as
+in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ MAX_FILES_PAGE = 10_000
 async def upload_file(
     request: Request, runtime: CurrentRuntime, principal: Caller, origin: RequestOrigin
 ) -> Response:
-    """Upload a file: a form with `file`, and `purpose=batch` or `purpose=fine-tune`.
+    """Upload a file: a form with `file`, and `purpose=batch`, `purpose=fine-tune` or
+    `purpose=evals`.
 
     `expires_after[anchor]=created_at` and `expires_after[seconds]` set how long it is kept. Files
     have at most 200 MiB.
@@ -178,10 +179,10 @@ async def _receive(request: Request, path: Path) -> tuple[ReceivedFile, dict[str
 def _purpose(fields: dict[str, str]) -> FilePurpose:
     """What the form says the file is for. Raises ApiError."""
     given = fields.pop("purpose", None)
-    for purpose in (FilePurpose.BATCH, FilePurpose.FINE_TUNE):
+    for purpose in (FilePurpose.BATCH, FilePurpose.FINE_TUNE, FilePurpose.EVALS):
         if given == purpose:
             return purpose
-    message = "purpose: must be `batch` or `fine-tune`"
+    message = "purpose: must be `batch`, `fine-tune` or `evals`"
     raise ApiError("invalid_parameter", message, param="purpose")
 
 

@@ -30,7 +30,7 @@ class FileView(AnswerModel):
     expires_at: int
     filename: str
     purpose: str
-    """`batch`, `fine-tune`, or `batch_output` for the results of a batch."""
+    """`batch`, `fine-tune`, `evals`, or `batch_output` for the results of a batch."""
     status: Literal["processed"] = "processed"
     object: Literal["file"] = "file"
 

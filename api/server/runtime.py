@@ -29,6 +29,7 @@ from ..batches.batches import Batches
 from ..control_plane.control_plane import ControlPlane
 from ..control_plane.refusals import Refusals
 from ..control_plane.sign_in import SignIn
+from ..evaluations.evaluations import Evaluations
 from ..inference.inference import Inference
 from ..inference.pricing import Pricing
 from ..oidc.provider_sign_in import ProviderSignIn
@@ -44,6 +45,7 @@ from .adapter_services import AdapterServices, open_adapters
 from .batch_services import open_batches
 from .confinement import check_confinement
 from .control_services import ControlServices, open_control
+from .evaluation_services import open_evaluations
 from .inference_services import InferenceServices, open_inference
 from .planes import Planes, open_planes
 from .readiness import Readiness
@@ -63,6 +65,7 @@ class Runtime:
     inference: Inference
     pricing: Pricing
     batches: Batches
+    evaluations: Evaluations
     tuning: Tuning | None
     """None: the operator has not turned fine-tuning on."""
     pushes: Pushes
@@ -114,6 +117,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         control = open_control(planes, inference.metrics, adapters.garbage, stack)
         readiness = Readiness(planes.engine)
         batches = open_batches(planes, inference, readiness, stack)
+        evaluations = open_evaluations(planes, batches.files, readiness, stack)
         tuning = open_tuning(
             planes,
             pushes=adapters.pushes,
@@ -123,10 +127,20 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             stack=stack,
         )
         runtime = _gather(
-            planes, inference, adapters, control, readiness, batches, tuning, confinement, tracing
+            planes,
+            inference,
+            adapters,
+            control,
+            readiness,
+            batches,
+            evaluations,
+            tuning,
+            confinement,
+            tracing,
         )
         runtime.metrics.show_fleet(runtime.fleet_views)
         await _recover_and_start(planes, inference, adapters, control)
+        evaluations.start()
         if tuning is not None:
             tuning.start()
         yield runtime
@@ -171,6 +185,7 @@ def _gather(
     control: ControlServices,
     readiness: Readiness,
     batches: Batches,
+    evaluations: Evaluations,
     tuning: Tuning | None,
     confinement: ConfinementReport,
     tracing: Tracing | None,
@@ -185,6 +200,7 @@ def _gather(
         inference=inference.inference,
         pricing=inference.pricing,
         batches=batches,
+        evaluations=evaluations,
         tuning=tuning,
         pushes=adapters.pushes,
         deletions=adapters.deletions,

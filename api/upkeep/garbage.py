@@ -35,6 +35,8 @@ from ...platform.batches import files
 from ...platform.batches import service as batches
 from ...platform.batches.file_models import StoredFile
 from ...platform.errors import PlatformError
+from ...platform.evaluations import golden_sets
+from ...platform.evaluations import service as evaluations
 from ...platform.responses import service as responses
 from ...platform.sessions import PlatformSession, TenantSession
 from ...platform.tuning import service as tuning
@@ -90,7 +92,7 @@ class Garbage:
         upload_patience_seconds: float = UPLOAD_PATIENCE_SECONDS,
         batch_days: int = 30,
     ) -> None:
-        """`batch_days`: how long ended batches and fine-tuning jobs are kept."""
+        """`batch_days`: how long ended batches, fine-tuning jobs and evaluations are kept."""
         self._store = store
         self._staging = staging
         self._control_plane = control_plane
@@ -176,12 +178,17 @@ class Garbage:
         return await self._control_plane.change(upload.tenant_id, BY_SYSTEM, abandon)
 
     async def _expire_files(self, collected: Collected) -> None:
-        """Remove expired files that no batch or job reads, and batches and fine-tuning jobs that
-        ended long ago."""
+        """Remove expired files that nothing uses, and batches, fine-tuning jobs and evaluations
+        that ended long ago."""
         now = utc_now()
 
         def find(session: PlatformSession) -> list[StoredFile]:
-            needed = tuning.list_needed_files_of_all_tenants(session)
+            needed = set[str]().union(
+                *(
+                    each.list_needed_files_of_all_tenants(session)
+                    for each in (tuning, golden_sets, evaluations)
+                )
+            )
             expired = files.list_expired_of_all_tenants(session, now)
             return [file for file in expired if file.id not in needed]
 
@@ -193,7 +200,7 @@ class Garbage:
             await self._control_plane.change(file.tenant_id, BY_SYSTEM, partial(_expire, file.id))
             key = file_key(file.tenant_id, file.id, file.sha256)
             await self._threads.run(self._store.delete, key)
-        for purge in (batches.purge, tuning.purge):
+        for purge in (batches.purge, tuning.purge, evaluations.purge):
             ended_long_ago = partial(purge, before=now - self._batch_age)
             while await self._control_plane.write_all_tenants(ended_long_ago):
                 pass

@@ -24,6 +24,7 @@ from ...platform.audit.event import BY_SYSTEM, Changed, Event, Origin
 from ...platform.base import utc_now
 from ...platform.batches import service as batches
 from ...platform.errors import AdapterNotFound, InvalidTransition, PlatformError
+from ...platform.evaluations import service as evaluations
 from ...platform.sessions import PlatformSession
 from ...platform.tenants import deletion as service
 from ...platform.tenants.models import TenantDeletion
@@ -149,8 +150,8 @@ class TenantDeletions:
         failpoint("tenants.deleted")
 
     async def _end_work(self, tenant_id: str) -> None:
-        """End batches and fine-tuning jobs."""
-        for each in (batches, tuning):
+        """End evaluations, batches and fine-tuning jobs."""
+        for each in (evaluations, batches, tuning):
             await self._control_plane.write(tenant_id, each.cancel_all)
             await _wait_for_end(partial(self._control_plane.read, tenant_id, each.has_open))
 

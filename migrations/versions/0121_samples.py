@@ -42,11 +42,11 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go back. Samples are lost, and files made of them are no longer hidden from anyone, so their
-    rows are removed."""
+    """Go back. Samples and golden sets are lost, and files made of samples are no longer hidden
+    from anyone, so their rows are removed."""
     for table in reversed(_TABLES):
         op.drop_table(table)
-    op.execute("DELETE FROM files WHERE has_samples")
+    op.execute("DELETE FROM files WHERE has_samples OR purpose = 'evals'")
     op.drop_column("files", "has_samples")
     _check_purposes(*_OLD_PURPOSES)
 

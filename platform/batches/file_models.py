@@ -25,7 +25,7 @@ class FilePurpose(StrEnum):
     FINE_TUNE = "fine-tune"
     """The data of fine-tuning jobs, uploaded by the tenant or made of samples."""
     EVALS = "evals"
-    """A golden set made of samples."""
+    """The cases of golden sets, uploaded by the tenant or made of samples."""
 
 
 class StoredFile(TenantOwned, Base):

@@ -71,7 +71,7 @@ class Result(NamedTuple):
 # --- what callers do ------------------------------------------------------------------------------
 
 
-def create(session: TenantSession, new: NewBatch, viewer: Principal) -> Batch:
+def create(session: TenantSession, new: NewBatch, viewer: Principal | None) -> Batch:
     """Add a batch, whose file is checked later.
 
     Raises FileNotFound, InvalidValue for a file of another purpose, or QuotaExceeded.
@@ -122,7 +122,9 @@ def list_batches(
     return session.scalars(query).all()
 
 
-def cancel(session: TenantSession, batch_id: str, *, viewer: Principal) -> tuple[Batch, bool]:
+def cancel(
+    session: TenantSession, batch_id: str, *, viewer: Principal | None
+) -> tuple[Batch, bool]:
     """Ask for the cancellation; returns the batch, and whether it was asked for now.
 
     Raises BatchNotFound, or InvalidTransition if no more lines are answered.

@@ -18,6 +18,8 @@ class EventType(StrEnum):
     JOB_SUCCEEDED = "job.succeeded"
     """A fine-tuning job has made a version."""
     JOB_FAILED = "job.failed"
+    EVALUATION_FINISHED = "evaluation.finished"
+    """It has succeeded, with a regression or not, has failed or was cancelled."""
     BUDGET_ALERT = "budget.alert"
     TENANT_DELETED = "tenant.deleted"
     """No tier holds its adapters and files any more; the webhooks are removed next."""

@@ -24,6 +24,7 @@ from support.access import MISSING, ROUTES, Access, Kind, concrete
 from support.batches import completions, create, jsonl
 from support.browser import Browser, signed_in_operator, signed_in_user
 from support.envelopes import check_envelope
+from support.evaluations import put_set, start
 from support.http_uploads import open_upload
 from support.published import DOCUMENT
 from support.samples import add_sample
@@ -260,6 +261,11 @@ FOREIGN_BODIES = [
         "POST /v1/fine_tuning/jobs",
         {"model": "tiny", "training_file": "{file_id}", "suffix": "trained"},
     ),
+    ("PUT /v1/adapters/{name}/golden-sets/{golden_set}", {"file": "{file_id}"}),
+    (
+        "POST /v1/adapters/{name}/evaluations",
+        {"version": 1, "golden_set": "{golden_set}"},
+    ),
     ("POST /v1/keys", {"name": "x", "scopes": ["infer"], "user": "{user_id}"}),
     (
         "PUT /v1/adapters/{name}/aliases/{alias}",
@@ -286,6 +292,9 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
     batch = create(resident.openai, jsonl(completions("bot", ["x"])))
     job = create_job(resident.openai, examples("slow", 100))
     resident.openai.fine_tuning.jobs.cancel(job.id)
+    put_set(resident, [{"id": "a", "prompt": "x", "expected": "y"}])
+    evaluation = start(resident, 1)
+    resident.http.post(f"/v1/adapters/bot/evaluations/{evaluation['id']}/cancel")
     stored = resident.openai.responses.create(
         model="bot", input="x", max_output_tokens=1, store=True
     )
@@ -301,6 +310,8 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
         "file_id": batch.input_file_id,
         "batch_id": batch.id,
         "job_id": job.id,
+        "golden_set": "golden",
+        "evaluation_id": evaluation["id"],
         "model": "resident/bot",
         "key_id": _issue(resident, "foreign")["id"],
         "user_id": user["id"],

@@ -12,6 +12,7 @@ import pytest
 
 from loraplex.adapters.failpoints import (
     BATCH_FAILPOINTS,
+    EVALUATION_FAILPOINTS,
     FAILPOINTS,
     TENANT_FAILPOINTS,
     TUNING_FAILPOINTS,
@@ -38,5 +39,8 @@ def test_every_failpoint_stands_in_exactly_one_place() -> None:
     # Bytes of uploads are acknowledged on this server's disk, or in the store.
     for name in ("uploads.written", "uploads.acknowledged"):
         placed.remove(name)
-    named = (FAILPOINTS, BATCH_FAILPOINTS, TENANT_FAILPOINTS, TUNING_FAILPOINTS, WEBHOOK_FAILPOINTS)
+    named = (
+        *(FAILPOINTS, BATCH_FAILPOINTS, EVALUATION_FAILPOINTS, TENANT_FAILPOINTS),
+        *(TUNING_FAILPOINTS, WEBHOOK_FAILPOINTS),
+    )
     assert sorted(placed) == sorted(name for names in named for name in names)

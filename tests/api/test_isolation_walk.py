@@ -11,6 +11,7 @@ import pytest
 from loraplex.platform.keys.principal import OperatorRole, Scope, TenantRole
 from support.batches import completions, create, jsonl
 from support.samples import add_sample
+from support.evaluations import put_set, start
 from support.server import ServerUnderTest
 from support.tuning_jobs import create as create_job
 from support.tuning_jobs import examples
@@ -39,6 +40,8 @@ def tenants(
         batch = create(owner.openai, jsonl(completions(NAME, ["x"])))
         job = create_job(owner.openai, examples("slow", 100))
         owner.openai.fine_tuning.jobs.cancel(job.id)
+        put_set(owner, [{"id": "a", "prompt": "x", "expected": "y"}])
+        evaluation = start(owner, 1)["id"]
         stored = owner.openai.responses.create(
             model=NAME, input="x", max_output_tokens=1, store=True
         )
@@ -48,6 +51,7 @@ def tenants(
             files={batch.input_file_id},
             batches={batch.id},
             jobs={job.id},
+            evaluations={evaluation},
             responses={stored.id},
             webhooks={add_webhook(server, owner)},
             samples={add_sample(owner, NAME)},

@@ -66,6 +66,7 @@ class Tenant:
     files: set[str] = field(default_factory=set)
     batches: set[str] = field(default_factory=set)
     jobs: set[str] = field(default_factory=set)
+    evaluations: set[str] = field(default_factory=set)
     responses: set[str] = field(default_factory=set)
     webhooks: set[str] = field(default_factory=set)
     samples: set[str] = field(default_factory=set)
@@ -82,7 +83,7 @@ class Tenant:
         samples = {sample.removeprefix("smp_") for sample in self.samples}
         theirs = (
             *(self.keys, self.users, self.uploads, self.requests, (self.mark,)),
-            *(self.files, batches, self.jobs, responses, webhooks, samples),
+            *(self.files, batches, self.jobs, self.evaluations, responses, webhooks, samples),
         )
         return any(word in ids for word in words for ids in theirs)
 
@@ -116,6 +117,7 @@ class Walk:
                 self._read_file,
                 self._read_batch,
                 self._read_job,
+                self._read_evaluation,
             ),
             *(self._read_response, self._read_webhook, self._test_webhook),
             *(self._read_sample, self._set_sampling),
@@ -264,6 +266,11 @@ class Walk:
             path = f"/v1/fine_tuning/jobs/{job}{self._random.choice(['', '/events'])}"
             self._expect(caller, Scope.ADAPTERS_READ, "GET", path, target=target)
 
+    def _read_evaluation(self, caller: Caller, target: Tenant) -> None:
+        if (evaluation := self._any(target.evaluations)) is not None:
+            path = f"/v1/adapters/{NAME}/evaluations/{evaluation}"
+            self._expect(caller, Scope.ADAPTERS_READ, "GET", path, target=target)
+
     def _read_response(self, caller: Caller, target: Tenant) -> None:
         if (response := self._any(target.responses)) is not None:
             path = f"/v1/responses/{response}{self._random.choice(['', '/input_items'])}"
@@ -301,6 +308,8 @@ class Walk:
                 (f"/v1/adapters/{NAME}/sampling", Scope.ADAPTERS_READ),
                 (f"/v1/adapters/{NAME}/samples", Scope.SAMPLES_READ),
                 (f"/v1/adapters/{NAME}/versions/1/readiness", Scope.ADAPTERS_READ),
+                (f"/v1/adapters/{NAME}/golden-sets", Scope.ADAPTERS_READ),
+                (f"/v1/adapters/{NAME}/evaluations", Scope.ADAPTERS_READ),
                 ("/v1/usage", Scope.USAGE_READ),
                 ("/v1/quota", Scope.USAGE_READ),
                 ("/v1/webhooks", Scope.WEBHOOKS_READ),

@@ -14,6 +14,7 @@ const EVENT_TEXTS: Record<EventType, string> = {
   "batch.ended": "A batch has ended",
   "job.succeeded": "A fine-tuning job has published its version",
   "job.failed": "A fine-tuning job has failed",
+  "evaluation.finished": "An evaluation has ended",
   "budget.alert": "A percentage of a budget is spent",
   "tenant.deleted": "The tenant is deleted",
 };

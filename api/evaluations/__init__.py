@@ -1,0 +1,1 @@
+"""Evaluations that the server runs."""

@@ -1,0 +1,1 @@
+"""Golden sets of adapters, and evaluations of versions on them."""
