@@ -52,6 +52,11 @@ class Metrics:
             "Entries missing from the request log because the database was unavailable or too "
             "many requests ended at once.",
         )
+        self.canary_rollbacks = registry.counter(
+            "canary_rollbacks",
+            "Canaries that this server ended because they exceeded a limit of their alias.",
+            ("limit",),
+        )
         self._keys_expiring = registry.gauge(
             "keys_expiring",
             "Keys of a `tenant` or `operator` that expire within seven days and have no "
