@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .accounts.models import Account, AccountSession, SignInFailures
+from .adapters.canary_models import CanaryCounts
 from .adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from .adapters.models import (
     Adapter,
@@ -65,6 +66,7 @@ __all__ = [
     "BudgetUse",
     "CallerBucket",
     "CallerLimits",
+    "CanaryCounts",
     "Currency",
     "DeletionReceipt",
     "Evaluation",

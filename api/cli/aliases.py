@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ..client.references import LIVE, check_alias
+from .canary_limits import parse_limits
 from .client import api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
@@ -36,9 +37,25 @@ def canary(
             callback=check_finite, help="Percentage of the alias's requests, between 0 and 100."
         ),
     ] = 10.0,
+    is_watched: Annotated[
+        bool, typer.Option("--watch", help="End it when it exceeds a limit; see --limit.")
+    ] = False,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="NAME=VALUE",
+            help="Another limit than the default, or `none`: error_rate=0.02, refusals=0.05, "
+            "length=1.5, latency=1.5, min_requests=100. Implies --watch. Repeatable.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a share of an alias's requests to another version; `alias set` ends the canary."""
+    """Send a share of an alias's requests to another version; `alias set` ends the canary.
+
+    With --watch, it also ends by itself when it is worse than the alias's own version.
+    """
+    wanted = parse_limits(limits or []) if is_watched or limits else None
     with open_client() as client:
         aliases = client.get(api_path("adapters", name))["aliases"]
         if alias not in aliases:
@@ -49,7 +66,7 @@ def canary(
             )
         body = {
             "version": aliases[alias],
-            "canary": {"version": version, "percent": percent},
+            "canary": {"version": version, "percent": percent, "limits": wanted},
         }
         answer = client.put(api_path("adapters", name, "aliases", alias), body)
     _print_alias(answer, as_json=as_json)
@@ -89,7 +106,7 @@ def history(name: Name, alias: Alias, as_json: AsJson = False) -> None:
         print_json(changes)
         return
     rows = [{**change, "canary": _canary(change)} for change in changes]
-    print_rows(rows, ["changed_at", "action", "version", "canary", "changed_by"])
+    print_rows(rows, ["changed_at", "action", "version", "canary", "changed_by", "reason"])
 
 
 def _print_alias(answer: dict[str, Any], *, as_json: bool) -> None:
@@ -98,9 +115,12 @@ def _print_alias(answer: dict[str, Any], *, as_json: bool) -> None:
         return
     name, canary = answer["adapter"], answer["canary"]
     split = f", and {name}@{canary['version']} for {canary['percent']:g} %" if canary else ""
+    split += ", watched" if canary and canary["limits"] else ""
     typer.echo(f"{name}@{answer['alias']} is now {name}@{answer['version']}{split}")
 
 
 def _canary(change: dict[str, Any]) -> str | None:
     canary = change["canary"]
-    return canary and f"{canary['version']} for {canary['percent']:g} %"
+    if canary is None:
+        return None
+    return f"{canary['version']} for {canary['percent']:g} %" + ", watched" * bool(canary["limits"])

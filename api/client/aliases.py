@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..schemas.aliases import AliasChangeView, AliasView
@@ -26,10 +26,22 @@ class Aliases:
         """Point the alias at a ready version; ends a canary."""
         return self._put(name, alias, {"version": version})
 
-    def canary(self, name: str, alias: str, version: int, percent: float) -> AliasView:
-        """Send `percent` of the alias's requests to another version; `set` ends it."""
+    def canary(
+        self,
+        name: str,
+        alias: str,
+        version: int,
+        percent: float,
+        *,
+        limits: Mapping[str, float | None] | None = None,
+    ) -> AliasView:
+        """Send `percent` of the alias's requests to another version; `set` ends it.
+
+        With `limits`, such as `{"error_rate": 0.01}`, it also ends by itself when it exceeds one;
+        those that are left out have defaults, and None is no limit.
+        """
         current = self._api.get(_path(name, alias))["version"]
-        split = {"version": version, "percent": percent}
+        split = {"version": version, "percent": percent, "limits": limits}
         return self._put(name, alias, {"version": current, "canary": split})
 
     def rollback(self, name: str, alias: str = LIVE) -> AliasView:

@@ -23,6 +23,7 @@ from ..contract.message_errors import is_messages_path
 from ..control_plane.refusals import REFUSALS, Refusals, party_of
 from ..inference.held_charge import HeldCharge
 from ..server.readiness import Readiness
+from ..telemetry.canary_watch import CanaryWatch
 from ..telemetry.metrics import Metrics
 from ..telemetry.overview import Overview
 from ..telemetry.request_log import GENERATING_ROUTES, RequestLog
@@ -90,6 +91,7 @@ class _ObservedRequest:
         runtime = scope["app"].state.runtime
         self.metrics: Metrics = runtime.metrics
         self.request_log: RequestLog = runtime.request_log
+        self.canary_watch: CanaryWatch = runtime.canary_watch
         self.overview: Overview = runtime.overview
         self.refusals: Refusals = runtime.refusals
         self.tracing: Tracing | None = runtime.tracing
@@ -169,6 +171,7 @@ class _ObservedRequest:
                 self.overview.observe_request(
                     tenant_id, code=code, seconds=seconds, measures=self.measures
                 )
+            self.canary_watch.add(code, self.measures)
             self.request_log.add(
                 request_id=self.state["request_id"],
                 tenant_id=tenant_id,

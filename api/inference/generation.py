@@ -27,6 +27,7 @@ from ..samples.open_sample import OpenSample
 from ..telemetry.metrics import Metrics
 from ..telemetry.request_measures import RequestMeasures
 from ..tools.reasoning import Reasoning
+from .answer_opening import AnswerOpening
 from .arrivals import Arrivals
 from .sequence_text import Delta, SequenceText
 from .sequence_times import ABORTED, FAILED, SequenceTimes
@@ -143,6 +144,8 @@ class Generation:
         """That of the sequence that ended last."""
         self._tier: Tier | None = None
         self._load_ms: float | None = None
+        self._opening = None if measures.arm is None else AnswerOpening()
+        """Of the first choice, if the version is compared with another."""
 
     async def start(
         self, *, is_loading: Callable[[], bool], patience_seconds: float
@@ -253,10 +256,19 @@ class Generation:
                 self._arrivals.add(delta)
                 if self._sample is not None:
                     self._sample.push(delta.text)
+                if self._opening is not None and sequence.spec.index == 0:
+                    self._watch(self._opening, sequence, delta)
                 if delta.finish_reason is not None:
                     self._end_well(sequence, delta.finish_reason)
         except Exception as exc:  # it must not end the engine's client, which serves other requests
             self._fail(sequence, exc)
+
+    def _watch(self, opening: AnswerOpening, sequence: _OpenSequence, delta: Delta) -> None:
+        if sequence.text.is_in_answer:
+            opening.add(delta.text)
+        if delta.finish_reason is not None and sequence.spec.request.pooling is None:
+            self._measures.is_refusal = opening.is_refusal(delta.finish_reason)
+            self._measures.token_seconds = sequence.times.output_token_seconds
 
     def _end_well(self, sequence: _OpenSequence, finish_reason: str) -> None:
         self._finish_reason = finish_reason

@@ -290,6 +290,8 @@ def _note_model(order: Order) -> None:
     if order.model.adapter is not None:
         order.measures.adapter_name = order.model.adapter.name
         order.measures.adapter_version = order.model.adapter.version
+    if order.model.adapter is not None and order.model.composition is None:
+        order.measures.arm = order.model.adapter.arm
 
 
 def _demand(order: Order) -> Demand:

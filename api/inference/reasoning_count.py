@@ -17,6 +17,10 @@ class ReasoningCount(Protocol):
     def is_final(self) -> bool:
         """No token that follows is counted."""
 
+    @property
+    def is_in_answer(self) -> bool:
+        """The last token belongs to the answer."""
+
     def push(self, text: str) -> None:
         """Take the text of the next token, which is empty as long as it is part of a character."""
 
@@ -46,6 +50,10 @@ class MarkerCount:
     def is_final(self) -> bool:
         return self._split.is_over
 
+    @property
+    def is_in_answer(self) -> bool:
+        return self._split.is_over
+
     def push(self, text: str) -> None:
         if not self._split.is_over:
             self._num_read += 1
@@ -61,6 +69,7 @@ class ChannelCount:
         is_continued = reasoning.beginning is Beginning.ANSWER
         self._messages = HarmonyMessages(is_continued=is_continued)
         self._is_reasoning = False
+        self.is_in_answer = False
         self._num_closed = 0
         self._num_of_message = 0
         """The tokens of the message that is being read."""
@@ -75,6 +84,7 @@ class ChannelCount:
             match event:
                 case MessageOpened():
                     self._is_reasoning = event.is_reasoning
+                    self.is_in_answer = not event.is_reasoning
                 case MessageClosed():
                     self._num_closed = self.num_tokens
                     self._is_reasoning, self._num_of_message = False, 0

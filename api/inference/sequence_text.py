@@ -82,6 +82,11 @@ class SequenceText:
         """The tokens of the reasoning so far."""
         return 0 if self._reasoning is None else self._reasoning.num_tokens
 
+    @property
+    def is_in_answer(self) -> bool:
+        """The last token belongs to the answer, not to its reasoning."""
+        return self._reasoning is None or self._reasoning.is_in_answer
+
     def read(self, event: PromptOutput) -> Delta:
         """Process the results for the prompt."""
         return Delta(self._index, "", [], prompt_logprobs=event.logprobs, embedding=event.embedding)

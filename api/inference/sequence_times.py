@@ -58,6 +58,12 @@ class SequenceTimes:
         if finish_reason in (ABORTED, FAILED):
             return
         self._metrics.end_to_end_seconds.observe(self._clock() - self._arrived_at)
-        if self._num_tokens > 1:
-            seconds = (self._last_at - self._first_at) / (self._num_tokens - 1)
+        if (seconds := self.output_token_seconds) is not None:
             self._metrics.output_token_seconds.observe(seconds)
+
+    @property
+    def output_token_seconds(self) -> float | None:
+        """TPOT: the mean time per token after the first; None if there was no second."""
+        if self._num_tokens < 2:
+            return None
+        return (self._last_at - self._first_at) / (self._num_tokens - 1)

@@ -19,6 +19,7 @@ from ...platform.adapters.models import (
     AdapterWish,
     Upload,
 )
+from ...platform.base import JsonObject
 from ..adapters.version_readiness import VersionReadiness
 from ..schemas.adapters import (
     AdapterSummaryView,
@@ -33,7 +34,7 @@ from ..schemas.adapters import (
     UploadView,
     VersionView,
 )
-from ..schemas.aliases import AliasChangeView, AliasView
+from ..schemas.aliases import AliasCanaryView, AliasChangeView, AliasView, CanaryLimitsView
 from ..schemas.residency import (
     EngineTransitionView,
     LoadView,
@@ -160,22 +161,24 @@ def alias_view(name: str, alias: AdapterAlias) -> AliasView:
         adapter=name,
         alias=alias.name,
         version=alias.version.number,
-        canary=_canary(alias),
+        canary=_alias_canary(
+            None if alias.canary_version is None else alias.canary_version.number,
+            alias.canary_percent,
+            alias.canary_limits,
+        ),
         updated_at=alias.updated_at,
     )
 
 
 def alias_change_view(change: AliasChange) -> AliasChangeView:
-    canary = None
-    if change.canary_number is not None and change.canary_percent is not None:
-        canary = CanaryView(change.canary_number, change.canary_percent)
     return AliasChangeView(
         alias=change.alias,
         action=change.action,
         version=change.version_number,
-        canary=canary,
+        canary=_alias_canary(change.canary_number, change.canary_percent, change.canary_limits),
         changed_at=change.changed_at,
         changed_by=change.changed_by,
+        reason=change.reason,
     )
 
 
@@ -266,6 +269,14 @@ def _canary(alias: AdapterAlias) -> CanaryView | None:
     if alias.canary_version is None or alias.canary_percent is None:
         return None
     return CanaryView(alias.canary_version.number, alias.canary_percent)
+
+
+def _alias_canary(
+    number: int | None, percent: float | None, limits: JsonObject | None
+) -> AliasCanaryView | None:
+    if number is None or percent is None:
+        return None
+    return AliasCanaryView(number, percent, None if limits is None else CanaryLimitsView(**limits))
 
 
 def _reason(code: str | None, message: str | None) -> Reason | None:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from ...platform.adapters import service
+from ...platform.adapters.canary_limits import CanaryLimits
 from ...platform.adapters.models import AdapterAlias
 from ...platform.adapters.service import Canary
 from ...platform.audit.event import Changed, Event
@@ -22,7 +23,7 @@ from ..http.bodies import json_body
 from ..http.etags import TAGGED, IfMatch, tagged_response
 from ..http.json_response import json_response
 from ..schemas.adapters import ListView
-from ..schemas.aliases import AliasBody, AliasChangeView, AliasView
+from ..schemas.aliases import AliasBody, AliasChangeView, AliasView, CanaryBody
 from ..server.runtime import CurrentRuntime
 from .adapter_views import alias_change_view, alias_view
 from .parameters import NO_VERSION, Reader, RequestOrigin, Writer
@@ -69,7 +70,7 @@ async def set_alias(
 
     With `If-Match`, the alias must exist.
     """
-    canary = Canary(body.canary.version, body.canary.percent) if body.canary else None
+    canary = None if body.canary is None else _canary(body.canary)
 
     def change(session: TenantSession) -> Changed[AdapterAlias]:
         if_match.check(_view_to_change(session, name, alias))
@@ -141,6 +142,11 @@ async def list_alias_changes(
     return json_response(ListView([alias_change_view(change) for change in changes]))
 
 
+def _canary(body: CanaryBody) -> Canary:
+    limits = None if body.limits is None else CanaryLimits(**body.limits.model_dump())
+    return Canary(body.version, body.percent, limits)
+
+
 def _view_to_change(session: TenantSession, name: str, alias: str) -> AliasView | None:
     try:
         return alias_view(name, service.get_alias_to_change(session, name, alias))
@@ -154,6 +160,7 @@ def _event(action: str, name: str, alias: AdapterAlias) -> Event:
         details["canary"] = {
             "version": alias.canary_version.number,
             "percent": alias.canary_percent,
+            "limits": alias.canary_limits,
         }
     return Event(action, f"{name}@{alias.name}", details)
 

@@ -11,9 +11,27 @@ from pydantic import Field
 
 from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
-from .adapters import CanaryView
 
 VersionNumber = Annotated[int, Field(ge=1, le=999_999_999)]
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Ratio = Annotated[float, Field(gt=1, le=100)]
+
+
+class CanaryLimitsBody(RequestModel):
+    """How much worse than the alias's own version a canary may be; null sets no limit."""
+
+    error_rate: Share | None = 0.02
+    """By how much the canary's share of failed requests may exceed the other version's."""
+    refusals: Share | None = 0.05
+    """The same for the share of answers that are refusals."""
+    length: Ratio | None = 1.5
+    """The ratio of the typical lengths of answers, in either direction."""
+    latency: Ratio | None = 1.5
+    """The ratio of the typical times per output token."""
+    min_requests: Annotated[int, Field(ge=20, le=1_000_000)] = 100
+    """Of each version, before the two are compared."""
 
 
 class CanaryBody(RequestModel):
@@ -21,6 +39,8 @@ class CanaryBody(RequestModel):
 
     version: VersionNumber
     percent: Annotated[float, Field(gt=0, lt=100)]
+    limits: CanaryLimitsBody | None = None
+    """The canary ends by itself when it exceeds one; null: it stays until the alias changes."""
 
 
 class AliasBody(RequestModel):
@@ -32,7 +52,32 @@ class AliasBody(RequestModel):
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"version": 3},
         {"version": 3, "canary": {"version": 4, "percent": 10.0}},
+        {
+            "version": 3,
+            "canary": {"version": 4, "percent": 10.0, "limits": {"error_rate": 0.01}},
+        },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryLimitsView(AnswerModel):
+    """How much worse than the alias's own version the canary may be; null: no limit."""
+
+    error_rate: float | None
+    refusals: float | None
+    length: float | None
+    latency: float | None
+    min_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class AliasCanaryView(AnswerModel):
+    """The version that gets a part of the alias's requests."""
+
+    version: int
+    percent: float
+    limits: CanaryLimitsView | None
+    """Null: the canary is not watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +85,7 @@ class AliasView(AnswerModel):
     adapter: str
     alias: str
     version: int
-    canary: CanaryView | None
+    canary: AliasCanaryView | None
     updated_at: datetime
     object: Literal["adapter.alias"] = "adapter.alias"
 
@@ -54,9 +99,11 @@ class AliasChangeView(AnswerModel):
     """`set`, `canary`, `rollback` or `remove`."""
     version: int | None
     """Null if it was removed."""
-    canary: CanaryView | None
+    canary: AliasCanaryView | None
     changed_at: datetime
     changed_by: str | None
     """The actor: `user:` and an email address, `operator:` and a name, `key:` and the id of a key
     without a user, or `system`; null if unknown."""
+    reason: str | None
+    """Which limit the canary exceeded, if it ended by itself."""
     object: Literal["adapter.alias.change"] = "adapter.alias.change"

@@ -34,6 +34,7 @@ from ..inference.inference import Inference
 from ..inference.pricing import Pricing
 from ..oidc.provider_sign_in import ProviderSignIn
 from ..settings import Settings
+from ..telemetry.canary_watch import CanaryWatch
 from ..telemetry.memories import Memories
 from ..telemetry.metrics import Metrics
 from ..telemetry.overview import Overview
@@ -75,6 +76,7 @@ class Runtime:
     reconciliation: Reconciliation
     idempotent_answers: IdempotentAnswers
     request_log: RequestLog
+    canary_watch: CanaryWatch
     refusals: Refusals
     sign_in: SignIn
     provider_sign_in: ProviderSignIn | None
@@ -169,6 +171,7 @@ async def _recover_and_start(
     adapters.reconciliation.start()
     control.request_log.start()
     inference.inference.samples.start()
+    control.canary_watch.start()
     control.refusals.start()
     adapters.garbage.start()
     control.jobs.start()
@@ -209,6 +212,7 @@ def _gather(
         reconciliation=adapters.reconciliation,
         idempotent_answers=control.idempotent_answers,
         request_log=control.request_log,
+        canary_watch=control.canary_watch,
         refusals=control.refusals,
         sign_in=control.sign_in,
         provider_sign_in=control.provider_sign_in,

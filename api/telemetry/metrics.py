@@ -59,6 +59,11 @@ class Metrics:
             "or too many ended at once.",
             ("outcome",),
         )
+        self.canary_rollbacks = registry.counter(
+            "canary_rollbacks",
+            "Canaries that this server ended because they exceeded a limit of their alias.",
+            ("limit",),
+        )
         self._keys_expiring = registry.gauge(
             "keys_expiring",
             "Keys of a `tenant` or `operator` that expire within seven days and have no "

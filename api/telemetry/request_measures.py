@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...platform.adapters.canary_sums import Arm
 from ...platform.quotas.standing import Standing
 
 CLIENT_DISCONNECTED = "client_disconnected"
@@ -38,6 +39,12 @@ class RequestMeasures:
     is open (`--vllm-metrics`)."""
     standing: Standing | None = None
     """The tenant's remaining rates: for the response headers, not a figure of the request."""
+    arm: Arm | None = None
+    """Where it is counted, if its alias has a watched canary; the next two are for this only."""
+    is_refusal: bool | None = None
+    """Whether the first choice is a refusal; None: there is no answer."""
+    token_seconds: float | None = None
+    """TPOT of the first choice."""
 
     def figures(self) -> Mapping[str, str | int | float]:
         """The known figures, by name."""
@@ -45,6 +52,5 @@ class RequestMeasures:
         return {name: value for name, value in known.items() if value is not None}
 
 
-_FIGURES = tuple(
-    name for name in RequestMeasures.__slots__ if name not in ("asked_model", "standing")
-)
+_OTHERS = ("asked_model", "standing", "arm", "is_refusal", "token_seconds")
+_FIGURES = tuple(name for name in RequestMeasures.__slots__ if name not in _OTHERS)

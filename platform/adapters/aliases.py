@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..base import utc_now
+from ..base import JsonObject, utc_now
 from ..errors import AliasNotFound, BaseMismatch, NothingToRollBack
+from ..keys.principal import SYSTEM
 from ..names import check_alias_name
 from ..sessions import TenantSession
-from . import repository
+from . import canary_counts, repository
 from .announcements import announce_alias
 from .canary import Canary, check_canary
+from .canary_limits import CanaryLimits
+from .canary_sums import Split
 from .history import AliasChange
 from .lookup import get_bare_adapter, get_known_adapter, get_ready_version, lock_catalog
 from .models import Adapter, AdapterAlias, AdapterVersion
@@ -29,6 +32,7 @@ class _Target(NamedTuple):
     version: AdapterVersion
     canary: AdapterVersion | None = None
     percent: float | None = None
+    limits: JsonObject | None = None
 
 
 def get_alias(session: TenantSession, name: str, alias: str) -> AdapterAlias:
@@ -106,6 +110,36 @@ def rollback_alias(
     return row
 
 
+def end_canary(session: TenantSession, split: Split, reason: str) -> AdapterAlias | None:
+    """Give all requests to the alias's own version; None if the alias has changed since.
+
+    A rollback from there goes back to another version than the alias's own. Raises TenantNotFound.
+    """
+    lock_catalog(session)
+    last = repository.find_last_change(session, split.adapter_id, split.alias)
+    row = repository.find_alias(session, split.adapter_id, split.alias)
+    if row is None or last is None or last.number != split.change_number:
+        return None
+    _point(session, row, split.alias, _Target(row.version))
+    _write_down(
+        session,
+        row,
+        AliasAction.ROLLBACK,
+        previous_number=_find_other(session, row, last),
+        changed_by=SYSTEM.author,
+        reason=reason,
+    )
+    return row
+
+
+def find_limits(session: TenantSession, split: Split) -> CanaryLimits | None:
+    """The limits of the alias's canary; None if the alias has changed since."""
+    last = repository.find_last_change(session, split.adapter_id, split.alias)
+    if last is None or last.number != split.change_number:
+        return None
+    return CanaryLimits.from_json(last.canary_limits)
+
+
 def remove_alias(
     session: TenantSession, name: str, alias: str, *, changed_by: str | None = None
 ) -> None:
@@ -148,7 +182,8 @@ def _find_target(session: TenantSession, name: str, number: int, canary: Canary 
     second = get_ready_version(session, name, canary.number)
     if second.base_id != version.base_id:
         raise BaseMismatch("An alias can only be split between versions of the same base model.")
-    return _Target(version, second, float(canary.percent))
+    limits = None if canary.limits is None else canary.limits.as_json()
+    return _Target(version, second, float(canary.percent), limits)
 
 
 def _restore_target(session: TenantSession, adapter_id: str, change: AliasChange) -> _Target | None:
@@ -156,7 +191,9 @@ def _restore_target(session: TenantSession, adapter_id: str, change: AliasChange
     version = _find_ready(session, adapter_id, change.version_number)
     canary = _find_ready(session, adapter_id, change.canary_number)
     is_whole = (canary is None) == (change.canary_number is None)
-    return _Target(version, canary, change.canary_percent) if version and is_whole else None
+    if version is None or not is_whole:
+        return None
+    return _Target(version, canary, change.canary_percent, change.canary_limits)
 
 
 def _find_ready(
@@ -176,6 +213,17 @@ def _find_previous(session: TenantSession, row: AdapterAlias) -> AliasChange | N
     return repository.find_change(session, row.adapter_id, row.name, last.previous_number)
 
 
+def _find_other(session: TenantSession, row: AdapterAlias, change: AliasChange) -> int | None:
+    """The number of the latest of the targets before the change that has another version."""
+    number = change.previous_number
+    while number is not None:
+        earlier = repository.find_change(session, row.adapter_id, row.name, number)
+        if earlier is None or earlier.version_number != row.version.number:
+            return number
+        number = earlier.previous_number
+    return None
+
+
 def _get_alias(session: TenantSession, adapter: Adapter, alias: str) -> AdapterAlias:
     row = repository.find_alias(session, adapter.id, alias)
     if row is None:
@@ -184,7 +232,7 @@ def _get_alias(session: TenantSession, adapter: Adapter, alias: str) -> AdapterA
 
 
 def _target_of(row: AdapterAlias) -> _Target:
-    return _Target(row.version, row.canary_version, row.canary_percent)
+    return _Target(row.version, row.canary_version, row.canary_percent, row.canary_limits)
 
 
 def _point(session: TenantSession, row: AdapterAlias, alias: str, target: _Target) -> AdapterAlias:
@@ -192,6 +240,7 @@ def _point(session: TenantSession, row: AdapterAlias, alias: str, target: _Targe
     row.version_id = target.version.id
     row.canary_version_id = None if target.canary is None else target.canary.id
     row.canary_percent = target.percent
+    row.canary_limits = target.limits
     session.add(row)
     session.flush()
     session.refresh(row, ["version", "canary_version"])
@@ -205,11 +254,14 @@ def _write_down(
     *,
     previous_number: int | None,
     changed_by: str | None,
+    reason: str | None = None,
 ) -> None:
     change = _add_change(session, row.adapter_id, row.name, action, changed_by=changed_by)
     change.version_number = row.version.number
     change.canary_number = None if row.canary_version is None else row.canary_version.number
     change.canary_percent = row.canary_percent
+    change.canary_limits = row.canary_limits
+    change.reason = reason
     change.previous_number = previous_number
     session.flush()
     announce_alias(session, change)
@@ -233,4 +285,5 @@ def _add_change(
         changed_by=changed_by,
     )
     session.add(change)
+    canary_counts.forget(session, adapter_id, alias)
     return change

@@ -45,8 +45,11 @@ def announce_alias(session: TenantSession, change: AliasChange) -> None:
         "version": change.version_number,
         "canary": None if change.canary_number is None else canary,
         "changed_by": change.changed_by,
+        "reason": change.reason,
     }
     announce(session, session.tenant_id, EventType.ALIAS_CHANGED, data)
+    if change.reason is not None:
+        announce(session, session.tenant_id, EventType.ALIAS_ROLLED_BACK, data)
 
 
 def _announce_version(

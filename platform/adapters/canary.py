@@ -12,6 +12,7 @@ import math
 from typing import NamedTuple
 
 from ..errors import InvalidValue
+from .canary_limits import CanaryLimits
 
 _PERSON = b"loraplex canary"
 _PLACE_BITS = 53
@@ -24,6 +25,8 @@ class Canary(NamedTuple):
     number: int
     percent: float
     """Between 0 and 100, both excluded."""
+    limits: CanaryLimits | None = None
+    """Beyond these it ends by itself; None: it is not watched."""
 
 
 def check_canary(canary: Canary, main_number: int) -> Canary:

@@ -73,11 +73,14 @@ class AliasChange(TenantOwned, Base):
     """None: the alias was removed."""
     canary_number: Mapped[int | None]
     canary_percent: Mapped[float | None] = mapped_column(Float)
+    canary_limits: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     previous_number: Mapped[int | None]
     """The change that a rollback from here restores; None if there is none."""
     changed_at: Mapped[datetime] = mapped_column(UtcDateTime)
     changed_by: Mapped[str | None] = mapped_column(String(AUTHOR_LENGTH))
     """The author as `Actor.author` formats it; None if unknown."""
+    reason: Mapped[str | None] = mapped_column(Text)
+    """Why the canary ended by itself."""
 
 
 class VersionTransition(TenantOwned, Base):

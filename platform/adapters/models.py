@@ -152,6 +152,8 @@ class AdapterAlias(TenantOwned, Base):
     canary_version_id: Mapped[str | None] = mapped_column(String(ID_LENGTH))
     """The version that answers `canary_percent` of the requests."""
     canary_percent: Mapped[float | None] = mapped_column(Float)
+    canary_limits: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
+    """The fields of `CanaryLimits`; None: the canary is not watched."""
     name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, onupdate=utc_now)
 

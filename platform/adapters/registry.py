@@ -24,6 +24,7 @@ from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
 from ..sessions import TenantSession
 from . import repository
 from .canary import is_in_canary
+from .canary_sums import Arm, Split
 from .models import SHA256_HEX_LENGTH, AdapterAlias, AdapterVersion
 from .sampling import sampled_percent
 from .states import VersionState
@@ -70,6 +71,8 @@ class AdapterRef:
     """The alias that led here, `prod` for a bare name; None where none did, as for `latest`."""
     is_canary: bool = False
     """The alias is split, and this is its canary."""
+    arm: Arm | None = None
+    """Where its requests are counted, if the alias has a watched canary."""
     vocab_size: int | None = None
     """The number of its tokens, if it is not the base's."""
     added_tokens: tuple[AddedToken, ...] = ()
@@ -200,7 +203,7 @@ def _select(
     if alias is not None and alias != LATEST:
         row = repository.find_alias(session, adapter_id, alias)
         if row is not None:
-            return _split(row, name, tenant_slug)
+            return _split(session, row, name, tenant_slug)
         if name.alias is not None:
             return None
     version = _select_version(session, adapter_id, name)
@@ -213,14 +216,25 @@ def _is_bare(name: ModelName) -> bool:
     return name.alias is None and name.version is None and name.digest_prefix is None
 
 
-def _split(row: AdapterAlias, name: ModelName, tenant_slug: str) -> Meaning:
+def _split(session: TenantSession, row: AdapterAlias, name: ModelName, tenant_slug: str) -> Meaning:
     main = _reference(row.version, name.adapter, tenant_slug, alias=row.name)
     if row.canary_version is None or row.canary_percent is None:
         return Meaning(name.text, main)
     canary = _reference(
         row.canary_version, name.adapter, tenant_slug, alias=row.name, is_canary=True
     )
+    if (watched := _watched(session, row, name.adapter)) is not None:
+        main = replace(main, arm=Arm(watched, is_canary=False))
+        canary = replace(canary, arm=Arm(watched, is_canary=True))
     return Meaning(name.text, main, canary, row.canary_percent)
+
+
+def _watched(session: TenantSession, row: AdapterAlias, name: str) -> Split | None:
+    if row.canary_limits is None:
+        return None
+    change = repository.find_last_change(session, row.adapter_id, row.name)
+    assert change is not None, "every target was written down"
+    return Split(row.tenant_id, row.adapter_id, name, row.name, change.number)
 
 
 def _select_version(

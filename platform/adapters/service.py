@@ -21,6 +21,8 @@ from ..quotas import service as quotas
 from ..sessions import TenantSession
 from . import repository
 from .aliases import (
+    end_canary,
+    find_limits,
     forget_alias,
     get_alias,
     get_alias_to_change,
@@ -53,6 +55,8 @@ __all__ = [
     "begin_attestation",
     "begin_version_deletion",
     "create_version",
+    "end_canary",
+    "find_limits",
     "finish_deletion",
     "get_adapter",
     "get_alias",

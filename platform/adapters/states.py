@@ -48,7 +48,7 @@ class AliasAction(StrEnum):
     CANARY = "canary"
     """It was split between a version and a canary."""
     ROLLBACK = "rollback"
-    """It went back to the target before."""
+    """It went back to the target before, or its canary ended by itself."""
     REMOVE = "remove"
     """It points at nothing any more."""
 

@@ -14,6 +14,8 @@ class EventType(StrEnum):
     """The content is removed from every tier; with the receipt."""
     ALIAS_CHANGED = "alias.changed"
     """Set, split by a canary, rolled back or removed."""
+    ALIAS_ROLLED_BACK = "alias.rolled_back"
+    """A canary exceeded its limits and ended by itself; an `alias.changed` precedes it."""
     BATCH_ENDED = "batch.ended"
     JOB_SUCCEEDED = "job.succeeded"
     """A fine-tuning job has made a version."""

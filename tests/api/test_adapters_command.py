@@ -512,6 +512,21 @@ def test_aliases_are_split_moved_and_rolled_back(command: Command, adapters: lis
         "canary",
         "set",
     ]
+    watched = command("alias", "canary", "bot", "prod", "2", "--watch")[1]
+    assert watched == "bot@prod is now bot@1, and bot@2 for 10 %, watched\n"
+    limits = ("--limit", "error_rate=0.5", "--limit", "latency=none", "--limit", "min_requests=20")
+    shown = json.loads(command("alias", "canary", "bot", "prod", "2", *limits, "--json")[1])
+    assert shown["canary"]["limits"] == {
+        "error_rate": 0.5,
+        "refusals": 0.05,
+        "length": 1.5,
+        "latency": None,
+        "min_requests": 20,
+    }
+    assert "watched" in command("alias", "history", "bot", "prod")[1]
+    for unusable in ("judge=1", "length", "length=x", "min_requests=none", "min_requests=1.5"):
+        code, _, err = command("alias", "canary", "bot", "prod", "2", "--limit", unusable)
+        assert code == ExitCode.USAGE, err
     assert command("alias", "canary", "bot", "blue", "2")[0] == ExitCode.NOT_FOUND
     assert command("alias", "canary", "bot", "prod", "2", "--percent", "0")[0] == ExitCode.USAGE
     assert command("alias", "canary", "bot", "prod", "9")[0] == ExitCode.NOT_FOUND

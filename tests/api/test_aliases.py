@@ -72,7 +72,7 @@ def split(caller: Caller, percent: float) -> dict[str, Any]:
 def test_a_split_alias_shows_its_canary_everywhere(owner: Caller) -> None:
     view = split(owner, 12.5)
     assert view["version"] == 1
-    assert view["canary"] == {"version": 2, "percent": 12.5}
+    assert view["canary"] == {"version": 2, "percent": 12.5, "limits": None}
     assert owner.http.get("/v1/adapters/bot/aliases").json()["data"] == [view]
     shown = owner.http.get("/v1/adapters/bot").json()
     assert shown["aliases"] == {"prod": 1}
@@ -149,7 +149,7 @@ def test_rollback_restores_the_whole_target_and_goes_further_back(
     fresh_owner.http.put(PROD, json={"version": 3})
 
     first = fresh_owner.http.post(f"{PROD}/rollback").json()
-    assert (first["version"], first["canary"]) == (1, {"version": 2, "percent": 10})
+    assert (first["version"], first["canary"]) == (1, {"version": 2, "percent": 10, "limits": None})
     second = fresh_owner.http.post(f"{PROD}/rollback").json()
     assert (second["version"], second["canary"]) == (1, None)
     check_envelope(fresh_owner.http.post(f"{PROD}/rollback"), "nothing_to_roll_back")

@@ -93,4 +93,4 @@ def test_refuses_the_main_version_as_its_own_canary() -> None:
     with pytest.raises(InvalidValue) as caught:
         check_canary(Canary(1, 10), 1)
     assert caught.value.param == "canary.version"
-    assert check_canary(Canary(2, 10), 1) == (2, 10)
+    assert check_canary(Canary(2, 10), 1) == Canary(2, 10)

@@ -137,6 +137,7 @@ def test_versions_and_aliases_are_announced(database: Database, acme: Tenant) ->
         "version": 1,
         "canary": {"version": 2, "percent": 10.0},
         "changed_by": "key:k",
+        "reason": None,
     }
     assert events[6]["data"]["version"] is None
     assert events[7]["data"]["receipt"] == {"disk": "removed"}

@@ -27,7 +27,10 @@ from loraplex.platform.base import UtcDateTime
 from loraplex.platform.models import Base
 
 LEFT_EMPTY = frozenset(
-    {"canary_version_id", "canary_percent", "canary_number", "previous_number", "successor_id"}
+    {
+        *("canary_version_id", "canary_percent", "canary_number", "canary_limits"),
+        *("previous_number", "successor_id"),
+    }
 )
 """What is together or not at all, and other than what stands beside it."""
 

@@ -28,6 +28,7 @@ from loraplex.engine.process.request_stream import RequestEvent
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.text_form import TextForm
 from loraplex.engine.text.tokenizer import Tokenizer
+from loraplex.platform.adapters.canary_sums import Arm
 
 Event = RequestStarted | TokensGenerated | RequestFinished
 PROMPT = [65, 66, 67]
@@ -100,12 +101,13 @@ class Scenario:
         stop: tuple[str, ...] = (),
         visible_token_ids: Collection[int] = (),
         reasoning: Reasoning | None = None,
+        arm: Arm | None = None,
         **sampling: Any,
     ) -> None:
         self.engine = ScriptedEngine(*scripts)
         self.outcomes: list[Outcome] = []
         self.metrics = Metrics(lambda: None)
-        self.measures = RequestMeasures()
+        self.measures = RequestMeasures(arm=arm)
         self.fails_to_meter = False
         specs = [
             SequenceSpec(
