@@ -22,7 +22,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -30,6 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.neighbours import Neighbours
+from benchmarks.patience import await_true
 from benchmarks.trainers import trainers_of
 from benchmarks.tune_task import golden_lines, training_lines, wrong_lines
 from openai import OpenAI
@@ -52,7 +52,6 @@ LEARNING_RATE_MULTIPLIER = 15
 NUM_CASES = 100
 JOB_SECONDS = 1_800.0
 STOP_SECONDS = 600.0
-POLL_SECONDS = 0.5
 LEAST_OF_CANDIDATE, MOST_OF_BASE, MOST_OF_RATIO = 0.9, 0.1, 1.25
 
 
@@ -158,7 +157,7 @@ class Tuning:
 
     def result(self, job_id: str) -> FineTuningJob:
         """The job when it has succeeded."""
-        _await(lambda: self._job(job_id).status in ENDED, JOB_SECONDS)
+        await_true(lambda: self._job(job_id).status in ENDED, JOB_SECONDS)
         job = self._job(job_id)
         assert job.status == "succeeded", job.error
         _say(f"{job.fine_tuned_model} is ready: {job.trained_tokens} tokens were trained")
@@ -205,12 +204,12 @@ class Tuning:
     def _pause(self, job_id: str) -> None:
         self._client.fine_tuning.jobs.pause(job_id)
         pid = self._server.process.pid
-        _await(lambda: not trainers_of(pid), STOP_SECONDS)
+        await_true(lambda: not trainers_of(pid), STOP_SECONDS)
 
     def _await_steps(self, job_id: str) -> None:
         """Return when a trainer has begun to train."""
         before = self._step(job_id)
-        _await(lambda: self._step(job_id) > before, STOP_SECONDS)
+        await_true(lambda: self._step(job_id) > before, STOP_SECONDS)
 
     def _step(self, job_id: str) -> int:
         step: int = (self._job(job_id).model_extra or {})["step"]
@@ -249,14 +248,6 @@ class Golden:
         report = json.loads(result.stdout)
         scores = [case["scores"] for case in report["cases"]]
         return {model: sum(each[model] for each in scores) / len(scores) for model in scores[0]}
-
-
-def _await(is_there: Callable[[], bool], seconds: float) -> None:
-    """Look rarely, so that looking is no load."""
-    deadline = time.monotonic() + seconds
-    while not is_there():
-        assert time.monotonic() < deadline, f"nothing came in {seconds} seconds"
-        time.sleep(POLL_SECONDS)
 
 
 def _say(text: str) -> None:

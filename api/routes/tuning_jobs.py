@@ -46,7 +46,7 @@ PageSize = Annotated[int, Query(ge=1, le=MAX_JOBS_PAGE)]
     TuningJobView,
     errors=(
         *("tuning_disabled", "model_not_tunable", "file_not_found", "quota_exceeded"),
-        *("adapter_not_found", "engine_unavailable"),
+        *("adapter_not_found", "engine_unavailable", "insufficient_quota"),
     ),
 )
 async def create_job(
@@ -174,7 +174,10 @@ async def pause_job(
 
 
 @router.post("/{job_id}/resume")
-@answers(TuningJobView, errors=("tuning_disabled", "tuning_job_not_found", "state_conflict"))
+@answers(
+    TuningJobView,
+    errors=("tuning_disabled", "tuning_job_not_found", "state_conflict", "insufficient_quota"),
+)
 async def resume_job(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, job_id: str
 ) -> Response:

@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import BadRequestError, ConflictError, NotFoundError, PermissionDeniedError
+from openai import (
+    BadRequestError,
+    ConflictError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+)
 from sqlalchemy import select
 
 from loraplex.adapters.logs import LOG_VARIABLES
 from loraplex.platform.models import AuditEntry, StoredFile
 from support.envelopes import check_envelope
+from support.limits import limit
 from support.server import Caller, ServerUnderTest
 from support.tuning_jobs import (
     create,
@@ -244,6 +251,27 @@ def test_a_paused_job_goes_on_where_it_was(server: ServerUnderTest, caller: Call
     assert (job.status, job.trained_tokens) == ("succeeded", num_tokens(60))
     assert trained_tokens(server, caller) == num_tokens(60)
     assert any(text.startswith("Training goes on after step") for text in messages(client, job.id))
+
+
+def test_a_job_without_tokens_left_is_paused_and_goes_on_when_the_limit_is_raised(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    client, database = caller.openai, server.database
+    limit(database, caller.tenant_id, trained_tokens_per_period=20)
+    job = create(client, examples("slow", 60))
+    wait_for(lambda: str(client.fine_tuning.jobs.retrieve(job.id).status) == "paused", seconds=60)
+    wait_for(lambda: not trainers(server), seconds=30)
+    assert 20 <= trained_tokens(server, caller) < num_tokens(60)
+    assert "used up" in " ".join(messages(client, job.id))
+    with pytest.raises(RateLimitError, match="none are left") as refused:
+        client.fine_tuning.jobs.resume(job.id)
+    assert refused.value.code == "insufficient_quota"
+    with pytest.raises(RateLimitError, match="none are left"):
+        create(client)
+    limit(database, caller.tenant_id, trained_tokens_per_period=10**6)
+    database.close()
+    client.fine_tuning.jobs.resume(job.id)
+    assert ended(client, job.id).trained_tokens == num_tokens(60) == trained_tokens(server, caller)
 
 
 def test_a_trainer_that_dies_is_restarted_from_its_checkpoint_and_steps_count_once(

@@ -21,6 +21,7 @@ LIMITS = {
     "output_tokens_per_minute": 3,
     "concurrent_requests": 4,
     "tokens_per_period": 5,
+    "trained_tokens_per_period": 11,
     "adapters": 6,
     "versions_per_adapter": 7,
     "stored_bytes": 8,
