@@ -190,9 +190,9 @@ class Tuning:
         _say(f"measuring the neighbours {'with' if is_training else 'without'} the job")
         before = self._step(job_id)
         gaps = neighbours.ask(seconds)
-        _say("measured")
         time.sleep(1.5)  # the job's steps are reported every second
         *_, p99 = quantiles(gaps, n=100)
+        _say(f"p99 {1e3 * p99:.1f} ms of {len(gaps)} gaps")
         return {
             "is_training": is_training,
             "steps": self._step(job_id) - before,

@@ -29,6 +29,7 @@ from openai.types.fine_tuning import FineTuningJob
 from sqlalchemy import func, select
 
 from loraplex.api.demo.task import Style, training_requests
+from loraplex.api.local.server import leave_on_sigterm
 from loraplex.platform.adapters.models import Adapter, AdapterVersion
 from loraplex.platform.database import Database
 from loraplex.platform.models import UsageDay
@@ -222,6 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--examples", type=int, default=600)
     chosen = parser.parse_args(arguments)
+    leave_on_sigterm()
     started = time.monotonic()
     with (
         TemporaryDirectory() as home,

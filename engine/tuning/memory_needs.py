@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
 from ..memory.host_memory import status_bytes
 from .base import TunableBase
@@ -55,7 +55,7 @@ class Shapes:
         return FLOAT_BYTES * (activations + COPIES_OF_PARAMETERS * self.num_parameters)
 
 
-def shapes_of(base: TunableBase, parameters: Iterable[nn.Parameter]) -> Shapes:
+def shapes_of(base: TunableBase, parameters: Iterable[Tensor]) -> Shapes:
     """Of this base and what is trained of it."""
     config: Any = base.model.config.get_text_config()
     modules = dict(base.model.named_modules())

@@ -21,6 +21,7 @@ from ..batches.file_models import FilePurpose, StoredFile
 from ..errors import FileInUse, InvalidTransition, InvalidValue, QuotaExceeded, TuningJobNotFound
 from ..keys.principal import Principal
 from ..names import check_adapter_name
+from ..prices.price import amount_of_training
 from ..quotas import service as quotas
 from ..quotas.repository import lock_tenant
 from ..sessions import PlatformSession, TenantSession
@@ -51,6 +52,8 @@ class NewJob:
     recipe: JsonObject
     labels: JsonObject | None
     created_by: str
+    token_price: int = 0
+    """Of a million trained tokens, in 1e-9 of the currency's unit."""
 
 
 class OpenJob(NamedTuple):
@@ -130,6 +133,7 @@ def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
         num_steps=0,
         step=0,
         num_tokens=0,
+        token_price=new.token_price,
         num_restarts=0,
         created_at=utc_now(),
     )
@@ -314,8 +318,7 @@ def record(session: TenantSession, job_id: str, progress: Progress) -> TuningJob
     job = _known(session, job_id, None, is_locked=True)
     job.num_steps = progress.num_steps or job.num_steps
     if progress.step >= job.step and progress.num_tokens > job.num_tokens:
-        usage.add_trained_tokens(session, job.adapter_name, progress.num_tokens - job.num_tokens)
-        job.num_tokens = progress.num_tokens
+        _charge(session, job, progress.num_tokens)
     job.step = max(job.step, progress.step)
     if job.state is JobState.RUNNING and job.step < job.num_steps:
         _pause_without_tokens(session, job)
@@ -455,6 +458,15 @@ def _move(session: TenantSession, job: TuningJob, target: JobState, message: str
     if target not in OPEN_STATES:
         job.ended_at = utc_now()
     _add_events(session, job.id, [Happened(message)])
+
+
+def _charge(session: TenantSession, job: TuningJob, num_tokens: int) -> None:
+    """Charge what the job's total has grown by. The total is rounded, not its parts."""
+    before, after = (
+        amount_of_training(job.token_price, each) for each in (job.num_tokens, num_tokens)
+    )
+    usage.add_training(session, job.adapter_name, num_tokens - job.num_tokens, after - before)
+    job.num_tokens = num_tokens
 
 
 def _pause_without_tokens(session: TenantSession, job: TuningJob) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 from sqlalchemy import func, select
@@ -70,7 +71,9 @@ def make_file(session: TenantSession, purpose: FilePurpose = FilePurpose.FINE_TU
     return file.id
 
 
-def make_job(session: TenantSession, tenant: Tenant, *, file_id: str | None = None) -> str:
+def make_job(
+    session: TenantSession, tenant: Tenant, *, file_id: str | None = None, token_price: int = 0
+) -> str:
     new = NewJob(
         adapter_name="bot",
         training_file_id=file_id or make_file(session),
@@ -78,6 +81,7 @@ def make_job(session: TenantSession, tenant: Tenant, *, file_id: str | None = No
         recipe={"method": "supervised"},
         labels=None,
         created_by="key:ci",
+        token_price=token_price,
     )
     return service.create(session, new, principal_of(tenant)).id
 
@@ -467,3 +471,36 @@ def test_the_limit_counts_the_present_period_and_no_other_tenants_tokens(
         assert train(session, job, step=1, num_tokens=100) is JobState.PAUSED
     with database.transaction(globex.id) as session:
         make_job(session, globex)
+
+
+# --- what training costs --------------------------------------------------------------------------
+
+
+def amounts(session: TenantSession) -> int:
+    return session.scalar(select(func.sum(UsageDay.amount))) or 0
+
+
+def test_the_steps_of_a_job_cost_together_what_its_tokens_cost_whatever_the_reports(
+    database: Database, acme: Tenant
+) -> None:
+    """A price at which each report alone would be rounded."""
+    draw = random.Random(3)
+    price = 1_234_567
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme, token_price=price)
+        service.begin(session, job, SERVER)
+        total = 0
+        for step in range(1, 10):
+            total += draw.randrange(1, 5)
+            for _ in range(2):  # a repeated report costs nothing
+                train(session, job, step=step, num_tokens=total)
+            exact = Decimal(price * total) / 1_000_000
+            assert amounts(session) == exact.quantize(Decimal(1), ROUND_HALF_UP)
+
+
+def test_a_job_without_a_price_costs_nothing(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme)
+        service.begin(session, job, SERVER)
+        train(session, job, step=1, num_tokens=10**6)
+        assert (amounts(session), sum_of_usage(session)) == (0, 10**6)
