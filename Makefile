@@ -23,7 +23,7 @@ BENCHMARKS := batching pipeline rank-sums prefix agent paging target-itl fairnes
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness divided-ends
-.PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray test-tune tune-check image-check \
+.PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray test-tune tune-check tune-demo tune-evidence image-check \
 	lint format docs console console-check \
 	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence parallel-sample \
 	mutation-evidence mutation-survey \
@@ -108,6 +108,12 @@ $(TUNE_VENV)/.installed: pyproject.toml
 
 test-tune: $(TUNE_VENV)/.installed ## run the tests of training, slow ones too, with the packages of `loraplex[engine,tune]` alone
 	$(TUNE_VENV)/bin/python -m pytest tests/engine/tuning $(ARGS)
+
+tune-demo: $(TUNE_VENV)/.installed ## tune an adapter on the demo's base while other tenants are served, and compare it with the base and a worse one: JSON=FILE
+	PYTHONPATH=.src:tests $(TUNE_VENV)/bin/python -m benchmarks.tune_demo $(if $(JSON),--json $(JSON)) $(ARGS)
+
+tune-evidence: $(TUNE_VENV)/.installed ## kill trainers, servers and engines while jobs train; results and usage are exact: JSON=FILE ARGS='--kills 20'
+	PYTHONPATH=.src:tests $(TUNE_VENV)/bin/python -m benchmarks.tune_evidence $(if $(JSON),--json $(JSON)) $(ARGS)
 
 tune-check: $(TUNE_VENV)/.installed ## train an adapter on the demo's base in int8 and print the pace: ARGS='--examples 400'
 	PYTHONPATH=.src:tests $(TUNE_VENV)/bin/python -m benchmarks.tune_check $(ARGS)

@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 COLUMNS = [
     *("base", "tenant", "currency", "prompt_tokens", "cached_tokens", "completion_tokens"),
-    *("batch_discount", "effective_from", "effective_until"),
+    *("trained_tokens", "batch_discount", "effective_from", "effective_until"),
 ]
 
 BaseName = Annotated[
@@ -57,6 +57,10 @@ def set_(
         str | None,
         typer.Option(metavar="PRICE", help="Of a million; default: as other prompt tokens."),
     ] = None,
+    trained_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="PRICE", help="Of a million, of fine-tuning jobs; default: free."),
+    ] = None,
     batch_discount: Annotated[int, typer.Option(help="Percent.")] = 0,
     base: BaseName = None,
     only_for: Annotated[
@@ -73,6 +77,7 @@ def set_(
         "prompt_tokens": prompt_tokens,
         "cached_tokens": cached_tokens,
         "completion_tokens": completion_tokens,
+        "trained_tokens": trained_tokens,
         "batch_discount": batch_discount,
         "effective_from": _in_utc(since),
     }

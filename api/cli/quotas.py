@@ -50,6 +50,9 @@ def set_(
     output_tokens_per_minute: Annotated[Limit, _limit("Generated tokens a minute.")] = None,
     concurrent_requests: Annotated[Limit, _limit("Requests at once.")] = None,
     tokens_per_period: Annotated[Limit, _limit("Tokens a day or month.")] = None,
+    trained_tokens_per_period: Annotated[
+        Limit, _limit("Tokens of fine-tuning jobs a day or month.")
+    ] = None,
     period: Annotated[str | None, typer.Option(help="day or month, in UTC.")] = None,
     adapters: Annotated[Limit, _limit("Adapters.")] = None,
     versions_per_adapter: Annotated[Limit, _limit("Versions of one adapter.")] = None,
@@ -65,6 +68,7 @@ def set_(
         "output_tokens_per_minute": output_tokens_per_minute,
         "concurrent_requests": concurrent_requests,
         "tokens_per_period": tokens_per_period,
+        "trained_tokens_per_period": trained_tokens_per_period,
         "adapters": adapters,
         "versions_per_adapter": versions_per_adapter,
         "stored_bytes": stored_bytes,

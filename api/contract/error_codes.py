@@ -111,8 +111,8 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     ),
     "insufficient_quota": ErrorCode(
         429,
-        "The tenant has fewer tokens left for this day or month than the request may use; "
-        "the message has the numbers.",
+        "The tenant has fewer tokens left for this day or month than the request may use, or none "
+        "that a fine-tuning job may train on; the message has the numbers.",
     ),
     "budget_exhausted": ErrorCode(
         429,

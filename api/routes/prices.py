@@ -103,6 +103,9 @@ async def set_price(
     if body.cached_tokens is not None:
         cached = parse_money(body.cached_tokens, param="cached_tokens", most=MAX_PRICE)
     completion = parse_money(body.completion_tokens, param="completion_tokens", most=MAX_PRICE)
+    trained = 0
+    if body.trained_tokens is not None:
+        trained = parse_money(body.trained_tokens, param="trained_tokens", most=MAX_PRICE)
 
     def change(session: PlatformSession) -> Changed[PriceView]:
         tenant = None if body.tenant is None else get_tenant(session, body.tenant)
@@ -114,6 +117,7 @@ async def set_price(
             prompt=prompt,
             cached=cached,
             completion=completion,
+            trained=trained,
             batch_discount=body.batch_discount,
             effective_from=body.effective_from,
         )
@@ -171,6 +175,7 @@ def _view(price: ListedPrice, currency: str, slugs: Mapping[str, str]) -> PriceV
         prompt_tokens=format_money(row.prompt),
         cached_tokens=format_money(row.cached),
         completion_tokens=format_money(row.completion),
+        trained_tokens=format_money(row.trained),
         batch_discount=row.batch_discount,
         effective_from=row.effective_from,
         effective_until=price.effective_until,
@@ -186,6 +191,7 @@ def _event(view: PriceView) -> Event:
         "prompt_tokens": view.prompt_tokens,
         "cached_tokens": view.cached_tokens,
         "completion_tokens": view.completion_tokens,
+        "trained_tokens": view.trained_tokens,
         "batch_discount": view.batch_discount,
         "effective_from": view.effective_from.isoformat(),
     }

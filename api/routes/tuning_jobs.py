@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from ...platform.adapters.lookup import no_adapter
 from ...platform.audit.event import Changed, Event
+from ...platform.base import utc_now
 from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
 from ...platform.tuning import service
@@ -46,7 +47,7 @@ PageSize = Annotated[int, Query(ge=1, le=MAX_JOBS_PAGE)]
     TuningJobView,
     errors=(
         *("tuning_disabled", "model_not_tunable", "file_not_found", "quota_exceeded"),
-        *("adapter_not_found", "engine_unavailable"),
+        *("adapter_not_found", "engine_unavailable", "insufficient_quota"),
     ),
 )
 async def create_job(
@@ -64,6 +65,7 @@ async def create_job(
     if body.model != runtime.inference.served_model_name:
         message = f"model: {body.model!r} is not the base model"
         raise ApiError("model_not_tunable", message, param="model")
+    price = (await runtime.pricing.tariff(principal.tenant_id)).at(utc_now())
     new = NewJob(
         adapter_name=name,
         training_file_id=body.training_file,
@@ -71,6 +73,7 @@ async def create_job(
         recipe=msgspec.to_builtins(resolve_recipe(body, runtime.engine.info)),
         labels=body.metadata,
         created_by=principal.actor.author,
+        token_price=0 if price is None else price.trained,
     )
 
     def create(session: TenantSession) -> Changed[TuningJob]:
@@ -174,7 +177,10 @@ async def pause_job(
 
 
 @router.post("/{job_id}/resume")
-@answers(TuningJobView, errors=("tuning_disabled", "tuning_job_not_found", "state_conflict"))
+@answers(
+    TuningJobView,
+    errors=("tuning_disabled", "tuning_job_not_found", "state_conflict", "insufficient_quota"),
+)
 async def resume_job(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, job_id: str
 ) -> Response:

@@ -37,6 +37,8 @@ class PriceBody(RequestModel):
     cached_tokens: Money | None = None
     """Prompt tokens found in the prefix cache; null: as `prompt_tokens`."""
     completion_tokens: Money
+    trained_tokens: Money | None = None
+    """Of fine-tuning jobs; null: they are free."""
     batch_discount: Annotated[int, Field(ge=0, le=100)] = 0
     """Percent, on requests of batches."""
     effective_from: AwareDatetime | None = None
@@ -80,6 +82,8 @@ class PriceView(AnswerModel):
     prompt_tokens: str
     cached_tokens: str
     completion_tokens: str
+    trained_tokens: str
+    """Of fine-tuning jobs."""
     batch_discount: int
     """Percent."""
     effective_from: datetime

@@ -17,7 +17,7 @@ from ..contract.request_model import RequestModel
 Flow = Annotated[int, Field(ge=1, le=MAX_COUNT)] | None
 BigFlow = Annotated[int, Field(ge=1, le=MAX_BIG)] | None
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)] | None
-Bytes = Annotated[int, Field(ge=0, le=MAX_BIG)] | None
+BigCount = Annotated[int, Field(ge=0, le=MAX_BIG)] | None
 
 
 class LimitsBody(RequestModel):
@@ -29,10 +29,12 @@ class LimitsBody(RequestModel):
     concurrent_requests: Flow = None
     tokens_per_period: BigFlow = None
     """Prompt and completion tokens together."""
+    trained_tokens_per_period: BigCount = None
+    """Of all fine-tuning jobs together. 0: the tenant trains nothing."""
     period: Period = Period.MONTH
     adapters: Count = None
     versions_per_adapter: Count = None
-    stored_bytes: Bytes = None
+    stored_bytes: BigCount = None
     keys: Count = None
     users: Count = None
 
@@ -57,6 +59,7 @@ class LimitsView(AnswerModel):
     output_tokens_per_minute: int | None
     concurrent_requests: int | None
     tokens_per_period: int | None
+    trained_tokens_per_period: int | None
     period: str
     adapters: int | None
     versions_per_adapter: int | None
@@ -90,6 +93,7 @@ class QuotaUseView(AnswerModel):
     output_tokens_per_minute: LimitUseView
     concurrent_requests: LimitUseView
     tokens_per_period: LimitUseView
+    trained_tokens_per_period: LimitUseView
     adapters: LimitUseView
     versions_per_adapter: LimitUseView
     """Usage of the adapter with the most versions."""

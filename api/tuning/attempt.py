@@ -13,6 +13,7 @@ import structlog
 
 from ...adapters.json_frames import MessageRefused
 from ...engine.config import EngineConfig
+from ...engine.memory.host_memory import available_host_bytes
 from ...engine.process.engine import Engine
 from ...engine.tuning.messages import (
     Checkpointed,
@@ -51,6 +52,11 @@ STOP_SECONDS = 60.0
 """A trainer that has not stopped by then is killed; its last checkpoint stays."""
 STALL_SECONDS = 3600.0
 """A trainer that may run and says nothing for this long is killed."""
+MAPPED_BYTES = 1 << 30
+"""Address space of a trainer that is no memory: libraries and stacks that it maps."""
+MEMORY_FRACTION = 0.9
+"""The part of the machine's free memory that a trainer may take."""
+MIB = 1 << 20
 MAX_METRICS = 300
 """Events with the figures of a step, of one job; the steps between are left out."""
 
@@ -134,7 +140,7 @@ class Attempt:
             validation_file=str(self._folder.validation_file) if has_validation else None,
             checkpoint_folder=str(self._folder.checkpoints),
             result_folder=str(self._folder.result),
-            max_memory_bytes=None,
+            max_memory_bytes=_memory_limit(self._setup.engine.info.device),
         )
 
     # --- what the trainer says --------------------------------------------------------------------
@@ -173,6 +179,8 @@ class Attempt:
         self._num_steps = message.num_steps
         self._count.note_total(message.first_step, message.num_tokens)
         text = f"{message.num_steps} steps, {message.num_examples} examples"
+        if message.step_bytes:
+            text += f", at most about {-(-message.step_bytes // MIB)} MiB for a step"
         if message.first_step:
             text = f"Training goes on after step {message.first_step}: {text}."
         else:
@@ -273,3 +281,11 @@ class Attempt:
         )
         del self._events[: len(events)], self._checkpoints[: len(checkpoints)]
         self._metrics.tuning.note_tokens(max(0, self.job.num_tokens - before))
+
+
+def _memory_limit(device: str) -> int | None:
+    """Address space for a trainer that begins now; None on other devices than the CPU: their
+    drivers map more than a machine has."""
+    if device != "cpu":
+        return None
+    return int(MEMORY_FRACTION * available_host_bytes()) + MAPPED_BYTES

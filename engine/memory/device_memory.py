@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from .host_memory import available_host_bytes, status_bytes
 
 
 class DeviceMemory(NamedTuple):
@@ -27,7 +28,7 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # PyTorch keeps what was freed, as weights that became codes
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(_meminfo_available(), _cgroup_available())
+    return available_host_bytes()
 
 
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
@@ -44,25 +45,6 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
         run()
         return 0
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    before = _status_bytes(status, "VmRSS")
+    before = status_bytes(status, "VmRSS")
     run()
-    return max(0, _status_bytes(status, "VmHWM") - before)
-
-
-def _status_bytes(status: Path, field: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(field + ":"))
-    return int(line.split()[1]) << 10
-
-
-def _meminfo_available() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        return _status_bytes(meminfo, "MemAvailable")
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cgroup_available() -> int:
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if not limit.exists() or (value := limit.read_text().strip()) == "max":
-        return 1 << 62
-    return int(value) - int(used.read_text())
+    return max(0, status_bytes(status, "VmHWM") - before)

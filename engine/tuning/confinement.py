@@ -20,7 +20,10 @@ from .messages import Open
 
 NICENESS = 19
 MAX_OPEN_FILES = 256
-_SYSTEM_FILES = ("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system", "/dev/urandom")
+_SYSTEM_FILES = (
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/self/status"),
+    *("/sys/devices/system", "/dev/urandom"),
+)
 _DEVICE_FOLDERS = ("/proc/driver/nvidia", "/sys/bus/pci", "/sys/devices", "/proc/self", "/dev/shm")
 
 

@@ -30,3 +30,9 @@ class InvalidTrainingData(TuningError):
         """line: from 1; None: the file as a whole is wrong."""
         super().__init__(message)
         self.line = line
+
+
+class InsufficientTrainingMemory(TuningError):
+    """A step needs more memory than the process may take."""
+
+    code = "out_of_memory"

@@ -99,6 +99,8 @@ class Ready(Message, frozen=True):
     """Tokens of all examples in all epochs."""
     num_tokens: int = 0
     """Tokens of the steps up to `first_step`."""
+    step_bytes: int = 0
+    """The most that a step may take beside the base; estimated."""
 
 
 class Trained(Message, frozen=True):

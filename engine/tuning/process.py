@@ -20,11 +20,10 @@ from ...adapters.json_frames import MessageRefused
 from ...adapters.logs import log_to_stderr
 from .confinement import confine_trainer
 from .connection import Connection
-from .errors import InvalidTrainingData, TuningError
+from .errors import InsufficientTrainingMemory, InvalidTrainingData, TuningError
 from .messages import Failed, Open
 
 SCRATCH_FOLDER = ".scratch"
-OUT_OF_MEMORY = "out_of_memory"
 _NO_MEMORY = (
     "not enough memory",
     "out of memory",
@@ -73,7 +72,10 @@ def _train(connection: Connection) -> Failed | None:
         return Failed(TuningError.code, f"no {exc.name}: pip install 'loraplex[engine,tune]'")
     except Exception as exc:  # whatever fails, the server has to hear of it
         if isinstance(exc, MemoryError) or any(text in str(exc) for text in _NO_MEMORY):
-            return Failed(OUT_OF_MEMORY, "training needs more memory than the process may take")
+            return Failed(
+                InsufficientTrainingMemory.code,
+                "training needs more memory than the process may take",
+            )
         _log.exception("training_failed")
         return Failed(TuningError.code, f"training failed: {type(exc).__name__}")
     return None

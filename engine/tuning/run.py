@@ -25,6 +25,7 @@ from .connection import Connection
 from .errors import BaseNotTunable, InvalidRecipe, InvalidTrainingData, TuningError
 from .examples import DPO, Examples
 from .losses import Loss, dpo_loss, supervised_loss
+from .memory_needs import Shapes, check_fits, shapes_of
 from .messages import (
     Checkpointed,
     Finished,
@@ -87,6 +88,7 @@ class TrainingRun:
         self._optimizer = torch.optim.AdamW(
             parameters.values(), lr=order.recipe.learning_rate, weight_decay=0.0
         )
+        self._needed_bytes = self._needs(shapes_of(base, parameters.values()))
         self._scheduler = get_cosine_schedule_with_warmup(
             self._optimizer, int(WARM_UP * plan.num_steps), plan.num_steps
         )
@@ -97,7 +99,9 @@ class TrainingRun:
         self._is_stopped = False
 
     def train(self) -> None:
-        """Do the steps that no checkpoint has, then write the adapter. Raises TuningError."""
+        """Do the steps that no checkpoint has, then write the adapter. Raises TuningError, also if
+        a step may need more memory than there is."""
+        check_fits(self._needed_bytes, self._order.max_memory_bytes)
         self._restore()
         self._connection.send(
             Ready(
@@ -106,6 +110,7 @@ class TrainingRun:
                 num_examples=len(self._examples),
                 num_trained_tokens=sum(self._examples.lengths) * self._recipe.num_epochs,
                 num_tokens=self._num_tokens,
+                step_bytes=self._needed_bytes,
             )
         )
         if self._obey() and self._step < self._plan.num_steps:
@@ -117,6 +122,18 @@ class TrainingRun:
         folder, base_name = Path(self._order.result_folder), Path(self._order.model).name
         save_adapter(self._model, folder, base_name=base_name)
         self._connection.send(Finished(self._step, self._num_tokens, self._loss))
+
+    def _needs(self, shapes: Shapes) -> int:
+        """Bytes of a step in which all sequences are as long as the longest one."""
+        recipe = self._recipe
+        width = recipe.max_tokens if recipe.is_packed else max(self._examples.lengths)
+        num_rows = recipe.batch_size * self._num_ends
+        return shapes.bytes(num_rows=num_rows, width=min(width, recipe.max_tokens))
+
+    @property
+    def _num_ends(self) -> int:
+        """Sequences of an example."""
+        return 2 if self._recipe.method == DPO else 1
 
     def _trainer(self) -> AdapterTrainer:
         # The Trainer seeds all generators; the run's random numbers go on from its checkpoint.
@@ -138,8 +155,9 @@ class TrainingRun:
 
     def _make_batch(self, examples: Examples, sequences: Sequence[Sequence[int]]) -> Batch:
         read = [[examples[index] for index in sequence] for sequence in sequences]
-        num_ends = 2 if self._recipe.method == DPO else 1
-        rows = [[each[end] for each in sequence] for end in range(num_ends) for sequence in read]
+        rows = [
+            [each[end] for each in sequence] for end in range(self._num_ends) for sequence in read
+        ]
         return make_batch(rows, is_packed=self._recipe.is_packed)
 
     def _loss_of(self, model: Any, batch: Batch) -> Loss:

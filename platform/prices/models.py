@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, false
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, UtcDateTime, utc_now
@@ -51,6 +51,8 @@ class PriceRow(Base):
     cached: Mapped[int] = mapped_column(BigInteger)
     """Of a million prompt tokens that the prefix cache held."""
     completion: Mapped[int] = mapped_column(BigInteger)
+    trained: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """Of a million tokens that fine-tuning jobs train on."""
     batch_discount: Mapped[int]
     """In percent, on requests of batches."""
     is_end: Mapped[bool] = mapped_column(default=False, server_default=false())

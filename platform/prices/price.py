@@ -26,6 +26,7 @@ class Price:
     cached: int
     """At most `prompt`."""
     completion: int
+    trained: int = 0
     batch_discount: int
     """In percent."""
     is_end: bool = False
@@ -48,3 +49,9 @@ class Price:
     def _cost(self, prompt: int, cached: int, completion: int, *, is_batch: bool) -> int:
         cost = (prompt - cached) * self.prompt + cached * self.cached + completion * self.completion
         return cost * (_PERCENT - self.batch_discount if is_batch else _PERCENT)
+
+
+def amount_of_training(price: int, num_tokens: int) -> int:
+    """What a fine-tuning job of so many tokens costs at this price of a million, rounded once, half
+    up."""
+    return min((2 * price * num_tokens + _TOKENS) // (2 * _TOKENS), MAX_AMOUNT)

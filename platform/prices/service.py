@@ -47,6 +47,7 @@ def set_price(
     cached: int,
     completion: int,
     batch_discount: int,
+    trained: int = 0,
     effective_from: datetime | None = None,
     now: datetime | None = None,
 ) -> PriceRow:
@@ -58,7 +59,7 @@ def set_price(
     """
     _check_base(base)
     _check_currency(currency)
-    _check_amounts(prompt, cached, completion, batch_discount)
+    _check_amounts(prompt, cached, completion, trained, batch_discount)
     found = lock_or_add(session, Currency(id=_CURRENCY_ID, code=currency))
     if found.code != currency:
         raise InvalidValue(f"All prices are in {found.code}.", param="currency")
@@ -68,6 +69,7 @@ def set_price(
         prompt=prompt,
         cached=cached,
         completion=completion,
+        trained=trained,
         batch_discount=batch_discount,
         effective_from=_check_begin(effective_from, (now or utc_now()) + LEAD),
     )
@@ -195,8 +197,10 @@ def _check_currency(code: str) -> None:
         )
 
 
-def _check_amounts(prompt: int, cached: int, completion: int, batch_discount: int) -> None:
-    amounts = {"prompt": prompt, "cached": cached, "completion": completion}
+def _check_amounts(
+    prompt: int, cached: int, completion: int, trained: int, batch_discount: int
+) -> None:
+    amounts = {"prompt": prompt, "cached": cached, "completion": completion, "trained": trained}
     for name, amount in amounts.items():
         if not 0 <= amount <= MAX_PRICE:
             raise InvalidValue(f"{name} must be from 0 to {format_money(MAX_PRICE)}.", param=name)

@@ -29,6 +29,7 @@ class Limits:
     output_tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
     tokens_per_period: int | None = None
+    trained_tokens_per_period: int | None = None
     period: Period = Period.MONTH
     adapters: int | None = None
     versions_per_adapter: int | None = None
@@ -52,7 +53,7 @@ _FLOWS = frozenset(
     {*(f"{kind}_per_minute" for kind in RateKind), "concurrent_requests", "tokens_per_period"}
 )
 """Limits on requests: at least 1, because a tenant without requests is suspended instead."""
-_BIG = frozenset({"tokens_per_period", "stored_bytes"})
+_BIG = frozenset({"tokens_per_period", "trained_tokens_per_period", "stored_bytes"})
 
 
 def get_limits(session: TenantSession) -> Limits:

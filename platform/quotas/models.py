@@ -47,6 +47,8 @@ class Quota(TenantOwned, Base):
     concurrent_requests: Mapped[int | None]
     tokens_per_period: Mapped[int | None] = mapped_column(BigInteger)
     """Prompt and completion tokens together."""
+    trained_tokens_per_period: Mapped[int | None] = mapped_column(BigInteger)
+    """Of all fine-tuning jobs together."""
     period: Mapped[Period] = mapped_column(state_type(Period, name="period"), default=Period.MONTH)
     adapters: Mapped[int | None]
     versions_per_adapter: Mapped[int | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -27,7 +27,7 @@ from ..keys.models import ApiKey
 from ..sessions import PlatformSession, TenantRows, TenantSession
 from ..tenants.models import Tenant
 from ..upserts import insert_into, primary_key
-from ..usage.models import UsageRecord
+from ..usage.models import UsageDay, UsageRecord
 from ..users.models import User
 from .bucket import Reading
 from .holder import Holder
@@ -327,6 +327,15 @@ def sum_ledger_tokens(session: TenantSession, since: datetime, until: datetime) 
         UsageRecord.created_at >= since, UsageRecord.created_at < until
     )
     return int(session.scalar(query) or 0)
+
+
+def sum_trained_tokens(session: TenantSession, since: date, until: date) -> int:
+    """What the tenant's fine-tuning jobs trained on from the day `since` to the day before
+    `until`."""
+    query = select(func.coalesce(func.sum(UsageDay.trained_tokens), 0)).where(
+        UsageDay.day >= since, UsageDay.day < until
+    )
+    return _count(session, query)
 
 
 # --- what a tenant owns -------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from .resources import (
     count,
 )
 from .standing import RateStanding, Standing, tightest_token_rate
+from .training import check_may_train, may_train
 from .use import LimitUse, QuotaUse, current_use
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Resource",
     "Standing",
     "Used",
+    "check_may_train",
     "check_room",
     "check_room_for_content",
     "check_room_for_successor",
@@ -44,6 +46,7 @@ __all__ = [
     "hold",
     "list_of_server",
     "lock_limits",
+    "may_train",
     "purge",
     "release",
     "renew",

@@ -14,6 +14,7 @@ from .models import RateKind
 from .period import begin_of, end_of
 from .rates import Rates
 from .resources import Resource
+from .training import count_trained_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,9 @@ def current_use(session: TenantSession, *, clock: Clock = read_clock) -> QuotaUs
         ),
         "tokens_per_period": _use(
             limits.tokens_per_period, _period_tokens(session, limits, begin), running.tokens
+        ),
+        "trained_tokens_per_period": _use(
+            limits.trained_tokens_per_period, count_trained_tokens(session, limits)
         ),
     }
     for resource in Resource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, String, Text
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..adapters.models import REASON_LENGTH, SHA256_HEX_LENGTH
@@ -52,6 +52,9 @@ class TuningJob(TenantOwned, Base):
     """The last step whose tokens are counted."""
     num_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
     """Tokens of the steps up to `step`: what the tenant's usage has of this job."""
+    token_price: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+    """Of a million trained tokens, in 1e-9 of the currency's unit: what was in effect when the job
+    was created."""
     num_restarts: Mapped[int] = mapped_column(default=0)
     """How often its trainer ended without a result."""
     error_code: Mapped[str | None] = mapped_column(String(REASON_LENGTH))

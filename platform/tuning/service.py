@@ -21,6 +21,7 @@ from ..batches.file_models import FilePurpose, StoredFile
 from ..errors import FileInUse, InvalidTransition, InvalidValue, QuotaExceeded, TuningJobNotFound
 from ..keys.principal import Principal
 from ..names import check_adapter_name
+from ..prices.price import amount_of_training
 from ..quotas import service as quotas
 from ..quotas.repository import lock_tenant
 from ..sessions import PlatformSession, TenantSession
@@ -51,6 +52,8 @@ class NewJob:
     recipe: JsonObject
     labels: JsonObject | None
     created_by: str
+    token_price: int = 0
+    """Of a million trained tokens, in 1e-9 of the currency's unit."""
 
 
 class OpenJob(NamedTuple):
@@ -100,8 +103,8 @@ class Progress:
 def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
     """Add a job, which waits for a server.
 
-    Raises FileNotFound, InvalidValue for an unusable name or a file of another purpose, or
-    QuotaExceeded, also if the adapter may have no more versions.
+    Raises FileNotFound, InvalidValue for an unusable name or a file of another purpose,
+    QuotaExceeded, also if the adapter may have no more versions, or InsufficientQuota.
     """
     lock_tenant(session)
     check_adapter_name(new.adapter_name, param="suffix")
@@ -115,6 +118,7 @@ def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
     if num_open is not None and num_open >= MAX_OPEN:
         raise QuotaExceeded("fine-tuning jobs that have not ended", limit=MAX_OPEN, used=num_open)
     quotas.check_room_for_version(session, new.adapter_name)
+    quotas.check_may_train(session)
     job = TuningJob(
         id=f"ftjob-{uuid.uuid4().hex}",
         adapter_name=new.adapter_name,
@@ -129,6 +133,7 @@ def create(session: TenantSession, new: NewJob, viewer: Principal) -> TuningJob:
         num_steps=0,
         step=0,
         num_tokens=0,
+        token_price=new.token_price,
         num_restarts=0,
         created_at=utc_now(),
     )
@@ -214,11 +219,13 @@ def pause(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[Tu
 def resume(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[TuningJob, bool]:
     """Let a paused job wait for its turn; returns it, and whether this resumed it.
 
-    Raises TuningJobNotFound, or InvalidTransition if it has ended.
+    Raises TuningJobNotFound, InvalidTransition if it has ended, or InsufficientQuota.
     """
     job = _known(session, job_id, viewer, is_locked=True)
     if job.state is JobState.RUNNING:
         return job, False
+    if job.state is JobState.PAUSED:
+        quotas.check_may_train(session)
     return _change(session, job_id, viewer, JobState.QUEUED, "The job was resumed.")
 
 
@@ -286,8 +293,11 @@ def list_kept_of_all_tenants(session: PlatformSession, server_id: str) -> set[st
 
 
 def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
-    """This server trains the job from now on, unless it was paused or has ended."""
+    """This server trains the job from now on, unless it was paused or has ended, or no tokens are
+    left to train on."""
     job = _known(session, job_id, None, is_locked=True)
+    if job.state is JobState.QUEUED:
+        _pause_without_tokens(session, job)
     if job.state not in {JobState.QUEUED, JobState.RUNNING}:
         return job
     is_elsewhere = job.server_id not in {None, server_id}
@@ -303,13 +313,15 @@ def begin(session: TenantSession, job_id: str, server_id: str) -> TuningJob:
 
 
 def record(session: TenantSession, job_id: str, progress: Progress) -> TuningJob:
-    """Keep the progress, and charge the tokens that no report had before."""
+    """Keep the progress, and charge the tokens that no report had before. A job that has steps to
+    do and no tokens left to train on is paused."""
     job = _known(session, job_id, None, is_locked=True)
     job.num_steps = progress.num_steps or job.num_steps
     if progress.step >= job.step and progress.num_tokens > job.num_tokens:
-        usage.add_trained_tokens(session, job.adapter_name, progress.num_tokens - job.num_tokens)
-        job.num_tokens = progress.num_tokens
+        _charge(session, job, progress.num_tokens)
     job.step = max(job.step, progress.step)
+    if job.state is JobState.RUNNING and job.step < job.num_steps:
+        _pause_without_tokens(session, job)
     _add_events(session, job_id, progress.events)
     _add_checkpoints(session, job_id, progress.checkpoints)
     return job
@@ -446,6 +458,22 @@ def _move(session: TenantSession, job: TuningJob, target: JobState, message: str
     if target not in OPEN_STATES:
         job.ended_at = utc_now()
     _add_events(session, job.id, [Happened(message)])
+
+
+def _charge(session: TenantSession, job: TuningJob, num_tokens: int) -> None:
+    """Charge what the job's total has grown by. The total is rounded, not its parts."""
+    before, after = (
+        amount_of_training(job.token_price, each) for each in (job.num_tokens, num_tokens)
+    )
+    usage.add_training(session, job.adapter_name, num_tokens - job.num_tokens, after - before)
+    job.num_tokens = num_tokens
+
+
+def _pause_without_tokens(session: TenantSession, job: TuningJob) -> None:
+    if not quotas.may_train(session):
+        _go(job, JobState.PAUSED)
+        message = "The job was paused: the tenant's trained tokens of this period are used up."
+        _add_events(session, job.id, [Happened(message, "warn")])
 
 
 def _go(job: TuningJob, target: JobState) -> None:

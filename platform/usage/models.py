@@ -90,7 +90,7 @@ class UsageDay(TenantOwned, Base):
     trained_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
     """Tokens that fine-tuning jobs trained on, for the adapter as a whole: the version is 0."""
     amount: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
-    """What the requests were charged, in 1e-9 of the currency's unit."""
+    """What requests and training were charged, in 1e-9 of the currency's unit."""
 
     @classmethod
     def begin(cls, day: date, adapter_name: str, adapter_version: int) -> Self:

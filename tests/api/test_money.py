@@ -18,6 +18,7 @@ PRICE = {
     "prompt_tokens": "0.15",
     "cached_tokens": "0.0375",
     "completion_tokens": "0.6",
+    "trained_tokens": "2.50",
     "batch_discount": 50,
 }
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import BadRequestError, ConflictError, NotFoundError, PermissionDeniedError
+from openai import (
+    BadRequestError,
+    ConflictError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+)
 from sqlalchemy import select
 
 from loraplex.adapters.logs import LOG_VARIABLES
+from loraplex.api.inference.pricing import REUSE_SECONDS
+from loraplex.platform.base import utc_now
 from loraplex.platform.models import AuditEntry, StoredFile
 from support.envelopes import check_envelope
+from support.limits import limit
+from support.money import set_price
 from support.server import Caller, ServerUnderTest
 from support.tuning_jobs import (
     create,
@@ -244,6 +256,42 @@ def test_a_paused_job_goes_on_where_it_was(server: ServerUnderTest, caller: Call
     assert (job.status, job.trained_tokens) == ("succeeded", num_tokens(60))
     assert trained_tokens(server, caller) == num_tokens(60)
     assert any(text.startswith("Training goes on after step") for text in messages(client, job.id))
+
+
+def test_a_job_without_tokens_left_is_paused_and_goes_on_when_the_limit_is_raised(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    client, database = caller.openai, server.database
+    limit(database, caller.tenant_id, trained_tokens_per_period=20)
+    job = create(client, examples("slow", 60))
+    wait_for(lambda: str(client.fine_tuning.jobs.retrieve(job.id).status) == "paused", seconds=60)
+    wait_for(lambda: not trainers(server), seconds=30)
+    assert 20 <= trained_tokens(server, caller) < num_tokens(60)
+    assert "used up" in " ".join(messages(client, job.id))
+    with pytest.raises(RateLimitError, match="none are left") as refused:
+        client.fine_tuning.jobs.resume(job.id)
+    assert refused.value.code == "insufficient_quota"
+    with pytest.raises(RateLimitError, match="none are left"):
+        create(client)
+    limit(database, caller.tenant_id, trained_tokens_per_period=10**6)
+    database.close()
+    client.fine_tuning.jobs.resume(job.id)
+    assert ended(client, job.id).trained_tokens == num_tokens(60) == trained_tokens(server, caller)
+
+
+def test_a_job_costs_its_tokens_at_the_price_of_when_it_was_created(
+    server: ServerUnderTest, caller: Caller
+) -> None:
+    database = server.database
+    set_price(database, tenant_id=caller.tenant_id, trained=3_000_000)
+    time.sleep(REUSE_SECONDS)  # the server's copy of the prices is no older
+    job = create(caller.openai, examples("slow", 40))
+    set_price(database, tenant_id=caller.tenant_id, trained=10**9, since=utc_now())
+    database.close()
+    assert ended(caller.openai, job.id).trained_tokens == num_tokens(40)
+    (usage,) = caller.http.get("/v1/usage").json()["data"]
+    assert usage["trained_tokens"] == num_tokens(40)
+    assert Decimal(usage["amount"]) == Decimal(3 * num_tokens(40)) / 10**9
 
 
 def test_a_trainer_that_dies_is_restarted_from_its_checkpoint_and_steps_count_once(

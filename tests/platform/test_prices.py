@@ -15,7 +15,7 @@ from loraplex.platform.errors import InvalidValue, PriceNotFound
 from loraplex.platform.prices import service
 from loraplex.platform.prices.book import NO_BOOK
 from loraplex.platform.prices.money import MAX_AMOUNT, NANOS, format_money, parse_money
-from loraplex.platform.prices.price import Price
+from loraplex.platform.prices.price import Price, amount_of_training
 from loraplex.platform.prices.service import LEAD, ListedPrice, read_book
 from loraplex.platform.tenants.models import Tenant
 from support.money import UNIT, set_price
@@ -97,6 +97,17 @@ def test_amounts_are_those_of_decimal_arithmetic() -> None:
         assert most >= amount
         if not cached:
             assert most == exact.quantize(Decimal(1), ROUND_CEILING)
+
+
+def test_the_amount_of_training_is_that_of_decimal_arithmetic() -> None:
+    draw = random.Random(8)
+    for _ in range(2000):
+        price, num_tokens = draw.randrange(10**12), draw.randrange(10 ** draw.randrange(1, 10))
+        exact = Decimal(price * num_tokens) / 1_000_000
+        most = Decimal(MAX_AMOUNT)
+        assert amount_of_training(price, num_tokens) == min(
+            exact.quantize(Decimal(1), ROUND_HALF_UP), most
+        )
 
 
 def test_the_latest_price_in_effect_is_found_and_a_tenants_own_comes_first(
@@ -244,6 +255,7 @@ def test_a_price_takes_effect_only_when_every_server_knows_it(database: Database
         ({"prompt": -1, "cached": -1}, "prompt"),
         ({"cached": UNIT + 1}, "cached"),
         ({"completion": 10**16}, "completion"),
+        ({"trained": -1}, "trained"),
         ({"batch_discount": 101}, "batch_discount"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 from sqlalchemy import func, select
@@ -16,12 +17,15 @@ from loraplex.platform.batches.file_models import FilePurpose, StoredFile
 from loraplex.platform.database import Database
 from loraplex.platform.errors import (
     FileInUse,
+    InsufficientQuota,
     InvalidTransition,
     InvalidValue,
     QuotaExceeded,
     TuningJobNotFound,
 )
 from loraplex.platform.keys.principal import ALL_SCOPES, Actor, ActorKind, Principal
+from loraplex.platform.quotas import service as quotas
+from loraplex.platform.quotas.models import Period
 from loraplex.platform.sessions import TenantSession
 from loraplex.platform.tenants import service as tenants
 from loraplex.platform.tenants.models import Tenant
@@ -35,6 +39,7 @@ from loraplex.platform.webhooks.models import WebhookDelivery
 from loraplex.platform.webhooks.service import WebhookService
 from loraplex.platform.webhooks.signing import SigningSecrets
 from support.catalog import make_version
+from support.limits import limit
 
 SERVER, OTHER = "server-1", "server-2"
 
@@ -66,7 +71,9 @@ def make_file(session: TenantSession, purpose: FilePurpose = FilePurpose.FINE_TU
     return file.id
 
 
-def make_job(session: TenantSession, tenant: Tenant, *, file_id: str | None = None) -> str:
+def make_job(
+    session: TenantSession, tenant: Tenant, *, file_id: str | None = None, token_price: int = 0
+) -> str:
     new = NewJob(
         adapter_name="bot",
         training_file_id=file_id or make_file(session),
@@ -74,6 +81,7 @@ def make_job(session: TenantSession, tenant: Tenant, *, file_id: str | None = No
         recipe={"method": "supervised"},
         labels=None,
         created_by="key:ci",
+        token_price=token_price,
     )
     return service.create(session, new, principal_of(tenant)).id
 
@@ -382,3 +390,117 @@ def test_success_names_the_version_and_both_ends_are_announced(
             "error": "out_of_memory",
         },
     }
+
+
+# --- the limit on trained tokens ------------------------------------------------------------------
+
+
+def train(session: TenantSession, job_id: str, *, step: int, num_tokens: int) -> JobState:
+    """Report these totals of a job with ten steps; returns its state."""
+    progress = Progress(step=step, num_tokens=num_tokens, num_steps=10)
+    return service.record(session, job_id, progress).state
+
+
+def test_a_job_is_paused_when_the_tenant_has_no_tokens_left_to_train_on(
+    database: Database, acme: Tenant
+) -> None:
+    limit(database, acme.id, trained_tokens_per_period=100)
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme)
+        service.begin(session, job, SERVER)
+        assert train(session, job, step=1, num_tokens=99) is JobState.RUNNING
+        assert train(session, job, step=2, num_tokens=130) is JobState.PAUSED
+        events = service.list_events(session, job, after=None, limit=1)
+        assert (events[0].level, "used up" in events[0].message) == ("warn", True)
+        use = quotas.current_use(session).uses["trained_tokens_per_period"]
+        assert (use.limit, use.used, use.remaining) == (100, 130, 0)
+
+
+def test_without_tokens_left_no_job_is_created_or_resumed_until_the_limit_is_raised(
+    database: Database, acme: Tenant
+) -> None:
+    limit(database, acme.id, trained_tokens_per_period=100)
+    with database.transaction(acme.id) as session:
+        job, waiting = make_job(session, acme), make_job(session, acme)
+        service.begin(session, job, SERVER)
+        train(session, job, step=1, num_tokens=100)
+        with pytest.raises(InsufficientQuota, match="100 trained tokens a month"):
+            make_job(session, acme)
+        with pytest.raises(InsufficientQuota):
+            service.resume(session, job, viewer=principal_of(acme))
+        assert service.begin(session, waiting, SERVER).state is JobState.PAUSED
+    limit(database, acme.id, trained_tokens_per_period=101)
+    with database.transaction(acme.id) as session:
+        service.resume(session, job, viewer=principal_of(acme))
+        assert service.begin(session, job, SERVER).state is JobState.RUNNING
+        make_job(session, acme)
+
+
+def test_a_job_whose_last_step_used_the_last_tokens_ends_with_its_result(
+    database: Database, acme: Tenant
+) -> None:
+    limit(database, acme.id, trained_tokens_per_period=100)
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme)
+        service.begin(session, job, SERVER)
+        assert train(session, job, step=10, num_tokens=500) is JobState.RUNNING
+        assert service.close(session, job).finalizing_at is not None
+
+
+def test_a_tenant_with_a_limit_of_zero_trains_nothing(database: Database, acme: Tenant) -> None:
+    limit(database, acme.id, trained_tokens_per_period=0)
+    with database.transaction(acme.id) as session, pytest.raises(InsufficientQuota):
+        make_job(session, acme)
+
+
+def test_the_limit_counts_the_present_period_and_no_other_tenants_tokens(
+    database: Database, acme: Tenant
+) -> None:
+    yesterday = utc_now().date() - timedelta(days=1)
+    with database.platform_transaction() as session:
+        globex = tenants.create_tenant(session, "globex")
+    for tenant in (acme, globex):
+        limit(database, tenant.id, trained_tokens_per_period=100, period=Period.DAY)
+    with database.transaction(acme.id) as session:
+        day = UsageDay.begin(yesterday, "bot", 0)
+        day.trained_tokens = 100
+        session.add(day)
+        session.flush()
+        job = make_job(session, acme)
+        service.begin(session, job, SERVER)
+        assert train(session, job, step=1, num_tokens=100) is JobState.PAUSED
+    with database.transaction(globex.id) as session:
+        make_job(session, globex)
+
+
+# --- what training costs --------------------------------------------------------------------------
+
+
+def amounts(session: TenantSession) -> int:
+    return session.scalar(select(func.sum(UsageDay.amount))) or 0
+
+
+def test_the_steps_of_a_job_cost_together_what_its_tokens_cost_whatever_the_reports(
+    database: Database, acme: Tenant
+) -> None:
+    """A price at which each report alone would be rounded."""
+    draw = random.Random(3)
+    price = 1_234_567
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme, token_price=price)
+        service.begin(session, job, SERVER)
+        total = 0
+        for step in range(1, 10):
+            total += draw.randrange(1, 5)
+            for _ in range(2):  # a repeated report costs nothing
+                train(session, job, step=step, num_tokens=total)
+            exact = Decimal(price * total) / 1_000_000
+            assert amounts(session) == exact.quantize(Decimal(1), ROUND_HALF_UP)
+
+
+def test_a_job_without_a_price_costs_nothing(database: Database, acme: Tenant) -> None:
+    with database.transaction(acme.id) as session:
+        job = make_job(session, acme)
+        service.begin(session, job, SERVER)
+        train(session, job, step=1, num_tokens=10**6)
+        assert (amounts(session), sum_of_usage(session)) == (0, 10**6)

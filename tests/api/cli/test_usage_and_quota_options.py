@@ -21,6 +21,7 @@ LIMITS = {
     "output_tokens_per_minute": 3,
     "concurrent_requests": 4,
     "tokens_per_period": 5,
+    "trained_tokens_per_period": 11,
     "adapters": 6,
     "versions_per_adapter": 7,
     "stored_bytes": 8,
@@ -94,7 +95,8 @@ def test_limits_of_a_key_keep_those_that_are_not_named(client: SimpleNamespace) 
 def test_a_price_is_set_by_the_options_of_its_parts(client: SimpleNamespace) -> None:
     client.admin.post.return_value = dict.fromkeys(prices.COLUMNS)
     options = ["--currency=EUR", "--prompt-tokens=0.15", "--completion-tokens=0.6"]
-    more = ["--cached-tokens=0.04", "--batch-discount=50", "--base=tiny", "--only-for=acme"]
+    more = ["--cached-tokens=0.04", "--trained-tokens=3", "--batch-discount=50"]
+    more += ["--base=tiny", "--only-for=acme"]
     invoke(prices.app, "set", *options, *more, "--since=2026-12-01T00:00:00Z")
     client.admin.post.assert_called_once_with(
         "/prices",
@@ -105,6 +107,7 @@ def test_a_price_is_set_by_the_options_of_its_parts(client: SimpleNamespace) -> 
             "prompt_tokens": "0.15",
             "cached_tokens": "0.04",
             "completion_tokens": "0.6",
+            "trained_tokens": "3",
             "batch_discount": 50,
             "effective_from": "2026-12-01T00:00:00+00:00",
         },

@@ -127,6 +127,21 @@ def test_a_trainer_without_memory_says_so(base: Path, data: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_trainer_whose_steps_fit_into_its_limit_trains(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
+    reports = train(open_order(base, data, tmp_path, max_memory_bytes=16 << 30))
+    assert isinstance(reports[-1], Finished)
+    too_long = recipe(batch_size=256, num_epochs=1)
+    lines = write_lines(tmp_path / "long", [chat_line("a" * 400, "b") for _ in range(256)])
+    order = open_order(base, lines, tmp_path, recipe=too_long, max_memory_bytes=1 << 31)
+    (failed,) = train(order)
+    assert isinstance(failed, Failed)
+    assert failed.code == "out_of_memory"
+    assert "a step may need" in failed.message
+
+
+@pytest.mark.slow
 def test_a_trainer_ends_with_its_server(base: Path, data: Path, tmp_path: Path) -> None:
     with TrainerProcess(open_order(base, data, tmp_path)) as trainer:
         trainer.send(Pause())

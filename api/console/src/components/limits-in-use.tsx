@@ -37,7 +37,7 @@ export function LimitsInUse({ tenant }: { tenant: string | null }): ReactNode {
 
 function Row({ limit, use }: { limit: LimitText; use: Use }): ReactNode {
   const { used, reserved, limit: most, reset_seconds: reset } = use[limit.name];
-  const again = limit.name === "tokens_per_period" ? dateTime(use.period_ends_at) : reset ? `in ${duration(reset * 1000)}` : "";
+  const again = limit.name.endsWith("tokens_per_period") ? dateTime(use.period_ends_at) : reset ? `in ${duration(reset * 1000)}` : "";
   return (
     <tr>
       <th scope="row">{limit.label}</th>

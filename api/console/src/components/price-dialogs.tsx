@@ -60,6 +60,8 @@ export function SetPrices({ draft, onClose }: { draft: PriceDraft; onClose: () =
             <TextField label="Cached prompt tokens" name="cached_tokens" {...AMOUNT} required={false} defaultValue={before?.cached_tokens}
               placeholder="as other prompt tokens" hint="Found in the prefix cache." />
             <TextField label="Generated tokens" name="completion_tokens" {...AMOUNT} placeholder="0.60" defaultValue={before?.completion_tokens} />
+            <TextField label="Trained tokens" name="trained_tokens" {...AMOUNT} required={false} defaultValue={before?.trained_tokens}
+              placeholder="free" hint="Of fine-tuning jobs." />
             <TextField label="Batch discount (percent)" name="batch_discount" type="number" required min={0} max={100} step={1}
               defaultValue={before?.batch_discount ?? 0} />
             <TextField label="From" name="from" type="datetime-local" step={1} defaultValue={begin ? localTime(begin) : ""}
@@ -82,6 +84,7 @@ function orderOf(form: FormData, begin: string | null): PriceOrder {
     prompt_tokens: text("prompt_tokens"),
     cached_tokens: text("cached_tokens") || null,
     completion_tokens: text("completion_tokens"),
+    trained_tokens: text("trained_tokens") || null,
     batch_discount: Number(form.get("batch_discount")),
     effective_from: begin !== null && from === localTime(begin) ? begin : momentOf(from),
   };

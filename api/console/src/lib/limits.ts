@@ -18,6 +18,7 @@ export const LIMITS: readonly LimitText[] = [
   { name: "output_tokens_per_minute", label: "Output tokens a minute", format: count },
   { name: "concurrent_requests", label: "Requests at once", format: count },
   { name: "tokens_per_period", label: "Tokens a period", format: count },
+  { name: "trained_tokens_per_period", label: "Trained tokens a period", format: count },
   { name: "adapters", label: "Adapters", format: count },
   { name: "versions_per_adapter", label: "Versions of one adapter", format: count },
   { name: "stored_bytes", label: "Stored bytes", format: bytes },

@@ -96,6 +96,7 @@ const COLUMNS: Columns<Price> = [
   { header: "Prompt", meta: { end: true }, cell: ({ row }) => row.original.prompt_tokens },
   { header: "Cached", meta: { end: true }, cell: ({ row }) => row.original.cached_tokens },
   { header: "Generated", meta: { end: true }, cell: ({ row }) => row.original.completion_tokens },
+  { header: "Trained", meta: { end: true }, cell: ({ row }) => row.original.trained_tokens },
   {
     header: "Batches", meta: { end: true },
     cell: ({ row }) => row.original.batch_discount > 0 ? `−${row.original.batch_discount} %` : "",
