@@ -8,7 +8,7 @@ from alembic import op
 from loraplex.migrations.initial.columns import ID, NAME, tenant_id
 
 revision = "0123"
-down_revision = "0117"
+down_revision = "0122"
 branch_labels = None
 depends_on = None
 

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0124"
-down_revision = "0117"
+down_revision = "0123"
 branch_labels = None
 depends_on = None
 
