@@ -10,8 +10,8 @@ import pytest
 
 from loraplex.platform.keys.principal import OperatorRole, Scope, TenantRole
 from support.batches import completions, create, jsonl
-from support.samples import add_sample
 from support.evaluations import put_set, start
+from support.samples import add_sample
 from support.server import ServerUnderTest
 from support.tuning_jobs import create as create_job
 from support.tuning_jobs import examples
