@@ -176,6 +176,8 @@ def alias_change_view(change: AliasChange) -> AliasChangeView:
         canary=canary,
         changed_at=change.changed_at,
         changed_by=change.changed_by,
+        evaluation=change.evaluation_id,
+        override=change.override_reason,
     )
 
 
