@@ -13,6 +13,7 @@ from .http.idempotency import IdempotentRequests
 from .http.request_context import RequestContext
 from .routes import (
     adapters,
+    alias_gates,
     aliases,
     audit,
     batches,
@@ -63,7 +64,7 @@ from .server.runtime import Runtime
 
 _CLOSED = (
     *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
-    *(stored_responses, tenant_files, batches, tuning_jobs, golden_sets, evaluations),
+    *(stored_responses, tenant_files, batches, tuning_jobs, golden_sets, evaluations, alias_gates),
     *(adapters, aliases, samples, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit, webhooks),
     *(prices, budgets, caller_limits),

@@ -304,6 +304,47 @@ class GoldenSetNotFound(PlatformError):
     code = "golden_set_not_found"
 
 
+class GoldenSetInUse(PlatformError):
+    """A gate of an alias needs this golden set."""
+
+    code = "golden_set_in_use"
+
+
+class GateNotFound(PlatformError):
+    """The alias has no gate."""
+
+    code = "gate_not_found"
+
+
+class GateNotPassed(PlatformError):
+    """The version was not evaluated as the alias's gate requires."""
+
+    code = "gate_not_passed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        golden_set: str,
+        version: int,
+        against: int | None,
+        evaluation_id: str | None,
+    ) -> None:
+        """`against`: the version to compare with; None: the base. `evaluation_id`: the evaluation
+        that has not ended; None: there is none."""
+        super().__init__(message)
+        self.golden_set = golden_set
+        self.version = version
+        self.against = against
+        self.evaluation_id = evaluation_id
+
+
+class GateRefused(PlatformError):
+    """The version is worse than the alias's gate allows."""
+
+    code = "gate_refused"
+
+
 class EvaluationNotFound(PlatformError):
     """No such evaluation."""
 

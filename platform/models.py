@@ -18,7 +18,7 @@ from .base import Base
 from .batches.file_models import StoredFile
 from .batches.models import Batch, BatchResult
 from .budgets.models import Budget, BudgetAlert, BudgetUse
-from .evaluations.models import Evaluation, GoldenSetRow
+from .evaluations.models import AliasGate, Evaluation, GoldenSetRow
 from .idempotency.models import IdempotentAnswer
 from .identities.models import Identity, SpentFlow
 from .jobs.models import JobLease
@@ -55,6 +55,7 @@ __all__ = [
     "AdapterVersion",
     "AdapterWish",
     "AliasChange",
+    "AliasGate",
     "ApiKey",
     "AuditEntry",
     "AuditHead",

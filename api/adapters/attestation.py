@@ -285,9 +285,12 @@ def _settle(session: TenantSession, version_id: str, verdict: Verdict) -> Change
         return Changed(None, _event(session, "version.reject", version, details))
     version = service.mark_ready(session, version_id, attestation_report=report or {})
     wanted = uploads.list_wanted_aliases(session, version_id)
-    for name, alias, author in wanted:
-        service.set_alias(session, name, alias, version.number, changed_by=author)
-    details = {"aliases": [each.alias for each in wanted]}
+    is_set = [
+        alias
+        for name, alias, author in wanted
+        if not service.set_free_aliases(session, name, [alias], version.number, changed_by=author)
+    ]
+    details = {"aliases": is_set}
     return Changed(None, _event(session, "version.ready", version, details))
 
 

@@ -31,7 +31,7 @@ from ...platform.adapters.states import VersionState
 from ...platform.audit.event import Changed, Event, Origin
 from ...platform.base import JsonObject
 from ...platform.errors import InvalidTransition, PlatformError
-from ...platform.evaluations import golden_sets
+from ...platform.evaluations import gates, golden_sets
 from ...platform.evaluations import service as evaluations
 from ...platform.jobs.service import shared_now
 from ...platform.samples import service as samples
@@ -99,6 +99,7 @@ class Deletions:
         def begin(session: TenantSession) -> Changed[list[Deletion]]:
             begun = service.begin_adapter_deletion(session, name, deleted_by=origin.actor.author)
             tuning.remove_ended(session, name)
+            gates.remove_all(session, name)
             golden_sets.remove_all(session, name)
             evaluations.remove_all(session, name)
             numbers = [deletion.number for deletion in begun]

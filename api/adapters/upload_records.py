@@ -153,15 +153,19 @@ def set_wanted_aliases(
     session: TenantSession, upload: Upload, version: AdapterVersion
 ) -> Event | None:
     """Set the aliases that the upload requested if its version is ready; otherwise its attestation
-    sets them."""
+    sets them. Those whose gates it has not passed stay where they are."""
     if version.state is not VersionState.READY or not upload.aliases:
         return None
-    for alias in upload.aliases:
-        service.set_alias(
-            session, upload.adapter_name, alias, version.number, changed_by=upload.created_by
-        )
+    closed = service.set_free_aliases(
+        session,
+        upload.adapter_name,
+        upload.aliases,
+        version.number,
+        changed_by=upload.created_by,
+    )
     resource = f"{upload.adapter_name}@{version.number}"
-    return Event("version.alias", resource, {"aliases": upload.aliases})
+    is_set = [alias for alias in upload.aliases if alias not in closed]
+    return Event("version.alias", resource, {"aliases": is_set})
 
 
 def _abandon(session: TenantSession, upload_id: str) -> Changed[Upload]:

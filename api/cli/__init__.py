@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, str] = {
     "chat": "Chat with an adapter or the base model.",
     "batch": "Answer files of requests in the background.",
     "eval": "Compare a version of an adapter with another one on a golden set.",
+    "golden-sets": "Set, list and remove the golden sets of an adapter.",
     "tune": "Train an adapter from a file of examples.",
     "jobs": "List, show, watch, pause and cancel fine-tuning jobs.",
     "models": "Check how a base model is served, without a server.",
@@ -66,6 +67,7 @@ ASKING_A_SERVER = frozenset(
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
         *("operators", "audit", "usage", "fleet", "webhooks", "budgets", "prices", "export"),
         *("requests", "chat", "batch", "eval", "tune", "jobs", "top", "doctor", "rebase"),
+        "golden-sets",
     }
 )
 """Those of which every command takes `--profile`, `--url` and `--tenant`, unless it works on the
@@ -111,7 +113,7 @@ def main() -> int:
 
 def load_command(name: str) -> Any:
     """The command of `COMMANDS` in full, with all below it."""
-    module = import_module(f"{__name__}.{name}")
+    module = import_module(f"{__name__}.{name.replace('-', '_')}")
     command = typer.main.get_command(module.app)
     command.name = name
     _describe_plainly(command)

@@ -15,7 +15,7 @@ from ..client.errors import ClientError
 from ..client.local_adapter import read_adapter
 from ..client.references import LIVE, version_path
 from ..client.sources.source import open_source
-from . import aliases, pins
+from . import aliases, gates, pins
 from .client import ApiClient, api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
 from .imports import import_
@@ -226,6 +226,7 @@ app.command("pin")(pins.pin)
 app.command("unpin")(pins.unpin)
 app.command("prefetch")(pins.prefetch)
 app.command("why")(pins.why)
+app.add_typer(gates.app, name="gate", help="Set, show and remove the gates of aliases.")
 app.add_typer(aliases.app, name="alias", help="Move, split, roll back and remove aliases.")
 
 
@@ -237,24 +238,29 @@ def _print_pushed(client: ApiClient, version: dict[str, Any], aliases: list[str]
     if version["state"] != "ready":
         return
     name, _, number = version["id"].rpartition("@")
-    model = f"{name}@{aliases[0] if aliases else number}"
+    targets = _targets(client, version["adapter"])
+    is_set = [alias for alias in aliases if targets.get(alias) == version["version"]]
+    model = f"{name}@{is_set[0] if is_set else number}"
     is_classifier = version["task"] == Task.CLASSIFY
     url = client.url
     note(_how_to_classify(url, model, version) if is_classifier else _how_to_call(url, model))
-    if _live_version(client, version["adapter"]) not in (None, version["version"]):
-        note(
-            f"Make it live: loraplex adapters alias set {version['adapter']} {LIVE} "
-            f"{version['version']}"
-        )
+    is_live = targets.get(LIVE) in (None, version["version"])
+    for alias in dict.fromkeys([*aliases, *([] if is_live else [LIVE])]):
+        if targets and alias not in is_set:
+            action = f"Move {alias} through its gate" if alias in aliases else "Make it live"
+            note(
+                f"{action}: loraplex adapters alias set {version['adapter']} {alias} "
+                f"{version['version']}"
+            )
 
 
-def _live_version(client: ApiClient, name: str) -> int | None:
-    """What the bare name means by its alias; None without one, and for a key that may not ask."""
+def _targets(client: ApiClient, name: str) -> dict[str, int]:
+    """The versions of the adapter's aliases; none for a key that may not ask."""
     try:
         aliases: dict[str, int] = client.get(api_path("adapters", name))["aliases"]
     except ClientError:  # the push is done: what only adds a hint does not fail it
-        return None
-    return aliases.get(LIVE)
+        return {}
+    return aliases
 
 
 def _how_to_call(url: str, model: str) -> str:

@@ -10,6 +10,7 @@ from ..client.references import LIVE, check_alias
 from .canary_limits import parse_limits
 from .client import api_path, open_client
 from .exit_codes import CommandFailed, ExitCode
+from .gated_change import NoWait, Override, change_alias
 from .numbers import check_finite
 from .output import AsJson, print_json, print_rows
 from .references import Alias, Name, VersionNumber
@@ -18,11 +19,19 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @app.command("set")
-def set_alias(name: Name, alias: Alias, version: VersionNumber, as_json: AsJson = False) -> None:
+def set_alias(
+    name: Name,
+    alias: Alias,
+    version: VersionNumber,
+    override: Override = None,
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+) -> None:
     """Point an alias at a ready version. New requests follow immediately, on other servers within
-    three seconds. Ends a canary."""
+    three seconds. Ends a canary. If the alias has a gate, the command waits for the evaluation."""
+    body = {"version": version, "override": override}
     with open_client() as client:
-        answer = client.put(api_path("adapters", name, "aliases", alias), {"version": version})
+        answer = change_alias(client, name, alias, body, waits=not no_wait, is_quiet=as_json)
     _print_alias(answer, as_json=as_json)
 
 
@@ -49,11 +58,14 @@ def canary(
             "length=1.5, latency=1.5, min_requests=100. Implies --watch. Repeatable.",
         ),
     ] = None,
+    override: Override = None,
+    no_wait: NoWait = False,
     as_json: AsJson = False,
 ) -> None:
     """Send a share of an alias's requests to another version; `alias set` ends the canary.
 
-    With --watch, it also ends by itself when it is worse than the alias's own version.
+    With --watch, it also ends by itself when it is worse than the alias's own version. If the alias
+    has a gate, the command waits for the evaluation.
     """
     wanted = parse_limits(limits or []) if is_watched or limits else None
     with open_client() as client:
@@ -67,8 +79,9 @@ def canary(
         body = {
             "version": aliases[alias],
             "canary": {"version": version, "percent": percent, "limits": wanted},
+            "override": override,
         }
-        answer = client.put(api_path("adapters", name, "aliases", alias), body)
+        answer = change_alias(client, name, alias, body, waits=not no_wait, is_quiet=as_json)
     _print_alias(answer, as_json=as_json)
 
 
@@ -106,7 +119,8 @@ def history(name: Name, alias: Alias, as_json: AsJson = False) -> None:
         print_json(changes)
         return
     rows = [{**change, "canary": _canary(change)} for change in changes]
-    print_rows(rows, ["changed_at", "action", "version", "canary", "changed_by", "reason"])
+    columns = ["changed_at", "action", "version", "canary", "evaluation", "changed_by"]
+    print_rows(rows, [*columns, "override", "reason"])
 
 
 def _print_alias(answer: dict[str, Any], *, as_json: bool) -> None:

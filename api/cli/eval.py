@@ -21,6 +21,7 @@ from .exit_codes import CommandFailed, ExitCode
 from .numbers import check_finite
 from .output import AsJson, note, print_json, print_rows
 from .references import Version
+from .server_evaluation import evaluate_on_server, report_of
 
 app = typer.Typer(add_completion=False)
 
@@ -31,12 +32,16 @@ NUM_SHOWN = 20
 @app.command()
 def evaluate(
     candidate: Version,
-    golden_set: Annotated[
-        Path,
+    file: Annotated[
+        Path | None,
         typer.Option(
             "--set", help="One case per line.", exists=True, dir_okay=False, readable=True
         ),
-    ],
+    ] = None,
+    golden_set: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Golden set of the adapter: the server evaluates."),
+    ] = None,
     against: Annotated[
         Any,
         typer.Option(
@@ -50,11 +55,15 @@ def evaluate(
         str | None, typer.Option(help="Model that judges cases with the scorer judge.")
     ] = None,
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0, max=1, callback=check_finite, help="Loss of mean score that is no regression."
+            min=0,
+            max=1,
+            callback=check_finite,
+            help="Loss of mean score that is no regression.",
+            show_default="0",
         ),
-    ] = 0.0,
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder.", show_default="SET.eval/NAME@VERSION"),
@@ -66,15 +75,53 @@ def evaluate(
 ) -> None:
     """Compare a version of an adapter with another one and the base on a golden set.
 
-    The requests run as batches, in idle capacity. Exits with 1 if the mean score of a slice falls
-    by more than the tolerance. After an interruption, the same command continues.
+    The cases are those of a file, or of a golden set on the server. The requests run as batches, in
+    idle capacity. Exits with 1 if the mean score of a slice falls by more than the tolerance. After
+    an interruption, the same command continues with a file; with a golden set, the server does.
     """
-    cases = GoldenSet.read(golden_set)
+    if (file is None) == (golden_set is None):
+        raise CommandFailed("Use either --set FILE or --golden-set NAME.", ExitCode.USAGE)
+    if file is not None:
+        report, place = _evaluate_file(
+            file, candidate, against, judge, tolerance or 0.0, output, force=force, as_json=as_json
+        )
+    elif golden_set is not None:
+        if force or any(given is not None for given in (judge, tolerance, output)):
+            message = "--judge, --tolerance, --output and --force belong to --set."
+            raise CommandFailed(message, ExitCode.USAGE)
+        with open_client() as client:
+            evaluation = evaluate_on_server(
+                client, candidate, against, golden_set, is_quiet=as_json
+            )
+        report, place = report_of(evaluation), f"evaluation {evaluation['id']}"
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        _print_report(report, place)
+    if report.is_regression:
+        worse = ", ".join(each.slice for each in report.slices if each.is_regression)
+        models = report.models
+        raise CommandFailed(f"{models.candidate} is worse than {models.against}: {worse}")
+
+
+def _evaluate_file(
+    file: Path,
+    candidate: Reference,
+    against: Reference | None,
+    judge: str | None,
+    tolerance: float,
+    output: Path | None,
+    *,
+    force: bool,
+    as_json: bool,
+) -> tuple[Report, str]:
+    """The report over the cases of a file, and where it was written."""
+    cases = GoldenSet.read(file)
     if Scorer.JUDGE in cases.scorers and judge is None:
         raise CommandFailed("Cases with the scorer judge need --judge MODEL.", ExitCode.USAGE)
     with open_client() as client:
         models = _find_models(client, candidate, against)
-        folder = output or golden_set.with_name(f"{golden_set.stem}.eval") / models.candidate
+        folder = output or file.with_name(f"{file.stem}.eval") / models.candidate
         _prepare(folder, force=force)
         ask = BatchAnswers(client, folder, is_quiet=as_json).ask
         answers = get_answers(cases, models, ask)
@@ -85,16 +132,10 @@ def evaluate(
         answers,
         scores,
         tolerance=tolerance,
-        sha256=hashlib.sha256(golden_set.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
     )
     report.write(folder / "report.json")
-    if as_json:
-        print_json(msgspec.to_builtins(report))
-    else:
-        _print_report(report, folder / "report.json")
-    if report.is_regression:
-        worse = ", ".join(each.slice for each in report.slices if each.is_regression)
-        raise CommandFailed(f"{models.candidate} is worse than {models.against}: {worse}")
+    return report, str(folder / "report.json")
 
 
 def _find_models(client: ApiClient, candidate: Reference, against: Reference | None) -> Models:
@@ -122,7 +163,7 @@ def _prepare(folder: Path, *, force: bool) -> None:
         raise CommandFailed(f"{exc.filename or folder}: {exc.strerror}") from exc
 
 
-def _print_report(report: Report, path: Path) -> None:
+def _print_report(report: Report, place: str) -> None:
     models = report.models
     columns = ["slice", "cases", *reversed(models.names), "difference", "regression"]
     print_rows(
@@ -154,7 +195,7 @@ def _print_report(report: Report, path: Path) -> None:
             ],
             ["case", "scorer", models.against, models.candidate],
         )
-    note(f"{len(worse)} cases are worse. The report with all answers: {path}")
+    note(f"{len(worse)} cases are worse. The report with the answers: {place}")
 
 
 def _shown(interval: Interval, sign: str = "") -> str:

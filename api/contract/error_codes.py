@@ -292,6 +292,21 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "invalid_golden_set": ErrorCode(
         400, "The file is no golden set; the message names the first line that is wrong."
     ),
+    "golden_set_in_use": ErrorCode(
+        409, "A gate of an alias needs the golden set: remove or change the gate first."
+    ),
+    "gate_not_found": ErrorCode(404, "The alias has no gate."),
+    "gate_not_passed": ErrorCode(
+        409,
+        "The alias has a gate, and the version has not been evaluated against the alias's present "
+        "one. An evaluation was started or runs, unless the message says why not: repeat the "
+        "change when it has succeeded.",
+    ),
+    "gate_refused": ErrorCode(
+        409,
+        "The alias has a gate, and the version is worse than the alias's present one; the message "
+        "names the slices. `override` changes the alias nevertheless.",
+    ),
     "evaluation_not_found": ErrorCode(404, "The adapter has no such evaluation."),
     "budget_not_found": ErrorCode(404, "The tenant, user or key has no such budget."),
     "response_not_found": ErrorCode(

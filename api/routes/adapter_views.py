@@ -179,6 +179,8 @@ def alias_change_view(change: AliasChange) -> AliasChangeView:
         changed_at=change.changed_at,
         changed_by=change.changed_by,
         reason=change.reason,
+        evaluation=change.evaluation_id,
+        override=change.override_reason,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.adapters import service
@@ -16,7 +17,7 @@ from ...platform.adapters.models import AdapterAlias
 from ...platform.adapters.service import Canary
 from ...platform.audit.event import Changed, Event
 from ...platform.base import JsonObject
-from ...platform.errors import AliasNotFound
+from ...platform.errors import AliasNotFound, GateNotPassed
 from ...platform.sessions import TenantSession
 from ..contract.promises import answers
 from ..http.bodies import json_body
@@ -26,6 +27,7 @@ from ..schemas.adapters import ListView
 from ..schemas.aliases import AliasBody, AliasChangeView, AliasView, CanaryBody
 from ..server.runtime import CurrentRuntime
 from .adapter_views import alias_change_view, alias_view
+from .evaluation_start import gate_error
 from .parameters import NO_VERSION, Reader, RequestOrigin, Writer
 
 DEFAULT_CHANGES = 50
@@ -56,8 +58,16 @@ async def get_alias(runtime: CurrentRuntime, principal: Reader, name: str, alias
 
 
 @router.put("/{alias}")
-@answers(AliasView, errors=("adapter_not_ready", "base_mismatch", *NO_VERSION), headers=TAGGED)
+@answers(
+    AliasView,
+    errors=(
+        *("adapter_not_ready", "base_mismatch", "gate_not_passed", "gate_refused"),
+        *NO_VERSION,
+    ),
+    headers=TAGGED,
+)
 async def set_alias(
+    request: Request,
     runtime: CurrentRuntime,
     principal: Writer,
     origin: RequestOrigin,
@@ -68,18 +78,31 @@ async def set_alias(
 ) -> Response:
     """Point the alias at a version, or split it between two; creates it if needed.
 
-    With `If-Match`, the alias must exist.
+    With `If-Match`, the alias must exist. If the alias has a gate that is not passed, it is not
+    changed, and the evaluation that the gate requires is started.
     """
     canary = None if body.canary is None else _canary(body.canary)
 
     def change(session: TenantSession) -> Changed[AdapterAlias]:
         if_match.check(_view_to_change(session, name, alias))
         row = service.set_alias(
-            session, name, alias, body.version, canary=canary, changed_by=principal.actor.author
+            session,
+            name,
+            alias,
+            body.version,
+            canary=canary,
+            override_reason=body.override,
+            changed_by=principal.actor.author,
         )
-        return Changed(row, _event("alias.set", name, row))
+        event = _event("alias.set", name, row)
+        if body.override is not None:
+            event.details["override"] = body.override
+        return Changed(row, event)
 
-    changed = await runtime.control_plane.change(principal.tenant_id, origin, change)
+    try:
+        changed = await runtime.control_plane.change(principal.tenant_id, origin, change)
+    except GateNotPassed as exc:
+        raise await gate_error(request, runtime, principal, origin, name, exc) from exc
     return _answer(name, changed)
 
 

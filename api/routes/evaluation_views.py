@@ -1,14 +1,15 @@
-"""Converts rows of golden sets and evaluations to API views."""
+"""Converts rows of golden sets, evaluations and gates to API views."""
 
 from __future__ import annotations
 
 import msgspec
 
-from ...platform.evaluations.models import Evaluation, GoldenSetRow
+from ...platform.evaluations.models import AliasGate, Evaluation, GoldenSetRow
 from ..schemas.evaluations import (
     CaseView,
     EvaluationErrorView,
     EvaluationView,
+    GateView,
     GoldenSetView,
     SliceView,
 )
@@ -23,6 +24,17 @@ def golden_set_view(row: GoldenSetRow) -> GoldenSetView:
         num_cases=row.num_cases,
         tolerance=row.tolerance,
         judge=row.judge,
+        created_by=row.created_by,
+        updated_at=row.updated_at,
+    )
+
+
+def gate_view(row: AliasGate) -> GateView:
+    return GateView(
+        adapter=row.adapter_name,
+        alias=row.alias,
+        golden_set=row.golden_set_name,
+        tolerance=row.tolerance,
         created_by=row.created_by,
         updated_at=row.updated_at,
     )

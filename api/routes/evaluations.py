@@ -9,18 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...platform.audit.event import Changed, Event
-from ...platform.evaluations import golden_sets, service
+from ...platform.evaluations import service
 from ...platform.evaluations.models import Evaluation
-from ...platform.evaluations.service import NewEvaluation
-from ...platform.keys.principal import Principal, Scope
 from ...platform.sessions import TenantSession
-from ..contract.errors import ApiError
 from ..contract.promises import answers
 from ..http.bodies import json_body
 from ..http.json_response import json_response
 from ..schemas.batches import CursorPage
 from ..schemas.evaluations import EvaluationBody, EvaluationView
 from ..server.runtime import CurrentRuntime
+from .evaluation_start import EvaluationRequest, start_evaluation
 from .evaluation_views import evaluation_view
 from .parameters import NO_VERSION, Reader, RequestOrigin, Writer
 
@@ -38,7 +36,7 @@ MAX_PAGE = 100
         "golden_set_not_found",
     ),
 )
-async def start_evaluation(
+async def create_evaluation(
     request: Request,
     runtime: CurrentRuntime,
     principal: Writer,
@@ -49,30 +47,11 @@ async def start_evaluation(
     """Compare a version with another one and the base on a golden set.
 
     The requests run as batches, while the engine has no other requests, and are charged as such.
-    They are requests of the caller's key; of callers without a key, those of the key that set the
-    golden set.
+    They are requests of the caller's key; for callers without a key, of their newest key that may
+    infer, or else of the key that set the golden set.
     """
-    address = request.state.address
-
-    def start(session: TenantSession) -> Changed[Evaluation]:
-        key_id, its_address = _asking_key(
-            session, principal, name, body.golden_set, None if address is None else str(address)
-        )
-        new = NewEvaluation(
-            adapter_name=name,
-            golden_set=body.golden_set,
-            version=body.version,
-            against=body.against,
-            base_name=runtime.inference.served_model_name,
-            key_id=key_id,
-            address=its_address,
-            created_by=principal.actor.author,
-        )
-        evaluation = service.create(session, new)
-        details = {"golden_set": body.golden_set, "version": body.version}
-        return Changed(evaluation, Event("evaluation.start", evaluation.id, details))
-
-    row = await runtime.control_plane.change(principal.tenant_id, origin, start)
+    wanted = EvaluationRequest(name, body.golden_set, body.version, body.against)
+    row = await start_evaluation(request, runtime, principal, origin, wanted)
     return json_response(evaluation_view(row, with_cases=False))
 
 
@@ -124,22 +103,3 @@ async def cancel_evaluation(
 
     row = await runtime.control_plane.change(principal.tenant_id, origin, cancel)
     return json_response(evaluation_view(row, with_cases=False))
-
-
-def _asking_key(
-    session: TenantSession, principal: Principal, name: str, golden_set: str, address: str | None
-) -> tuple[str, str | None]:
-    """The key whose requests the evaluation asks, and from which address. Raises ApiError."""
-    if not principal.can(Scope.INFER):
-        message = f"An evaluation requires the scope `{Scope.INFER}` too."
-        raise ApiError("insufficient_scope", message)
-    if principal.adapters is not None:
-        message = "An evaluation asks the base too: use a key that is not restricted to adapters."
-        raise ApiError("key_required", message)
-    if principal.key_id is not None:
-        return principal.key_id, address
-    row = golden_sets.get(session, name, golden_set)
-    if row.key_id is None:
-        message = "The golden set was set without a key: set it again with one."
-        raise ApiError("key_required", message)
-    return row.key_id, row.address

@@ -72,8 +72,7 @@ async def put_golden_set(
 ) -> Response:
     """Set a golden set: its file is checked, and kept as long as the set has it.
 
-    The requests of evaluations are those of the caller's key. Evaluations of callers without a key
-    use the key that set the golden set.
+    Evaluations of callers who have no key use the key that set the golden set.
     """
     check_golden_set_name(golden_set)
 
@@ -109,7 +108,7 @@ async def put_golden_set(
 
 
 @router.delete("/{golden_set}")
-@answers(errors=NO_SET)
+@answers(errors=("golden_set_in_use", *NO_SET))
 async def delete_golden_set(
     runtime: CurrentRuntime, principal: Writer, origin: RequestOrigin, name: str, golden_set: str
 ) -> Response:

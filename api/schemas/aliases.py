@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
@@ -48,6 +48,8 @@ class AliasBody(RequestModel):
 
     version: VersionNumber
     canary: CanaryBody | None = None
+    override: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    """Why to change the alias although its gate is not passed; the history keeps it."""
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"version": 3},
@@ -106,4 +108,8 @@ class AliasChangeView(AnswerModel):
     without a user, or `system`; null if unknown."""
     reason: str | None
     """Which limit the canary exceeded, if it ended by itself."""
+    evaluation: str | None
+    """The id of the evaluation that the gate required; null without a gate."""
+    override: str | None
+    """Why it was changed although its gate was not passed."""
     object: Literal["adapter.alias.change"] = "adapter.alias.change"

@@ -50,6 +50,28 @@ class EvaluationBody(RequestModel):
     )
 
 
+class GateBody(RequestModel):
+    """The complete new state of a gate."""
+
+    golden_set: SetName
+    tolerance: Tolerance | None = None
+    """The loss of mean score that is allowed in a slice; by default that of the golden set."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({"golden_set": "refunds"},)
+
+
+@dataclass(frozen=True, slots=True)
+class GateView(AnswerModel):
+    adapter: str
+    alias: str
+    golden_set: str
+    tolerance: float | None
+    """Null: that of the golden set."""
+    created_by: str
+    updated_at: datetime
+    object: Literal["adapter.alias.gate"] = "adapter.alias.gate"
+
+
 @dataclass(frozen=True, slots=True)
 class GoldenSetView(AnswerModel):
     adapter: str

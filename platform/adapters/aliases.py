@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..base import JsonObject, utc_now
-from ..errors import AliasNotFound, BaseMismatch, NothingToRollBack
+from ..errors import (
+    AliasNotFound,
+    BaseMismatch,
+    GateNotPassed,
+    GateRefused,
+    NothingToRollBack,
+)
+from ..evaluations import gates
+from ..evaluations.gates import AliasMove
 from ..keys.principal import SYSTEM
 from ..names import check_alias_name
 from ..sessions import TenantSession
@@ -34,6 +42,18 @@ class _Target(NamedTuple):
     percent: float | None = None
     limits: JsonObject | None = None
 
+    @property
+    def versions(self) -> list[AdapterVersion]:
+        """Those that answer its requests."""
+        return [self.version] if self.canary is None else [self.version, self.canary]
+
+
+class _Passage(NamedTuple):
+    """What lets an alias move."""
+
+    evaluation_id: str | None = None
+    override_reason: str | None = None
+
 
 def get_alias(session: TenantSession, name: str, alias: str) -> AdapterAlias:
     """The alias's present target. Raises AdapterNotFound or AliasNotFound."""
@@ -53,14 +73,16 @@ def set_alias(
     number: int,
     *,
     canary: Canary | None = None,
+    override_reason: str | None = None,
     changed_by: str | None = None,
 ) -> AdapterAlias:
     """Point the alias at a ready version, or split it with a canary.
 
-    Requests admitted from now on follow it. A target that it has already is no change.
+    Requests admitted from now on follow it. A target that it has already is no change. With
+    `override_reason`, it is also set if its gate is not passed.
 
-    Raises InvalidValue, AdapterNotFound, VersionNotFound, AdapterNotReady, and BaseMismatch if the
-    canary was made for another base.
+    Raises InvalidValue, AdapterNotFound, VersionNotFound, AdapterNotReady, GateNotPassed,
+    GateRefused, and BaseMismatch if the canary was made for another base.
     """
     check_alias_name(alias)
     if canary is not None:
@@ -70,12 +92,37 @@ def set_alias(
     row = repository.find_alias(session, target.version.adapter_id, alias)
     if row is not None and _target_of(row) == target:
         return row
+    present = None if row is None else row.version
+    passage = _pass_gate(session, AliasMove(name, alias, present, target.versions), override_reason)
     last = None if row is None else repository.find_last_change(session, row.adapter_id, alias)
     row = _point(session, row or AdapterAlias(adapter_id=target.version.adapter_id), alias, target)
     action = AliasAction.SET if canary is None else AliasAction.CANARY
     previous_number = None if last is None else last.number
-    _write_down(session, row, action, previous_number=previous_number, changed_by=changed_by)
+    change = _write_down(
+        session, row, action, previous_number=previous_number, changed_by=changed_by
+    )
+    change.evaluation_id, change.override_reason = passage
+    session.flush()
     return row
+
+
+def set_free_aliases(
+    session: TenantSession,
+    name: str,
+    aliases: Sequence[str],
+    number: int,
+    *,
+    changed_by: str | None,
+) -> list[str]:
+    """Point these aliases at a ready version; returns those whose gates it has not passed, which
+    stay where they are. Raises like `set_alias`."""
+    closed = []
+    for alias in aliases:
+        try:
+            set_alias(session, name, alias, number, changed_by=changed_by)
+        except (GateNotPassed, GateRefused):
+            closed.append(alias)
+    return closed
 
 
 def rollback_alias(
@@ -175,6 +222,16 @@ def list_alias_changes(
     return repository.list_alias_changes(session, adapter.id, alias, limit=limit)
 
 
+def _pass_gate(session: TenantSession, move: AliasMove, override_reason: str | None) -> _Passage:
+    """Raises GateNotPassed or GateRefused unless there is a reason to override them."""
+    try:
+        return _Passage(evaluation_id=gates.check(session, move))
+    except (GateNotPassed, GateRefused):
+        if override_reason is None:
+            raise
+        return _Passage(override_reason=override_reason)
+
+
 def _find_target(session: TenantSession, name: str, number: int, canary: Canary | None) -> _Target:
     version = get_ready_version(session, name, number)
     if canary is None:
@@ -255,7 +312,7 @@ def _write_down(
     previous_number: int | None,
     changed_by: str | None,
     reason: str | None = None,
-) -> None:
+) -> AliasChange:
     change = _add_change(session, row.adapter_id, row.name, action, changed_by=changed_by)
     change.version_number = row.version.number
     change.canary_number = None if row.canary_version is None else row.canary_version.number
@@ -265,6 +322,7 @@ def _write_down(
     change.previous_number = previous_number
     session.flush()
     announce_alias(session, change)
+    return change
 
 
 def _add_change(

@@ -24,6 +24,7 @@ from ..names import MAX_NAME_LENGTH
 from .models import DIGEST_LENGTH, HAS_WHOLE_CANARY, IS_CANARY_PERCENT, REASON_LENGTH
 from .states import AliasAction, VersionState
 
+EVALUATION_ID_LENGTH = 40
 _VERSION_NUMBER = [
     "adapter_versions.tenant_id",
     "adapter_versions.adapter_id",
@@ -81,6 +82,10 @@ class AliasChange(TenantOwned, Base):
     """The author as `Actor.author` formats it; None if unknown."""
     reason: Mapped[str | None] = mapped_column(Text)
     """Why the canary ended by itself."""
+    evaluation_id: Mapped[str | None] = mapped_column(String(EVALUATION_ID_LENGTH))
+    """The evaluation that the alias's gate required."""
+    override_reason: Mapped[str | None] = mapped_column(Text)
+    """Why it was changed although its gate was not passed."""
 
 
 class VersionTransition(TenantOwned, Base):

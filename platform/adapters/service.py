@@ -30,6 +30,7 @@ from .aliases import (
     remove_alias,
     rollback_alias,
     set_alias,
+    set_free_aliases,
 )
 from .announcements import announce_deleted, announce_ready, announce_rejected
 from .canary import Canary
@@ -73,6 +74,7 @@ __all__ = [
     "resume_deletion",
     "rollback_alias",
     "set_alias",
+    "set_free_aliases",
     "version_history",
 ]
 

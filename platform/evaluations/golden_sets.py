@@ -11,12 +11,18 @@ from ..adapters.lookup import get_bare_adapter
 from ..base import utc_now
 from ..batches import files
 from ..batches.file_models import FilePurpose, StoredFile
-from ..errors import FileInUse, GoldenSetNotFound, InvalidValue, QuotaExceeded
+from ..errors import (
+    FileInUse,
+    GoldenSetInUse,
+    GoldenSetNotFound,
+    InvalidValue,
+    QuotaExceeded,
+)
 from ..keys.principal import Principal
 from ..names import check_golden_set_name
 from ..quotas.repository import lock_tenant
 from ..sessions import PlatformSession, TenantSession
-from .models import GoldenSetRow
+from .models import AliasGate, GoldenSetRow
 
 MAX_SETS = 100
 """Of one adapter."""
@@ -85,9 +91,16 @@ def list_sets(session: TenantSession, adapter_name: str) -> Sequence[GoldenSetRo
 
 
 def remove(session: TenantSession, adapter_name: str, name: str) -> None:
-    """Its file stays. Raises AdapterNotFound or GoldenSetNotFound."""
+    """Its file stays. Raises AdapterNotFound, GoldenSetNotFound or GoldenSetInUse."""
     lock_tenant(session)
-    session.delete(get(session, adapter_name, name))
+    row = get(session, adapter_name, name)
+    query = select(AliasGate).where(
+        AliasGate.adapter_name == adapter_name, AliasGate.golden_set_name == name
+    )
+    gate = session.scalars(query.order_by(AliasGate.alias)).first()
+    if gate is not None:
+        raise GoldenSetInUse(f"The gate of the alias {gate.alias!r} needs the golden set {name!r}.")
+    session.delete(row)
     session.flush()
 
 

@@ -1,4 +1,4 @@
-"""The tables of golden sets and of evaluations."""
+"""The tables of golden sets, of evaluations and of the gates of aliases."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import JSON, Float, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
+from ..adapters.history import EVALUATION_ID_LENGTH
 from ..adapters.models import DIGEST_LENGTH, REASON_LENGTH, SHA256_HEX_LENGTH
 from ..base import ID_LENGTH, Base, TenantOwned, UtcDateTime, new_id, state_type, utc_now
 from ..batches.file_models import FILE_ID_LENGTH
@@ -17,7 +18,6 @@ from ..keys.token import KEY_ID_LENGTH
 from ..names import MAX_NAME_LENGTH
 from .states import EvaluationState
 
-EVALUATION_ID_LENGTH = 40
 MAX_MODEL_LENGTH = 256
 
 
@@ -42,10 +42,27 @@ class GoldenSetRow(TenantOwned, Base):
     judge: Mapped[str | None] = mapped_column(String(MAX_MODEL_LENGTH))
     """The model that judges cases with the scorer `judge`."""
     key_id: Mapped[str | None] = mapped_column(String(KEY_ID_LENGTH))
-    """The key that set it: evaluations of callers without a key are requests of this one. None if
+    """The key that set it: evaluations of callers who have none are requests of this one. None if
     it was set without a key, or the key may not ask."""
     address: Mapped[str | None] = mapped_column(String(MAX_ADDRESS_LENGTH))
     """From which it was set; None: a Unix socket."""
+    created_by: Mapped[str] = mapped_column(String(AUTHOR_LENGTH))
+    """The author of its present form, as `Actor.author` formats it."""
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)
+
+
+class AliasGate(TenantOwned, Base):
+    """What a version must pass before an alias moves to it. It stays if the alias is removed."""
+
+    __tablename__ = "alias_gates"
+    __table_args__ = (UniqueConstraint("tenant_id", "adapter_name", "alias"),)
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True, default=new_id)
+    adapter_name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
+    alias: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
+    golden_set_name: Mapped[str] = mapped_column(String(MAX_NAME_LENGTH))
+    tolerance: Mapped[float | None] = mapped_column(Float)
+    """The loss of mean score that is no regression; None: that of the golden set."""
     created_by: Mapped[str] = mapped_column(String(AUTHOR_LENGTH))
     """The author of its present form, as `Actor.author` formats it."""
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now)

@@ -293,6 +293,7 @@ def foreign(server: ServerUnderTest, resident: Caller, adapters: list[Path]) -> 
     job = create_job(resident.openai, examples("slow", 100))
     resident.openai.fine_tuning.jobs.cancel(job.id)
     put_set(resident, [{"id": "a", "prompt": "x", "expected": "y"}])
+    resident.http.put("/v1/adapters/bot/aliases/prod/gate", json={"golden_set": "golden"})
     evaluation = start(resident, 1)
     resident.http.post(f"/v1/adapters/bot/evaluations/{evaluation['id']}/cancel")
     stored = resident.openai.responses.create(
