@@ -30,7 +30,8 @@ class FileView(AnswerModel):
     expires_at: int
     filename: str
     purpose: str
-    """`batch`, `fine-tune`, or `batch_output` for the results of a batch."""
+    """`batch`, `fine-tune`, `batch_output` for the results of a batch, or `evals` for a golden set
+    made of samples."""
     status: Literal["processed"] = "processed"
     object: Literal["file"] = "file"
 
