@@ -29,11 +29,11 @@ from ..schemas.adapters import PageView
 from ..schemas.aliases import VersionNumber
 from ..schemas.batches import FileView
 from ..schemas.samples import (
+    AdapterSamplingBody,
     SampleContentView,
     SampleExportBody,
     SamplesDeletionView,
     SampleView,
-    SamplingBody,
     SamplingView,
 )
 from ..server.runtime import CurrentRuntime, Runtime
@@ -61,7 +61,7 @@ async def turn_sampling_on(
     principal: SampleWriter,
     origin: RequestOrigin,
     name: str,
-    body: Annotated[SamplingBody, Depends(json_body(SamplingBody))],
+    body: Annotated[AdapterSamplingBody, Depends(json_body(AdapterSamplingBody))],
 ) -> Response:
     """Keep samples of a share of the adapter's requests, or change the share or the days.
 

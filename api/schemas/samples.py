@@ -16,7 +16,7 @@ from ..contract.request_model import RequestModel
 from .aliases import VersionNumber
 
 
-class SamplingBody(RequestModel):
+class AdapterSamplingBody(RequestModel):
     """Keep samples of an adapter's requests."""
 
     percent: Annotated[float, Field(gt=0, le=100)]
