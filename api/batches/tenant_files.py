@@ -36,7 +36,7 @@ NUM_THREADS = 2
 
 
 class ReceivedFile:
-    """An uploaded file on this machine."""
+    """An uploaded file, or one that was made here, on this machine."""
 
     def __init__(self, path: Path, filename: str, size_bytes: int, sha256: str) -> None:
         self.path = path
@@ -96,8 +96,10 @@ class TenantFiles:
         received: ReceivedFile,
         purpose: FilePurpose,
         kept_for: timedelta | None,
+        *,
+        has_samples: bool = False,
     ) -> StoredFile:
-        """Store an uploaded file. Raises QuotaExceeded or an AdapterError."""
+        """Store a received file. Raises QuotaExceeded or an AdapterError."""
         now = utc_now()
         file = StoredFile(
             id=files.new_file_id(),
@@ -106,6 +108,7 @@ class TenantFiles:
             filename=received.filename,
             size_bytes=received.size_bytes,
             sha256=received.sha256,
+            has_samples=has_samples,
             created_at=now,
             expires_at=now + (kept_for or self.kept_for),
         )

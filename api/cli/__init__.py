@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "adapters": "Push, list, alias and remove adapters.",
     "keys": "Create, list, rotate and revoke a tenant's API keys.",
     "users": "Add, change and disable a tenant's users.",
+    "samples": "Keep, list, export and delete samples of an adapter's requests.",
     "webhooks": "Send a tenant's events to its own servers.",
     "tenants": "Create, list, change, suspend and resume tenants.",
     "quotas": "Show and set a tenant's limits and their current usage.",
@@ -66,6 +67,7 @@ ASKING_A_SERVER = frozenset(
     {
         *("login", "logout", "whoami", "adapters", "keys", "users", "tenants", "quotas"),
         *("operators", "audit", "usage", "fleet", "webhooks", "budgets", "prices", "export"),
+        "samples",
         *("requests", "chat", "batch", "eval", "tune", "jobs", "top", "doctor", "rebase"),
         "golden-sets",
     }

@@ -20,22 +20,26 @@ from ...platform.samples import service
 from ...platform.samples.models import Sample, SampleKind
 from ...platform.samples.service import SampleFilter
 from ...platform.sessions import TenantSession
+from ..batches.sample_files import SampleSelection, make_file
 from ..contract.promises import answers
 from ..http.auth import Confirmed
 from ..http.bodies import json_body
 from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.aliases import VersionNumber
+from ..schemas.batches import FileView
 from ..schemas.samples import (
+    AdapterSamplingBody,
     SampleContentView,
+    SampleExportBody,
     SamplesDeletionView,
     SampleView,
-    SamplingBody,
     SamplingView,
 )
 from ..server.runtime import CurrentRuntime, Runtime
 from .pages import Page
 from .parameters import Reader, RequestOrigin, SampleReader, SampleWriter
+from .tenant_files import file_view
 
 router = APIRouter(prefix="/v1/adapters/{name}")
 
@@ -57,7 +61,7 @@ async def turn_sampling_on(
     principal: SampleWriter,
     origin: RequestOrigin,
     name: str,
-    body: Annotated[SamplingBody, Depends(json_body(SamplingBody))],
+    body: Annotated[AdapterSamplingBody, Depends(json_body(AdapterSamplingBody))],
 ) -> Response:
     """Keep samples of a share of the adapter's requests, or change the share or the days.
 
@@ -138,6 +142,40 @@ async def delete_samples(
 
     receipt = await runtime.control_plane.change(principal.tenant_id, origin, erase)
     return json_response(receipt)
+
+
+@router.post("/samples/export")
+@answers(
+    FileView,
+    errors=(
+        *("no_samples", "sample_unreadable", "quota_exceeded", "storage_full"),
+        *("store_unavailable", "store_denied"),
+    ),
+)
+async def export_samples(
+    runtime: CurrentRuntime,
+    principal: SampleReader,
+    origin: RequestOrigin,
+    name: str,
+    body: Annotated[SampleExportBody, Depends(json_body(SampleExportBody))],
+) -> Response:
+    """Make a file of the newest samples, which only readers of samples see.
+
+    Answers that were cut off are left out; so are calls of functions in golden sets. The audit log
+    has every export.
+    """
+    samples = runtime.inference.samples
+    await samples.flush()
+    wanted = SampleFilter(body.version, body.kind, is_whole=True)
+    file = await make_file(
+        runtime.control_plane,
+        runtime.batches.files,
+        samples.seal,
+        principal,
+        origin,
+        SampleSelection(name, wanted, body.format, body.limit),
+    )
+    return json_response(file_view(file))
 
 
 @router.get("/samples/{sample_id}")

@@ -9,12 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...platform.samples.models import SampleKind
+from ...platform.samples.models import ExportFormat, SampleKind
+from ...platform.samples.service import MAX_SAMPLES
 from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
+from .aliases import VersionNumber
 
 
-class SamplingBody(RequestModel):
+class AdapterSamplingBody(RequestModel):
     """Keep samples of an adapter's requests."""
 
     percent: Annotated[float, Field(gt=0, le=100)]
@@ -84,6 +86,22 @@ class SampleContentView(SampleView):
     """Null in a chat."""
     completion: str | None
     """Null in a chat."""
+
+
+class SampleExportBody(RequestModel):
+    """Make a file of an adapter's samples."""
+
+    format: ExportFormat
+    """`training`: data of fine-tuning jobs. `golden`: a golden set."""
+    kind: SampleKind = SampleKind.CHAT
+    version: VersionNumber | None = None
+    """Of this version; null: of all."""
+    limit: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = MAX_SAMPLES
+    """The newest ones."""
+
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"format": "training", "version": 3, "limit": 1000},
+    )
 
 
 @dataclass(frozen=True, slots=True)

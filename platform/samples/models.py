@@ -25,6 +25,15 @@ class SampleKind(StrEnum):
     """A text."""
 
 
+class ExportFormat(StrEnum):
+    """What a file of samples is for."""
+
+    TRAINING = "training"
+    """The data of fine-tuning jobs."""
+    GOLDEN = "golden"
+    """A golden set, on which versions are compared."""
+
+
 class Sample(TenantOwned, Base):
     """A request to an adapter and its complete answer."""
 

@@ -141,6 +141,15 @@ def count(session: TenantSession, name: str) -> int:
     return session.scalars(query).one()
 
 
+def num_bytes(session: TenantSession, name: str, wanted: SampleFilter) -> int:
+    """The size of the contents of these samples. Raises AdapterNotFound."""
+    chosen = _chosen(session, name, wanted, None).order_by(None).subquery()
+    query = select(func.coalesce(func.sum(Sample.size_bytes), 0)).join(
+        chosen, chosen.c.id == Sample.id
+    )
+    return session.scalars(query).one()
+
+
 def list_samples(
     session: TenantSession,
     name: str,

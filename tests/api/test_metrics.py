@@ -145,6 +145,7 @@ def recorded() -> Recorded:
     metrics.tuning.note_job("succeeded")
     metrics.webhooks.note("delivered")
     metrics.canary_rollbacks.labels("error_rate").inc()
+    metrics.samples.labels("kept").inc()
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
     metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
     metrics.show_fleet(lambda: [REPLICA])

@@ -146,6 +146,7 @@ ROUTES: Mapping[str, Access] = {
     "DELETE /v1/adapters/{name}/sampling": SAMPLES_WRITE,
     "GET /v1/adapters/{name}/samples": SAMPLES_READ,
     "DELETE /v1/adapters/{name}/samples": SAMPLES_WRITE,
+    "POST /v1/adapters/{name}/samples/export": SAMPLES_READ,
     "GET /v1/adapters/{name}/samples/{sample_id}": SAMPLES_READ,
     "DELETE /v1/adapters/{name}/samples/{sample_id}": SAMPLES_WRITE,
     "POST /v1/adapters/{name}/uploads": WRITE,

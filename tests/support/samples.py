@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
+
+from sqlalchemy import select
 
 from loraplex.platform.adapters.models import AdapterVersion
 from loraplex.platform.adapters.sampling import set_sampling
@@ -14,7 +17,7 @@ from loraplex.platform.samples.models import SampleKind
 from loraplex.platform.samples.sample_seal import SampleSeal
 from loraplex.platform.samples.service import Added, NewSample
 from loraplex.platform.sessions import TenantSession
-from support.server import Caller
+from support.server import Caller, ServerUnderTest
 
 SEAL = SampleSeal([b"s" * 32])
 PLAIN = {"messages": [{"role": "user", "content": "Hi"}], "answer": {"content": "Hello"}}
@@ -77,3 +80,14 @@ def add_sample(caller: Caller, name: str) -> str:
     (newest, *_) = samples_of(caller, name)
     caller.http.delete(f"/v1/adapters/{name}/sampling").raise_for_status()
     return str(newest["id"])
+
+
+def write_samples(
+    server: ServerUnderTest, caller: Caller, make: Callable[[AdapterVersion], list[NewSample]]
+) -> None:
+    """Add samples of the tenant's only version, which is sampled, to the server's database."""
+    database, seal = server.database, SampleSeal(server.settings.load_secrets())
+    with database.transaction(caller.tenant_id) as session:
+        new = make(session.scalars(select(AdapterVersion)).one())
+        assert service.add_all(session, new, seal, max_days=30).num_kept == len(new)
+    database.close()

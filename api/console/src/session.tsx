@@ -131,6 +131,6 @@ export function useScope(): Scope {
     tenant,
     isOperator,
     isAdmin: isOperator && session.role === "admin",
-    may: (scope) => session.scopes.includes(scope) || (isOperator && session.role === "admin"),
+    may: (scope) => session.scopes.includes(scope),
   };
 }

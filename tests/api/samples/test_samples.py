@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from loraplex.api.evaluation.golden_set import GoldenSet
+from loraplex.engine.tuning.lines import Conversation, read_example
+from loraplex.platform.base import utc_now
 from loraplex.platform.keys.principal import Scope
 from loraplex.platform.models import Sample
 from support.batches import completions, create, ended, jsonl
 from support.browser import signed_in_user
 from support.envelopes import check_envelope
-from support.samples import add_sample, sample_all, samples_of
+from support.samples import add_sample, new_sample, sample_all, samples_of, write_samples
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
 
@@ -282,3 +286,111 @@ def test_a_key_of_another_adapter_does_not_see_the_samples(
         headers = {"authorization": f"Bearer {key}"}
         path = f"/v1/adapters/bot/samples/{sample_id}"
         assert httpx.get(f"{owner.url}{path}", headers=headers).status_code == status
+
+
+# --- exports ------------------------------------------------------------------------------------
+
+WHOLE = {"max_tokens": 6, "ignore_eos": True, "temperature": 0}
+
+
+def ask_until_stop(caller: Caller, path: str, body: dict[str, Any]) -> str:
+    """Ask for an answer that ends by itself: at a text that the answer has."""
+    field = (lambda said: said["message"]["content"]) if "messages" in body else _text
+    cut = field(ask(caller, path, **body, **WHOLE)["choices"][0])
+    stop = cut[-1]
+    whole = ask(caller, path, **body, **WHOLE, stop=[stop])["choices"][0]
+    assert whole["finish_reason"] == "stop"
+    text: str = field(whole)
+    return text
+
+
+def _text(said: dict[str, Any]) -> Any:
+    return said["text"]
+
+
+def export(caller: Caller, **body: Any) -> Any:
+    answer = caller.http.post("/v1/adapters/bot/samples/export", json=body)
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def test_whole_answers_become_training_data_that_a_job_reads(owner: Caller, tmp_path: Path) -> None:
+    said = ask_until_stop(owner, "/v1/chat/completions", {"messages": CHAT["messages"]})
+    file = export(owner, format="training")
+    assert (file["purpose"], file["filename"]) == ("fine-tune", "bot-training.jsonl")
+    content = owner.http.get(f"/v1/files/{file['id']}/content").content
+    (line,) = content.splitlines()
+    answer = {"role": "assistant", "content": said}
+    assert json.loads(line) == {"messages": [*CHAT["messages"], answer]}
+    example = read_example(line)
+    assert isinstance(example, Conversation)
+    assert example.trained == {1}
+    (entry,) = actions(owner, "sample.")
+    assert entry["action"] == "sample.export"
+    assert entry["details"] == {"format": "training", "kind": "chat", "samples": 1}
+    job = owner.openai.fine_tuning.jobs.create(
+        model="tiny", training_file=file["id"], suffix="trained"
+    )
+    assert job.training_file == file["id"]
+    owner.openai.fine_tuning.jobs.cancel(job.id)
+
+
+def test_whole_answers_become_a_golden_set_that_eval_reads(owner: Caller, tmp_path: Path) -> None:
+    said = ask_until_stop(owner, "/v1/completions", {"prompt": "Once"})
+    file = export(owner, format="golden", kind="completion", version=1)
+    assert file["purpose"] == "evals"
+    path = tmp_path / "golden.jsonl"
+    path.write_bytes(owner.http.get(f"/v1/files/{file['id']}/content").content)
+    (case,) = GoldenSet.read(path).cases
+    assert (case.prompt, case.expected) == ("Once", said)
+    whole = [each for each in samples_of(owner, "bot") if each["finish_reason"] == "stop"]
+    assert case.id == whole[0]["id"]
+
+
+def test_an_export_takes_the_newest_over_several_pages(
+    owner: Caller, server: ServerUnderTest
+) -> None:
+    ask(owner)
+    now = utc_now()
+    write_samples(
+        server,
+        owner,
+        lambda version: [
+            new_sample(version, text=str(number), at=now + timedelta(seconds=number))
+            for number in range(120)
+        ],
+    )
+    file = export(owner, format="training", limit=110)
+    lines = owner.http.get(f"/v1/files/{file['id']}/content").text.splitlines()
+    said = [json.loads(line)["messages"][-1]["content"] for line in lines]
+    assert said == [str(number) for number in range(119, 9, -1)]
+
+
+def test_an_export_of_nothing_is_refused(owner: Caller) -> None:
+    ask(owner)  # cut off by max_tokens
+    refused = owner.http.post("/v1/adapters/bot/samples/export", json={"format": "training"})
+    check_envelope(refused, "no_samples")
+    assert owner.http.get("/v1/files").json()["data"] == []
+
+
+def test_who_may_not_read_samples_does_not_see_a_file_made_of_them(
+    owner: Caller, server: ServerUnderTest
+) -> None:
+    ask_until_stop(owner, "/v1/chat/completions", {"messages": CHAT["messages"]})
+    file = export(owner, format="training")
+    scopes = sorted(set(Scope) - {Scope.SAMPLES_READ})
+    key = owner.http.post("/v1/keys", json={"name": "other", "scopes": scopes}).json()["key"]
+    operator = server.make_operator(f"files-operator-{owner.slug}")
+    for headers in (
+        {"authorization": f"Bearer {key}"},
+        {"authorization": f"Bearer {operator}", "x-loraplex-tenant": owner.slug},
+    ):
+        with httpx.Client(base_url=server.url, headers=headers) as other:
+            assert other.get("/v1/files").json()["data"] == []
+            for path in ("", "/content"):
+                refused = other.get(f"/v1/files/{file['id']}{path}")
+                check_envelope(refused, "file_not_found")
+            check_envelope(other.delete(f"/v1/files/{file['id']}"), "file_not_found")
+            job = {"model": "tiny", "training_file": file["id"], "suffix": "trained"}
+            check_envelope(other.post("/v1/fine_tuning/jobs", json=job), "file_not_found")
+    assert [each["id"] for each in owner.http.get("/v1/files").json()["data"]] == [file["id"]]

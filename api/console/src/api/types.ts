@@ -9,6 +9,7 @@ export type Adapter = Schemas["AdapterView"];
 export type AdapterVersion = Schemas["VersionView"];
 export type AliasChange = Schemas["AliasChangeView"];
 export type Deletion = Schemas["DeletionView"];
+export type Sampling = Schemas["SamplingView"];
 export type Readiness = Schemas["ReadinessView"];
 export type Upload = Schemas["UploadView"];
 export type Overview = Schemas["OverviewView"];

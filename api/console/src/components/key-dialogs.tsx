@@ -5,6 +5,7 @@ import type { FormEvent, ReactNode } from "react";
 import { api, type Answer, type BodyOf } from "../api/client.ts";
 import { plural } from "../lib/format.ts";
 import { OVERLAPS, SCOPES, SCOPES_AT_FIRST, listOf, type Scope } from "../lib/keys.ts";
+import { useScope } from "../session.tsx";
 import { ConfirmDialog, NameList } from "./dialog.tsx";
 import { FormDialog } from "./form-dialog.tsx";
 import { Field, SelectField, TextField } from "./form.tsx";
@@ -25,6 +26,7 @@ function useRefresh(tenant: string): () => Promise<void> {
 }
 
 export function IssueKey({ tenant, onIssued, onClose }: OfTenant & { onIssued: (key: IssuedKey) => void }): ReactNode {
+  const { may } = useScope();
   const refresh = useRefresh(tenant);
   const submit = async (event: FormEvent<HTMLFormElement>): Promise<void> => {
     const body = orderOf(new FormData(event.currentTarget));
@@ -37,7 +39,7 @@ export function IssueKey({ tenant, onIssued, onClose }: OfTenant & { onIssued: (
         hint="The program or machine that uses the key." />
       <fieldset className="form plain">
         <legend>Permissions</legend>
-        {SCOPES.map(([scope, text]) => (
+        {SCOPES.filter(([scope]) => may(scope)).map(([scope, text]) => (
           <label key={scope} className="check">
             <input type="checkbox" name="scopes" value={scope} defaultChecked={SCOPES_AT_FIRST.includes(scope)} />
             <span>{text} <code className="soft">{scope}</code></span>

@@ -15,6 +15,8 @@ export const SCOPES: readonly (readonly [Scope, string])[] = [
   ["users:manage", "Add, change and disable users"],
   ["webhooks:read", "View webhooks and their deliveries"],
   ["webhooks:write", "Create, change and delete webhooks"],
+  ["samples:read", "Read samples of requests, and files of them"],
+  ["samples:write", "Turn sampling on and off, delete samples"],
 ];
 
 export const SCOPES_AT_FIRST: readonly Scope[] = ["infer", "adapters:read"];

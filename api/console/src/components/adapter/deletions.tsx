@@ -106,6 +106,7 @@ interface ReceiptBody {
   engine?: { device_bytes: number; host_bytes: number; num_drained: number; num_aborted: number } | null;
   disk?: string;
   object?: string;
+  samples?: number;
 }
 
 function Receipt({ adapter, deletion }: { adapter: string; deletion: Deletion }): ReactNode {
@@ -127,6 +128,7 @@ function Receipt({ adapter, deletion }: { adapter: string; deletion: Deletion })
           ["Requests", `${engine.num_drained} drained, ${engine.num_aborted} aborted`],
         ] as [string, string][] : []),
         ...(receipt.disk ? [["Disk cache", receipt.disk] as [string, string]] : []),
+        ...(receipt.samples ? [["Samples", `${receipt.samples} erased`] as [string, string]] : []),
         ...(receipt.object ? [["Removed from the store", receipt.object] as [string, string]] : []),
       ]} />
     </section>
