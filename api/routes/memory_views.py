@@ -19,9 +19,11 @@ from ..schemas.memory import (
     KvMemoryView,
     KvUseView,
     ServerMemoryView,
+    TrainerMemoryView,
 )
 from ..schemas.ranks import RankView
 from ..telemetry.memories import SeenMap, ServerMap
+from ..telemetry.trainer_memories import TrainerMemory
 
 
 class PlatformMemoryViews:
@@ -58,6 +60,16 @@ class PlatformMemoryViews:
                     if (key := self._files.get(name)) is not None
                 ],
             ),
+            trainers=list(map(self._trainer, content.trainers)),
+        )
+
+    def _trainer(self, trainer: TrainerMemory) -> TrainerMemoryView:
+        return TrainerMemoryView(
+            job=trainer.job_id,
+            tenant=self._tenant(trainer.tenant_id),
+            adapter=trainer.adapter,
+            resident_bytes=trainer.resident_bytes,
+            step_bytes=trainer.step_bytes,
         )
 
     def _device(self, content: ServerMap) -> DeviceMemoryView:
@@ -171,6 +183,7 @@ class OwnMemoryViews(PlatformMemoryViews):
             kv=self._kv(content),
             host=CacheMemoryView(None, sum(entry.bytes for entry in host), host),
             disk=CacheMemoryView(None, sum(entry.bytes for entry in disk), disk),
+            trainers=[self._trainer(each) for each in content.trainers if self._trains(each)],
         )
 
     def _device(self, content: ServerMap) -> DeviceMemoryView:
@@ -205,6 +218,10 @@ class OwnMemoryViews(PlatformMemoryViews):
         if line.adapter is None:
             return self._principal.may_use(None)
         return self._has(line.adapter)
+
+    def _trains(self, trainer: TrainerMemory) -> bool:
+        is_own = trainer.tenant_id == self._principal.tenant_id
+        return is_own and self._principal.may_use(trainer.adapter)
 
     def _has(self, key: AdapterKey) -> bool:
         return all(part in self._contents for part in key.parts)

@@ -108,6 +108,21 @@ class CacheMemoryView(AnswerModel):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerMemoryView(AnswerModel):
+    """The process that trains a fine-tuning job."""
+
+    job: str
+    """Its id."""
+    tenant: str
+    adapter: str
+    """The adapter of which the result becomes a version."""
+    resident_bytes: int
+    """Of the process, its copy of the base included."""
+    step_bytes: int
+    """Estimate of the most that a step takes beside the base; 0 until the data is read."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerMemoryView(AnswerModel):
     """The memory of one server."""
 
@@ -122,6 +137,8 @@ class ServerMemoryView(AnswerModel):
     kv: KvMemoryView
     host: CacheMemoryView
     disk: CacheMemoryView
+    trainers: Sequence[TrainerMemoryView]
+    """Of the fine-tuning jobs that this server trains now."""
 
 
 @dataclass(frozen=True, slots=True)

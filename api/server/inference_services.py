@@ -22,6 +22,7 @@ from ..telemetry.fleet_memories import FleetMemories
 from ..telemetry.memories import Memories, ServerMemories
 from ..telemetry.metrics import Metrics
 from ..telemetry.overview import Overview
+from ..telemetry.trainer_memories import TrainerMemories
 from ..telemetry.vllm_metrics import EngineSizes
 from .planes import Planes
 
@@ -34,11 +35,12 @@ class InferenceServices:
     pricing: Pricing
     budget_alerts: BudgetAlerts
     memories: Memories
+    trainers: TrainerMemories
     overview: Overview
     inference: Inference
 
 
-def _open_memories(planes: Planes) -> Memories:
+def _open_memories(planes: Planes, trainers: TrainerMemories) -> Memories:
     if isinstance(planes.engine, Fleet):
         return FleetMemories(planes.engine, is_ours=planes.counts_devices)
     return ServerMemories(
@@ -47,6 +49,7 @@ def _open_memories(planes: Planes) -> Memories:
         cache_directory=planes.settings.data_dir / "cache",
         control_plane=planes.control_plane,
         server_id=planes.server_id,
+        trainers=trainers,
     )
 
 
@@ -61,7 +64,8 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
     )
     metering = _open_metering(planes, ledger, metrics, stack)
     admission = Admission(planes.control_plane, ledger, planes.server_id, is_open=metering.is_open)
-    memories = _open_memories(planes)
+    trainers = TrainerMemories()
+    memories = _open_memories(planes, trainers)
     overview = Overview(planes.control_plane, memories, planes.server_id)
     stack.push_async_callback(overview.close)
     stack.push_async_callback(admission.close)
@@ -97,7 +101,15 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
             adapters=inference.asked_adapters,
         )
     return InferenceServices(
-        metrics, metering, admission, pricing, budget_alerts, memories, overview, inference
+        metrics,
+        metering,
+        admission,
+        pricing,
+        budget_alerts,
+        memories,
+        trainers,
+        overview,
+        inference,
     )
 
 

@@ -125,6 +125,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
             pushes=adapters.pushes,
             files=batches.files,
             metrics=inference.metrics,
+            memories=inference.trainers,
             readiness=readiness,
             stack=stack,
         )

@@ -11,6 +11,7 @@ from ...platform.errors import InvalidValue
 from ..adapters.pushes import Pushes
 from ..batches.tenant_files import TenantFiles
 from ..telemetry.metrics import Metrics
+from ..telemetry.trainer_memories import TrainerMemories
 from ..tuning.attempt import TrainerSetup
 from ..tuning.job_run import RunServices
 from ..tuning.publication import Publication
@@ -27,6 +28,7 @@ def open_tuning(
     pushes: Pushes,
     files: TenantFiles,
     metrics: Metrics,
+    memories: TrainerMemories,
     readiness: Readiness,
     stack: AsyncExitStack,
 ) -> Tuning | None:
@@ -54,6 +56,7 @@ def open_tuning(
             model=planes.bases.served,
             config=planes.engine_config,
             engine=planes.engine,
+            memories=memories,
         ),
         metrics=metrics,
     )

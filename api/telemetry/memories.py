@@ -24,6 +24,7 @@ from ...platform.overview.models import ServerMemory
 from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession
 from ..control_plane.control_plane import ControlPlane
+from .trainer_memories import TrainerMemories, TrainerMemory
 
 STALE_AFTER = timedelta(seconds=60)
 """Maps that are older than this are not shown."""
@@ -43,6 +44,8 @@ class ServerMap(msgspec.Struct, frozen=True):
     """By file name."""
     plan: Sequence[str] = ()
     """The lines of the engine's memory plan."""
+    trainers: Sequence[TrainerMemory] = ()
+    """Of the server's fine-tuning jobs."""
 
 
 class SeenMap(NamedTuple):
@@ -78,8 +81,10 @@ class ServerMemories(Memories):
         cache_directory: Path,
         control_plane: ControlPlane,
         server_id: str,
+        trainers: TrainerMemories,
     ) -> None:
         self._engine = engine
+        self._trainers = trainers
         self._disk_stats = disk_stats
         self._cache_directory = cache_directory
         self._control_plane = control_plane
@@ -106,6 +111,7 @@ class ServerMemories(Memories):
             engine=mapped,
             disk=await asyncio.to_thread(list_cached_files, self._cache_directory),
             plan=info.memory_plan,
+            trainers=self._trainers.measure(),
         )
 
     async def all(self) -> list[SeenMap]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -37,6 +37,7 @@ from ...platform.tuning.service import Checkpoint, Happened, Progress
 from ...platform.tuning.states import JobState
 from ..control_plane.control_plane import ControlPlane
 from ..telemetry.metrics import Metrics
+from ..telemetry.trainer_memories import TrainerMemories
 from .token_count import TokenCount
 from .trainer import Trainer
 from .turns import Turns
@@ -73,6 +74,7 @@ class TrainerSetup:
     config: EngineConfig
     """Of the engine: its trainers train on the values that it serves."""
     engine: Engine
+    memories: TrainerMemories = field(default_factory=TrainerMemories)
 
 
 class Attempt:
@@ -113,6 +115,8 @@ class Attempt:
             self._setup.command, environment=self._setup.environment, folder=self._folder.path
         )
         self._heard_at = self._clock()
+        memories, job = self._setup.memories, self.job
+        memories.add(job.id, pid=trainer.pid, tenant_id=job.tenant_id, adapter=job.adapter_name)
         trainer.send(self._open())
         watch = asyncio.create_task(self._watch(trainer))
         try:
@@ -120,6 +124,7 @@ class Attempt:
         finally:
             watch.cancel()
             await asyncio.wait([watch])
+            memories.remove(job.id)
             self.status = await trainer.close()
         await self._report()
         return last_word
@@ -177,6 +182,7 @@ class Attempt:
 
     def _note_ready(self, message: Ready) -> None:
         self._num_steps = message.num_steps
+        self._setup.memories.note_step(self.job.id, message.step_bytes)
         self._count.note_total(message.first_step, message.num_tokens)
         text = f"{message.num_steps} steps, {message.num_examples} examples"
         if message.step_bytes:

@@ -10,6 +10,7 @@ from loraplex.adapters.status import ExtentUse, HostUse
 from loraplex.api.routes.memory_views import OwnMemoryViews, PlatformMemoryViews
 from loraplex.api.schemas.memory import ServerMemoryView
 from loraplex.api.telemetry.memories import SeenMap, ServerMap
+from loraplex.api.telemetry.trainer_memories import TrainerMemory
 from loraplex.engine.messages import AdapterKvUse, KvUse, MemoryMap, RankStats
 from loraplex.platform.adapters.repository import LiveContent
 from loraplex.platform.base import utc_now
@@ -56,6 +57,10 @@ def make_map() -> SeenMap:
         disk_used_bytes=90,
         engine=engine,
         disk={file_name(key): CachedFile(30, 0.0) for key in KEYS},
+        trainers=[
+            TrainerMemory(f"job-{tenant_id}-{name}", tenant_id, name, 400, 50)
+            for tenant_id, name in (("acme", "bot"), ("acme", "cat"), ("globex", "bot"))
+        ],
     )
     return SeenMap("here", utc_now(), content)
 
@@ -85,6 +90,23 @@ def test_a_tenant_sees_its_own_entries_and_their_sums() -> None:
 def test_the_platform_sees_the_ranks_of_a_group() -> None:
     seen = PlatformMemoryViews([], {}).server(make_map())
     assert [(rank.rank, rank.resident_bytes) for rank in seen.ranks] == [(0, 1000), (1, 1000)]
+
+
+def test_the_platform_sees_all_trainers_and_a_tenant_those_of_its_jobs() -> None:
+    slugs = {"acme": "acme", "globex": "globex"}
+    seen = PlatformMemoryViews([], slugs).server(make_map())
+    assert [(each.tenant, each.adapter) for each in seen.trainers] == [
+        ("acme", "bot"),
+        ("acme", "cat"),
+        ("globex", "bot"),
+    ]
+    assert [each.job for each in view([]).trainers] == ["job-acme-bot", "job-acme-cat"]
+    (restricted,) = view(["cat"], adapters=["cat"]).trainers
+    assert (restricted.job, restricted.resident_bytes, restricted.step_bytes) == (
+        "job-acme-cat",
+        400,
+        50,
+    )
 
 
 def test_a_restricted_key_sees_its_adapters_alone_and_not_the_bases_requests() -> None:

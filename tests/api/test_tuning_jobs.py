@@ -44,6 +44,12 @@ def folder(server: ServerUnderTest, job_id: str) -> Path:
     return server.settings.data_dir / "tuning" / job_id
 
 
+def trainer_memories(caller: Caller) -> list[dict[str, Any]]:
+    (seen,) = caller.http.get("/v1/memory").json()["servers"]
+    shown: list[dict[str, Any]] = seen["trainers"]
+    return shown
+
+
 def test_a_job_becomes_a_version_that_answers(server: ServerUnderTest, caller: Caller) -> None:
     client = caller.openai
     job = create(client, num_epochs=2, metadata={"team": "support"})
@@ -230,9 +236,13 @@ def test_a_cancelled_job_ends_its_trainer_and_pays_for_its_steps(
     wait_for(lambda: trained_tokens(server, caller) > 0, seconds=60)
     assert folder(server, job.id).stat().st_mode & 0o777 == 0o700
     (trainer,) = trainers(server)
+    (shown,) = trainer_memories(caller)
+    assert (shown["job"], shown["tenant"], shown["adapter"]) == (job.id, caller.slug, "bot")
+    assert shown["resident_bytes"] > 1 << 20
     job = client.fine_tuning.jobs.cancel(job.id)
     assert job.status == "cancelled"
     wait_for(lambda: not Path(f"/proc/{trainer}").exists())
+    wait_for(lambda: not trainer_memories(caller))
     wait_for(lambda: not folder(server, job.id).exists())
     job = client.fine_tuning.jobs.retrieve(job.id)
     step = caller.http.get(f"/v1/fine_tuning/jobs/{job.id}").json()["step"]

@@ -163,6 +163,18 @@ def test_a_job_is_cancelled_after_a_question(owner: Visitor, page: Page, caller:
         expect(page.get_by_role("button", name=name)).to_have_count(0)
 
 
+def test_the_memory_page_shows_a_trainer_while_it_runs(
+    owner: Visitor, page: Page, caller: Caller
+) -> None:
+    job = create(caller.openai, examples("slow", 600), model=BASE_NAME)
+    owner.open("/memory")
+    row = page.get_by_role("region", name="Trainers").get_by_role("row").filter(has_text=job.id)
+    expect(row).to_contain_text(re.compile(r"MB|MiB"), timeout=TRAINING_MS)
+    assert grave_violations(page) == []
+    caller.openai.fine_tuning.jobs.cancel(job.id)
+    expect(row).to_have_count(0, timeout=TRAINING_MS)
+
+
 def test_a_viewer_sees_jobs_and_changes_none(
     browser: Browser, seeded: Seeded, caller: Caller
 ) -> None:

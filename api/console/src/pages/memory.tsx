@@ -43,7 +43,7 @@ export default function Memory(): ReactNode {
 }
 
 function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): ReactNode {
-  const { device, kv, host, disk, ranks } = server;
+  const { device, kv, host, disk, ranks, trainers } = server;
   const colors = useMemo(
     () => colorsByTenant([...device.extents, ...host.entries, ...disk.entries]),
     [device, host, disk],
@@ -54,6 +54,7 @@ function Server({ server, isOnly }: { server: ServerMemory; isOnly: boolean }): 
       {ranks.length > 0 && <Ranks ranks={ranks} />}
       <Device device={device} colors={colors} />
       <Kv kv={kv} />
+      {trainers.length > 0 && <Trainers trainers={trainers} />}
       <div className="columns">
         <Cache title="Host memory" cache={host} colors={colors} empty="Nothing waits in host memory." />
         <Cache title="Disk cache" cache={disk} colors={colors} empty="Nothing is on this machine's disk yet." />
@@ -88,6 +89,34 @@ function Ranks({ ranks }: { ranks: RankMemory[] }): ReactNode {
                 <td data-label="Arena" className="end">{bytes(one.arena_used_bytes)} of {bytes(one.arena_bytes)}</td>
                 <td data-label="Host memory" className="end">{bytes(one.host_used_bytes)} of {bytes(one.host_bytes)}</td>
                 <td data-label="Reported" className="end">{duration(one.age_seconds * 1000)} ago</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
+  );
+}
+
+/** The processes that train adapters beside the engine. */
+function Trainers({ trainers }: { trainers: ServerMemory["trainers"] }): ReactNode {
+  return (
+    <Panel title="Trainers" note="the processes of fine-tuning jobs, each with its own copy of the base">
+      <div className="table-wrap" tabIndex={0} role="region" aria-label="Trainers">
+        <table className="table cards">
+          <thead>
+            <tr>
+              <th scope="col">Adapter</th><th scope="col">Job</th>
+              <th scope="col" className="end">Resident</th><th scope="col" className="end">A step, at most about</th>
+            </tr>
+          </thead>
+          <tbody>
+            {trainers.map((one) => (
+              <tr key={one.job}>
+                <td data-label="Adapter">{one.tenant}/{one.adapter}</td>
+                <td data-label="Job">{one.job}</td>
+                <td data-label="Resident" className="end">{bytes(one.resident_bytes)}</td>
+                <td data-label="A step, at most about" className="end">{one.step_bytes > 0 ? bytes(one.step_bytes) : "–"}</td>
               </tr>
             ))}
           </tbody>
