@@ -35,6 +35,7 @@ class Amount:
     canary_requests: int = 20_000
     composed_canary_requests: int = 20_000
     state_canary_requests: int = 20_000
+    kv_canary_requests: int = 4_000
     crashes_per_point: int = 1
     crash_points: tuple[str, ...] = FAILPOINTS
 
@@ -47,6 +48,7 @@ def _quick(seed: int) -> Amount:
         canary_requests=4_000,
         composed_canary_requests=2_000,
         state_canary_requests=400,
+        kv_canary_requests=400,
         crash_points=FAILPOINTS[seed % 5 :: 5],
     )
 
@@ -138,6 +140,14 @@ def state_canaries(amount: Amount) -> dict[str, Any]:
     return result
 
 
+def kv_canaries(amount: Amount) -> dict[str, Any]:
+    """Requests whose answers name the adapter whose prefix they read, from device or host."""
+    result: dict[str, Any] = _named("canaries", "run_canaries")(
+        amount.kv_canary_requests, amount.seed, canaries=_named("kv_canaries", "IN_KV")
+    )
+    return result
+
+
 def crash_points(amount: Amount) -> dict[str, Any]:
     """`kill -9` at named points of upload, commit and delete."""
     run = _named("crash_points", "run_crash_points")
@@ -160,6 +170,7 @@ SECTIONS: Mapping[str, Callable[[Amount], Any]] = {
         canaries,
         composed_canaries,
         state_canaries,
+        kv_canaries,
         crash_points,
         reserved_over_true,
     )
@@ -186,6 +197,11 @@ BARS: Mapping[str, Callable[[Any, Amount], bool]] = {
     ),
     "state_canaries": lambda found, amount: (
         found["requests"] >= amount.state_canary_requests and not found["foreign"]
+    ),
+    "kv_canaries": lambda found, amount: (
+        found["requests"] >= amount.kv_canary_requests
+        and not found["foreign"]
+        and found["tokens_from_host"] > 0
     ),
     "crash_points": lambda found, _: (
         bool(found["tried"]) and not found["lost"] and not found["orphans"]
