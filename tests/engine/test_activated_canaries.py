@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loraplex.engine.kv.prefix_cache import CacheNamespace
-from support.activated_canaries import ACTIVATED
 from support.canaries import run_canaries
+from support.kv_canaries import ACTIVATED
 
 
 def test_activated_adapters_and_the_base_share_no_more_than_what_is_before_the_invocation() -> None:
