@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from loraplex.api.upkeep.shared_upkeep import SharedUpkeep
 from loraplex.platform.accounts.failures import note_failure
 from loraplex.platform.accounts.models import AccountSession, SignInFailures
 from loraplex.platform.accounts.service import AccountService
+from loraplex.platform.adapters.models import AdapterSampling
 from loraplex.platform.base import utc_now
 from loraplex.platform.database import Database
 from loraplex.platform.idempotency.models import IdempotentAnswer
@@ -20,13 +22,15 @@ from loraplex.platform.keyring import secret_id
 from loraplex.platform.keys.principal import OperatorRole
 from loraplex.platform.quotas import service as quotas
 from loraplex.platform.quotas.models import Reservation
+from loraplex.platform.samples.models import Sample
 from loraplex.platform.samples.sample_seal import SampleSeal
 from loraplex.platform.webhooks.event_types import EventType
 from loraplex.platform.webhooks.models import WebhookDelivery, WebhookEndpoint
 from loraplex.platform.webhooks.outbox import announce
-from support.catalog import make_tenant
+from support.catalog import make_tenant, make_version
 from support.identity import SettableClock
 from support.limits import SERVER_ID, limit, make_demand
+from support.samples import add, new_sample, opt_in
 
 HOUR = timedelta(hours=1)
 
@@ -138,3 +142,28 @@ def test_old_events_go_and_secrets_of_webhooks_follow_the_servers(database: Data
         assert session.scalars(select(WebhookDelivery)).all() == []
         secret = session.scalars(select(WebhookEndpoint)).one().secret_id
     assert secret == secret_id(b"b" * 32) != issued.endpoint.secret_id
+
+
+def test_samples_expire_and_are_encrypted_anew_every_hour(database: Database) -> None:
+    tenant, now = make_tenant(database, "acme"), utc_now()
+    with database.transaction(tenant.id) as session:
+        version = make_version(session)
+        opt_in(session, days=2)
+        session.scalars(select(AdapterSampling)).one().since = now - timedelta(days=9)
+        moments = {"old": now - timedelta(days=3), "new": now - timedelta(days=1)}
+        add(session, *(new_sample(version, text=text, at=at) for text, at in moments.items()))
+    new_secret = b"n" * 32
+    control_plane = ControlPlane(database, new_secret, b"s" * 32)
+    upkeep = open_upkeep(control_plane, new_secret, b"s" * 32)
+    (job,) = [job for job in upkeep.jobs() if job.name == "request-samples"]
+    assert job.every == HOUR
+
+    async def run() -> None:
+        await job.run()
+
+    asyncio.run(run())
+    control_plane.close()
+    with database.transaction(tenant.id, read_only=True) as session:
+        (left,) = session.scalars(select(Sample)).all()
+        content = SampleSeal([new_secret]).open(left)
+    assert json.loads(content)["answer"]["content"] == "new"
