@@ -45,6 +45,7 @@ from .routes import (
     server_settings,
     servers,
     sessions,
+    shadows,
     stored_responses,
     tenant_deletions,
     tenant_files,
@@ -61,7 +62,7 @@ from .server.runtime import Runtime
 _CLOSED = (
     *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
     *(stored_responses, tenant_files, batches, tuning_jobs),
-    *(adapters, aliases, residency, lora_adapters, files, uploads),
+    *(adapters, aliases, shadows, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit, webhooks),
     *(prices, budgets, caller_limits),
     *(requests, device, memory, overview),

@@ -6,6 +6,7 @@ from .accounts.models import Account, AccountSession, SignInFailures
 from .adapters.canary_models import CanaryCounts
 from .adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from .adapters.models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
+from .adapters.shadow_models import AliasShadow
 from .audit.models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAuditHead
 from .base import Base
 from .batches.file_models import StoredFile
@@ -45,6 +46,7 @@ __all__ = [
     "AdapterVersion",
     "AdapterWish",
     "AliasChange",
+    "AliasShadow",
     "ApiKey",
     "AuditEntry",
     "AuditHead",

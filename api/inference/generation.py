@@ -117,9 +117,11 @@ class Generation:
         meter: Callable[[Outcome], Awaitable[None]],
         figures: Callable[[], FigureSums] = FigureSums,
         deadline_at: float | None = None,
+        record: list[str] | None = None,
     ) -> None:
         """`meter` is called exactly once at the end, before the last delta is returned. `figures`:
-        the tenant's current figures. `arrived_at` and `deadline_at` are on the monotonic clock."""
+        the tenant's current figures. `arrived_at` and `deadline_at` are on the monotonic clock.
+        `record` gets the texts of the first choice."""
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine
@@ -140,6 +142,7 @@ class Generation:
         """That of the sequence that ended last."""
         self._tier: Tier | None = None
         self._load_ms: float | None = None
+        self._record = record
         self._opening = None if measures.arm is None else AnswerOpening()
         """Of the first choice, if the version is compared with another."""
 
@@ -248,6 +251,8 @@ class Generation:
             delta = self._read(sequence, event)
             if delta is not None:
                 self._arrivals.add(delta)
+                if self._record is not None and sequence.spec.index == 0:
+                    self._record.append(delta.text)
                 if self._opening is not None and sequence.spec.index == 0:
                     self._watch(self._opening, sequence, delta)
                 if delta.finish_reason is not None:

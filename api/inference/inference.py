@@ -34,10 +34,12 @@ from ..tools.tool_format import ToolFormatName
 from .admission import Admission
 from .generation import Generation, Outcome, SequenceSpec
 from .grammar_checks import GrammarChecks
+from .live_answers import LiveAnswer, LiveAnswers, sampled_by
 from .metering import Account, Metering
 from .order import Order
 from .prompts import Prompts
 from .seen_adapters import SeenAdapters
+from .sequence_times import ABORTED
 from .sequences import sequences_of
 from .served_models import ServedModel, ServedModels
 from .version_tokenizers import VersionTokenizers
@@ -79,6 +81,7 @@ class Inference:
         seen_adapters: SeenAdapters,
         admission: Admission,
         metrics: Metrics,
+        live_answers: LiveAnswers,
         served_model_name: str,
         adapter_wait_seconds: float,
         tool_format: ToolFormatName | None = None,
@@ -101,6 +104,7 @@ class Inference:
         self._metering = metering
         self._admission = admission
         self._metrics = metrics
+        self._live_answers = live_answers
         self._tenant_figures = tenant_figures
         self._adapter_wait_seconds = adapter_wait_seconds
         self._open: dict[str, OpenRequest] = {}
@@ -245,10 +249,15 @@ class Inference:
         self, order: Order, sequences: Sequence[SequenceSpec], account: Account
     ) -> Generation:
         """The generation whose end settles the account."""
+        shadow = sampled_by(order)
+        texts: list[str] = []
 
         async def settle(outcome: Outcome) -> None:
             self._open.pop(order.request_id, None)
             await self._metering.settle(account, outcome)
+            if shadow is not None and outcome.finish_reason != ABORTED:
+                num_tokens = outcome.counts.num_completion_tokens
+                self._live_answers.offer(LiveAnswer(order, shadow, "".join(texts), num_tokens))
 
         generation = Generation(
             sequences,
@@ -260,6 +269,7 @@ class Inference:
             meter=settle,
             figures=partial(self._tenant_figures, order.principal.tenant_id),
             deadline_at=order.deadline_at,
+            record=None if shadow is None else texts,
         )
         self._open[order.request_id] = OpenRequest(order, generation)
         return generation

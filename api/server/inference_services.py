@@ -13,9 +13,11 @@ from ..inference.admission import Admission
 from ..inference.budget_alerts import BudgetAlerts
 from ..inference.inference import Inference
 from ..inference.ledger_writer import LedgerWriter
+from ..inference.live_answers import LiveAnswers
 from ..inference.metering import Metering
 from ..inference.pricing import Pricing
 from ..inference.version_tokenizers import VersionTokenizers
+from ..shadows.shadows import Shadows
 from ..telemetry.fleet_memories import FleetMemories
 from ..telemetry.memories import Memories, ServerMemories
 from ..telemetry.metrics import Metrics
@@ -34,6 +36,7 @@ class InferenceServices:
     memories: Memories
     overview: Overview
     inference: Inference
+    shadows: Shadows
 
 
 def _open_memories(planes: Planes) -> Memories:
@@ -63,6 +66,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
     overview = Overview(planes.control_plane, memories, planes.server_id)
     stack.push_async_callback(overview.close)
     stack.push_async_callback(admission.close)
+    live_answers = LiveAnswers(metrics)
     inference = Inference(
         engine=planes.engine,
         tokenizer=planes.tokenizer,
@@ -72,6 +76,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         seen_adapters=planes.seen_adapters,
         admission=admission,
         metrics=metrics,
+        live_answers=live_answers,
         tenant_figures=overview.of_tenant,
         served_model_name=planes.served_model_name,
         adapter_wait_seconds=planes.settings.adapter_wait_seconds,
@@ -79,6 +84,14 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         reasoning_parser=planes.settings.reasoning_parser,
     )
     stack.push_async_callback(inference.aclose)
+    shadows = Shadows(
+        live_answers,
+        inference=inference,
+        metering=metering,
+        control_plane=planes.control_plane,
+        metrics=metrics,
+    )
+    stack.push_async_callback(shadows.close)
     if planes.settings.vllm_metrics:
         metrics.show_vllm_names(
             model_name=planes.served_model_name,
@@ -87,7 +100,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
             adapters=inference.asked_adapters,
         )
     return InferenceServices(
-        metrics, metering, admission, pricing, budget_alerts, memories, overview, inference
+        metrics, metering, admission, pricing, budget_alerts, memories, overview, inference, shadows
     )
 
 
