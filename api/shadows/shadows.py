@@ -15,11 +15,13 @@ from functools import partial
 
 import structlog
 
+from ...engine.errors import EngineError
 from ...platform.adapters import shadow_sums
 from ...platform.adapters.registry import AdapterRef
 from ...platform.adapters.shadow_sums import Compared
 from ...platform.base import utc_now
-from ..contract.errors import as_api_error
+from ...platform.errors import PlatformError
+from ..contract.errors import ApiError, as_api_error
 from ..control_plane.background_loop import BackgroundLoop
 from ..control_plane.control_plane import ControlPlane
 from ..evaluation.scorers import rouge_l
@@ -71,6 +73,9 @@ class Shadows:
             live = await self._live_answers.take()
             try:
                 outcome = await self._answer(live)
+            except PlatformError as exc:
+                log.warning("shadow_dropped", version=live.shadow.version.pinned, error=str(exc))
+                outcome = "dropped"
             except Exception:  # a defect at one copy must not stop the others
                 log.exception("shadow_failed", version=live.shadow.version.pinned)
                 outcome = "dropped"
@@ -81,18 +86,18 @@ class Shadows:
         held = HeldCharge()
         try:
             text, num_tokens = await self._generate(copy_of(live.order, live.shadow.version, held))
-            await self._metering.commit(held, lambda session: True)
-            await self._add(live, await asyncio.to_thread(compare, live, text, num_tokens))
-        except Exception as exc:
-            code = as_api_error(exc).code
-            if not is_of_version(code):
-                log.info("shadow_dropped", version=live.shadow.version.pinned, code=code)
+        except (ApiError, EngineError) as exc:
+            if not is_of_version(as_api_error(exc).code):
+                log.info("shadow_dropped", version=live.shadow.version.pinned, error=str(exc))
                 return "dropped"
             await self._add(live, None)
             return "failed"
+        else:
+            await self._metering.commit(held, lambda session: True)
+            await self._add(live, await asyncio.to_thread(compare, live, text, num_tokens))
+            return "compared"
         finally:
             await self._metering.drop(held)
-        return "compared"
 
     async def _generate(self, order: Order) -> tuple[str, int]:
         running = await self._inference.start(order)

@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from loraplex.api.contract.errors import ApiError
 from loraplex.api.evaluation.scorers import rouge_l
-from loraplex.api.inference.live_answers import MAX_WAITING, LiveAnswers
+from loraplex.api.inference.held_charge import HeldCharge
+from loraplex.api.inference.live_answers import MAX_WAITING, LiveAnswer, LiveAnswers
+from loraplex.api.inference.order import Order
+from loraplex.api.inference.served_models import ServedModel
+from loraplex.api.shadows.shadows import Shadows
 from loraplex.api.telemetry.metrics import Metrics
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.text_form import TextForm
+from loraplex.platform.adapters.canary_sums import Split
+from loraplex.platform.adapters.registry import AdapterRef, Shadow
+from loraplex.platform.errors import DatabaseUnavailable
 from support.envelopes import check_envelope
 from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
@@ -141,3 +152,70 @@ def test_answers_beyond_the_queue_are_dropped_and_counted() -> None:
         )
 
     asyncio.run(fill())
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+class Failing:
+    """Stands in for inference and the database: it starts nothing, and notes what is added."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+        self.num_added = 0
+
+    async def start(self, order: Order) -> None:
+        raise self._failure
+
+    async def write(self, tenant_id: str, change: object) -> None:
+        self.num_added += 1
+
+    async def drop(self, held: HeldCharge) -> None:
+        assert held.account is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome", "num_added"),
+    [
+        (ApiError("adapter_load_failed"), "failed", 1),
+        (ApiError("engine_unavailable"), "dropped", 0),
+        (ApiError("classifier_only"), "dropped", 0),
+        (DatabaseUnavailable(), "dropped", 0),
+        (ValueError("a defect"), "dropped", 0),
+    ],
+)
+def test_a_copy_that_fails_stops_no_other(failure: Exception, outcome: str, num_added: int) -> None:
+    split = Split("acme", "adapter", "bot", "prod", 1)
+    version = cast(AdapterRef, SimpleNamespace(pinned="acme/bot@2", version=2))
+    order = Order(
+        request_id="r",
+        arrived_at=0.0,
+        principal=cast(Any, None),
+        model=ServedModel("acme/bot@1", None),
+        prompts=[[1]],
+        num_choices=1,
+        sampling=SamplingParams(),
+        text=TextForm(),
+    )
+
+    async def fail() -> None:
+        failing, metrics = Failing(failure), Metrics(lambda: None)
+        answers = LiveAnswers(metrics)
+        shadows = Shadows(
+            answers,
+            inference=cast(Any, failing),
+            metering=cast(Any, failing),
+            control_plane=cast(Any, failing),
+            metrics=metrics,
+        )
+        for _ in range(5):
+            answers.offer(LiveAnswer(order, Shadow(version, 100.0, split), "", 1))
+        shadows.start()
+        counted = metrics.shadow_requests.labels(outcome)._value
+        async with asyncio.timeout(10):
+            while counted.get() < 5:
+                await asyncio.sleep(0)
+        await shadows.close()
+        assert failing.num_added == 5 * num_added
+
+    asyncio.run(fail())
