@@ -49,6 +49,7 @@ from .routes import (
     server_settings,
     servers,
     sessions,
+    shadows,
     stored_responses,
     tenant_deletions,
     tenant_files,
@@ -65,7 +66,7 @@ from .server.runtime import Runtime
 _CLOSED = (
     *(chat, completions, responses, messages, embeddings, classification, scores, tokens, models),
     *(stored_responses, tenant_files, batches, tuning_jobs, golden_sets, evaluations, alias_gates),
-    *(adapters, aliases, samples, residency, lora_adapters, files, uploads),
+    *(adapters, aliases, shadows, samples, residency, lora_adapters, files, uploads),
     *(me, keys, users, quotas, usage, audit, webhooks),
     *(prices, budgets, caller_limits),
     *(requests, device, memory, overview),

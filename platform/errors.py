@@ -539,6 +539,12 @@ class AliasNotFound(PlatformError):
     code = "alias_not_found"
 
 
+class ShadowNotFound(PlatformError):
+    """The alias has no shadow."""
+
+    code = "shadow_not_found"
+
+
 class NothingToRollBack(PlatformError):
     """The alias had no earlier target, or a version of that target no longer exists."""
 

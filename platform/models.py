@@ -13,6 +13,7 @@ from .adapters.models import (
     AdapterWish,
     Upload,
 )
+from .adapters.shadow_models import AliasShadow
 from .audit.models import AuditEntry, AuditHead, PlatformAuditEntry, PlatformAuditHead
 from .base import Base
 from .batches.file_models import StoredFile
@@ -56,6 +57,7 @@ __all__ = [
     "AdapterWish",
     "AliasChange",
     "AliasGate",
+    "AliasShadow",
     "ApiKey",
     "AuditEntry",
     "AuditHead",

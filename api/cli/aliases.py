@@ -85,6 +85,45 @@ def canary(
     _print_alias(answer, as_json=as_json)
 
 
+@app.command("shadow")
+def shadow(
+    name: Name,
+    alias: Alias,
+    version: Annotated[
+        int | None, typer.Argument(min=1, help="Version that becomes the shadow.")
+    ] = None,
+    percent: Annotated[
+        float,
+        typer.Option(
+            callback=check_finite, help="Percentage of the alias's requests, above 0, up to 100."
+        ),
+    ] = 10.0,
+    is_ended: Annotated[bool, typer.Option("--end", help="End the shadow.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how an alias's shadow compares, or set or end it.
+
+    A shadow answers copies of the alias's requests; nobody gets its answers.
+    """
+    path = api_path("adapters", name, "aliases", alias, "shadow")
+    if is_ended and version is not None:
+        raise typer.BadParameter("--end takes no version")
+    with open_client() as client:
+        if is_ended:
+            client.delete(path)
+            answer = {"adapter": name, "alias": alias, "deleted": True}
+        elif version is None:
+            answer = client.get(path)
+        else:
+            answer = client.put(path, {"version": version, "percent": percent})
+    if as_json:
+        print_json(answer)
+    elif is_ended:
+        typer.echo(f"{name}@{alias} has no shadow any more")
+    else:
+        _print_shadow(answer)
+
+
 @app.command("rm")
 def remove_alias(name: Name, alias: Alias, as_json: AsJson = False) -> None:
     """Remove an alias; its version is kept."""
@@ -121,6 +160,16 @@ def history(name: Name, alias: Alias, as_json: AsJson = False) -> None:
     rows = [{**change, "canary": _canary(change)} for change in changes]
     columns = ["changed_at", "action", "version", "canary", "evaluation", "changed_by"]
     print_rows(rows, [*columns, "override", "reason"])
+
+
+def _print_shadow(answer: dict[str, Any]) -> None:
+    name = answer["adapter"]
+    typer.echo(
+        f"{name}@{answer['version']} answers copies of {answer['percent']:g} % of "
+        f"{name}@{answer['alias']}'s requests"
+    )
+    shown = ["since", "compared", "errors", "equal", "rouge_l", "length_ratio"]
+    print_rows([answer], shown)
 
 
 def _print_alias(answer: dict[str, Any], *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..schemas.aliases import AliasChangeView, AliasView
+from ..schemas.shadows import ShadowView
 from .answers import as_view, as_views
 from .api_client import ApiClient, api_path
 from .references import LIVE, check_alias, check_name
@@ -51,6 +52,19 @@ class Aliases:
     def history(self, name: str, alias: str) -> Sequence[AliasChangeView]:
         """The changes of the alias, newest first."""
         return as_views(self._api.get(f"{_path(name, alias)}/history")["data"], AliasChangeView)
+
+    def shadow(self, name: str, alias: str) -> ShadowView:
+        """The alias's shadow, and how its answers compare with those of the alias's own version."""
+        return as_view(self._api.get(f"{_path(name, alias)}/shadow"), ShadowView)
+
+    def set_shadow(self, name: str, alias: str, version: int, percent: float) -> ShadowView:
+        """Have a version answer copies of `percent` of the alias's requests, which nobody sees."""
+        body = {"version": version, "percent": percent}
+        return as_view(self._api.put(f"{_path(name, alias)}/shadow", body), ShadowView)
+
+    def delete_shadow(self, name: str, alias: str) -> None:
+        """End the shadow; its comparison is lost."""
+        self._api.delete(f"{_path(name, alias)}/shadow")
 
     def delete(self, name: str, alias: str) -> None:
         """Remove the alias; its version is kept."""

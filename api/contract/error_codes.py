@@ -340,6 +340,7 @@ RESOURCE_CODES: Mapping[str, ErrorCode] = {
     "adapter_not_found": ErrorCode(404, "No such adapter for this key."),
     "version_not_found": ErrorCode(404, "The adapter has no such version."),
     "alias_not_found": ErrorCode(404, "The adapter has no such alias."),
+    "shadow_not_found": ErrorCode(404, "The alias has no shadow."),
     "version_aliased": ErrorCode(409, "An alias points at the version; move or remove it first."),
     "nothing_to_roll_back": ErrorCode(
         409, "The alias had no earlier target, or a version of that target no longer exists."

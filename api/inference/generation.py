@@ -23,7 +23,6 @@ from ...engine.text.tokenizer import Tokenizer
 from ...engine.token_journal import SlotCounter
 from ...platform.overview.figures import FigureSums
 from ..contract.errors import ApiError
-from ..samples.open_sample import OpenSample
 from ..telemetry.metrics import Metrics
 from ..telemetry.request_measures import RequestMeasures
 from ..tools.reasoning import Reasoning
@@ -118,11 +117,11 @@ class Generation:
         meter: Callable[[Outcome], Awaitable[None]],
         figures: Callable[[], FigureSums] = FigureSums,
         deadline_at: float | None = None,
-        sample: OpenSample | None = None,
+        record: list[str] | None = None,
     ) -> None:
         """`meter` is called exactly once at the end, before the last delta is returned. `figures`:
         the tenant's current figures. `arrived_at` and `deadline_at` are on the monotonic clock.
-        `sample`: of the only sequence; it gets the answer."""
+        `record` gets the texts of the first choice."""
         self.counts = TokenCounts()
         self._sequences = sequences
         self._engine = engine
@@ -133,7 +132,6 @@ class Generation:
         self._measures = measures
         self._meter = meter
         self._deadline_at = deadline_at
-        self._sample = sample
         self._waiting = deque(sequences)
         """Sequences that are not submitted to the engine yet."""
         self._open: dict[int, _OpenSequence] = {}
@@ -144,6 +142,7 @@ class Generation:
         """That of the sequence that ended last."""
         self._tier: Tier | None = None
         self._load_ms: float | None = None
+        self._record = record
         self._opening = None if measures.arm is None else AnswerOpening()
         """Of the first choice, if the version is compared with another."""
 
@@ -213,8 +212,6 @@ class Generation:
             self._measures.cached_tokens = self.counts.num_cached_tokens
             self._measures.completion_tokens = self.counts.num_completion_tokens
             await self._meter(Outcome(self.counts, self._tier, finish_reason, self._load_ms))
-            if self._sample is not None and finish_reason != ABORTED:
-                self._sample.complete(finish_reason, self.counts)
 
     def _submit_waiting(self) -> None:
         """Give the engine the next sequences, as many as may be open."""
@@ -254,8 +251,8 @@ class Generation:
             delta = self._read(sequence, event)
             if delta is not None:
                 self._arrivals.add(delta)
-                if self._sample is not None:
-                    self._sample.push(delta.text)
+                if self._record is not None and sequence.spec.index == 0:
+                    self._record.append(delta.text)
                 if self._opening is not None and sequence.spec.index == 0:
                     self._watch(self._opening, sequence, delta)
                 if delta.finish_reason is not None:

@@ -35,10 +35,12 @@ from ..tools.tool_format import ToolFormatName
 from .admission import Admission
 from .generation import Generation, Outcome, SequenceSpec
 from .grammar_checks import GrammarChecks
+from .live_answers import LiveAnswer, LiveAnswers, sampled_by
 from .metering import Account, Metering
 from .order import Order
 from .prompts import Prompts
 from .seen_adapters import SeenAdapters
+from .sequence_times import ABORTED
 from .sequences import sequences_of
 from .served_models import ServedModel, ServedModels
 from .version_tokenizers import VersionTokenizers
@@ -80,6 +82,7 @@ class Inference:
         seen_adapters: SeenAdapters,
         admission: Admission,
         metrics: Metrics,
+        live_answers: LiveAnswers,
         served_model_name: str,
         adapter_wait_seconds: float,
         tool_format: ToolFormatName | None = None,
@@ -104,6 +107,7 @@ class Inference:
         self._metering = metering
         self._admission = admission
         self._metrics = metrics
+        self._live_answers = live_answers
         self._tenant_figures = tenant_figures
         self._adapter_wait_seconds = adapter_wait_seconds
         self._open: dict[str, OpenRequest] = {}
@@ -248,10 +252,21 @@ class Inference:
         self, order: Order, sequences: Sequence[SequenceSpec], account: Account
     ) -> Generation:
         """The generation whose end settles the account."""
+        shadow, sample = sampled_by(order), order.sample
+        texts: list[str] | None = [] if shadow or sample else None
 
         async def settle(outcome: Outcome) -> None:
             self._open.pop(order.request_id, None)
             await self._metering.settle(account, outcome)
+            if texts is None or outcome.finish_reason == ABORTED:
+                return
+            text, counts = "".join(texts), outcome.counts
+            if shadow is not None:
+                self._live_answers.offer(
+                    LiveAnswer(order, shadow, text, counts.num_completion_tokens)
+                )
+            if sample is not None:
+                sample.complete(text, outcome.finish_reason, counts)
 
         generation = Generation(
             sequences,
@@ -263,7 +278,7 @@ class Inference:
             meter=settle,
             figures=partial(self._tenant_figures, order.principal.tenant_id),
             deadline_at=order.deadline_at,
-            sample=order.sample,
+            record=texts,
         )
         self._open[order.request_id] = OpenRequest(order, generation)
         return generation

@@ -26,7 +26,7 @@ class Counts(Protocol):
 
 
 class OpenSample:
-    """Collects the answer. Nothing in here fails the request."""
+    """Keeps the answer. Nothing in here fails the request."""
 
     def __init__(
         self,
@@ -40,21 +40,16 @@ class OpenSample:
         self._adapter = adapter
         self._content = content
         self._keep = keep
-        self._texts: list[str] = []
 
-    def push(self, text: str) -> None:
-        """The next text of the answer."""
-        self._texts.append(text)
-
-    def complete(self, finish_reason: str, counts: Counts) -> None:
+    def complete(self, text: str, finish_reason: str, counts: Counts) -> None:
         """The answer is complete, and ended as `stop` or `length`."""
         try:
-            self._keep(self._sample(finish_reason, counts))
+            self._keep(self._sample(text, finish_reason, counts))
         except Exception as exc:  # without the traceback, whose values may be the tenant's text
             log.error("sample_failed", request_id=self._request_id, error=type(exc).__name__)
 
-    def _sample(self, finish_reason: str, counts: Counts) -> NewSample:
-        answered = self._content.answered("".join(self._texts))
+    def _sample(self, text: str, finish_reason: str, counts: Counts) -> NewSample:
+        answered = self._content.answered(text)
         has_called = answered.has_calls and finish_reason == STOP
         return NewSample(
             adapter_id=self._adapter.adapter_id,

@@ -14,10 +14,12 @@ from ..inference.admission import Admission
 from ..inference.budget_alerts import BudgetAlerts
 from ..inference.inference import Inference
 from ..inference.ledger_writer import LedgerWriter
+from ..inference.live_answers import LiveAnswers
 from ..inference.metering import Metering
 from ..inference.pricing import Pricing
 from ..inference.version_tokenizers import VersionTokenizers
 from ..samples.sample_log import SampleLog
+from ..shadows.shadows import Shadows
 from ..telemetry.fleet_memories import FleetMemories
 from ..telemetry.memories import Memories, ServerMemories
 from ..telemetry.metrics import Metrics
@@ -38,6 +40,7 @@ class InferenceServices:
     trainers: TrainerMemories
     overview: Overview
     inference: Inference
+    shadows: Shadows
 
 
 def _open_memories(planes: Planes, trainers: TrainerMemories) -> Memories:
@@ -76,6 +79,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         max_days=planes.settings.sample_days,
     )
     stack.push_async_callback(samples.close)
+    live_answers = LiveAnswers(metrics)
     inference = Inference(
         engine=planes.engine,
         tokenizer=planes.tokenizer,
@@ -85,6 +89,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         seen_adapters=planes.seen_adapters,
         admission=admission,
         metrics=metrics,
+        live_answers=live_answers,
         tenant_figures=overview.of_tenant,
         served_model_name=planes.served_model_name,
         adapter_wait_seconds=planes.settings.adapter_wait_seconds,
@@ -93,6 +98,14 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         samples=samples,
     )
     stack.push_async_callback(inference.aclose)
+    shadows = Shadows(
+        live_answers,
+        inference=inference,
+        metering=metering,
+        control_plane=planes.control_plane,
+        metrics=metrics,
+    )
+    stack.push_async_callback(shadows.close)
     if planes.settings.vllm_metrics:
         metrics.show_vllm_names(
             model_name=planes.served_model_name,
@@ -110,6 +123,7 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         trainers,
         overview,
         inference,
+        shadows,
     )
 
 

@@ -164,6 +164,7 @@ async def _recover_and_start(
     await control.presence.start()
     control.device_usage.start()
     inference.overview.start()
+    inference.shadows.start()
     adapters.attestations.start()
     await adapters.garbage.sweep_at_start()
     for service in (adapters.pushes, adapters.attestations, adapters.deletions):

@@ -112,7 +112,7 @@ def observe(code: str, measures: RequestMeasures) -> Observation | None:
     The caller's own errors, disconnections and errors of the whole server say nothing.
     """
     if code:
-        return Observation(is_error=True) if _is_of_version(code) else None
+        return Observation(is_error=True) if is_of_version(code) else None
     return Observation(
         is_refusal=measures.is_refusal,
         num_tokens=measures.completion_tokens or 0,
@@ -120,7 +120,8 @@ def observe(code: str, measures: RequestMeasures) -> Observation | None:
     )
 
 
-def _is_of_version(code: str) -> bool:
+def is_of_version(code: str) -> bool:
+    """An error of this code is the version's."""
     if code in CODES_OF_VERSIONS:
         return True
     known = ERROR_CODES.get(code)

@@ -64,6 +64,12 @@ class Metrics:
             "Canaries that this server ended because they exceeded a limit of their alias.",
             ("limit",),
         )
+        self.shadow_requests = registry.counter(
+            "shadow_requests",
+            "Copies of requests for the shadows of aliases: `compared`, `failed` if the shadow did "
+            "not answer, `dropped` if too many waited or a limit was reached.",
+            ("outcome",),
+        )
         self._keys_expiring = registry.gauge(
             "keys_expiring",
             "Keys of a `tenant` or `operator` that expire within seven days and have no "

@@ -23,7 +23,7 @@ from ..evaluations.gates import AliasMove
 from ..keys.principal import SYSTEM
 from ..names import check_alias_name
 from ..sessions import TenantSession
-from . import canary_counts, repository
+from . import canary_counts, repository, shadow_sums
 from .announcements import announce_alias
 from .canary import Canary, check_canary
 from .canary_limits import CanaryLimits
@@ -208,6 +208,7 @@ def forget_alias(
     )
     session.delete(row)
     session.flush()
+    shadow_sums.follow(session, change)
     announce_alias(session, change)
 
 
@@ -321,6 +322,7 @@ def _write_down(
     change.reason = reason
     change.previous_number = previous_number
     session.flush()
+    shadow_sums.follow(session, change)
     announce_alias(session, change)
     return change
 

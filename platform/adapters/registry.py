@@ -22,7 +22,7 @@ from ...adapters.served_features import are_summable
 from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
 from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
 from ..sessions import TenantSession
-from . import repository
+from . import repository, shadow_sums
 from .canary import is_in_canary
 from .canary_sums import Arm, Split
 from .models import SHA256_HEX_LENGTH, AdapterAlias, AdapterVersion
@@ -73,6 +73,8 @@ class AdapterRef:
     """The alias is split, and this is its canary."""
     arm: Arm | None = None
     """Where its requests are counted, if the alias has a watched canary."""
+    shadow: Shadow | None = None
+    """What answers copies of its requests."""
     vocab_size: int | None = None
     """The number of its tokens, if it is not the base's."""
     added_tokens: tuple[AddedToken, ...] = ()
@@ -90,6 +92,15 @@ class AdapterRef:
     def pinned(self) -> str:
         """The name that will always mean this version: `tenant/name@3`."""
         return f"{self.tenant_slug}/{self.name}@{self.version}"
+
+
+class Shadow(NamedTuple):
+    """A version that answers copies of a share of an alias's requests."""
+
+    version: AdapterRef
+    percent: float
+    split: Split
+    """The alias since its last change."""
 
 
 class Meaning(NamedTuple):
@@ -218,6 +229,7 @@ def _is_bare(name: ModelName) -> bool:
 
 def _split(session: TenantSession, row: AdapterAlias, name: ModelName, tenant_slug: str) -> Meaning:
     main = _reference(row.version, name.adapter, tenant_slug, alias=row.name)
+    main = replace(main, shadow=_shadow(session, row, name.adapter, tenant_slug))
     if row.canary_version is None or row.canary_percent is None:
         return Meaning(name.text, main)
     canary = _reference(
@@ -227,6 +239,19 @@ def _split(session: TenantSession, row: AdapterAlias, name: ModelName, tenant_sl
         main = replace(main, arm=Arm(watched, is_canary=False))
         canary = replace(canary, arm=Arm(watched, is_canary=True))
     return Meaning(name.text, main, canary, row.canary_percent)
+
+
+def _shadow(
+    session: TenantSession, row: AdapterAlias, name: str, tenant_slug: str
+) -> Shadow | None:
+    shadow = shadow_sums.find(session, row.adapter_id, row.name)
+    if shadow is None:
+        return None
+    version = repository.find_visible_version(session, row.adapter_id, shadow.version_number)
+    if version is None or version.state is not VersionState.READY:
+        return None
+    split = Split(row.tenant_id, row.adapter_id, name, row.name, shadow.change_number)
+    return Shadow(_reference(version, name, tenant_slug), shadow.percent, split)
 
 
 def _watched(session: TenantSession, row: AdapterAlias, name: str) -> Split | None:

@@ -14,6 +14,7 @@ from ..sessions import PlatformSession, TenantSession
 from ..tenants.models import Tenant
 from .history import AliasChange, DeletionReceipt, VersionTransition
 from .models import Adapter, AdapterAlias, AdapterVersion, AdapterWish, Upload
+from .shadow_models import AliasShadow
 from .states import (
     LIVE_STATES,
     UNFINISHED_STATES,
@@ -233,14 +234,17 @@ def find_alias(session: TenantSession, adapter_id: str, name: str) -> AdapterAli
 
 
 def list_alias_names(session: TenantSession, version: AdapterVersion) -> Sequence[str]:
-    """The names of the aliases that point at this version, if only as their canary."""
+    """The names of the aliases that point at this version, if only as their canary or shadow."""
     points_at = or_(
         AdapterAlias.version_id == version.id, AdapterAlias.canary_version_id == version.id
     )
     query = select(AdapterAlias.name).where(
         AdapterAlias.adapter_id == version.adapter_id, points_at
     )
-    return session.scalars(query.order_by(AdapterAlias.name)).all()
+    shadowed = select(AliasShadow.alias).where(
+        AliasShadow.adapter_id == version.adapter_id, AliasShadow.version_number == version.number
+    )
+    return sorted({*session.scalars(query), *session.scalars(shadowed)})
 
 
 # --- history ------------------------------------------------------------------------------------

@@ -527,6 +527,15 @@ def test_aliases_are_split_moved_and_rolled_back(command: Command, adapters: lis
     for unusable in ("judge=1", "length", "length=x", "min_requests=none", "min_requests=1.5"):
         code, _, err = command("alias", "canary", "bot", "prod", "2", "--limit", unusable)
         assert code == ExitCode.USAGE, err
+    assert command("alias", "shadow", "bot", "prod")[0] == ExitCode.NOT_FOUND
+    out = command("alias", "shadow", "bot", "prod", "2", "--percent", "2.5")[1]
+    assert out.startswith("bot@2 answers copies of 2.5 % of bot@prod's requests\n")
+    view = json.loads(command("alias", "shadow", "bot", "prod", "--json")[1])
+    assert (view["version"], view["compared"]) == (2, 0)
+    assert command("alias", "shadow", "bot", "prod", "2", "--end")[0] == ExitCode.USAGE
+    assert command("alias", "shadow", "bot", "prod", "2", "--percent", "0")[0] == ExitCode.USAGE
+    ended = command("alias", "shadow", "bot", "prod", "--end")[1]
+    assert ended == "bot@prod has no shadow any more\n"
     assert command("alias", "canary", "bot", "blue", "2")[0] == ExitCode.NOT_FOUND
     assert command("alias", "canary", "bot", "prod", "2", "--percent", "0")[0] == ExitCode.USAGE
     assert command("alias", "canary", "bot", "prod", "9")[0] == ExitCode.NOT_FOUND

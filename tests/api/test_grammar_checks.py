@@ -240,6 +240,7 @@ def test_a_server_without_grammars_says_so() -> None:
         seen_adapters=nothing,
         admission=nothing,
         metrics=nothing,
+        live_answers=nothing,
         served_model_name="base",
         adapter_wait_seconds=1.0,
         samples=nothing,

@@ -33,6 +33,7 @@ def tenants(
     operators = {role: server.make_operator(f"walk-{role.value}", role) for role in OperatorRole}
     for slug, folder in zip(MARKS, adapters, strict=True):
         owner = server.make_caller(slug)
+        owner.push(adapters[adapters.index(folder) - 1], NAME)
         owner.push(folder, NAME)
         answer = owner.http.post(
             "/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 1}

@@ -146,6 +146,7 @@ def recorded() -> Recorded:
     metrics.webhooks.note("delivered")
     metrics.canary_rollbacks.labels("error_rate").inc()
     metrics.samples.labels("kept").inc()
+    metrics.shadow_requests.labels("compared").inc()
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
     metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
     metrics.show_fleet(lambda: [REPLICA])

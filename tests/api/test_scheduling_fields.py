@@ -93,6 +93,7 @@ def submitted(num_choices: int = 1, **fields: Any) -> list[GenerationRequest]:
         seen_adapters=nothing,
         admission=AsyncMock(),
         metrics=Metrics(lambda: None),
+        live_answers=nothing,
         served_model_name="base",
         adapter_wait_seconds=1.0,
         samples=nothing,

@@ -62,6 +62,8 @@ class Tenant:
     users: dict[str, bool] = field(default_factory=dict)
     uploads: dict[str, str] = field(default_factory=dict)
     aliases: set[str] = field(default_factory=set)
+    shadows: set[str] = field(default_factory=set)
+    """The aliases that have one."""
     requests: set[str] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
     batches: set[str] = field(default_factory=set)
@@ -111,6 +113,7 @@ class Walk:
             *(self._make_key, self._read_key, self._revoke_key, self._list_keys),
             *(self._make_user, self._read_user, self._disable_user, self._list_users),
             *(self._set_alias, self._remove_alias, self._list_aliases),
+            *(self._set_shadow, self._read_shadow),
             *(
                 self._open_upload,
                 self._read_upload,
@@ -230,6 +233,21 @@ class Walk:
         path = f"/v1/adapters/{NAME}/aliases/{alias}"
         if self._expect(caller, Scope.ADAPTERS_WRITE, "DELETE", path, target=target, own=204):
             target.aliases.discard(alias)
+            target.shadows.discard(alias)
+
+    def _set_shadow(self, caller: Caller, target: Tenant) -> None:
+        if (alias := self._any(target.aliases)) is None:
+            return
+        path = f"/v1/adapters/{NAME}/aliases/{alias}/shadow"
+        body = {"version": 2, "percent": 50}
+        if self._expect(caller, Scope.ADAPTERS_WRITE, "PUT", path, body, target=target):
+            target.shadows.add(alias)
+
+    def _read_shadow(self, caller: Caller, target: Tenant) -> None:
+        if (alias := self._any(target.shadows)) is None:
+            return
+        path = f"/v1/adapters/{NAME}/aliases/{alias}/shadow"
+        self._expect(caller, Scope.ADAPTERS_READ, "GET", path, target=target)
 
     def _list_aliases(self, caller: Caller, target: Tenant) -> None:
         answer = self._expect(caller, Scope.ADAPTERS_READ, "GET", f"/v1/adapters/{NAME}/aliases")

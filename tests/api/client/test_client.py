@@ -211,9 +211,16 @@ ROUTES = {
     (Aliases, "set"): "PUT /v1/adapters/{name}/aliases/{alias}",
     (Aliases, "canary"): "PUT /v1/adapters/{name}/aliases/{alias}",
     (Aliases, "rollback"): "POST /v1/adapters/{name}/aliases/{alias}/rollback",
+    (Aliases, "shadow"): "GET /v1/adapters/{name}/aliases/{alias}/shadow",
+    (Aliases, "set_shadow"): "PUT /v1/adapters/{name}/aliases/{alias}/shadow",
     (Aliases, "history"): "GET /v1/adapters/{name}/aliases/{alias}/history",
 }
-WITHOUT_VIEW = {(Client, "close"), (Adapters, "download"), (Aliases, "delete")}
+WITHOUT_VIEW = {
+    (Client, "close"),
+    (Adapters, "download"),
+    (Aliases, "delete"),
+    (Aliases, "delete_shadow"),
+}
 
 
 def test_every_method_returns_what_the_openapi_document_says_of_its_route() -> None:

@@ -3,7 +3,8 @@
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent, type ReactNode } from "react";
 import { api } from "../../api/client.ts";
-import type { Adapter } from "../../api/types.ts";
+import type { Adapter, AliasCanary, CanaryLimits } from "../../api/types.ts";
+import { DEFAULT_LIMITS, limitsText } from "../../lib/canary.ts";
 import { useScope } from "../../session.tsx";
 import { Button } from "../button.tsx";
 import { ConfirmDialog } from "../dialog.tsx";
@@ -12,6 +13,7 @@ import { Panel } from "../layout.tsx";
 import { EmptyState, ErrorNotice, Loaded } from "../states.tsx";
 import { useToast } from "../toast.tsx";
 import { Time } from "../values.tsx";
+import { Shadow } from "./shadow.tsx";
 
 interface Props {
   tenant: string;
@@ -81,6 +83,10 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
   const [isRemoving, setRemoving] = useState(false);
   const { change, run, error, busy } = useAliasChange(tenant, adapter.name);
   const path = { name: adapter.name, alias };
+  const detail = useQuery({
+    queryKey: ["adapter", tenant, adapter.name, "alias", alias, "detail"],
+    queryFn: ({ signal }) => api("get", "/v1/adapters/{name}/aliases/{alias}", { path, tenant, signal }),
+  });
   const rollBack = (): Promise<void> => run(
     () => api("post", "/v1/adapters/{name}/aliases/{alias}/rollback", { path, tenant }),
     `${alias} means what it meant before.`,
@@ -96,12 +102,17 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
       note={`version ${version}${canary ? `, ${canary.percent} % to ${canary.version}` : ""}`}>
       <div className="stack">
         {may("adapters:write") && (
-          <Split key={`${version} ${canary?.version} ${canary?.percent}`} adapter={adapter} alias={alias} busy={busy}
-            onSet={(body, done) => run(
-              () => api("put", "/v1/adapters/{name}/aliases/{alias}", { path, body, tenant }), done,
-            )} />
+          <Loaded query={detail}>
+            {({ canary: split }) => (
+              <Split key={JSON.stringify([version, split])} adapter={adapter} alias={alias} canary={split} busy={busy}
+                onSet={(body, done) => run(
+                  () => api("put", "/v1/adapters/{name}/aliases/{alias}", { path, body, tenant }), done,
+                )} />
+            )}
+          </Loaded>
         )}
         {error !== null && <ErrorNotice error={error} />}
+        <Shadow tenant={tenant} adapter={adapter} alias={alias} />
         <AliasHistory tenant={tenant} adapter={adapter} alias={alias} />
       </div>
       {isRemoving && (
@@ -118,28 +129,29 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
 
 interface AliasBody {
   version: number;
-  canary?: { version: number; percent: number } | null;
+  canary?: { version: number; percent: number; limits: Partial<CanaryLimits> | null } | null;
 }
 
 /** The version an alias means, and the part of its requests that goes to another. */
-function Split({ adapter, alias, busy, onSet }: {
+function Split({ adapter, alias, canary, busy, onSet }: {
   adapter: Adapter;
   alias: string;
+  canary: AliasCanary | null;
   busy: boolean;
   onSet: (body: AliasBody, done: string) => Promise<void>;
 }): ReactNode {
-  const canary = adapter.canaries[alias];
   const versions = readyVersions(adapter);
   const [version, setVersion] = useState(String(adapter.aliases[alias] ?? ""));
   const others = versions.filter(([one]) => one !== version);
   const [other, setOther] = useState(String(canary?.version ?? others[0]?.[0] ?? ""));
   const [percent, setPercent] = useState(canary?.percent ?? 0);
+  const [isWatched, setWatched] = useState(canary === null || canary.limits !== null);
   const split = percent > 0 && other !== "" && other !== version;
   const submit = (event: FormEvent): void => {
     event.preventDefault();
     const target = Number(version);
     const body: AliasBody = split
-      ? { version: target, canary: { version: Number(other), percent } }
+      ? { version: target, canary: { version: Number(other), percent, limits: isWatched ? canary?.limits ?? {} : null } }
       : { version: target };
     void onSet(body, split
       ? `${percent} % of ${alias} goes to version ${other}, the rest to ${version}.`
@@ -162,6 +174,12 @@ function Split({ adapter, alias, busy, onSet }: {
           {percent > 0 && (
             <SelectField label="of the requests go to" options={others} value={other}
               onChange={(event) => setOther(event.target.value)} />
+          )}
+          {split && (
+            <label className="check">
+              <input type="checkbox" checked={isWatched} onChange={(event) => setWatched(event.target.checked)} />
+              End the canary by itself if it is worse: {limitsText(canary?.limits ?? DEFAULT_LIMITS)}
+            </label>
           )}
         </>
       )}
@@ -215,7 +233,9 @@ function AliasHistory({ tenant, adapter, alias }: Props & { alias: string }): Re
               <div>
                 {change.action}: {change.version === null ? "nothing" : `version ${change.version}`}
                 {change.canary && `, ${change.canary.percent} % to ${change.canary.version}`}
+                {change.canary?.limits && ", watched"}
                 {change.changed_by && <span className="soft"> by {change.changed_by}</span>}
+                {change.reason && <div className="soft">{change.reason}</div>}
               </div>
               <Time at={change.changed_at} exact />
             </li>

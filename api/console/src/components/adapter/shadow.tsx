@@ -1,0 +1,65 @@
+/** A version that answers copies of an alias's requests, and how its answers compare. */
+
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useState, type ReactNode } from "react";
+import { api } from "../../api/client.ts";
+import { ApiError } from "../../api/errors.ts";
+import type { Adapter, ShadowView } from "../../api/types.ts";
+import { useScope } from "../../session.tsx";
+import { Button } from "../button.tsx";
+import { ErrorNotice, Loaded } from "../states.tsx";
+
+const ROUTE = "/v1/adapters/{name}/aliases/{alias}/shadow";
+
+/** Nothing if the alias has no shadow: one is set on the command line. */
+export function Shadow({ tenant, adapter, alias }: {
+  tenant: string;
+  adapter: Adapter;
+  alias: string;
+}): ReactNode {
+  const { may } = useScope();
+  const client = useQueryClient();
+  const [error, setError] = useState<unknown>(null);
+  const path = { name: adapter.name, alias };
+  const queryKey = ["adapter", tenant, adapter.name, "alias", alias, "shadow"];
+  const query = useQuery({
+    queryKey,
+    queryFn: async ({ signal }): Promise<ShadowView | null> => {
+      try {
+        return await api("get", ROUTE, { path, tenant, signal });
+      } catch (thrown) {
+        if (thrown instanceof ApiError && thrown.code === "shadow_not_found") return null;
+        throw thrown;
+      }
+    },
+  });
+  const end = async (): Promise<void> => {
+    try {
+      await api("delete", ROUTE, { path, tenant });
+      await client.invalidateQueries({ queryKey });
+    } catch (thrown) {
+      setError(thrown);
+    }
+  };
+  return (
+    <Loaded query={query}>
+      {(shadow) => shadow && (
+        <section aria-label={`Shadow of ${alias}`}>
+          <p>
+            Shadow: version {shadow.version} answers copies of {shadow.percent} % of the requests.
+            {may("adapters:write") && <> <Button small onClick={() => void end()}>End shadow</Button></>}
+          </p>
+          <p className="soft">{comparison(shadow)}</p>
+          {error !== null && <ErrorNotice error={error} />}
+        </section>
+      )}
+    </Loaded>
+  );
+}
+
+function comparison({ compared, errors, equal, rouge_l: rouge, length_ratio: ratio }: ShadowView): string {
+  const failed = errors > 0 ? `, ${errors} failed` : "";
+  if (rouge === null || ratio === null) return `No answers compared yet${failed}.`;
+  return `${compared} answers compared${failed}: ${equal} equal, ROUGE-L ${rouge.toFixed(3)}, `
+    + `${ratio.toFixed(2)} times as long.`;
+}
