@@ -8,7 +8,7 @@ from alembic import op
 from loraplex.migrations.initial.columns import AUTHOR, ID, MOMENT, NAME, tenant_id
 
 revision = "0126"
-down_revision = "0124"
+down_revision = "0125"
 branch_labels = None
 depends_on = None
 

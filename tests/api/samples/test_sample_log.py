@@ -47,9 +47,7 @@ class Bench:
         """A request whose answer is this text."""
         opened = self.log.open("req-1", adapter or self.adapter, lambda: CompletionContent(prompt))
         assert opened is not None
-        for piece in text:
-            opened.push(piece)
-        opened.complete("stop", COUNTS)
+        opened.complete(text, "stop", COUNTS)
 
     def texts(self) -> list[str]:
         """The answers in the database, in any order."""
@@ -208,9 +206,8 @@ def test_a_sample_that_cannot_be_made_fails_no_request_and_is_not_quoted(run: Us
     async def work(bench: Bench) -> None:
         opened = bench.log.open("req-1", bench.adapter, Broken)
         assert opened is not None
-        opened.push("zebra")
         with capture_logs() as logged:
-            opened.complete("stop", COUNTS)
+            opened.complete("zebra", "stop", COUNTS)
         (entry,) = logged
         assert (entry["event"], entry["error"]) == ("sample_failed", "ValueError")
         assert "zebra" not in str(entry)
