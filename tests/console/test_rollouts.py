@@ -15,7 +15,7 @@ from support.seeded import Seeded
 
 PROD = "/v1/adapters/assistant/aliases/prod"
 PAGE = "/adapters/acme/assistant/aliases"
-SPLIT = {"version": 1, "canary": {"version": 2, "percent": 10}}
+SPLIT: dict[str, Any] = {"version": 1, "canary": {"version": 2, "percent": 10}}
 LIMITS = {"error_rate": 0.01, "refusals": None, "length": 1.5, "latency": 2.0, "min_requests": 50}
 
 
