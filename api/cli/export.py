@@ -29,7 +29,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export a tenant's data: adapters, users, keys without secrets, usage, audit log, request log,
-    budgets, files, batches, fine-tuning jobs and stored responses.
+    budgets, files, batches, fine-tuning jobs, golden sets, evaluations and stored responses.
 
     The key needs all scopes. After an interruption, the same command continues a folder; a tar is
     begun again.

@@ -55,6 +55,8 @@ class TenantExport:
             self._write("files", self._files())
             self._write("batches", openai_entries(self._client, "/batches"))
             self._write("jobs", openai_entries(self._client, "/fine_tuning/jobs"))
+            self._write("golden_sets", self._golden_sets())
+            self._write("evaluations", self._evaluations())
             self._write("responses", self._responses())
             summary = {"tenant": self._client.get("/me")["tenant"], "counts": self._counts}
             (self._folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
@@ -96,6 +98,18 @@ class TenantExport:
                 with self._client.download(api_path("files", file["id"], "content")) as response:
                     write_file(response, target, self._progress)
             yield file
+
+    def _golden_sets(self) -> Iterator[Any]:
+        """Those of every adapter; their files are among the files."""
+        for adapter in _entries(self._client, "/adapters"):
+            yield from _entries(self._client, api_path("adapters", adapter["name"], "golden-sets"))
+
+    def _evaluations(self) -> Iterator[Any]:
+        """Those of every adapter, with their reports."""
+        for adapter in _entries(self._client, "/adapters"):
+            path = api_path("adapters", adapter["name"], "evaluations")
+            for evaluation in openai_entries(self._client, path):
+                yield self._client.get(f"{path}/{evaluation['id']}")
 
     def _responses(self) -> Iterator[Any]:
         """Every stored response with the items of its input; those that expire meanwhile are left

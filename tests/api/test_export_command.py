@@ -17,6 +17,7 @@ from loraplex.api.local.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.platform.keys.principal import Scope
 from support.batches import completions, create, ended, jsonl
 from support.command import Command
+from support.evaluations import put_set, start
 from support.server import Caller, ServerUnderTest
 from support.tuning_jobs import create as create_job
 from support.tuning_jobs import examples
@@ -45,6 +46,9 @@ def exported(server: ServerUnderTest, adapters: list[Path]) -> Caller:
     assert ended(caller.openai, batch.id).status == "completed"
     job = create_job(caller.openai, examples("slow", 100))
     caller.openai.fine_tuning.jobs.cancel(job.id)
+    put_set(caller, [{"id": "a", "prompt": "x", "expected": "y"}])
+    evaluation = start(caller, 2)["id"]
+    caller.http.post(f"/v1/adapters/bot/evaluations/{evaluation}/cancel")
     return caller
 
 
@@ -68,6 +72,11 @@ def test_an_export_has_everything_as_the_api_has_it(
         assert lines(folder, name) == exported.http.get(f"/v1/{name}").json()["data"]
     (job,) = lines(folder, "jobs")
     assert job == exported.http.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
+    sets = exported.http.get("/v1/adapters/bot/golden-sets").json()["data"]
+    assert lines(folder, "golden_sets") == sets
+    (evaluation,) = lines(folder, "evaluations")
+    path = f"/v1/adapters/bot/evaluations/{evaluation['id']}"
+    assert evaluation == exported.http.get(path).json()
     (key,) = lines(folder, "keys")
     assert exported.key not in json.dumps(key), "keys have no secrets"
     assert {entry["action"] for entry in lines(folder, "audit")} >= {"user.create", "budget.set"}
@@ -90,7 +99,7 @@ def test_an_export_has_everything_as_the_api_has_it(
     assert summary["tenant"]["slug"] == "export-owner"
     assert summary["counts"] == counts
     assert counts["adapters"] == 2
-    assert counts["files"] == 3
+    assert counts["files"] >= 4
 
 
 def test_an_interrupted_export_continues_without_what_is_whole(

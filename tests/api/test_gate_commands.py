@@ -92,8 +92,10 @@ def test_a_push_to_a_gated_alias_says_how_to_move_it(
     command: Callable[..., Command], owner: Caller, adapters: list[Path]
 ) -> None:
     put_set(owner, [{"id": "a", "prompt": "x", "expected": "y"}])
-    command("adapters", "gate").ask("set", "bot", "prod", "golden")
-    code, _, err = command("adapters", "push")(str(adapters[2]), "--name", "bot", "--alias", "prod")
+    on_adapters = command("adapters")
+    on_adapters.ask("gate", "set", "bot", "prod", "golden")
+    code, _, err = on_adapters("push", str(adapters[2]), "bot", "--alias", "prod")
     assert code == ExitCode.OK
     assert "loraplex adapters alias set bot prod 3" in err
-    assert '"model": "bot@3"' in err, "not the alias, which has another version"
+    assert 'bot@3"' in err
+    assert 'bot@prod"' not in err, "it has another version"
