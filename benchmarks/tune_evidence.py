@@ -41,11 +41,15 @@ from support.tuning_jobs import ENDED, upload
 
 BASE = Path(__file__).parents[1] / "api" / "demo" / "weights" / "base"
 VICTIMS = ("trainer", "server", "engine")
-NUM_EPOCHS = 3
+NUM_EPOCHS, BATCH_SIZE = 3, 2
 SEED = 7
 """Of the jobs."""
 SHARE_WHILE_TRAINING = 0.5
-"""Of the kills that wait for a step; the others may hit a start."""
+"""Of the kills that wait for steps; the others hit a trainer that has just started."""
+RESUMED = "Training goes on after step"
+"""How an event begins when a trainer goes on from a checkpoint."""
+MOST_STEPS = 60
+"""Between two kills while it trains. A checkpoint is written every 50 steps."""
 SECONDS = 3600.0
 """The longest wait for a job or for a trainer."""
 BARS = ("lost_jobs", "other_tokens", "other_adapters", "charged_otherwise", "surviving_trainers")
@@ -68,8 +72,8 @@ class Kills:
         self._surviving_trainers = 0
 
     def run(self, num_kills: int, seconds: float) -> dict[str, Any]:
-        """Train undisturbed, then kill `num_kills` times, each up to `seconds` after a trainer has
-        begun; then compare."""
+        """Train undisturbed, then kill so many times and compare. `seconds`: after the start of a
+        trainer, at most, of the kills that do not wait for steps."""
         undisturbed = self._new_job()
         self._await_end(undisturbed)
         victims = list(islice(cycle(VICTIMS), num_kills))
@@ -91,8 +95,11 @@ class Kills:
 
     def _kill_once(self, victim: str, seconds: float) -> int:
         """The last step that was counted at that moment."""
-        self._await_trainer(is_training=self._rng.random() < SHARE_WHILE_TRAINING)
-        time.sleep(self._rng.uniform(0, seconds))
+        self._await_trainer()
+        if self._rng.random() < SHARE_WHILE_TRAINING:
+            self._await_steps(self._rng.randint(1, MOST_STEPS))
+        else:
+            time.sleep(self._rng.uniform(0, seconds))
         step = self._num_steps()
         trainer, engine = self._trainer_pid(), self._mortal.engine_pid()
         if victim == "server":
@@ -112,23 +119,23 @@ class Kills:
             await_true(lambda: not is_alive(trainer), 60)
         return step
 
-    def _await_trainer(self, *, is_training: bool) -> None:
-        """Return when a trainer runs, of a new job if none is open; with `is_training`, when it
-        has its data or has done a step."""
-        seen: int | None = None
+    def _await_trainer(self) -> None:
+        """Return when a trainer runs, of a new job if none is open."""
 
         def is_there() -> bool:
-            nonlocal seen
             if self._job().status in ENDED:
                 self._new_job()
-            if self._trainer_pid() is None:
-                return False
-            if not is_training:
-                return True
-            seen, before = self._num_events(), seen
-            return before is not None and seen > before
+            return self._trainer_pid() is not None
 
         await_true(is_there, SECONDS)
+
+    def _await_steps(self, num_steps: int) -> None:
+        """Return when the job has done so many more steps, or has ended."""
+        goal = self._num_steps() + num_steps
+        await_true(
+            lambda: self._num_steps() >= goal or self._job().status in ENDED,
+            SECONDS,
+        )
 
     def _trainer_pid(self) -> int | None:
         return next(iter(trainers_of(self._mortal.pid)), None)
@@ -144,7 +151,9 @@ class Kills:
             seed=SEED,
             method={
                 "type": "supervised",
-                "supervised": {"hyperparameters": {"n_epochs": NUM_EPOCHS}},
+                "supervised": {
+                    "hyperparameters": {"n_epochs": NUM_EPOCHS, "batch_size": BATCH_SIZE}
+                },
             },
         )
         self._jobs.append(job.id)
@@ -157,11 +166,6 @@ class Kills:
         """Steps of the open job that are counted."""
         with self._database.transaction(self._caller.tenant_id, read_only=True) as session:
             return session.get_one(TuningJob, self._jobs[-1]).step
-
-    def _num_events(self) -> int:
-        with self._database.transaction(self._caller.tenant_id, read_only=True) as session:
-            query = select(func.max(TuningEvent.number))
-            return session.scalar(query.where(TuningEvent.job_id == self._jobs[-1])) or 0
 
     def _await_end(self, job_id: str) -> None:
         jobs = self._client.fine_tuning.jobs
@@ -188,6 +192,9 @@ class Kills:
                     )
                 ).all()
             )
+            resumed = session.scalar(
+                select(func.count(TuningEvent.id)).where(TuningEvent.message.startswith(RESUMED))
+            )
         names = {job.id: f"bot-{number}" for number, job in enumerate(jobs)}
         succeeded = [job for job in jobs if job.status == "succeeded"]
         failed = [job for job in jobs if job.status == "failed" and job.error and job.error.code]
@@ -197,6 +204,7 @@ class Kills:
             "succeeded": len(succeeded),
             "failed_with_code": len(failed),
             "lost_jobs": len(jobs) - len(succeeded) - len(failed),
+            "resumed_from_checkpoints": resumed,
             "tokens_of_a_job": expected,
             "other_tokens": sum(job.trained_tokens != expected for job in succeeded)
             + sum((job.trained_tokens or 0) > expected for job in failed),
@@ -220,8 +228,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the report to this file too")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=120)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--examples", type=int, default=600)
+    parser.add_argument("--seconds", type=float, default=10.0, help="after a start, at most")
+    parser.add_argument("--examples", type=int, default=150)
     chosen = parser.parse_args(arguments)
     leave_on_sigterm()
     started = time.monotonic()

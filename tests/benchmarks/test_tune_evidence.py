@@ -19,7 +19,7 @@ def test_a_difference_is_a_missed_bar(name: str) -> None:
 @pytest.mark.slow
 def test_killed_jobs_end_as_the_undisturbed_one(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    assert main(["--kills", "3", "--examples", "120", "--seconds", "3", "--json", str(file)]) == 0
+    assert main(["--kills", "3", "--examples", "40", "--seconds", "3", "--json", str(file)]) == 0
     found = json.loads(file.read_text())
     assert found["kills"] == {"trainer": 1, "server": 1, "engine": 1}
     assert found["succeeded"] >= 1

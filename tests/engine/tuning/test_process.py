@@ -132,9 +132,9 @@ def test_a_trainer_whose_steps_fit_into_its_limit_trains(
 ) -> None:
     reports = train(open_order(base, data, tmp_path, max_memory_bytes=16 << 30))
     assert isinstance(reports[-1], Finished)
-    too_long = recipe(batch_size=256, num_epochs=1)
-    lines = write_lines(tmp_path / "long", [chat_line("a" * 400, "b") for _ in range(256)])
-    order = open_order(base, lines, tmp_path, recipe=too_long, max_memory_bytes=1 << 31)
+    lines = write_lines(tmp_path / "long", [chat_line("a" * 2_000, "b") for _ in range(256)])
+    long = recipe(batch_size=256, max_tokens=512)
+    order = open_order(base, lines, tmp_path / "other", recipe=long, max_memory_bytes=1 << 31)
     (failed,) = train(order)
     assert isinstance(failed, Failed)
     assert failed.code == "out_of_memory"
