@@ -25,7 +25,7 @@ BENCHMARKS := batching pipeline rank-sums prefix agent paging target-itl fairnes
 	fleet fleet-fairness divided-ends
 .PHONY: help install demo fleet-demo demo-weights test test-slow test-console test-benchmarks test-postgres test-s3 test-lowest test-ray test-tune tune-check tune-demo tune-evidence image-check \
 	lint format docs console console-check \
-	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence parallel-evidence parallel-sample \
+	console-packages screenshots simulate simulate-fleet simulate-poison fleet-evidence soak bench trace-step base-evidence base-sample quantization-evidence quantization-matrix adapter-evidence batch-evidence shadow-evidence parallel-evidence parallel-sample \
 	mutation-evidence mutation-survey \
 	first-hour full-disk wheel wheel-check image release test-clients real-check \
 	kernels-report gpu-check lock clean \
@@ -337,6 +337,9 @@ adapter-evidence: $(INSTALLED) ## what is claimed of adapters, tried, as JSON; S
 
 batch-evidence: $(INSTALLED) ## kill a server in a batch of 10,000 requests; the latency of others beside a batch; as JSON: ARGS='--lines 1000'
 	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.batch_evidence $(ARGS)
+
+shadow-evidence: $(INSTALLED) ## the latency of a tenant's streams beside another tenant's shadow; as JSON
+	@PYTHONPATH=.src:tests $(BIN)/python -m benchmarks.shadow_evidence $(ARGS)
 
 $(MUTANTS_VENV)/.installed:
 	$(PYTHON) -m venv $(MUTANTS_VENV)

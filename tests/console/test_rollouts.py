@@ -16,7 +16,8 @@ from support.seeded import Seeded
 
 PROD = "/v1/adapters/assistant/aliases/prod"
 PAGE = "/adapters/acme/assistant/aliases"
-SPLIT: dict[str, Any] = {"version": 1, "canary": {"version": 2, "percent": 10}}
+CANARY = {"version": 2, "percent": 10}
+SPLIT = {"version": 1, "canary": CANARY}
 LIMITS = {"error_rate": 0.01, "refusals": None, "length": 1.5, "latency": 2.0, "min_requests": 50}
 
 
@@ -57,7 +58,7 @@ def test_a_canary_is_watched_with_the_default_limits(
 
 def test_a_change_of_the_share_keeps_the_limits(owner: Visitor, page: Page, seeded: Seeded) -> None:
     seeded.change(
-        "PUT", PROD, {"version": 1, "canary": {**SPLIT["canary"], "limits": LIMITS}}, tenant="acme"
+        "PUT", PROD, {"version": 1, "canary": {**CANARY, "limits": LIMITS}}, tenant="acme"
     )
     owner.open(PAGE)
     text = "1 % more errors, answers 1.5 times as long or short, 2 times the time per token"
