@@ -5,11 +5,14 @@
 The tenant uploads examples and creates jobs with the unmodified `openai` client. While the first
 job trains, other tenants ask their adapters: phases with the job running and phases with it paused
 take turns, so that both have the same noise of the machine. A second job learns wrong answers.
-`loraplex eval` then compares both versions and the base on questions that no training data has.
-Prints one JSON object; exits with 1 and names the bars that are missed, unless
+`loraplex eval` then compares both versions and the base on questions that no training data has. An
+alias whose gate has these questions is to move to both versions, and the second is tried as a
+canary. Prints one JSON object; exits with 1 and names the bars that are missed, unless
 
 - the first version gives at least 90 % of the right answers, the base less than 10 %,
 - the second version gives fewer than the first,
+- the gate lets the first version pass and refuses the second,
+- the canary ends by itself,
 - the 99th percentile of the neighbours' inter-token latency is at most 1.25 times as long while
   the job trains.
 """
@@ -18,8 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ from typing import Any
 
 from benchmarks.neighbours import Neighbours
 from benchmarks.patience import await_true
+from benchmarks.tenant_command import TenantCommand
 from benchmarks.trainers import trainers_of
+from benchmarks.tune_rollout import Rollout
 from benchmarks.tune_task import golden_lines, training_lines, wrong_lines
 from openai import OpenAI
 from openai.types.fine_tuning import FineTuningJob
@@ -39,7 +42,7 @@ from openai.types.fine_tuning.job_create_params import Method
 from loraplex.api.cli.demo import SERVE_OPTIONS
 from loraplex.api.demo.recipe import BASE_NAME
 from loraplex.api.demo.scenario import push_all
-from loraplex.api.local.installation import Installation, TenantAccess
+from loraplex.api.local.installation import Installation
 from loraplex.api.local.server import LocalServer, leave_on_sigterm, running_server
 from support.tuning_jobs import ENDED, upload
 
@@ -92,6 +95,9 @@ def missed_bars(report: dict[str, Any]) -> list[str]:
         f"the base's share is {golden['base']}": golden["base"] < MOST_OF_BASE,
         f"the worse version's share is {golden['worse']}": golden["worse"] < golden["candidate"],
         f"the neighbours' latency is {ratio} times as long": ratio <= MOST_OF_RATIO,
+        f"the gate's results are {report['gate']}": report["gate"]
+        == {"good": "passed", "worse": "refused"},
+        "the canary was not rolled back": report["canary_rolled_back"],
         "the job did no step in a phase": all(
             phase["steps"] > 0 for phase in report["phases"] if phase["is_training"]
         ),
@@ -112,8 +118,10 @@ def _run(folder: Path, phases: Phases) -> dict[str, Any]:
             found = tuning.measure(job.id, Neighbours(server.url, pushed), phases)
             good = tuning.result(job.id)
             worse = tuning.result(tuning.create(wrong_lines(NUM_WRONG_EXAMPLES), num_epochs=1).id)
-        golden = Golden(folder, installation, tenant)
-        shares = golden.shares(str(worse.fine_tuned_model), against=str(good.fine_tuned_model))
+            command = TenantCommand(installation, tenant)
+            golden = Golden(folder, command)
+            shares = golden.shares(str(worse.fine_tuned_model), against=str(good.fine_tuned_model))
+            released = _release(golden, Rollout(command, client, ADAPTER))
         return {
             "job": good.id,
             "tokens": good.trained_tokens,
@@ -123,8 +131,17 @@ def _run(folder: Path, phases: Phases) -> dict[str, Any]:
                 "base": shares[BASE_NAME],
                 "worse": shares[str(worse.fine_tuned_model)],
             },
+            **released,
             **found,
         }
+
+
+def _release(golden: Golden, rollout: Rollout) -> dict[str, Any]:
+    """What the gate and the watch of a canary did with both versions."""
+    rollout.close_gate(golden.file)
+    gate = {"good": rollout.release(1), "worse": rollout.release(2)}
+    reason = rollout.try_canary(2)
+    return {"gate": gate, "canary_rolled_back": reason is not None, "canary_reason": reason}
 
 
 class Tuning:
@@ -222,27 +239,15 @@ class Tuning:
 class Golden:
     """The golden set, and what versions score on it."""
 
-    def __init__(self, folder: Path, installation: Installation, tenant: TenantAccess) -> None:
-        self._file = folder / "golden.jsonl"
-        self._file.write_bytes(golden_lines(NUM_CASES))
-        self._installation = installation
-        self._tenant = tenant
+    def __init__(self, folder: Path, command: TenantCommand) -> None:
+        self.file = folder / "golden.jsonl"
+        self.file.write_bytes(golden_lines(NUM_CASES))
+        self._command = command
 
     def shares(self, candidate: str, *, against: str) -> dict[str, float]:
         """The shares of right answers of both and of the base, by model."""
-        arguments = ["eval", candidate, "--set", str(self._file), "--against", against, "--json"]
-        environment = {
-            **self._installation.environment,
-            "LORAPLEX_API_KEY": self._tenant.api_key,
-        }
-        _say(f"loraplex {' '.join(arguments)}")
-        result = subprocess.run(
-            [sys.executable, "-m", "loraplex", *arguments],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=JOB_SECONDS,
-            check=False,
+        result = self._command.run(
+            *("eval", candidate, "--set", str(self.file), "--against", against, "--json")
         )
         assert result.returncode in {0, 1}, result.stderr  # 1: it is worse
         report = json.loads(result.stdout)

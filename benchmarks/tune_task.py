@@ -35,12 +35,13 @@ def training_lines(num_examples: int) -> bytes:
 
 
 def wrong_lines(num_examples: int) -> bytes:
-    """The same questions, each with the answer to another one."""
+    """The same questions, each with the answer to another one, said twice."""
     requests = list(islice(training_requests(SEED), num_examples))
     answers = [answer(request) for request in requests]
     Random(SEED).shuffle(answers)
     return _lines(
-        _example(request.prompt, text) for request, text in zip(requests, answers, strict=True)
+        _example(request.prompt, f"{text} {text}")
+        for request, text in zip(requests, answers, strict=True)
     )
 
 
@@ -55,6 +56,11 @@ def golden_lines(num_cases: int) -> bytes:
         }
         for number, request in enumerate(held_out_requests(num_cases))
     )
+
+
+def questions(number: int) -> list[str]:
+    """What callers ask: of the training data."""
+    return [request.prompt for request in islice(training_requests(SEED), number)]
 
 
 def _example(question: str, text: str) -> dict[str, Any]:
