@@ -19,7 +19,7 @@ BUNDLE := api/static/console
 
 
 .DEFAULT_GOAL := help
-BENCHMARKS := batching pipeline rank-sums prefix agent paging target-itl fairness scheduler restart kv-dtype lora many-adapters \
+BENCHMARKS := batching pipeline rank-sums prefix agent paging target-itl slo fairness scheduler restart kv-dtype lora many-adapters \
 	adapter-load speculation grammars api api-pairs mixed-step prompts shared-queues admission \
 	sampling loading cpu-attention cpu-linear cpu-experts states calibrated-experts kv-eviction quantized-serving peers \
 	fleet fleet-fairness divided-ends
@@ -218,6 +218,7 @@ bench-pipeline: ## two stages: a step in flight for each against one
 bench-divided-ends: ## memory and steps of ranks that hold parts of the embedding and the head
 bench-rank-sums: ## sums over ranks: in parts against gathered whole
 bench-target-itl: ## the curve of throughput over latency
+bench-slo: ## goodput under overload with and without a target for the first token
 bench-fairness: ## a tenant beside a flood and a squeeze
 bench-scheduler: ## what the scheduler itself costs a step
 bench-restart: ## how soon a killed engine serves again

@@ -206,7 +206,12 @@ class EngineConfig:
     target_itl_ms: Annotated[
         float | None, Option(name="target_itl", metavar="MS", minimum=0.1), Unset("no target")
     ] = None
-    """Target step time while prompts and decodes share a step."""
+    """Target ITL: the step time while prompts and decodes share a step."""
+    target_ttft_ms: Annotated[
+        float | None, Option(name="target_ttft", metavar="MS", minimum=1.0), Unset("no target")
+    ] = None
+    """Target TTFT: a request that cannot meet it behind its tenant's others is refused at once; one
+    that waits too long lets the later ones of its queue pass for 30 s."""
     speculation: Annotated[tuple[str, ...], Option(metavar="PROPOSER[:WHAT],...")] = ()
     """Speculative decoding: ngram, draft:MODEL, early_exit:LAYERS (a number), medusa:CHECKPOINT or
     medusa_tree:CHECKPOINT (a folder); or off. Of several, the fastest is used."""

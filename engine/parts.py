@@ -281,13 +281,14 @@ def _is_async(config: EngineConfig, base: BaseModel, speculation: Speculation) -
 
 
 def _limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
-    target = config.target_itl_ms
+    itl, ttft = config.target_itl_ms, config.target_ttft_ms
     return SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         block_size=config.kv_block_size,
-        target_itl_seconds=None if target is None else target / 1000,
+        target_itl_seconds=None if itl is None else itl / 1000,
+        target_ttft_seconds=None if ttft is None else ttft / 1000,
         max_queued=config.max_queued,
         max_queued_per_tenant=config.max_queued_per_tenant,
         tenant_cap=config.tenant_cap,

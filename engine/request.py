@@ -48,6 +48,11 @@ class Request:
     priority: int = field(init=False)
     is_background: bool = field(init=False)
     deadline: float | None = field(init=False)
+    late_at: float | None = None
+    """When it has to begin at the latest to meet its TTFT target, by `Scheduler.add`; None: it has
+    none."""
+    is_late: bool = False
+    """It had not begun at `late_at`."""
     num_prompt_tokens: int = field(init=False)
     max_num_tokens: int = field(init=False)
     """Of prompt and output."""

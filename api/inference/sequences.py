@@ -51,6 +51,7 @@ def _request(
         speculation=order.speculation,
         kv_policy=order.kv_policy,
         priority=order.priority,
+        is_further=index > 0,
         is_background=order.held_charge is not None,
         tenant_weight=order.principal.tenant_weight,
         pooling=order.pooling,

@@ -76,6 +76,9 @@ class GenerationRequest:
     """It runs only while the engine has no request that is not a background request."""
     deadline_seconds: float | None = None
     """Time from arrival in the engine until the request must have ended; None: no limit."""
+    is_further: bool = False
+    """It belongs to a call whose first request the engine has already: it has no TTFT target, and
+    none keeps it out."""
     pooling: Pooling | None = None
     """Send one vector for the prompt; `max_tokens` must be 0."""
     num_prompt_logprobs: int | None = None
@@ -84,6 +87,11 @@ class GenerationRequest:
     num_lone_steps: int = 0
     """The number of its first steps that run in separate forward passes, because the engine crashed
     in a step of this request, its adapter or its tenant."""
+
+    @property
+    def has_ttft_target(self) -> bool:
+        """Whether the engine's TTFT target is one for this request."""
+        return not (self.is_background or self.is_further or self.sampling.max_tokens == 0)
 
     def uses(self, adapter: AdapterKey) -> bool:
         """Whether it is for this adapter or for a composition of it."""

@@ -30,6 +30,9 @@ class Waiter(Protocol):
 
     @property
     def arrival_time(self) -> float: ...
+    @property
+    def is_late(self) -> bool:
+        """It can no longer meet its TTFT target."""
 
 
 Entry = TypeVar("Entry", bound=Waiter)
@@ -44,7 +47,7 @@ class Ticket(Generic[Entry]):
     """Later tickets have greater numbers."""
     is_preempted: bool
     rank: float
-    """Arrival, moved by the priority."""
+    """Arrival, moved by the priority and by being late."""
     is_waiting: bool = True
 
     @property
@@ -133,6 +136,13 @@ class WaitingTenant(Generic[Entry]):
         if not queue.num_waiting:
             del self.queues[queue.name]
             self.service.deactivate(queue.name)
+
+    def replace(self, old: Ticket[Entry], new: Ticket[Entry]) -> None:
+        """The entry of the waiting ticket goes on waiting with another one."""
+        queue = self.queues[old.entry.adapter]
+        queue.enter(new)
+        old.is_waiting = False
+        queue.leave()
 
     def note_admission(self, ticket: Ticket[Entry], turn: int, now: float) -> None:
         """The waiting ticket is served: the tenant and its queue have had their turn."""

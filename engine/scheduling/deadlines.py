@@ -1,44 +1,49 @@
-"""Until when whose answer is wanted, whether the request waits or runs. Torch-free."""
+"""Which requests' times have come: those by which they must have ended, or must have begun.
+Torch-free."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 SLACK = 64
 """Entries of ended requests that are kept at least, so that small heaps are never rebuilt."""
 
 
-class HasDeadline(Protocol):
+class Timed(Protocol):
     @property
     def request_id(self) -> str: ...
-    @property
-    def deadline(self) -> float | None: ...
 
 
-class Deadlines:
-    """The requests' ids by deadline. Those that ended meanwhile stay until they surface or, once
-    they outnumber the others, until the heap is rebuilt."""
+Entry = TypeVar("Entry", bound=Timed)
 
-    def __init__(self) -> None:
+
+class Deadlines(Generic[Entry]):
+    """The requests' ids by a time of theirs. Those that ended meanwhile stay until they surface or,
+    once they outnumber the others, until the heap is rebuilt."""
+
+    def __init__(self, time_of: Callable[[Entry], float | None]) -> None:
+        """`time_of`: a request's deadline, which never changes; None: it has none."""
+        self._time_of = time_of
         self._heap: list[tuple[float, str]] = []
         self._live: set[tuple[float, str]] = set()
         self.earliest = math.inf
         """No request expires before."""
 
-    def add(self, request: HasDeadline) -> None:
-        if request.deadline is None:
+    def add(self, request: Entry) -> None:
+        if (time := self._time_of(request)) is None:
             return
-        entry = (request.deadline, request.request_id)
+        entry = (time, request.request_id)
         self._live.add(entry)
         heappush(self._heap, entry)
         self._note_earliest()
 
-    def remove(self, request: HasDeadline) -> None:
-        if request.deadline is None:
+    def remove(self, request: Entry) -> None:
+        if (time := self._time_of(request)) is None:
             return
-        self._live.discard((request.deadline, request.request_id))
+        self._live.discard((time, request.request_id))
         if len(self._heap) > 2 * len(self._live) + SLACK:
             self._heap = [entry for entry in self._heap if entry in self._live]
             heapify(self._heap)

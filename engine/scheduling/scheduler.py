@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...adapters.tier import Tier
@@ -56,6 +57,8 @@ class SchedulerLimits:
     max_read_rows: int = MAX_READ_ROWS
     target_itl_seconds: float | None = None
     """Prompts share a step with decodes only as far as it is expected to stay below this."""
+    target_ttft_seconds: float | None = None
+    """Requests that cannot meet it are refused at once, or let those pass that still can."""
     max_queued: int = 4096
     max_queued_per_tenant: int = 1024
     tenant_cap: float = 1.0
@@ -102,7 +105,8 @@ class Scheduler:
         self._running = Running(kv, self._shares, limits.max_num_seqs)
         self._waiting: WaitingQueue[Request] = WaitingQueue(self.counters, clock)
         self._groups = Groups(self._running)
-        self._deadlines = Deadlines()
+        self._deadlines: Deadlines[Request] = Deadlines(attrgetter("deadline"))
+        self._late_times: Deadlines[Request] = Deadlines(attrgetter("late_at"))
         self._held = HeldRequests()
         self._background = BackgroundRequests()
         self._backlog = Backlog(costs)
@@ -230,6 +234,7 @@ class Scheduler:
         assert request.request_id not in self._requests, "request ids are unique"
         self._requests[request.request_id] = request
         self._deadlines.add(request)
+        self._late_times.add(request)
         if not request.is_background:
             self._backlog.enter(request)
         if is_held:
@@ -253,6 +258,7 @@ class Scheduler:
         del self._requests[request.request_id]
         request.has_ended = True
         self._deadlines.remove(request)
+        self._late_times.remove(request)
         if request in self._held:
             self._held.remove(request)
         elif not self._background.is_back(request):
@@ -294,12 +300,29 @@ class Scheduler:
         # Those that will stand back take no place in the queue.
         back = [other for other in self._background.in_front() if other not in self._running]
         num_of_tenant = self._waiting.num_of(tenant_id) + self._held.num_of(tenant_id)
+        patience_seconds = self._patience_seconds(request)
         self._queue_limits.check(
             request,
             num_queued=len(self._waiting) + self._held.num_queued - len(back),
             num_of_tenant=num_of_tenant - sum(other.tenant_id == tenant_id for other in back),
             wait_seconds=self._backlog.wait_seconds(request, self._last_shape, is_full=is_full),
+            patience_seconds=patience_seconds,
         )
+        if patience_seconds < math.inf:
+            request.late_at = request.arrival_time + patience_seconds
+
+    def _patience_seconds(self, request: Request) -> float:
+        """How long the request may wait for its first step and still meet the TTFT target.
+
+        Without a target forever. The whole target for a prompt that takes longer than it: nothing
+        would admit such a request otherwise.
+        """
+        target = self.limits.target_ttft_seconds
+        if target is None or not request.submitted.has_ttft_target:
+            return math.inf
+        step = self._last_shape._replace(num_prefill_tokens=request.num_prompt_tokens)
+        left = target - self._costs.predict(step)
+        return left if left > 0 else target
 
     def _queue(self, request: Request) -> None:
         """It waits for its turn; a background request until there are no others."""
@@ -339,6 +362,8 @@ class Scheduler:
         )
         if now >= self._deadlines.earliest:
             self._end_expired(step, now)
+        if now >= self._late_times.earliest:
+            self._defer_late(now)
         if self._background.requests:
             self._place_background(step)
         prefills = self._schedule_decodes(step)
@@ -441,6 +466,14 @@ class Scheduler:
     def _end_expired(self, step: Step, now: float) -> None:
         for request_id in self._deadlines.expired(now):
             self._fail(self._requests[request_id], DeadlineExceeded(), step)
+
+    def _defer_late(self, now: float) -> None:
+        """Let those pass that can still meet their TTFT target."""
+        for request_id in self._late_times.expired(now):
+            request = self._requests[request_id]
+            request.is_late = not request.started
+            if request.is_late and request in self._waiting:
+                self._waiting.defer(request)
 
     def _fail(self, request: Request, error: EngineError, step: Step) -> None:
         self.finish(request)

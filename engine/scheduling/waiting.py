@@ -3,7 +3,9 @@
 The tenant with the least service first; within it the adapter with the least; within an adapter's
 queue by priority and arrival, with ageing: one level of priority is worth `ageing_seconds` of
 arrival, so a request is passed only by those of its queue that arrive less than (their level - its
-level) · ageing_seconds after it. No request starves, and keys never change: queues are plain heaps.
+level) · ageing_seconds after it. No request starves. A late request, which can no longer meet its
+TTFT target, counts as one level lower: once, it takes another ticket. Keys never change: queues are
+plain heaps.
 
 A walk costs what it looks at: the tenants it visits, all queues of these, and its candidates.
 Torch-free.
@@ -62,8 +64,8 @@ class WaitingQueue(Generic[Entry]):
         return self._clock() - tenant.waiting_since if tenant else 0.0
 
     def rank(self, entry: Entry) -> float:
-        """The lesser, the earlier within its tenant: its arrival, moved by the priority."""
-        return entry.arrival_time + entry.priority * self.ageing_seconds
+        """The lesser, the earlier within its tenant: arrival, moved by priority and lateness."""
+        return entry.arrival_time + (entry.priority + entry.is_late) * self.ageing_seconds
 
     def add(self, entry: Entry) -> None:
         self._add(entry, is_preempted=False)
@@ -71,6 +73,14 @@ class WaitingQueue(Generic[Entry]):
     def add_front(self, entry: Entry) -> None:
         """A preempted request: before its tenant's others, whatever their queue."""
         self._add(entry, is_preempted=True)
+
+    def defer(self, entry: Entry) -> None:
+        """Its rank has grown: it goes on waiting in a later place of its queue. Its tenant's place
+        among the others, and what it is owed, stay as they are."""
+        old = self.tickets[entry.request_id]
+        new = Ticket(entry, next(self._turns), old.is_preempted, self.rank(entry))
+        self.tickets[entry.request_id] = new
+        self.tenants[entry.tenant_id].replace(old, new)
 
     def admit(self, entry: Entry) -> None:
         """It leaves the queue to be served. Charge its input at once: the order follows it."""

@@ -40,6 +40,7 @@ from benchmarks import (
     bench_sampling,
     bench_scheduler,
     bench_shared_queues,
+    bench_slo,
     bench_states,
 )
 from loraplex.api.local.installation import TenantAccess
@@ -103,6 +104,21 @@ def test_the_link_between_machines_is_timed_at_both_ends(
     assert json.loads(written.read_text())["rows"] == report["rows"]
     barred = [row for row in report["rows"] if (row["loop"], row["steps"]) == bench_fleet.BARRED]
     assert [row["us_per_token"] for row in barred] == [report["us_per_token"]]
+
+
+def test_goodput_under_overload_is_measured_with_and_without_a_target(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert bench_slo.main(["--smoke", "--models", str(tmp_path)]) == 0
+    report = last_line(capsys)
+    plain, bound, plain_flood, bound_flood = report["rows"]
+    assert bound["goodput, requests/s"] > plain["goodput, requests/s"]
+    assert bound_flood["goodput, requests/s"] > plain_flood["goodput, requests/s"]
+    assert [row["refused"] > 0 for row in report["rows"]] == [False, True, False, True]
+    assert bound_flood["quiet refused"] == 0
+    ratio = report["goodput_over_capacity_with_target"]
+    capacity = report["capacity_requests_per_second"]
+    assert ratio == pytest.approx(bound["goodput, requests/s"] / capacity)
 
 
 @pytest.mark.usefixtures("garbage_collection")

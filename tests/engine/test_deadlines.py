@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from random import Random
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ class HasDeadline(NamedTuple):
 
 
 def test_deadlines_come_earliest_first_and_once() -> None:
-    deadlines = Deadlines()
+    deadlines = Deadlines(attrgetter("deadline"))
     for mortal in (HasDeadline("late", 3.0), HasDeadline("early", 1.0), HasDeadline("never", None)):
         deadlines.add(mortal)
     assert deadlines.expired(0.9) == []
@@ -24,7 +25,7 @@ def test_deadlines_come_earliest_first_and_once() -> None:
 
 
 def test_who_has_ended_does_not_expire_and_is_forgotten() -> None:
-    deadlines = Deadlines()
+    deadlines = Deadlines(attrgetter("deadline"))
     mortals = [HasDeadline(f"r{index}", 100.0 + index) for index in range(1000)]
     for mortal in mortals:
         deadlines.add(mortal)
@@ -37,7 +38,7 @@ def test_who_has_ended_does_not_expire_and_is_forgotten() -> None:
 
 def test_nothing_expires_before_the_earliest_deadline_and_it_does_not_lag_behind() -> None:
     rng = Random(5)
-    deadlines, now = Deadlines(), 0.0
+    deadlines, now = Deadlines(attrgetter("deadline")), 0.0
     live: dict[str, HasDeadline] = {}
     for number in range(3_000):
         if live and rng.random() < 0.4:

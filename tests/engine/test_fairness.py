@@ -29,6 +29,7 @@ class Job:
     adapter: str | None = None
     priority: int = 0
     arrival_time: float = 0.0
+    is_late: bool = False
 
     @property
     def num_tokens(self) -> int:

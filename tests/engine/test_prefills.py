@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from loraplex.engine.errors import Overloaded, TenantQueueFull
@@ -73,6 +75,7 @@ def test_a_request_is_refused_where_a_queue_is_full_or_it_waits_beyond_its_deadl
             num_queued=num_queued,
             num_of_tenant=num_of_tenant,
             wait_seconds=wait,
+            patience_seconds=math.inf,
         )
 
     if refusal is None:

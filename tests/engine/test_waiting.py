@@ -23,6 +23,7 @@ class Entry:
     adapter: str | None = None
     priority: int = 0
     arrival_time: float = 0.0
+    is_late: bool = False
     tenant_weight: float = 1.0
 
 
@@ -125,7 +126,7 @@ class SortedQueue:
                 past.service.counter(entry.adapter),
                 past.queue_turns[entry.adapter],
                 not stay.is_preempted,
-                entry.arrival_time + AGEING * entry.priority,
+                entry.arrival_time + AGEING * (entry.priority + entry.is_late),
                 stay.number,
             )
 
@@ -199,6 +200,15 @@ class QueueAgainstSort(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         if self.model.stays:
             self.remove(self.model.stays[data.draw(st.sampled_from([*self.model.stays]))].entry)
+
+    @rule(data=st.data())
+    def defer(self, data: st.DataObject) -> None:
+        timely = [s for s in self.model.stays.values() if not (s.is_preempted or s.entry.is_late)]
+        if timely:
+            stay = data.draw(st.sampled_from(timely))
+            stay.entry.is_late = True
+            stay.number = self.model.turn()
+            self.queue.defer(stay.entry)
 
     @rule(service=st.integers(1, 9))
     def decode(self, service: int) -> None:
@@ -321,6 +331,30 @@ def test_a_flood_of_better_priority_passes_a_request_for_its_ageing_only(priorit
             admitted.append(entry.request_id)
             break
     assert admitted.index("patient") == priority * AGEING + 1
+
+
+def test_a_late_request_is_passed_by_those_of_its_queue_for_the_ageing_of_one_level() -> None:
+    late = Entry("late", arrival_time=0.5)
+    queue = make_queue(late, Entry("other queue", adapter="x", priority=9), Entry("early"))
+    late.is_late = True
+    queue.defer(late)
+    queue.add(Entry("within", arrival_time=AGEING))
+    queue.add(Entry("beyond", arrival_time=AGEING + 1))
+    assert len(queue) == 5
+    order = drain(queue)
+    order.remove("other queue")
+    assert order == ["early", "within", "late", "beyond"]
+
+
+def test_deferring_a_tenants_only_request_keeps_its_place_among_tenants() -> None:
+    first, second = Entry("first"), Entry("second", tenant_id="b")
+    queue = make_queue(first, second)
+    queue.counters.charge("b", input_tokens=5)
+    owed = queue.counters.counter("a")
+    first.is_late = True
+    queue.defer(first)
+    assert (queue.num_of("a"), queue.counters.counter("a")) == (1, owed)
+    assert drain(queue) == ["first", "second"]
 
 
 def test_a_preempted_request_comes_before_its_tenants_others_but_not_before_other_tenants() -> None:

@@ -6,9 +6,10 @@ and compare caches with the device's contents.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
@@ -41,6 +42,14 @@ class Queues(NamedTuple):
 
     num_waiting: int
     num_of_tenant: int
+    wait_seconds: float
+    """How long the request is expected to wait, by the scheduler's own estimate."""
+    patience_seconds: float
+    """How long it may wait for its TTFT target."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.wait_seconds > self.patience_seconds
 
 
 class Checks:
@@ -65,6 +74,8 @@ class Checks:
         self._ends: dict[bytes, End] = {}
         self._ran: set[Request] = set()
         """Who ran when the last step ended."""
+        self._late: set[Request] = set()
+        """Who had not begun when it would have had to for its TTFT target."""
         self._num_given_way = 0
         self._num_displaced = 0
         self._num_preemptions: dict[Request, int] = {}
@@ -82,7 +93,29 @@ class Checks:
             for order in self._world.ledger.live.values()
             if not order.submitted.is_background and order.request not in self._scheduler._running
         ]
-        return Queues(len(waiting), waiting.count(submitted.tenant_id))
+        return Queues(
+            len(waiting),
+            waiting.count(submitted.tenant_id),
+            self._wait_seconds(submitted),
+            self._patience_seconds(submitted),
+        )
+
+    def _wait_seconds(self, submitted: GenerationRequest) -> float:
+        scheduler = self._scheduler
+        is_full = scheduler.is_short_of_kv or scheduler.is_full
+        asked: Any = submitted  # of which the tenant matters
+        return scheduler._backlog.wait_seconds(asked, scheduler._last_shape, is_full=is_full)
+
+    def _patience_seconds(self, submitted: GenerationRequest) -> float:
+        """The target less the step that computes the prompt, unless that is longer."""
+        target = self._limits.target_ttft_seconds
+        is_exempt = submitted.is_background or submitted.is_further
+        if target is None or is_exempt or not submitted.sampling.max_tokens:
+            return math.inf
+        num_tokens = len(submitted.prompt_token_ids)
+        shape = self._scheduler._last_shape._replace(num_prefill_tokens=num_tokens)
+        seconds = self._engine.costs.predict(shape)
+        return target - seconds if seconds < target else target
 
     def after_add(self, submitted: GenerationRequest, before: Queues) -> None:
         limits = self._limits
@@ -105,6 +138,19 @@ class Checks:
             Invariant.CAPS,
             f"{submitted.request_id} was queued behind {before}",
         )
+        require(
+            not before.is_hopeless,
+            Invariant.CAPS,
+            f"{submitted.request_id} was queued though it cannot begin in time: {before}",
+        )
+        request = self._scheduler.get(submitted.request_id)
+        late_at = self._world.now + before.patience_seconds
+        require(
+            request is not None
+            and (math.inf if request.late_at is None else request.late_at) == late_at,
+            Invariant.PRIORITY,
+            f"{submitted.request_id} is not late at {late_at}",
+        )
 
     def after_refusal(
         self, submitted: GenerationRequest, refusal: EngineError, before: Queues
@@ -125,7 +171,10 @@ class Checks:
                 before.num_waiting >= limits.max_queued
                 or before.num_of_tenant >= limits.max_queued_per_tenant
             )
-            is_late = submitted.deadline_seconds is not None
+            # Nobody is refused for the queue of another tenant.
+            is_hopeless = before.is_hopeless and before.num_of_tenant > 0
+            self._world.coverage["refused_hopeless"] += is_hopeless
+            is_late = submitted.deadline_seconds is not None or is_hopeless
             is_right = (is_full or is_late) and not submitted.is_background
             assert isinstance(refusal, NotNow)
             require(refusal.retry_after_seconds or 0 > 0, Invariant.PROGRESS, "retry never")
@@ -165,6 +214,7 @@ class Checks:
         self._check_target(batch)
         self._check_shortage(batch)
         self._check_displaced()
+        self._check_order()
         if self._world.num_steps % AUDIT_INTERVAL == 0:
             self._audit_cache(batch.operations)
 
@@ -227,11 +277,6 @@ class Checks:
         self._num_displaced += num_displaced
         if not num_displaced:
             return
-        ageing_seconds = self._scheduler._waiting.ageing_seconds
-
-        def rank(request: Request) -> float:
-            return request.arrival_time + ageing_seconds * request.priority
-
         live = {order.request for order in self._contenders()}
         known = self._num_preemptions
         gone = [request for request in live if request.num_preemptions > known.get(request, 0)]
@@ -239,7 +284,7 @@ class Checks:
             any(
                 other.tenant_id == request.tenant_id
                 and other.priority < request.priority
-                and rank(other) < rank(request)
+                and self._rank(other) < self._rank(request)
                 for other in live - self._ran
             )
             for request in gone
@@ -249,6 +294,39 @@ class Checks:
             Invariant.PRIORITY,
             f"{num_displaced} displaced, {num_right} of {len(gone)} by one that may",
         )
+
+    def _rank(self, request: Request) -> float:
+        """A level of priority is worth half a minute, and so is having waited too long to begin."""
+        level = request.priority + (request in self._late)
+        return request.arrival_time + self._scheduler._waiting.ageing_seconds * level
+
+    def _check_order(self) -> None:
+        """Nobody begins before another of its queue with a lesser rank.
+
+        But for those that a step may skip: of groups, and those whose prompt is read.
+        """
+        now, orders = self._world.now, self._world.ledger.live
+        began = {event.request_id for event in self._engine.schedule.started}
+        self._late = {request for request in self._late if request.request_id in orders}
+        for name, order in orders.items():
+            late_at, has_begun = order.request.late_at, order.request.started and name not in began
+            if late_at is not None and late_at <= now and not has_begun:
+                self._world.coverage["late"] += order.request not in self._late
+                self._late.add(order.request)
+        waiting = [
+            order.request
+            for order in self._contenders()
+            if not (order.request.started or order.submitted.group_id or order.request.reads_logits)
+        ]
+        for name in began & orders.keys():
+            first = orders[name].request
+            passed = [
+                other
+                for other in waiting
+                if (other.tenant_id, other.adapter) == (first.tenant_id, first.adapter)
+                and self._rank(other) < self._rank(first)
+            ]
+            require(not passed, Invariant.PRIORITY, f"{name} begins before {passed[:1]}")
 
     def _count_given_way(self) -> None:
         """Who gave way though it was to propose in this step, or had drafted before."""

@@ -45,6 +45,7 @@ from loraplex.engine.request import Request
 from loraplex.engine.scheduling.adapter_leases import AdapterLeases
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
 from loraplex.engine.scheduling.background import BackgroundRequests
+from loraplex.engine.scheduling.backlog import Backlog
 from loraplex.engine.scheduling.batch import ScheduledSequence, Step
 from loraplex.engine.scheduling.candidates import Visit
 from loraplex.engine.scheduling.deadlines import Deadlines
@@ -52,6 +53,7 @@ from loraplex.engine.scheduling.drains import Drains
 from loraplex.engine.scheduling.fairness import VirtualTokenCounters
 from loraplex.engine.scheduling.groups import Groups
 from loraplex.engine.scheduling.preemption import Preemption
+from loraplex.engine.scheduling.queue_limits import QueueLimits
 from loraplex.engine.scheduling.running import Running
 from loraplex.engine.scheduling.scheduler import Schedule, Scheduler
 from loraplex.engine.scheduling.waiting import WaitingQueue
@@ -714,6 +716,36 @@ def has_no_cap(relief: Any, self: AdmissionPlanner, request: Request, cap: float
 @_plant(Scheduler, "_bound_prefill")
 def lets_prompts_delay_decodes(bound: Any, self: Scheduler, step: Step) -> None:
     """Full steps are the most efficient."""
+
+
+@_plant(QueueLimits, "check")
+def queues_what_cannot_begin_in_time(
+    check: Any, self: QueueLimits, request: Request, **kw: Any
+) -> None:
+    """It may be faster than expected."""
+    check(self, request, **{**kw, "patience_seconds": float("inf")})
+
+
+@_plant(Backlog, "wait_seconds")
+def makes_tenants_wait_for_each_other(
+    wait: Any, self: Backlog, request: Request, running: Any, *, is_full: bool
+) -> float:
+    """All of the queue is ahead of who comes last."""
+    total = self._total
+    outputs = total.num_requests * (self._output_tokens or 0.0) if is_full else 0.0
+    return self._costs.wait_seconds(total.num_prompt_tokens, int(outputs), running)
+
+
+@_plant(WaitingQueue, "defer")
+def lets_nobody_pass_the_late(defer: Any, self: WaitingQueue[Any], entry: Any) -> None:
+    """Who came first is served first."""
+
+
+@_plant(WaitingQueue, "rank")
+def lets_all_pass_the_late(rank: Any, self: WaitingQueue[Any], entry: Any) -> float:
+    """It is lost anyway."""
+    found: float = rank(self, entry)
+    return found + 1e9 * entry.is_late
 
 
 @_plant(Deadlines, "expired")

@@ -87,7 +87,10 @@ class Scenario:
         is_async = seed % 4 > 0
         num_stages = {5: 2, 9: 3}.get(seed % 10, 1) if is_async else 1
         limits = replace(
-            limits, kv_block_bytes=(1000,) * len(groups), max_concurrent_batches=num_stages
+            limits,
+            kv_block_bytes=(1000,) * len(groups),
+            max_concurrent_batches=num_stages,
+            target_ttft_seconds=(0.02, 0.1, 0.5)[seed % 3] if seed % 7 in (1, 3, 6) else None,
         )
         arena_cells = ARENA_CELLS * rng.choice((1, 2, 2))
         tenants, sizes = _draw_tenants(rng, arena_cells)

@@ -87,6 +87,7 @@ class SchedulerBench:
         tenant_cap: float = 1.0,
         kv_block_bytes: tuple[int, ...] = (),
         target_itl_seconds: float | None = None,
+        target_ttft_seconds: float | None = None,
         max_queued: int = 10_000,
         max_queued_per_tenant: int = 10_000,
         step_seconds: float = 0.0,
@@ -112,6 +113,7 @@ class SchedulerBench:
             max_model_len=10_000,
             block_size=BLOCK,
             target_itl_seconds=target_itl_seconds,
+            target_ttft_seconds=target_ttft_seconds,
             max_queued=max_queued,
             max_queued_per_tenant=max_queued_per_tenant,
             tenant_cap=tenant_cap,
@@ -145,6 +147,7 @@ class SchedulerBench:
         is_held: bool = False,
         kv_policy: KvPolicy | None = None,
         is_background: bool = False,
+        is_further: bool = False,
     ) -> Request:
         tokens = [1] * prompt if isinstance(prompt, int) else prompt
         submitted = GenerationRequest(
@@ -159,6 +162,7 @@ class SchedulerBench:
             deadline_seconds=deadline,
             kv_policy=kv_policy,
             is_background=is_background,
+            is_further=is_further,
         )
         namespace = CacheNamespace(tenant, "runtime", adapter)
         request = Request(submitted, namespace, 0, self.now, tier)
@@ -241,6 +245,7 @@ class SchedulerBench:
         assert not self.scheduler._groups._members
         assert not self.scheduler._shares._members
         assert not self.scheduler._deadlines._live
+        assert not self.scheduler._late_times._live
         assert not self.scheduler._backlog._tenants
         assert not self.scheduler._background.requests
         self.kv.check_integrity([])

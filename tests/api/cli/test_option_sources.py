@@ -50,6 +50,7 @@ VALUES: Mapping[str, str | list[str]] = {
     "attention-window": "256",
     "attention-sinks": "5",
     "target-itl": "40",
+    "target-ttft": "400",
     "speculation": "off",
     "max-draft-tokens": "3",
     "generation-config": "none",
