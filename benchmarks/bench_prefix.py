@@ -4,6 +4,9 @@
 
 Every request is the shared prompt and its own question. One at a time shows the latency of a single
 user; all at once shows the gain on a busy device. Published: 5 to 10 times.
+
+From the host: prompts of 2,000 tokens, of which the device holds one. Each comes again after all
+others, when host memory alone has it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -22,6 +25,7 @@ from benchmarks.timed_engine import (
     SMOKE_SHAPE,
     Order,
     TimedEngine,
+    kv_bytes_per_token,
     make_model,
     random_prompt,
 )
@@ -37,9 +41,19 @@ class Plan:
     num_output_tokens: int = 8
     num_requests: int = 24
     num_at_once: int = 8
+    num_host_tokens: int = 2_000
+    num_host_prompts: int = 8
 
 
-SMOKE = Plan(SMOKE_SHAPE, num_shared_tokens=100, num_own_tokens=5, num_requests=4, num_at_once=2)
+SMOKE = Plan(
+    SMOKE_SHAPE,
+    num_shared_tokens=100,
+    num_own_tokens=5,
+    num_requests=4,
+    num_at_once=2,
+    num_host_tokens=200,
+    num_host_prompts=3,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,16 @@ class Outcome:
     answers: list[list[int]]
 
 
+@dataclass(frozen=True)
+class HostOutcome:
+    """Prompts that were computed, and the same ones again."""
+
+    computed: Outcome
+    copied: Outcome
+    num_copied_tokens: int
+    """All that came from the host."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(__doc__ or "", arguments)
     plan = SMOKE if options.is_smoke else Plan()
@@ -59,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     without, cached = (
         measure(model, plan, prefix_caching=prefix_caching) for prefix_caching in (False, True)
     )
+    host = measure_host(plan, options.models)
+    without["from the host"], cached["from the host"] = host.computed, host.copied
     rows = [
         {
             "requests": name,
@@ -73,9 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows,
         shared_tokens=plan.num_shared_tokens,
         own_tokens=plan.num_own_tokens,
+        host_prompt_tokens=plan.num_host_tokens,
+        tokens_from_host=host.num_copied_tokens,
         cached_tokens_without=max(max(run.num_cached_tokens) for run in without.values()),
         cached_tokens_with=min(min(run.num_cached_tokens) for run in cached.values()),
         ttft_ratio=rows[0]["ratio"],
+        host_ttft_ratio=rows[-1]["ratio"],
         requests_answered_differently=sum(
             a != b
             for name in without
@@ -110,6 +139,31 @@ def measure(model: Path, plan: Plan, *, prefix_caching: bool) -> dict[str, Outco
         }
         engine.close()
     return outcomes
+
+
+def measure_host(plan: Plan, models: Path) -> HostOutcome:
+    """The same prompts twice, on an engine that holds one of them beside a request."""
+    rng, length = Random(2), plan.num_host_tokens
+    shape = replace(plan.shape, max_model_len=length + 256)
+    orders = [
+        Order(random_prompt(rng, shape, length), plan.num_output_tokens)
+        for _ in range(plan.num_host_prompts)
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        engine = TimedEngine(
+            make_model(models / "long", shape),
+            Path(directory),
+            max_num_seqs=1,
+            kv_cache_bytes=2 * length * kv_bytes_per_token(shape),
+            swap_bytes=2 * plan.num_host_prompts * length * kv_bytes_per_token(shape),
+        )
+        engine.warm_up()
+        computed = serve(engine, orders, 1)
+        before = engine.core.stats().num_host_cached_tokens
+        copied = serve(engine, orders, 1)
+        num_copied_tokens = engine.core.stats().num_host_cached_tokens - before
+        engine.close()
+    return HostOutcome(computed, copied, num_copied_tokens)
 
 
 def serve(engine: TimedEngine, orders: Sequence[Order], num_at_once: int) -> Outcome:

@@ -195,7 +195,8 @@ class EngineConfig:
     swap_bytes: Annotated[
         int, Option(name="swap_gib", unit=GIB, minimum=0.0, aliases=("swap-space",)), Unset("none")
     ] = 0
-    """Host memory for the KV blocks of preempted sequences; without it they are recomputed."""
+    """Host memory for the KV blocks of preempted sequences and of evicted prefixes; without it they
+    are recomputed."""
     # StreamingLLM (Xiao et al. 2023): memory is bounded for an output of any length. Positions are
     # not renumbered within the window, so an output still ends at `max_model_len`.
     attention_window: Annotated[int | None, Option(minimum=1), Unset("all")] = None

@@ -137,6 +137,7 @@ def _open_parts(
         prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
         num_swap_slots=plan.num_swap_slots,
         num_open_slots=plan.num_open_slots,
+        tenant_cap=config.tenant_cap,
     )
     costs = StepCosts(max_graph_rows=runner.max_graph_rows)
     speculation = _open_speculation(config, loaded, plan, runner, costs, clock)

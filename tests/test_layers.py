@@ -70,7 +70,7 @@ CORE_TORCH_FREE = (
     "engine.kv.sequence_blocks",
     "engine.kv.shared_prefixes",
     "engine.kv.layout",
-    "engine.kv.swap_space",
+    "engine.kv.host_slots",
     "engine.kv.prefix_cache",
     "engine.memory.kv_budget",
     "engine.kv.groups",

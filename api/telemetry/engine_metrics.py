@@ -19,6 +19,10 @@ _GAUGES = {
     ),
     "num_swapped": ("sequences_swapped", "Waiting sequences whose KV is in host memory."),
     "num_free_kv_blocks": ("kv_blocks_free", "Free KV blocks."),
+    "host_prefix_bytes": (
+        "prefix_cache_host_bytes",
+        "Cached prefixes in host memory.",
+    ),
     "kv_usage": (
         "kv_usage_ratio",
         "Share of used KV blocks, of the fullest pool.",
@@ -42,6 +46,18 @@ _COUNTERS = {
         "Prompt tokens looked up in the prefix cache.",
     ),
     "num_cached_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "num_host_cached_tokens": (
+        "prefix_cache_host_hit_tokens",
+        "Tokens whose KV was copied back from host memory instead of computed.",
+    ),
+    "num_blocks_to_host": (
+        "prefix_cache_blocks_to_host",
+        "KV blocks of evicted prefixes copied to host memory.",
+    ),
+    "num_blocks_from_host": (
+        "prefix_cache_blocks_from_host",
+        "KV blocks of prefixes copied back from host memory.",
+    ),
     "num_adapter_loads": ("adapter_loads", "Adapters copied to the device."),
 }
 _UTILIZATION_GAUGES = {

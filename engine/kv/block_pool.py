@@ -1,6 +1,7 @@
 """Ownership of KV blocks: holders and free blocks.
 
-Torch-free. Block 0 is the *null block*: never allocated, always zero, used to pad block tables.
+Torch-free. On the device, block 0 is the *null block*: never allocated, always zero, used to pad
+block tables.
 """
 
 from __future__ import annotations
@@ -18,24 +19,36 @@ class BlockPool:
     block first, so a cached prefix loses its leaves before its root.
     """
 
-    def __init__(self, num_blocks: int, *, on_reuse: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        on_reuse: Callable[[int], None] | None = None,
+        has_null_block: bool = True,
+    ) -> None:
         """`on_reuse(block_id)` is called just before a block is given new content."""
         self.on_free: Callable[[int], object] | None = None
         """Called with a block that has lost its last holder."""
-        assert num_blocks >= 2, "a pool needs the null block and one more"
+        self._first = int(has_null_block)
+        assert num_blocks >= 2 * self._first, "a pool needs the null block and one more"
         self.num_blocks = num_blocks
         self.on_reuse = on_reuse
         self._ref_counts = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self._first, num_blocks))
 
     @property
     def num_usable(self) -> int:
         """The maximum number of blocks that one sequence can hold."""
-        return self.num_blocks - 1
+        return self.num_blocks - self._first
 
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def next_free(self) -> int:
+        """The free block that is allocated next; there must be one."""
+        return next(iter(self._free))
 
     def count_free(self, block_ids: Set[int]) -> int:
         """The number of these blocks without a holder."""
@@ -71,6 +84,11 @@ class BlockPool:
                 if self.on_free:
                     self.on_free(block_id)
 
+    def touch(self, block_id: int) -> None:
+        """Reuse this block last if it is free, because its content is in use."""
+        if block_id in self._free:
+            self._free.move_to_end(block_id)
+
     def forget(self, block_id: int) -> None:
         """Reuse this block first if it is free, because its content is useless."""
         if block_id in self._free:
@@ -78,8 +96,8 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Assert that every block is either free or held, and that no count is negative."""
-        held = sum(1 for count in self._ref_counts[1:] if count > 0)
-        assert min(self._ref_counts) >= 0, "a reference count is negative"
+        held = sum(1 for count in self._ref_counts[self._first :] if count > 0)
+        assert min(self._ref_counts, default=0) >= 0, "a reference count is negative"
         assert held + len(self._free) == self.num_usable, (
             f"{held} held + {len(self._free)} free != {self.num_usable} blocks"
         )

@@ -7,7 +7,7 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ...adapters.identity import AdapterKey
 from .eviction import NEVER, EvictionPlan
@@ -17,6 +17,9 @@ from .prefix_cache import CacheNamespace
 from .sequence_blocks import SequenceBlocks
 from .shared_prefixes import SharedPrefixes
 from .state_blocks import StateBlocks
+
+PaysToFetch = Callable[[int, Sequence[int]], bool]
+"""Whether to copy so many blocks per group from the host, rather than to compute so many tokens."""
 
 
 class KvBlocks:
@@ -30,18 +33,28 @@ class KvBlocks:
         prefix_secret: bytes | None,
         num_swap_slots: Sequence[int] = (),
         num_open_slots: int | None = None,
+        tenant_cap: float = 1.0,
     ) -> None:
         """`prefix_secret` keys the prefix cache's hashes; None: no prefix cache.
 
-        `num_swap_slots`: host slots per group; empty: no swapping. `num_open_slots`: the slots per
-        group for blocks that may be written, if complete blocks are quantized (`OpenSlots`).
+        `num_swap_slots`: host slots per group; empty: nothing is swapped or cached on the host.
+        `num_open_slots`: the slots per group for blocks that may be written, if complete blocks are
+        quantized (`OpenSlots`). `tenant_cap`: the part of the host slots beyond which a tenant's
+        prefixes displace its own.
         """
         slots = tuple(num_swap_slots) or (0,) * len(groups)
         self._block_size = block_size
         self.operations = OperationLog()
         """What the tensors have to do before the next forward."""
         self.groups = tuple(
-            StateBlocks(index, layout, block_size, num_swap_slots=count, operations=self.operations)
+            StateBlocks(
+                index,
+                layout,
+                block_size,
+                num_swap_slots=count,
+                operations=self.operations,
+                tenant_cap=tenant_cap,
+            )
             if layout.holds_states
             else GroupBlocks(
                 index,
@@ -50,9 +63,12 @@ class KvBlocks:
                 num_swap_slots=count,
                 operations=self.operations,
                 num_open_slots=num_open_slots,
+                tenant_cap=tenant_cap,
             )
             for index, (layout, count) in enumerate(zip(groups, slots, strict=True))
         )
+        self.num_fetched_tokens = 0
+        """Those of prefixes that were copied from the host instead of computed."""
         self.holds_states = any(group.holds_states for group in groups)
         """Whether no step may compute tokens of an unfinished block together with others."""
         self._has_open_blocks = num_open_slots is not None
@@ -69,17 +85,28 @@ class KvBlocks:
         return SequenceBlocks.empty(len(self.groups), eviction)
 
     def match(
-        self, seq: SequenceBlocks, namespace: CacheNamespace, token_ids: Sequence[int]
+        self,
+        seq: SequenceBlocks,
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+        pays: PaysToFetch = lambda num_tokens, num_blocks: True,
     ) -> int:
         """Share the longest cached prefix, at most all tokens but one; returns its number of
         tokens.
 
-        The sequence must be empty.
+        The sequence must be empty. What the host alone has counts if it `pays` to copy it: `grow`
+        does, and until then the sequence is swapped.
         """
         assert not len(seq.tables[0]), "only an empty sequence can take over a prefix"
         if self._prefixes is None:
             return 0
         num_blocks = self._prefixes.longest_hit(seq.chain, namespace, token_ids)
+        if any(self.host_counts):
+            longest = self._prefixes.longest_hit(seq.chain, namespace, token_ids, on_host=True)
+            num_tokens = (longest - num_blocks) * self._block_size
+            prefixes = seq.chain[:longest]
+            if num_tokens and pays(num_tokens, [g.num_to_fetch(prefixes) for g in self.groups]):
+                num_blocks, seq.num_to_fetch = longest, num_tokens
         for group in self.groups:
             group.take_prefix(seq, seq.chain[:num_blocks])
         seq.num_published = num_blocks
@@ -198,6 +225,7 @@ class KvBlocks:
             group.release(seq)
         seq.targets = []
         seq.num_published = seq.num_writable = seq.num_tokens_handled = seq.num_evicted = 0
+        seq.num_to_fetch = 0
         seq.compacts_at = seq.eviction.next_after(0) if seq.eviction else NEVER
 
     def swap_out(self, seq: SequenceBlocks, num_computed: int) -> int:
@@ -214,7 +242,7 @@ class KvBlocks:
         num_blocks = num_blocks_for(num_computed - seq.num_evicted, self._block_size)
         counts = [group.num_to_swap(seq, num_blocks) for group in self.groups]
         if not any(counts) or any(
-            count > group.swap.num_free for count, group in zip(counts, self.groups, strict=True)
+            count > group.host.num_free for count, group in zip(counts, self.groups, strict=True)
         ):
             return 0
         for group in self.groups:
@@ -227,11 +255,16 @@ class KvBlocks:
         for group in self.groups:
             group.swap_in(seq)
         seq.num_published = 0  # what came back from the host is offered to others again
+        self.num_fetched_tokens += seq.num_to_fetch
+        seq.num_to_fetch = 0
 
     def drop_adapter(self, key: AdapterKey) -> int:
-        """Drop all cached prefixes of this adapter and of its compositions; returns their number of
-        blocks."""
-        return sum(group.cached.drop_adapter(key) for group in self.groups)
+        """Drop all cached prefixes of this adapter and of its compositions, on device and host;
+        returns their number of blocks."""
+        return sum(
+            group.cached.drop_adapter(key) + group.host.prefixes.drop_adapter(key)
+            for group in self.groups
+        )
 
     # --- sizes ------------------------------------------------------------------------------------
 
@@ -250,9 +283,10 @@ class KvBlocks:
 
     def share(self, seq: SequenceBlocks) -> float:
         """The largest share of a group's blocks that the sequence holds."""
-        if seq.is_swapped:
-            return 0.0
-        return max(group.num_held(seq) / group.pool.num_usable for group in self.groups)
+        return max(
+            (group.num_held(seq) - len(slots)) / group.pool.num_usable
+            for group, slots in zip(self.groups, seq.host_slots, strict=True)
+        )
 
     def target_share(self, seq: SequenceBlocks) -> float:
         """The share of the blocks that the sequence takes, beside those that it holds, when its
@@ -261,6 +295,11 @@ class KvBlocks:
             return 0.0
         smallest = min(group.pool.num_usable for group in self.groups)
         return seq.eviction.num_target_blocks / smallest
+
+    @property
+    def host_counts(self) -> tuple[int, ...]:
+        """The cached blocks on the host, per group."""
+        return tuple(len(group.host.prefixes) for group in self.groups)
 
     def num_free(self, group: int) -> int:
         return self.groups[group].pool.num_free

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
@@ -14,7 +14,7 @@ from ...kernels.kv_groups import SPARE_SLOT
 from ...kernels.kv_pages import GatherBuffer, KeyPrefix, KvPages, stack_pages, vector_bytes
 from ..config import KvDtype
 from ..errors import UnsupportedModel
-from ..transfers import to_device
+from ..transfers import HostCopy, to_device
 from .groups import LayerKvShape, StateShape
 from .layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
 from .open_forms import OpenForms, grouped_bytes_per_block, make_grouped_layers
@@ -160,6 +160,7 @@ class KvCache:
             [_host_tensor(tensor, slots) for tensor in tensors]
             for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
         ]
+        self._on_the_way: deque[_OnTheWay] = deque()
 
     @property
     def num_bytes(self) -> int:
@@ -264,12 +265,25 @@ class KvCache:
                 tensor.index_fill_(1, self._index(blocks), 0)
 
     def _swap_out(self, group: int, block_ids: Sequence[int], host_slots: Sequence[int]) -> None:
+        """Copy blocks to the host without waiting for the device."""
+        self._land()
         index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
         pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
         for tensor, host in pairs:
-            host.index_copy_(1, slots, tensor.index_select(1, index).cpu())
+            copied = tensor.index_select(1, index)
+            if copied.is_cuda:
+                self._on_the_way.append(_OnTheWay(HostCopy(copied), host, slots))
+            else:
+                host.index_copy_(1, slots, copied)
+
+    def _land(self) -> None:
+        """Put what the device has copied to the host since into its slots, in order."""
+        while self._on_the_way:
+            copy, host, slots = self._on_the_way.popleft()
+            host.index_copy_(1, slots, copy.read())
 
     def _swap_in(self, group: int, host_slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        self._land()
         index, slots = self._index(block_ids), torch.tensor(host_slots, dtype=torch.int64)
         pairs = zip(self._tensors[group], self._host_tensors[group], strict=True)
         for tensor, host in pairs:
@@ -281,6 +295,14 @@ class KvCache:
 
     def _index(self, block_ids: Sequence[int]) -> Tensor:
         return to_device(block_ids, self._device, torch.int64)
+
+
+class _OnTheWay(NamedTuple):
+    """Blocks that the device copies to the host."""
+
+    copy: HostCopy
+    host: Tensor
+    slots: Tensor
 
 
 class _Part(NamedTuple):

@@ -9,18 +9,18 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from .block_pool import NULL_BLOCK, BlockPool
+from .host_slots import HostSlots
 from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, num_blocks_for
 from .open_slots import OpenSlots
 from .prefix_cache import CachedBlocks, Prefix
 from .sequence_blocks import NO_BLOCKS, BlockTable, SequenceBlocks, block_table
-from .swap_space import SwapSpace
 
 
 class GroupBlocks:
     """Manages the blocks of one group; `KvBlocks` keeps the groups consistent.
 
-    Every block is free or held by sequences, and every host slot is free or held by one sequence. A
-    table entry is NULL_BLOCK exactly if a window has freed the block or if it is on the host.
+    Every block and every host slot is free or held by sequences. A table entry is NULL_BLOCK
+    exactly if a window has freed the block or if it is on the host.
     """
 
     def __init__(
@@ -32,14 +32,19 @@ class GroupBlocks:
         num_swap_slots: int,
         operations: OperationLog,
         num_open_slots: int | None = None,
+        tenant_cap: float = 1.0,
     ) -> None:
-        """`num_open_slots`: see `KvBlocks`."""
+        """`num_open_slots`, `tenant_cap`: see `KvBlocks`."""
         self.index = index
         self.layout = layout
         self.num_sink_blocks = layout.num_sink_blocks(block_size)
         self.pool = BlockPool(layout.num_blocks)
         self.cached = CachedBlocks(self.pool)
-        self.swap = SwapSpace(num_swap_slots)
+        self.host = HostSlots(num_swap_slots, tenant_cap=tenant_cap)
+        self.num_fetched = 0
+        """Blocks copied back from the host."""
+        if num_swap_slots:
+            self.cached.on_evict = self._keep_on_host
         self.open = None if num_open_slots is None else OpenSlots(num_open_slots)
         """None: every block may be written at any time."""
         if self.open:
@@ -77,15 +82,36 @@ class GroupBlocks:
 
     # --- prefixes and forks -----------------------------------------------------------------------
 
+    def has(self, prefix: Prefix, *, on_host: bool) -> bool:
+        """Whether the prefix is cached on the device or, with `on_host`, on the host."""
+        if self.cached.find(prefix) is not None:
+            return True
+        return on_host and self.host.find(prefix) is not None
+
+    def num_to_fetch(self, prefixes: Sequence[Prefix]) -> int:
+        """How many blocks of this prefix `take_prefix` finds on the host alone."""
+        first = self._first_visible(len(prefixes))
+        return sum(
+            self.cached.find(prefix) is None
+            for index, prefix in enumerate(prefixes)
+            if not self.num_sink_blocks <= index < first
+        )
+
     def take_prefix(self, seq: SequenceBlocks, prefixes: Sequence[Prefix]) -> None:
-        """Give an empty sequence the cached blocks of its prefix that its next query sees."""
+        """Give an empty sequence the cached blocks of its prefix that its next query sees, and hold
+        those that are on the host alone."""
         seq.num_freed[self.index] = self._first_visible(len(prefixes))
         left, block_ids = self._left(seq), []
+        slots = seq.host_slots[self.index]
         for index, prefix in enumerate(prefixes):
             found = NULL_BLOCK if index in left else self.cached.find(prefix)
-            assert found is not None, "the prefix was found before"
+            if found is None:
+                found, slot = NULL_BLOCK, self.host.find(prefix)
+                assert slot is not None, "the prefix was found before"
+                slots[index] = slot
             block_ids.append(found)
         self._share(block_ids)
+        self.host.share(slots.values())
         seq.tables[self.index] = block_table(block_ids)
 
     def publish(self, seq: SequenceBlocks, index: int, prefix: Prefix) -> None:
@@ -211,7 +237,7 @@ class GroupBlocks:
         """Free all blocks and host slots."""
         table, slots = seq.tables[self.index], seq.host_slots[self.index]
         self._free([*table.tolist(), *self._targets(seq)])
-        self.swap.give_back(slots.values())
+        self.host.give_back(list(slots.values()))
         seq.tables[self.index] = NO_BLOCKS
         slots.clear()
         seq.num_freed[self.index] = 0
@@ -225,7 +251,7 @@ class GroupBlocks:
     def swap_out(self, seq: SequenceBlocks, num_blocks: int) -> None:
         """Move the first `num_blocks` to the host, which must have room, and free the others."""
         table, indices = seq.tables[self.index].tolist(), self._to_swap(seq, num_blocks)
-        slots = self.swap.take(len(indices))
+        slots = self.host.take(len(indices))
         moved = tuple(table[index] for index in indices)
         self._operations.add(SwapOut(self.index, moved, tuple(slots)))
         self._free([*table, *self._targets(seq)])
@@ -234,7 +260,8 @@ class GroupBlocks:
 
     def swap_in(self, seq: SequenceBlocks) -> None:
         """Swap the sequence in: reuse blocks that are still cached, and copy the others from the
-        host."""
+        host. Prefixes that come back are cached at once, because they are copied before any step
+        reads them."""
         table, slots = seq.tables[self.index].tolist(), seq.host_slots[self.index]
         for index in slots:
             if (cached := self._cached_again(seq, index)) is not None:
@@ -244,11 +271,14 @@ class GroupBlocks:
         block_ids = self._allocate(len(indices))
         for index, block_id in zip(indices, block_ids, strict=True):
             table[index] = block_id
+            if index < seq.num_published:
+                self.cached.publish(seq.chain[index], block_id)
         if indices:
             sources = tuple(slots[index] for index in indices)
             self._operations.add(SwapIn(self.index, sources, tuple(block_ids)))
+            self.num_fetched += len(indices) if seq.num_to_fetch else 0
         seq.tables[self.index] = block_table(table)
-        self.swap.give_back(slots.values())
+        self.host.give_back(list(slots.values()))
         slots.clear()
 
     # --- integrity --------------------------------------------------------------------------------
@@ -270,7 +300,7 @@ class GroupBlocks:
                 f"group {self.index}: block {block_id} counts {count} holders, "
                 f"has {holders[block_id]}"
             )
-        self.swap.check_integrity(
+        self.host.check_integrity(
             slot for seq in live for slot in seq.host_slots[self.index].values()
         )
         for seq in live:
@@ -329,6 +359,12 @@ class GroupBlocks:
         self._operations.add(CopyBlock(self.index, source, target, slot))
         self.pool.free([source])
         return target
+
+    def _keep_on_host(self, prefix: Prefix, block_id: int) -> None:
+        """Copy a prefix whose block is about to be given other content."""
+        slot = self.host.store(prefix)
+        if slot is not None:
+            self._operations.keep(self.index, block_id, slot)
 
     def _replace(self, seq: SequenceBlocks, start: int, block_ids: Sequence[int]) -> None:
         """Put these blocks into the table from index `start` on."""

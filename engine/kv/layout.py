@@ -100,6 +100,8 @@ class CopyBlock:
 
 @dataclass(frozen=True, slots=True)
 class SwapOut:
+    """Copy blocks to the host."""
+
     group: int
     block_ids: tuple[int, ...]
     host_slots: tuple[int, ...]
@@ -107,6 +109,8 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True)
 class SwapIn:
+    """Copy blocks from the host."""
+
     group: int
     host_slots: tuple[int, ...]
     block_ids: tuple[int, ...]
@@ -120,12 +124,20 @@ class OperationLog:
     """The operations that wait for the next forward, in the order in which they were decided.
 
     Zeros commute with one another: those of a group are gathered up to the next other operation.
+    So are the copies of evicted prefixes. They go before the zeros, because their blocks are zeroed
+    for new owners and no block that waits to be zeroed holds a prefix.
     """
 
     def __init__(self) -> None:
         self._operations: list[KvOperation] = []
+        self._to_keep: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        """By group and host slot, the blocks to copy after all of `_operations`."""
         self._to_zero: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        """By group, the blocks to clear after all of `_operations`, and their open slots."""
+        """By group, the blocks to clear after these copies, and their open slots."""
+
+    def keep(self, group: int, block_id: int, host_slot: int) -> None:
+        """Copy an evicted prefix to the host before its block is given other content."""
+        self._to_keep[group][host_slot] = block_id
 
     def zero(self, group: int, block_ids: Sequence[int], open_slots: Sequence[int] = ()) -> None:
         if block_ids:
@@ -134,17 +146,20 @@ class OperationLog:
             all_slots += open_slots
 
     def add(self, operation: KvOperation) -> None:
-        self._flush_zeros()
+        self._flush()
         self._operations.append(operation)
 
     def take(self) -> list[KvOperation]:
         """Hand out the log, which is empty afterwards."""
-        if self._to_zero:
-            self._flush_zeros()
+        if self._to_zero or self._to_keep:
+            self._flush()
         operations, self._operations = self._operations, []
         return operations
 
-    def _flush_zeros(self) -> None:
+    def _flush(self) -> None:
+        for group, kept in self._to_keep.items():
+            self._operations.append(SwapOut(group, tuple(kept.values()), tuple(kept)))
+        self._to_keep.clear()
         for group, (block_ids, slots) in self._to_zero.items():
             self._operations.append(ZeroBlocks(group, tuple(block_ids), tuple(slots)))
         self._to_zero.clear()

@@ -6,19 +6,20 @@ ids. Blocks before the adapter's start have the base's namespace, so all adapter
 share them. A hit also compares the stored token ids, so a collision is a miss and never a wrong
 answer. Clients choose no more of the namespace than whether their requests may exceed a rotary
 context, and by their prompts the adapter's start. Blocks are published only by `publish`, after the
-step that wrote them.
+step that wrote them, or when they are copied from the host.
 
 Eviction is least recently used first, from the leaves: a cached block is dropped when its pool
 reallocates it, a pool reallocates the block that was freed first, and a sequence frees its last
-block first. A holder of a cached block also holds the cached blocks before it, because `publish`
-makes a sequence that computed known content continue with the block that is already cached.
+block first. With host memory, what is dropped is copied there under the same key (`HostSlots`). A
+holder of a cached block also holds the cached blocks before it, because `publish` makes a sequence
+that computed known content continue with the block that is already cached.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -116,6 +117,8 @@ class CachedBlocks:
 
     def __init__(self, pool: BlockPool) -> None:
         self.num_evictions = 0
+        self.on_evict: Callable[[Prefix, int], None] | None = None
+        """Called with a prefix and its block, just before the block is given other content."""
         self._pool = pool
         self._block_by_key: dict[bytes, int] = {}
         self._prefixes: dict[int, Prefix] = {}
@@ -180,8 +183,13 @@ class CachedBlocks:
         }, "keys and cached blocks disagree"
 
     def _evict(self, block_id: int) -> None:
-        if self.forget(block_id):
-            self.num_evictions += 1
+        prefix = self.prefix_of(block_id)
+        if prefix is None:
+            return
+        self.forget(block_id)
+        self.num_evictions += 1
+        if self.on_evict:
+            self.on_evict(prefix, block_id)
 
 
 @lru_cache(maxsize=1024)

@@ -38,7 +38,11 @@ class SequenceBlocks:
     num_freed: list[int]
     """The number of first blocks that windows have freed, per group; sinks are kept."""
     host_slots: list[dict[int, int]]
-    """The host slots of swapped-out blocks, by table index, per group."""
+    """The host slots of swapped-out blocks, by table index, per group; also those of cached
+    prefixes that `KvBlocks.grow` is to copy to the device."""
+    num_to_fetch: int = 0
+    """The number of first tokens that the device lacks and the host has cached, until they are
+    copied; 0 if the host slots are the sequence's own."""
     num_writable: int = 0
     """Tokens up to this number have blocks that only this sequence holds, so they may be
     written. It includes the evicted ones."""

@@ -19,10 +19,16 @@ class SharedPrefixes:
         self._hasher = PrefixHasher(block_size, secret=secret)
 
     def longest_hit(
-        self, chain: list[Prefix], namespace: CacheNamespace, token_ids: Sequence[int]
+        self,
+        chain: list[Prefix],
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+        *,
+        on_host: bool = False,
     ) -> int:
         """The number of blocks of the longest cached prefix, at most all tokens but one.
 
+        `on_host`: blocks on the host count too.
         `chain` stores the keys of the prefixes that were looked up.
         """
         longest = 0
@@ -30,7 +36,7 @@ class SharedPrefixes:
         for index in range((len(token_ids) - 1) // self._block_size):
             prefix = self._hasher.prefix(chain, index, namespace, token_ids)
             for group in self._groups:
-                if group.cached.find(prefix) is not None:
+                if group.has(prefix, on_host=on_host):
                     runs[group.index] += 1
                 elif group.layout.window is None or index < group.num_sink_blocks:
                     return longest

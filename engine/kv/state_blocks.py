@@ -34,17 +34,22 @@ class StateBlocks(GroupBlocks):
         *,
         num_swap_slots: int,
         operations: OperationLog,
+        tenant_cap: float = 1.0,
     ) -> None:
         super().__init__(
-            index, layout, block_size, num_swap_slots=num_swap_slots, operations=operations
+            index,
+            layout,
+            block_size,
+            num_swap_slots=num_swap_slots,
+            operations=operations,
+            tenant_cap=tenant_cap,
         )
         self._decoded: set[int] = set()
         """Blocks whose first token was decoded."""
 
     def num_held(self, seq: SequenceBlocks) -> int:
-        if seq.is_swapped:
-            return len(seq.host_slots[self.index])
-        return int(np.count_nonzero(seq.tables[self.index]))
+        num_on_device = int(np.count_nonzero(seq.tables[self.index]))
+        return num_on_device + len(seq.host_slots[self.index])
 
     def can_fork(self, parent: SequenceBlocks, num_tokens: int) -> bool:
         """Whether the parent holds the states after `num_tokens`: those of a full block."""
@@ -77,8 +82,6 @@ class StateBlocks(GroupBlocks):
         new = self._allocate(1)
         if num_tokens == 1:
             self._decoded.update(new)
-        else:
-            self._decoded.difference_update(new)
         self._operations.zero(self.index, new)
         skipped = [NULL_BLOCK] * (num_blocks - len(table) - 1)
         seq.tables[self.index] = joined(table, skipped, new)
@@ -98,6 +101,11 @@ class StateBlocks(GroupBlocks):
             self.pool.forget(block_id)
         self._replace(seq, start, [NULL_BLOCK] * (stop - start))
         seq.num_freed[self.index] = stop
+
+    def _allocate(self, count: int) -> list[int]:
+        block_ids = super()._allocate(count)
+        self._decoded.difference_update(block_ids)
+        return block_ids
 
     def _to_swap(self, seq: SequenceBlocks, num_blocks: int) -> list[int]:
         """The states after the last computed token alone."""

@@ -123,5 +123,13 @@ class EngineStats:
     """A limited number of adapters, most recently used first."""
     speculation_totals: list[ProposerTotals] = field(default_factory=list)
     """One for each proposer."""
+    host_prefix_bytes: int = 0
+    """The bytes of cached prefixes in host memory."""
+    num_blocks_to_host: int = 0
+    """KV blocks of evicted prefixes that were copied to host memory."""
+    num_blocks_from_host: int = 0
+    """KV blocks of prefixes that were copied back."""
+    num_host_cached_tokens: int = 0
+    """Tokens whose KV was copied back instead of computed, also for preempted requests."""
     ranks: list[RankStats] = field(default_factory=list)
     """The processes of a tensor-parallel group, in the order of the ranks; empty without one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 
 from ...adapters.status import AdapterChanges
@@ -89,6 +90,12 @@ class Statistics:
             adapter_tiers=manager.reports.tier_stats(),
             speculation=parts.speculation.snapshot(),
             speculation_totals=parts.speculation.totals(),
+            host_prefix_bytes=sum(
+                map(operator.mul, parts.plan.kv_block_bytes, parts.kv.host_counts)
+            ),
+            num_blocks_to_host=sum(group.host.num_stored for group in parts.kv.groups),
+            num_blocks_from_host=sum(group.num_fetched for group in parts.kv.groups),
+            num_host_cached_tokens=parts.kv.num_fetched_tokens,
             ranks=self._ranks.read(),
         )
 

@@ -16,6 +16,7 @@ from .batch import Step
 from .groups import Groups
 from .preemption import IsEnough, Preemption
 from .running import Running
+from .swap_costs import SwapCosts
 
 
 class AdmissionPlanner:
@@ -26,6 +27,7 @@ class AdmissionPlanner:
         running: Running,
         groups: Groups,
         preemption: Preemption,
+        swap_costs: SwapCosts,
         chunk: int,
     ) -> None:
         """`chunk`: the most tokens of a prompt that one step computes."""
@@ -34,6 +36,7 @@ class AdmissionPlanner:
         self._running = running
         self._groups = groups
         self._preemption = preemption
+        self._swap_costs = swap_costs
         self._chunk = chunk
         self._shortage: _Shortage | None = None
         self._fork: Request | None = None
@@ -180,12 +183,15 @@ class AdmissionPlanner:
             return
         self._fork = None
         request.num_computed_tokens = self._kv.match(
-            request.kv, request.namespace, request.token_ids[: request.num_reusable_tokens + 1]
+            request.kv,
+            request.namespace,
+            request.token_ids[: request.num_reusable_tokens + 1],
+            self._swap_costs.pays_to_fetch,
         )
 
     def _forget(self, request: Request) -> None:
         """Undo `_reuse`."""
-        if not request.kv.is_swapped:
+        if request.kv.num_to_fetch or not request.kv.is_swapped:
             self._kv.release(request.kv)
             request.num_computed_tokens = 0
 

@@ -130,6 +130,7 @@ class Scheduler:
             running=self._running,
             groups=self._groups,
             preemption=self._preemption,
+            swap_costs=self._swap_costs,
             chunk=limits.max_num_batched_tokens,
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 from ..kv.block_pool import NULL_BLOCK
 from ..kv.layout import KvOperation, SwapIn, SwapOut
@@ -35,6 +36,12 @@ class SwapCosts:
             for group, table in enumerate(seq.tables)
         )
         return 2 * self._costs.swap_seconds(num_bytes)
+
+    def pays_to_fetch(self, num_tokens: int, num_blocks: Sequence[int]) -> bool:
+        """Whether copying so many blocks per group from the host is as fast as computing the
+        tokens."""
+        num_bytes = sum(itertools.starmap(self._bytes, enumerate(num_blocks)))
+        return self._costs.swap_seconds(num_bytes) <= self._costs.recompute_seconds(num_tokens)
 
     def _bytes(self, group: int, num_blocks: int) -> int:
         return num_blocks * self._block_bytes[group] if self._block_bytes else 0

@@ -215,6 +215,11 @@ WAYS = {
         lambda core, _: core.parts.scheduler.num_swaps > 0,
         serve=serve_rivals,
     ),
+    "from the host": Way(
+        {**SMALL, "swap_bytes": 4 * MIB, "max_num_seqs": 2},
+        lambda core, _: core.parts.kv.num_fetched_tokens > 10 * BLOCK,
+        serve=serve_twice,
+    ),
     "two steps in flight": Way(
         {"async_scheduling": True, "max_num_batched_tokens": 40, "max_num_seqs": 16},
         lambda core, _: core.stats().num_steps > 10,

@@ -145,6 +145,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
             prefix_secret=SECRET if cache else None,
             num_swap_slots=[num_slots] * len(layout),
             num_open_slots=num_open_slots,
+            tenant_cap=0.6,
         )
         self.tensors = PlayedTensors()
         self.live: list[Sequence] = []
@@ -196,6 +197,11 @@ class KvBlocksMachine(RuleBasedStateMachine):
 
     def _match(self, sequence: Sequence) -> None:
         sequence.num_computed = self.kv.match(sequence.kv, sequence.namespace, sequence.token_ids)
+        if sequence.kv.num_to_fetch:
+            self._grow(sequence, 1)
+        if sequence.kv.num_to_fetch:  # no room: it may not wait with what it has found
+            self.kv.release(sequence.kv)
+            sequence.num_computed = 0
         assert sequence.num_computed < len(sequence.token_ids)
 
     @rule(target=sequences, parent=sequences, back=st.integers(0, 3))
@@ -335,8 +341,9 @@ class KvBlocksMachine(RuleBasedStateMachine):
     def drop_adapter(self) -> None:
         self.kv.drop_adapter(ADAPTER)
         for group in self.kv.groups:
-            for prefix in group.cached._prefixes.values():
-                assert prefix.namespace.adapter != ADAPTER
+            for cached in (group.cached, group.host.prefixes):
+                for prefix in cached._prefixes.values():
+                    assert prefix.namespace.adapter != ADAPTER
 
     @invariant()
     def nothing_is_leaked_or_doubly_owned(self) -> None:
@@ -349,6 +356,8 @@ class KvBlocksMachine(RuleBasedStateMachine):
         for index, group in enumerate(self.kv.groups):
             for block_id, prefix in group.cached._prefixes.items():
                 self._check_published(prefix.key, self.tensors.device[index, block_id])
+            for slot, prefix in group.host.prefixes._prefixes.items():
+                self._check_published(prefix.key, self.tensors.host[index, slot])
 
     def _check_readable(self, sequence: Sequence, group: int) -> None:
         """Every position that the next query sees is there, on the device or on the host."""
@@ -404,7 +413,7 @@ TestKvBlocks.settings = settings(
 
 @pytest.mark.parametrize(
     ("has_open_blocks", "num_runs"),
-    [(False, 40), (True, 12), pytest.param(True, 60, marks=pytest.mark.slow)],
+    [(False, 44), (True, 12), pytest.param(True, 60, marks=pytest.mark.slow)],
 )
 def test_long_walks_reach_every_mechanism(has_open_blocks: bool, num_runs: int) -> None:
     """The machine's rules again, hundreds to a run: hypothesis's own runs are short."""
@@ -423,10 +432,11 @@ def test_long_walks_reach_every_mechanism(has_open_blocks: bool, num_runs: int) 
             machine.nothing_is_leaked_or_doubly_owned()
             reached["hits"] += sum(seq.num_computed > 0 for seq in machine.live[-1:])
         reached["evictions"] += sum(group.cached.num_evictions for group in machine.kv.groups)
+        reached["fetches"] += sum(group.num_fetched for group in machine.kv.groups)
         reached += machine.tensors.counts
         reached["left behind"] += sum(map(any, (seq.kv.num_freed for seq in machine.live)))
         machine.teardown()
-    mechanisms = ["hits", "copies", "evictions", "swapped in", "left behind"]
+    mechanisms = ["hits", "fetches", "copies", "evictions", "swapped in", "left behind"]
     for mechanism in mechanisms + ["compactions"] * (not has_open_blocks):
         # Swapped sequences and forks end at complete blocks if the others are open.
         assert reached[mechanism] >= (2 if has_open_blocks else 30), reached
@@ -444,7 +454,7 @@ def _walk(machine: KvBlocksMachine, rng: Random) -> None:
     if action < 0.6:
         machine.step(rng.randint(1, 8), rng)
     elif action < 0.7:
-        machine.fork(sequence, rng.randrange(4))
+        machine.fork(sequence, rng.choice((0, 0, 1, 2, 3)))
     elif action < 0.8:
         machine.swap_out(sequence)
     elif action < 0.85:

@@ -230,6 +230,17 @@ WAYS = {
         serve=serve_rivals,
         num_kv_tokens=240,
     ),
+    "from the host": Way(
+        {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 2,
+            "max_model_len": 128,
+            "swap_bytes": 4 * MIB,
+        },
+        lambda core: core.parts.kv.num_fetched_tokens > 12 * 16,
+        serve=serve_twice,
+        num_kv_tokens=240,
+    ),
 }
 
 

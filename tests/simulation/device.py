@@ -64,6 +64,22 @@ class Computed(NamedTuple):
     num_kept: int = 0
 
 
+Place = tuple[type[SwapIn | SwapOut], int, int]
+"""A block that is swapped in, or a host slot to which one is swapped out, and its group."""
+
+
+def moved(operations: Iterable[KvOperation]) -> Counter[Place]:
+    """The blocks and host slots that these swaps fill."""
+    filled: Counter[Place] = Counter()
+    for operation in operations:
+        match operation:
+            case SwapIn(group, _, block_ids):
+                filled.update((SwapIn, group, block_id) for block_id in block_ids)
+            case SwapOut(group, _, host_slots):
+                filled.update((SwapOut, group, slot) for slot in host_slots)
+    return filled
+
+
 class FakeDevice:
     """KV cells per group, in blocks, and host slots behind them."""
 
@@ -75,6 +91,8 @@ class FakeDevice:
         self.counts: Counter[str] = Counter()
         self.num_moved_blocks = 0
         """Between host and device, before the last step."""
+        self.on_the_way: Counter[Place] = Counter()
+        """What operations that were launched and not executed will fill."""
         self._queue: deque[Callable[[], None]] = deque()
 
     def block(self, group: int, block_id: int) -> list[int]:
@@ -96,9 +114,11 @@ class FakeDevice:
             for operation in operations
             if isinstance(operation, SwapOut | SwapIn)
         )
+        self.on_the_way += moved(operations)
         self.launch(lambda: self._execute(operations))
 
-    def _execute(self, operations: Iterable[KvOperation]) -> None:
+    def _execute(self, operations: Sequence[KvOperation]) -> None:
+        self.on_the_way -= moved(operations)
         for operation in operations:
             match operation:
                 case ZeroBlocks(group, block_ids):

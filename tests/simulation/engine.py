@@ -69,6 +69,7 @@ class SimulatedEngine:
             scenario.limits.block_size,
             prefix_secret=b"secret" if scenario.prefix_caching else None,
             num_swap_slots=scenario.num_swap_slots,
+            tenant_cap=scenario.limits.tenant_cap,
         )
         self.contents: dict[str, Contents] = {}
         self.draft_tokens = DrawnTokens(scenario, self.contents)

@@ -6,19 +6,24 @@ and compare caches with the device's contents.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
 from loraplex.engine.errors import AdapterDeleted, EngineError, NotNow, PromptTooLong
-from loraplex.engine.kv.prefix_cache import CacheNamespace
+from loraplex.engine.kv.group_blocks import GroupBlocks
+from loraplex.engine.kv.host_slots import HostSlots
+from loraplex.engine.kv.layout import KvOperation, SwapIn, SwapOut
+from loraplex.engine.kv.prefix_cache import CacheNamespace, Prefix
 from loraplex.engine.messages import GenerationRequest
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from support.block_tables import blocks_of, tables_of
 
 from .contents import STOP_TOKEN, Contents, End, next_token, values_of_block
+from .device import moved
 from .evictions import EvictionChecks
 from .ledger import Order
 from .service import ServiceChecks
@@ -52,6 +57,8 @@ class Checks:
         smallest = min(group.num_usable for group in world.scenario.groups)
         self._slack = world.scenario.limits.max_num_seqs / smallest
         """Every running sequence may take a block of the smallest group in a step."""
+        for group in self._kv.groups:
+            group.host.store = self._watched(group.host)  # type: ignore[assignment, method-assign]
         self._num_idle_steps = 0
         self._named: dict[bytes, tuple[CacheNamespace, bytes, tuple[int, ...]]] = {}
         """What each key of the prefix cache was seen to stand for."""
@@ -159,7 +166,7 @@ class Checks:
         self._check_shortage(batch)
         self._check_displaced()
         if self._world.num_steps % AUDIT_INTERVAL == 0:
-            self._audit_cache()
+            self._audit_cache(batch.operations)
 
     def _contenders(self) -> list[Order]:
         """Those that the next step may take: background requests only if there are no others."""
@@ -385,6 +392,8 @@ class Checks:
         for group in self._kv.groups:
             for prefix in group.cached._prefixes.values():
                 require(prefix.namespace.adapter != key, Invariant.OWN_CONTENT, f"{key} is cached")
+            for prefix in group.host.prefixes._prefixes.values():
+                require(prefix.namespace.adapter != key, Invariant.OWN_CONTENT, f"{key} is on host")
 
     def _check_drains(self) -> None:
         for order in self._world.ledger.live.values() if self._world.deadlines else ():
@@ -494,12 +503,13 @@ class Checks:
                 is_right = self._has_its_adapter(request, request.lease)
                 require(is_right, Invariant.LEASE_IS_ROW, f"{request.lease}")
 
-    def _audit_cache(self) -> None:
-        """Before a step runs, what is cached is complete and is what its key says."""
+    def _audit_cache(self, operations: Iterable[KvOperation]) -> None:
+        """Before a step runs, what is cached is complete and is what its key says, but for what
+        these operations and those on their way move."""
+        device = self._engine.device
+        moving = moved(operations) + device.on_the_way
         for index, group in enumerate(self._kv.groups):
             for block_id, prefix in group.cached._prefixes.items():
-                named = (prefix.namespace, prefix.parent, prefix.token_ids)
-                known = self._named.setdefault(prefix.key, named)
                 require(
                     group.layout.window
                     or not prefix.parent
@@ -507,21 +517,49 @@ class Checks:
                     Invariant.LEAVES_FIRST,
                     f"block {block_id} of group {index} is cached, the one before it is not",
                 )
-                require(known == named, Invariant.OWN_CONTENT, f"{known} and {named} share a key")
-                before = self._ends.get(prefix.parent) if prefix.parent else None
-                if prefix.parent and before is None:
-                    continue  # evicted before it was ever seen
-                values = values_of_block(prefix.namespace, before, prefix.token_ids)
-                position = (before.position if before else 0) + len(values)
-                self._ends[prefix.key] = End(position, values[-1])
-                found = self._engine.device.block(index, block_id)
-                if group.layout.holds_states:
-                    found, values = found[:1], values[-1:]
-                require(
-                    found == values,
-                    Invariant.PUBLISHED_LATE,
-                    f"block {block_id} of group {index} is published with {found}, not {values}",
-                )
+                if (SwapIn, index, block_id) not in moving:
+                    self._audit_prefix(group, prefix, device.block(index, block_id))
+            for slot, prefix in group.host.prefixes._prefixes.items():
+                if (SwapOut, index, slot) not in moving:
+                    self._audit_prefix(group, prefix, device.slots[index][slot])
+
+    def _audit_prefix(self, group: GroupBlocks, prefix: Prefix, found: list[int]) -> None:
+        """What was found of a cached prefix is what its key says."""
+        named = (prefix.namespace, prefix.parent, prefix.token_ids)
+        known = self._named.setdefault(prefix.key, named)
+        require(known == named, Invariant.OWN_CONTENT, f"{known} and {named} share a key")
+        before = self._ends.get(prefix.parent) if prefix.parent else None
+        if prefix.parent and before is None:
+            return  # evicted before it was ever seen
+        values = values_of_block(prefix.namespace, before, prefix.token_ids)
+        position = (before.position if before else 0) + len(values)
+        self._ends[prefix.key] = End(position, values[-1])
+        if group.layout.holds_states:
+            found, values = found[:1], values[-1:]
+        require(
+            found == values,
+            Invariant.PUBLISHED_LATE,
+            f"{prefix} of group {group.index} is published with {found}, not {values}",
+        )
+
+    def _watched(self, host: HostSlots) -> Callable[[Prefix], int | None]:
+        """Let a tenant with its part of the host slots displace nobody else's prefix."""
+        store, prefixes = host.store, host.prefixes
+        most = max(int(self._limits.tenant_cap * host.num_slots), 1)
+
+        def watched(prefix: Prefix) -> int | None:
+            tenant_id = prefix.namespace.tenant_id
+            num_own, num_all = len(prefixes.slots_of(tenant_id)), len(prefixes)
+            slot = store(prefix)
+            num_others = len(prefixes) - len(prefixes.slots_of(tenant_id))
+            require(
+                num_own < most or num_others == num_all - num_own,
+                Invariant.SHARES,
+                f"{tenant_id} has {num_own} of {host.num_slots} host slots and displaces others",
+            )
+            return slot
+
+        return watched
 
     def num_leaked(self) -> int:
         """What is still held though every request has ended."""

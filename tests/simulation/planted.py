@@ -28,6 +28,7 @@ from loraplex.engine.execution.pipeline import Pipeline, StepsInFlight
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.group_blocks import GroupBlocks
+from loraplex.engine.kv.host_slots import HostPrefixes, HostSlots
 from loraplex.engine.kv.layout import (
     KvGroup,
     KvOperation,
@@ -40,7 +41,6 @@ from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix
 from loraplex.engine.kv.sequence_blocks import BlockTable, SequenceBlocks, block_table
 from loraplex.engine.kv.shared_prefixes import SharedPrefixes
 from loraplex.engine.kv.state_blocks import StateBlocks
-from loraplex.engine.kv.swap_space import SwapSpace
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.adapter_leases import AdapterLeases
 from loraplex.engine.scheduling.admission_planner import AdmissionPlanner
@@ -297,8 +297,8 @@ def goes_on_in_a_snapshot(
         self.pool.share([before])
 
 
-@_plant(SwapSpace, "give_back")
-def keeps_host_slots(give_back: Any, self: SwapSpace, slots: Any) -> None:
+@_plant(HostSlots, "give_back")
+def keeps_host_slots(give_back: Any, self: HostSlots, slots: Any) -> None:
     """There is more host memory than anyone needs."""
 
 
@@ -314,6 +314,74 @@ def swaps_in_backwards(swap_in: Any, self: KvBlocks, seq: SequenceBlocks) -> Non
 def swaps_out_too_late(take: Any, self: OperationLog) -> list[KvOperation]:
     """Copies to the host can wait for the end of the step's operations."""
     return sorted(take(self), key=lambda operation: isinstance(operation, SwapOut | SwapIn))
+
+
+# --- prefixes on the host -------------------------------------------------------------------------
+
+
+@_plant(HostSlots, "find")
+def finds_host_blocks_by_their_tokens(find: Any, self: HostSlots, prefix: Prefix) -> int | None:
+    """The namespace is in the key of the block before."""
+    for slot, stored in self.prefixes._prefixes.items():
+        is_as_deep = bool(stored.parent) == bool(prefix.parent)
+        if is_as_deep and stored.token_ids == prefix.token_ids:
+            return slot
+    return None
+
+
+@_plant(GroupBlocks, "swap_in")
+def gives_host_slots_back_before_they_are_read(
+    swap_in: Any, self: GroupBlocks, seq: SequenceBlocks
+) -> None:
+    """The copy is on its way."""
+    slots, allocate = list(seq.host_slots[self.index].values()), self._allocate
+
+    def allocate_late(count: int) -> list[int]:
+        self.host.give_back(slots)
+        block_ids = allocate(count)
+        self.host.share(slots)
+        return block_ids
+
+    with mock.patch.object(self, "_allocate", allocate_late):
+        swap_in(self, seq)
+
+
+@_plant(HostPrefixes, "forget")
+def finds_what_a_host_slot_stored_before(forget: Any, self: HostPrefixes, block_id: int) -> bool:
+    """It will be stored anew."""
+    return block_id in self._prefixes
+
+
+@_plant(KvBlocks, "drop_adapter")
+def keeps_prefixes_of_deleted_adapters_on_the_host(
+    drop: Any, self: KvBlocks, key: AdapterKey
+) -> int:
+    """Host memory is reused soon."""
+    return sum(group.cached.drop_adapter(key) for group in self.groups)
+
+
+@_plant(HostSlots, "_make_room")
+def lets_a_tenant_fill_the_host(make_room: Any, self: HostSlots, tenant_id: str) -> bool:
+    """Who asks most needs most."""
+    return self.num_free > 0
+
+
+@_plant(AdmissionPlanner, "_forget")
+def holds_a_prefix_on_the_host_while_it_waits(
+    forget: Any, self: AdmissionPlanner, request: Request
+) -> None:
+    """It is like a request that was swapped out."""
+    request.kv.num_to_fetch = 0
+    forget(self, request)
+
+
+@_plant(OperationLog, "keep")
+def keeps_the_content_of_the_new_owner(
+    keep: Any, self: OperationLog, group: int, block_id: int, host_slot: int
+) -> None:
+    """Zeros and copies commute."""
+    self.zero(group, [block_id])
+    self.add(SwapOut(group, (block_id,), (host_slot,)))
 
 
 # --- steps in flight ------------------------------------------------------------------------------

@@ -282,8 +282,13 @@ class World:
         """Take over what the engine counted before it goes."""
         engine, coverage = self.engine, self.coverage
         coverage["preemptions"] += engine.scheduler.num_preemptions
-        coverage["swaps"] += engine.device.counts["swaps_out"]
+        coverage["swaps"] += engine.scheduler.num_swaps
         coverage["swaps_in"] += engine.device.counts["swaps_in"]
+        coverage["host_prefixes"] += sum(group.host.num_stored for group in engine.kv.groups)
+        coverage["host_fetches"] += sum(group.num_fetched for group in engine.kv.groups)
+        coverage["host_evictions"] += sum(
+            group.host.prefixes.num_evictions for group in engine.kv.groups
+        )
         coverage["compactions"] += engine.device.counts["compactions"]
         coverage["states"] += engine.device.counts["states"]
         coverage["copies"] += engine.device.counts["copies"]
