@@ -11,8 +11,12 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.messages import DeleteAdapter
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.engine import LocalEngine
+from support.families import STATES, VOCAB_SIZE, save_family
 from support.greedy import parts_at_near_tie
+from support.marks import marked_slow
 from support.models import make_adapter
+from support.ranks import followers_as_threads
+from support.served_crowd import crowded_engine
 
 BLOCK = 16
 NUM_BLOCKS = 12
@@ -267,3 +271,44 @@ def test_a_crowd_has_the_tokens_of_requests_alone(
     assert stats.num_free_kv_blocks == crowd.core.info.num_kv_blocks, "blocks leaked"
     alone.close()
     crowd.close()
+
+
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (1, 2)])
+def test_ranks_and_stages_copy_their_parts(
+    num_ranks: int, num_stages: int, tiny_base: Path, tmp_path: Path
+) -> None:
+    alone = LocalEngine(tiny_base, tmp_path, prefix_caching=False)
+    expected, _ = ask(alone, PROMPT)
+    alone.close()
+    with followers_as_threads():
+        engine = make_engine(
+            tiny_base,
+            tmp_path,
+            num_threads=1,
+            kv_cache_bytes=NUM_BLOCKS * BLOCK_BYTES // (num_ranks * num_stages),
+            tensor_parallel_size=num_ranks,
+            pipeline_parallel_size=num_stages,
+        )
+        assert ask(engine, PROMPT) == (expected, 0)
+        displace(engine)
+        assert ask(engine, PROMPT) == (expected, 4 * BLOCK)
+        assert num_from_host(engine) == 4 * BLOCK
+        engine.close()
+
+
+@pytest.mark.parametrize("case", marked_slow(["qwen3_next", "mamba2"], slow=["mamba2"]))
+def test_a_snapshot_of_states_comes_back(case: str, tmp_path: Path) -> None:
+    """Beside keys and values, and alone."""
+    model_type, differences = STATES[case]
+    untied = {**differences, "tie_word_embeddings": False}
+    model = save_family(tmp_path / "model", model_type, untied)
+    engine = crowded_engine(model, tmp_path, swap_bytes=SWAP_BYTES)
+    prompt = [token % VOCAB_SIZE for token in PROMPT[:41]]
+    first, _ = ask(engine, prompt)
+    rng = random.Random(0)
+    for _ in range(30):
+        ask(engine, rng.choices(range(VOCAB_SIZE), k=41), tenant_id="other")
+    second, num_cached = ask(engine, prompt)
+    assert second == first
+    assert num_cached == num_from_host(engine) > 0
+    engine.close()

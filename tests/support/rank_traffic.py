@@ -161,7 +161,6 @@ def events(engine: LocalEngine) -> dict[str, int]:
         "adapter_evictions": stats.num_adapter_evictions,
         "deletions": len(engine.evicted),
         "cached_tokens": stats.num_cached_tokens,
-        "host_cached_tokens": stats.num_host_cached_tokens,
         "accepted_drafts": sum(end.num_accepted_tokens for end in ends),
         **{
             f"drafts_of_{totals.proposer}": totals.num_drafts for totals in stats.speculation_totals
