@@ -36,6 +36,7 @@ class Amount:
     composed_canary_requests: int = 20_000
     activated_canary_requests: int = 20_000
     state_canary_requests: int = 20_000
+    kv_canary_requests: int = 4_000
     crashes_per_point: int = 1
     crash_points: tuple[str, ...] = FAILPOINTS
 
@@ -49,6 +50,7 @@ def _quick(seed: int) -> Amount:
         composed_canary_requests=2_000,
         activated_canary_requests=2_000,
         state_canary_requests=400,
+        kv_canary_requests=400,
         crash_points=FAILPOINTS[seed % 5 :: 5],
     )
 
@@ -149,6 +151,14 @@ def state_canaries(amount: Amount) -> dict[str, Any]:
     return result
 
 
+def kv_canaries(amount: Amount) -> dict[str, Any]:
+    """Requests whose answers name the adapter whose prefix they read, from device or host."""
+    result: dict[str, Any] = _named("canaries", "run_canaries")(
+        amount.kv_canary_requests, amount.seed, canaries=_named("kv_canaries", "IN_KV")
+    )
+    return result
+
+
 def crash_points(amount: Amount) -> dict[str, Any]:
     """`kill -9` at named points of upload, commit and delete."""
     run = _named("crash_points", "run_crash_points")
@@ -172,6 +182,7 @@ SECTIONS: Mapping[str, Callable[[Amount], Any]] = {
         composed_canaries,
         activated_canaries,
         state_canaries,
+        kv_canaries,
         crash_points,
         reserved_over_true,
     )
@@ -201,6 +212,11 @@ BARS: Mapping[str, Callable[[Any, Amount], bool]] = {
     ),
     "state_canaries": lambda found, amount: (
         found["requests"] >= amount.state_canary_requests and not found["foreign"]
+    ),
+    "kv_canaries": lambda found, amount: (
+        found["requests"] >= amount.kv_canary_requests
+        and not found["foreign"]
+        and found["tokens_from_host"] > 0
     ),
     "crash_points": lambda found, _: (
         bool(found["tried"]) and not found["lost"] and not found["orphans"]

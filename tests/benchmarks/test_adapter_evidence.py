@@ -26,6 +26,7 @@ GOOD: dict[str, Any] = {
     "composed_canaries": {"requests": 5, "foreign": 0},
     "activated_canaries": {"requests": 5, "foreign": 0},
     "state_canaries": {"requests": 5, "foreign": 0},
+    "kv_canaries": {"requests": 5, "foreign": 0, "tokens_from_host": 1},
     "crash_points": {"tried": 3, "lost": 0, "orphans": 0},
     "reserved_over_true": 1.05,
 }
@@ -37,6 +38,7 @@ AMOUNT = Amount(
     composed_canary_requests=5,
     activated_canary_requests=5,
     state_canary_requests=5,
+    kv_canary_requests=5,
 )
 BAD: list[tuple[str, Any]] = [
     ("features", {}),
@@ -62,6 +64,9 @@ BAD: list[tuple[str, Any]] = [
     ("activated_canaries", {"foreign": 1}),
     ("state_canaries", {"requests": 4}),
     ("state_canaries", {"foreign": 1}),
+    ("kv_canaries", {"requests": 4}),
+    ("kv_canaries", {"foreign": 1}),
+    ("kv_canaries", {"tokens_from_host": 0}),
     ("crash_points", {"tried": 0}),
     ("crash_points", {"lost": 1}),
     ("crash_points", {"orphans": 1}),

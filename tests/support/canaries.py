@@ -9,10 +9,11 @@ dimension 0, so the base alone never outputs a marker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -76,6 +77,8 @@ class Canaries(NamedTuple):
     """The tokens from which on the adapters act, of half of the prompts; (): on all tokens."""
     tokens: range = range(256)
     """The other tokens of prompts."""
+    config: Mapping[str, object] = MappingProxyType({})
+    """Further settings of the engine."""
 
 
 PLAIN = Canaries(make_canary_base, make_canary_adapter)
@@ -94,8 +97,8 @@ def run_canaries(
 
     `composes`: ask compositions of two of a tenant's canaries too, which say the louder's marker.
 
-    Returns `{"requests", "foreign", "evictions", "deleted"}`: foreign counts answers that say any
-    marker but the asked adapter's own, or none where one is due.
+    Returns `{"requests", "foreign", "evictions", "deleted", "tokens_from_host"}`: foreign counts
+    answers that say any marker but the asked adapter's own, or none where one is due.
     """
     with TemporaryDirectory(dir=directory) as home:
         crowd = _Crowd(canaries, Path(home), Random(seed), num_ranks, composes)
@@ -128,6 +131,7 @@ class _Crowd:
             max_num_seqs=32,
             loader_duty=1.0,
             tensor_parallel_size=num_ranks,
+            **canaries.config,
         )
         self._keys: dict[int, AdapterKey] = {}
         """Of every marker that was ever added."""
@@ -152,12 +156,13 @@ class _Crowd:
                 self.engine.step()
         self.engine.run()
         foreign += self._judge()
-        evictions = self.engine.core.stats().num_adapter_evictions
+        stats = self.engine.core.stats()
         return {
             "requests": num_requests,
             "foreign": foreign,
-            "evictions": evictions,
+            "evictions": stats.num_adapter_evictions,
             "deleted": self._num_deleted,
+            "tokens_from_host": stats.num_host_cached_tokens,
         }
 
     def _make_folder(self, marker: int, rank: int) -> Path:

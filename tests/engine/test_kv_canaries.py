@@ -1,0 +1,61 @@
+"""Canaries whose marker is in the KV cache, with prefixes on the device and on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from loraplex.engine.kv.host_slots import HostSlots
+from loraplex.engine.kv.prefix_cache import Prefix, PrefixHasher
+from loraplex.engine.scheduling.step_costs import StepCosts
+from support.canaries import MARKERS, run_canaries
+from support.kv_canaries import IN_KV, code
+
+
+@pytest.fixture(autouse=True)
+def _free_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies pay, whatever was measured."""
+    monkeypatch.setattr(StepCosts, "swap_seconds", lambda *_: 0.0)
+
+
+def test_every_answer_comes_from_the_requests_own_values() -> None:
+    found = run_canaries(80, seed=0, canaries=IN_KV)
+    assert found["foreign"] == 0
+    assert found["tokens_from_host"] > 500
+
+
+def test_no_code_is_near_another() -> None:
+    codes = {marker: code(marker) for marker in MARKERS}
+    for marker, own in codes.items():
+        products = {other: float(own @ codes[other]) for other in codes}
+        assert products.pop(marker) == 16
+        assert max(products.values()) <= 8
+
+
+@pytest.mark.slow
+def test_a_prefix_of_another_adapter_on_the_host_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find(self: HostSlots, prefix: Prefix) -> int | None:
+        for slot, stored in self.prefixes._prefixes.items():
+            is_as_deep = bool(stored.parent) == bool(prefix.parent)
+            if is_as_deep and stored.token_ids == prefix.token_ids:
+                return slot
+        return None
+
+    monkeypatch.setattr(HostSlots, "find", find)
+    assert run_canaries(60, seed=0, canaries=IN_KV)["foreign"] > 0
+
+
+@pytest.mark.slow
+def test_a_key_without_tenant_and_adapter_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = PrefixHasher.prefix
+
+    def prefix(self: PrefixHasher, chain: Any, index: int, namespace: Any, tokens: Any) -> Prefix:
+        shared = replace(namespace, tenant_id="", adapter=None)
+        return right(self, chain, index, shared, tokens)
+
+    monkeypatch.setattr(PrefixHasher, "prefix", prefix)
+    assert run_canaries(60, seed=0, canaries=IN_KV)["foreign"] > 0
