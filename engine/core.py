@@ -131,6 +131,7 @@ class EngineCore:
             self._pace.is_busy = self._scheduler.num_running > 0
         else:
             self._executor.finish_first()
+            self._executor.rest()
         return [*self._take_messages(), *self._statistics.poll()]
 
     @property

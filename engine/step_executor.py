@@ -30,6 +30,7 @@ class StepExecutor:
     ) -> None:
         self._clock = parts.clock
         self._runner = parts.runner
+        self._kv = parts.kv
         self._arena = parts.tiers.arena
         self._scheduler = parts.scheduler
         self._speculation = parts.speculation
@@ -88,6 +89,11 @@ class StepExecutor:
         """Read and process the first step in flight, if there is one."""
         if self._pipeline:
             self._pipeline.finish_first()
+
+    def rest(self) -> None:
+        """There is no step to run: erase what deleted adapters have left in the KV cache."""
+        if not self.has_step_in_flight and (operations := self._kv.operations.take()):
+            self._runner.execute_at_rest(operations)
 
     def run(self, batch: ScheduledBatch) -> None:
         """Run one step and process its output; if it stays in flight, that of the one before."""

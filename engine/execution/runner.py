@@ -13,6 +13,7 @@ from ...adapters.arena import Arena
 from ...adapters.manager import Lease
 from ...kernels.lora_batch import BASE_ROW, AdapterRun, LoraBatchBuilder, LoraNeeds
 from ..kv.cache import KvCache
+from ..kv.layout import KvOperation
 from ..model.adapter_runs import adapter_runs
 from ..model.base_model import BaseModel
 from ..model.first_layers import FirstLayers
@@ -120,6 +121,10 @@ class ModelRunner:
     def prepare_blocks(self, batch: ScheduledBatch) -> None:
         """Execute the batch's operations on blocks; once, before its first run."""
         self._cache.execute(batch.operations)
+
+    def execute_at_rest(self, operations: Sequence[KvOperation]) -> None:
+        """See `KvCache.execute_at_rest`."""
+        self._cache.execute_at_rest(operations)
 
     def keep(self, request: Request, path: Sequence[int]) -> None:
         """Move the keys and values of a tree's accepted tokens to the slots of their positions.

@@ -261,10 +261,7 @@ class KvBlocks:
     def drop_adapter(self, key: AdapterKey) -> int:
         """Drop all cached prefixes of this adapter and of its compositions, on device and host;
         returns their number of blocks."""
-        return sum(
-            group.cached.drop_adapter(key) + group.host.prefixes.drop_adapter(key)
-            for group in self.groups
-        )
+        return sum(group.drop_adapter(key) for group in self.groups)
 
     # --- sizes ------------------------------------------------------------------------------------
 

@@ -223,6 +223,10 @@ class KvCache:
                 case _:
                     assert_never(operation)
 
+    def execute_at_rest(self, operations: Sequence[KvOperation]) -> None:
+        """Execute operations that no step follows, while none is in flight."""
+        self.execute(operations)
+
     def _make_states(
         self, group: KvGroup, shapes: Sequence[LayerKvShape], device: torch.device
     ) -> list[Tensor]:

@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from ...adapters.identity import AdapterKey
 from .block_pool import NULL_BLOCK, BlockPool
 from .host_slots import HostSlots
-from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, num_blocks_for
+from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, ZeroBlocks, num_blocks_for
 from .open_slots import OpenSlots
 from .prefix_cache import CachedBlocks, Prefix
 from .sequence_blocks import NO_BLOCKS, BlockTable, SequenceBlocks, block_table
@@ -241,6 +242,17 @@ class GroupBlocks:
         seq.tables[self.index] = NO_BLOCKS
         slots.clear()
         seq.num_freed[self.index] = 0
+
+    def drop_adapter(self, key: AdapterKey) -> int:
+        """Drop the cached prefixes of this adapter and of its compositions, and zero what nobody
+        holds; returns their number."""
+        block_ids = self.cached.drop_adapter(key)
+        slots = self.host.prefixes.drop_adapter(key)
+        if free := tuple(block for block in block_ids if not self.pool.ref_count(block)):
+            self._operations.add(ZeroBlocks(self.index, free))  # apart from those that are opened
+        for slot in slots:
+            self._operations.keep(self.index, NULL_BLOCK, slot)
+        return len(block_ids) + len(slots)
 
     # --- swapping ---------------------------------------------------------------------------------
 

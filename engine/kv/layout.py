@@ -136,7 +136,8 @@ class OperationLog:
         """By group, the blocks to clear after these copies, and their open slots."""
 
     def keep(self, group: int, block_id: int, host_slot: int) -> None:
-        """Copy an evicted prefix to the host before its block is given other content."""
+        """Copy an evicted prefix to the host before its block is given other content, or the null
+        block over a prefix on the host that is deleted."""
         self._to_keep[group][host_slot] = block_id
 
     def zero(self, group: int, block_ids: Sequence[int], open_slots: Sequence[int] = ()) -> None:

@@ -165,8 +165,8 @@ class CachedBlocks:
         del self._block_by_key[prefix.key]
         return True
 
-    def drop_adapter(self, adapter: AdapterKey) -> int:
-        """Unpublish all blocks of this adapter and of its compositions; returns how many."""
+    def drop_adapter(self, adapter: AdapterKey) -> list[int]:
+        """Unpublish all blocks of this adapter and of its compositions; returns them."""
         gone = [
             block_id
             for block_id, prefix in self._prefixes.items()
@@ -175,7 +175,7 @@ class CachedBlocks:
         for block_id in gone:
             self.forget(block_id)
             self._pool.forget(block_id)
-        return len(gone)
+        return gone
 
     def check_integrity(self) -> None:
         assert self._block_by_key == {

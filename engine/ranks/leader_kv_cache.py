@@ -54,6 +54,11 @@ class LeaderKvCache(KvCache):
         else:
             self._waiting += operations
 
+    def execute_at_rest(self, operations: Sequence[KvOperation]) -> None:
+        self.execute(operations)
+        if self._waiting:
+            super().execute(self.take_operations())
+
     def take_operations(self) -> list[KvOperation]:
         """Those that wait for the step that begins now."""
         operations, self._waiting = self._waiting or [], []

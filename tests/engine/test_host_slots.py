@@ -104,7 +104,7 @@ def test_deleting_an_adapter_drops_its_prefixes_alone() -> None:
     slots.store(_prefix(1, adapter=deleted))
     slots.store(_prefix(2, adapter=kept))
     slots.store(_prefix(3))
-    assert slots.prefixes.drop_adapter(deleted) == 1
+    assert len(slots.prefixes.drop_adapter(deleted)) == 1
     assert slots.find(_prefix(1, adapter=deleted)) is None
     assert slots.find(_prefix(2, adapter=kept)) is not None
     assert _stored(slots, 3) == [3]

@@ -109,7 +109,10 @@ class PlayedTensors:
                     for block_id, slot in zip(
                         operation.block_ids, operation.host_slots, strict=True
                     ):
-                        self.host[group, slot] = list(self.device[group, block_id])
+                        block: list[Content | None] = [None] * SIZE
+                        if block_id != NULL_BLOCK:
+                            block = list(self.device[group, block_id])
+                        self.host[group, slot] = block
                 case SwapIn():
                     for block_id, slot in zip(
                         operation.block_ids, operation.host_slots, strict=True

@@ -213,6 +213,8 @@ class SimulatedEngine:
             self._run(batch, faults)
         else:
             self.pipeline.finish_first()
+            if self.pipeline.is_empty:
+                self.device.launch_operations(self.kv.operations.take())
         self.counts["late_leases"] += len(self.scheduler._leases.late)
         self._tell_fetcher()
         self.delivered += self._announced
