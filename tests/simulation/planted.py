@@ -751,7 +751,7 @@ def lets_all_pass_the_late(rank: Any, self: WaitingQueue[Any], entry: Any) -> fl
 
 
 @_plant(Deadlines, "expired")
-def forgets_deadlines(expired: Any, self: Deadlines, now: float) -> list[str]:
+def forgets_deadlines(expired: Any, self: Deadlines[Any], now: float) -> list[str]:
     """Those that run have made it."""
     return []
 
