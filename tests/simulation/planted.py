@@ -747,7 +747,7 @@ def lets_nobody_pass_the_late(defer: Any, self: WaitingQueue[Any], entry: Any) -
 def lets_all_pass_the_late(rank: Any, self: WaitingQueue[Any], entry: Any) -> float:
     """It is lost anyway."""
     found: float = rank(self, entry)
-    return found + 1e9 * entry.is_late
+    return found + float(1e9 * entry.is_late)
 
 
 @_plant(Deadlines, "expired")
