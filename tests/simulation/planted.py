@@ -676,12 +676,12 @@ def lets_nobody_pass_the_late(defer: Any, self: WaitingQueue[Any], entry: Any) -
 @_plant(WaitingQueue, "rank")
 def lets_all_pass_the_late(rank: Any, self: WaitingQueue[Any], entry: Any) -> float:
     """It is lost anyway."""
-    found: float = rank(self, entry)
-    return found + 1e9 * entry.is_late
+    found: float = rank(self, entry) + 1e9 * entry.is_late
+    return found
 
 
 @_plant(Deadlines, "expired")
-def forgets_deadlines(expired: Any, self: Deadlines, now: float) -> list[str]:
+def forgets_deadlines(expired: Any, self: Deadlines[Any], now: float) -> list[str]:
     """Those that run have made it."""
     return []
 
