@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ...adapters.manager import Tier
+from ...engine.errors import Overloaded, TenantQueueFull
 from ...engine.messages import GenerationRequest, PromptOutput, RequestStarted, TokensGenerated
 from ...engine.process.engine import Engine
 from ...engine.process.request_stream import RequestEvent, RequestStream
@@ -34,6 +35,8 @@ from .sequence_times import ABORTED, FAILED, SequenceTimes
 MAX_OPEN_SEQUENCES = 64
 """Maximum sequences of one HTTP request in the engine at once; embeddings may have more in
 total."""
+REFUSALS = (Overloaded.code, TenantQueueFull.code)
+"""The codes of an engine without room for a request in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +231,14 @@ class Generation:
                 form=spec.text,
                 reasoning=spec.reasoning,
             ),
-            SequenceTimes(self._metrics, arrived_at=self._arrived_at, figures=self._figures),
+            SequenceTimes(
+                self._metrics,
+                arrived_at=self._arrived_at,
+                figures=self._figures,
+                targets=(
+                    self._engine.info.latency_targets if spec.request.has_ttft_target else None
+                ),
+            ),
         )
         self._open[spec.index] = sequence
         try:
@@ -293,6 +303,8 @@ class Generation:
 
     def _fail(self, sequence: _OpenSequence, exc: Exception) -> None:
         self._waiting.clear()
+        if getattr(exc, "code", None) in REFUSALS:
+            sequence.times.was_refused()
         self._end(sequence, FAILED)
         self._arrivals.fail(exc)
 

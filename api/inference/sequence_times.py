@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ...engine.messages import LatencyTargets
 from ...platform.overview.figures import FigureSums
 from ..telemetry.metrics import Metrics
 
@@ -22,10 +23,14 @@ class SequenceTimes:
         *,
         arrived_at: float,
         figures: Callable[[], FigureSums] = FigureSums,
+        targets: LatencyTargets | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`figures`: the tenant's figures, to which tokens are added as they arrive."""
+        """`figures`: the tenant's figures, to which tokens are added as they arrive. `targets`: its
+        service level objective; None or empty: none."""
         self._metrics = metrics.sequences
+        self._objective = metrics.objective
+        self._targets = targets
         self._figures = figures
         self._arrived_at = arrived_at
         self._clock = clock
@@ -58,8 +63,17 @@ class SequenceTimes:
         if finish_reason in (ABORTED, FAILED):
             return
         self._metrics.end_to_end_seconds.observe(self._clock() - self._arrived_at)
-        if (seconds := self.output_token_seconds) is not None:
-            self._metrics.output_token_seconds.observe(seconds)
+        mean_gap = self.output_token_seconds
+        if mean_gap is not None:
+            self._metrics.output_token_seconds.observe(mean_gap)
+        if self._targets and self.first_token_seconds is not None:
+            missed = self._targets.missed(self.first_token_seconds, mean_gap or 0.0)
+            self._objective.note(missed or "met")
+
+    def was_refused(self) -> None:
+        """The engine had no room for it in time."""
+        if self._targets:
+            self._objective.note("refused")
 
     @property
     def output_token_seconds(self) -> float | None:

@@ -15,6 +15,7 @@ from .metric_registry import MetricRegistry, OwnMetric
 from .request_metrics import (
     BatchMetrics,
     HttpMetrics,
+    ObjectiveMetrics,
     SequenceMetrics,
     StartMetrics,
     TuningMetrics,
@@ -42,6 +43,7 @@ class Metrics:
         registry.collect(RankCollector(stats))
         self.http = HttpMetrics(registry)
         self.sequences = SequenceMetrics(registry)
+        self.objective = ObjectiveMetrics(registry)
         self.starts = StartMetrics(registry)
         self.usage = UsageMetrics(registry)
         self.batches = BatchMetrics(registry)

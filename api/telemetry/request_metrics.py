@@ -115,6 +115,23 @@ class SequenceMetrics:
         )
 
 
+class ObjectiveMetrics:
+    """The sequences that met the engine's service level objective, and those that did not."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._sequences = registry.counter(
+            "slo_sequences",
+            "Sequences by the service level objective, if there is one: `met`, the first target "
+            "that was missed (`ttft`, or `itl` in the mean), or `refused` because the server was "
+            "full. Aborted and failed sequences do not count, nor do those without a TTFT target: "
+            "lines of batches, prompts without output, the further sequences of a call.",
+            ("result",),
+        )
+
+    def note(self, result: str) -> None:
+        self._sequences.labels(result).inc()
+
+
 class StartMetrics:
     """The waits of a request before its first step."""
 

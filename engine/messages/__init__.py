@@ -44,6 +44,7 @@ from .events import (
     TokensGenerated,
 )
 from .hello import Hello
+from .latency_targets import LatencyTargets
 from .replica import (
     AdaptersProven,
     BlockFound,
@@ -143,6 +144,7 @@ __all__ = [
     "GenerationRequest",
     "Hello",
     "KvUse",
+    "LatencyTargets",
     "LeaseAsked",
     "LeaseRenewed",
     "ListRequests",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ...adapters.layout import BaseLayout
 from ..generation_defaults import GenerationDefaults
+from .latency_targets import LatencyTargets
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class EngineInfo:
     """One of `config.Acceptance`."""
     generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     """Of requests that leave sampling parameters out."""
+    latency_targets: LatencyTargets = field(default_factory=LatencyTargets)
     serves_grammars: bool = False
     """Whether requests may have a grammar."""
     kv_policy_obstacle: str | None = None

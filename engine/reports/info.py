@@ -8,7 +8,7 @@ from ..config import EngineConfig, GenerationConfig, KvDtype
 from ..generation_defaults import GenerationDefaults, read_generation_defaults
 from ..kv.eviction import eviction_obstacle
 from ..memory.plan import MemoryPlan
-from ..messages import EngineInfo
+from ..messages import EngineInfo, LatencyTargets
 from ..model.base_model import BaseModel
 
 
@@ -54,9 +54,17 @@ def describe_engine(
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
         generation_defaults=_generation_defaults(config),
+        latency_targets=_latency_targets(config),
         serves_grammars=serves_grammars,
         kv_policy_obstacle=_kv_policy_obstacle(config, base, plan),
         embedding_size=base.embedding_size,
+    )
+
+
+def _latency_targets(config: EngineConfig) -> LatencyTargets:
+    ttft, itl = config.target_ttft_ms, config.target_itl_ms
+    return LatencyTargets(
+        None if ttft is None else ttft / 1000, None if itl is None else itl / 1000
     )
 
 

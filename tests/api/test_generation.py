@@ -56,6 +56,26 @@ def test_text_and_counts(tokenizer: Tokenizer) -> None:
     assert counts.num_completion_tokens == 5
 
 
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [(None, "met"), ("overloaded", "refused"), ("tenant_queue_full", "refused"), ("x", None)],
+)
+def test_a_request_counts_by_the_service_level_objective(
+    tokenizer: Tokenizer, code: str | None, result: str | None
+) -> None:
+    answer = script(started(), tokens(tokenizer, "a"), finished())
+    scenario = Scenario(tokenizer, [finished(FinishReason.ERROR, code)] if code else answer)
+    if code:
+        with pytest.raises(ApiError):
+            run(scenario.text())
+    else:
+        run(scenario.text())
+    counted = re.findall(
+        r'slo_sequences_total{result="(\w+)"} 1', scenario.metrics.render().decode()
+    )
+    assert counted == ([result] if result else [])
+
+
 def test_the_prompt_counts_once_however_many_choices_find_it_in_the_cache(
     tokenizer: Tokenizer,
 ) -> None:

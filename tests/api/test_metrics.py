@@ -15,12 +15,13 @@ from loraplex.adapters.load_times import SecondsHistogram
 from loraplex.adapters.manager import Tier
 from loraplex.adapters.record import Departure
 from loraplex.adapters.status import AdapterStatus, AdapterTierStats
-from loraplex.api.inference.sequence_times import ABORTED, SequenceTimes
+from loraplex.api.inference.sequence_times import ABORTED, FAILED, SequenceTimes
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.fleet.replica_view import ReplicaView
 from loraplex.engine.messages import (
     EngineStats,
     ErrorInfo,
+    LatencyTargets,
     ProposerTotals,
     RankStats,
     ReplicaState,
@@ -121,8 +122,10 @@ class Recorded:
         self.metrics = Metrics(lambda: stats, lambda: FETCHER_STATS)
         self.clock = Clock()
 
-    def sequence(self) -> SequenceTimes:
-        return SequenceTimes(self.metrics, arrived_at=self.clock.now, clock=self.clock)
+    def sequence(self, targets: LatencyTargets | None = None) -> SequenceTimes:
+        return SequenceTimes(
+            self.metrics, arrived_at=self.clock.now, targets=targets, clock=self.clock
+        )
 
     def text(self) -> str:
         return self.metrics.render().decode()
@@ -150,7 +153,7 @@ def recorded() -> Recorded:
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)
     metrics.show_disk(free_bytes=lambda: 0, held_bytes=lambda: 0, total_bytes=0)
     metrics.show_fleet(lambda: [REPLICA])
-    times = recorded.sequence()
+    times = recorded.sequence(LatencyTargets(1.0))
     times.tokens_came(1)
     times.tokens_came(1)
     times.ended("stop")
@@ -264,6 +267,53 @@ def test_a_sequence_that_is_not_whole_has_no_end_to_end_time() -> None:
     assert recorded.value("end_to_end_seconds_count") == 0
     assert recorded.value("time_per_output_token_seconds_count") == 0
     assert recorded.value('sequences_total{finish_reason="aborted"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("targets", "result"),
+    [
+        (LatencyTargets(2.0, 0.5), "met"),
+        (LatencyTargets(2.0, 0.49), "itl"),
+        (LatencyTargets(1.9, 0.49), "ttft"),
+        (LatencyTargets(None, 0.49), "itl"),
+        (LatencyTargets(1.9, None), "ttft"),
+    ],
+)
+def test_a_sequence_counts_by_the_first_target_that_it_missed(
+    targets: LatencyTargets, result: str
+) -> None:
+    recorded = Recorded()
+    times = recorded.sequence(targets)
+    for seconds, num_tokens in ((2.0, 1), (0.5, 2), (1.0, 1)):  # 0.5 s per token after the first
+        recorded.clock.now += seconds
+        times.tokens_came(num_tokens)
+    times.ended("stop")
+    times.ended("stop")
+    assert re.findall(
+        r'^loraplex_slo_sequences_total{result="(\w+)"} (\S+)$', recorded.text(), re.M
+    ) == [(result, "1.0")]
+
+
+def test_a_refused_sequence_missed_the_objective_and_one_that_failed_does_not_count() -> None:
+    recorded = Recorded()
+    refused, failed, aborted = (recorded.sequence(LatencyTargets(1.0)) for _ in range(3))
+    refused.was_refused()
+    refused.ended(FAILED)
+    failed.ended(FAILED)
+    aborted.tokens_came(1)
+    aborted.ended(ABORTED)
+    found = re.findall(r"^loraplex_slo_sequences_total{(.*)} (\S+)$", recorded.text(), re.M)
+    assert found == [('result="refused"', "1.0")]
+
+
+@pytest.mark.parametrize("targets", [None, LatencyTargets()])
+def test_without_an_objective_no_sequence_counts(targets: LatencyTargets | None) -> None:
+    recorded = Recorded()
+    times = recorded.sequence(targets)
+    times.tokens_came(1)
+    times.ended("stop")
+    times.was_refused()
+    assert "loraplex_slo_sequences_total{" not in recorded.text()
 
 
 def test_only_so_many_tenants_have_a_label_of_their_own() -> None:

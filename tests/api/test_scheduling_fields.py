@@ -126,6 +126,10 @@ def test_the_priority_reaches_the_engine() -> None:
     assert submitted()[0].priority == 0
 
 
+def test_only_the_first_sequence_of_a_call_has_a_ttft_target() -> None:
+    assert [request.has_ttft_target for request in submitted(3)] == [True, False, False]
+
+
 def test_how_tokens_are_drafted_reaches_the_engine_for_every_choice() -> None:
     asked = SpeculationParams("ngram", 4)
     assert [request.speculation for request in submitted(3, speculation=asked)] == [asked] * 3

@@ -746,8 +746,8 @@ def lets_nobody_pass_the_late(defer: Any, self: WaitingQueue[Any], entry: Any) -
 @_plant(WaitingQueue, "rank")
 def lets_all_pass_the_late(rank: Any, self: WaitingQueue[Any], entry: Any) -> float:
     """It is lost anyway."""
-    found: float = rank(self, entry)
-    return found + float(1e9 * entry.is_late)
+    found: float = rank(self, entry) + 1e9 * entry.is_late
+    return found
 
 
 @_plant(Deadlines, "expired")

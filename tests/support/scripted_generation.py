@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from loraplex.adapters.identity import AdapterKey
@@ -19,6 +20,7 @@ from loraplex.engine.messages import (
     ErrorInfo,
     FinishReason,
     GenerationRequest,
+    LatencyTargets,
     RequestFinished,
     RequestStarted,
     TokensGenerated,
@@ -30,6 +32,8 @@ from loraplex.engine.text.text_form import TextForm
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.adapters.canary_sums import Arm
 
+from .fake_engine import fake_info
+
 Event = RequestStarted | TokensGenerated | RequestFinished
 PROMPT = [65, 66, 67]
 
@@ -38,6 +42,8 @@ class ScriptedEngine:
     """Plays a list of events for every request, one a turn of the loop; a script that ends without
     a finish hangs.
     """
+
+    info = replace(fake_info("base"), latency_targets=LatencyTargets(ttft_seconds=60.0))
 
     def __init__(self, *scripts: Sequence[Event]) -> None:
         self.scripts = list(scripts)
