@@ -7,6 +7,7 @@ import type { Adapter as AdapterDetail } from "../api/types.ts";
 import { Aliases } from "../components/adapter/aliases.tsx";
 import { Calling } from "../components/adapter/calling.tsx";
 import { DeleteDialog, Deletions } from "../components/adapter/deletions.tsx";
+import { Evaluations } from "../components/adapter/evaluations.tsx";
 import { UploadDialog } from "../components/adapter/upload.tsx";
 import { AdapterUsage } from "../components/adapter/usage.tsx";
 import { Versions } from "../components/adapter/versions.tsx";
@@ -22,7 +23,7 @@ import { useScope, useSessionContext } from "../session.tsx";
 const REFRESH_MS = 5_000;
 /** While somebody waits for a version to become ready. */
 const SETTLING_MS = 1_000;
-const PARTS = [["", "Versions"], ["call", "Call it"], ["aliases", "Aliases"], ["usage", "Usage"], ["deletions", "Deletions"]] as const;
+const PARTS = [["", "Versions"], ["call", "Call it"], ["aliases", "Aliases"], ["evaluations", "Evaluations"], ["usage", "Usage"], ["deletions", "Deletions"]] as const;
 
 /** One adapter: its versions, aliases, usage and what was deleted of it. */
 export default function Adapter(): ReactNode {
@@ -78,6 +79,7 @@ function Part({ part, tenant, adapter }: {
 }): ReactNode {
   if (part === "call") return <Calling adapter={adapter} />;
   if (part === "aliases") return <Aliases tenant={tenant} adapter={adapter} />;
+  if (part === "evaluations") return <Evaluations tenant={tenant} adapter={adapter} />;
   if (part === "usage") return <AdapterUsage tenant={tenant} adapter={adapter.name} />;
   return <Versions tenant={tenant} adapter={adapter} />;
 }

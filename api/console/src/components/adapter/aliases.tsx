@@ -2,8 +2,11 @@
 
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent, type ReactNode } from "react";
+import { Link } from "react-router";
 import { api } from "../../api/client.ts";
+import { toApiError } from "../../api/errors.ts";
 import type { Adapter } from "../../api/types.ts";
+import { addressOf } from "../../lib/addresses.ts";
 import { useScope } from "../../session.tsx";
 import { Button } from "../button.tsx";
 import { ConfirmDialog } from "../dialog.tsx";
@@ -12,6 +15,7 @@ import { Panel } from "../layout.tsx";
 import { EmptyState, ErrorNotice, Loaded } from "../states.tsx";
 import { useToast } from "../toast.tsx";
 import { Time } from "../values.tsx";
+import { AliasGate } from "./alias-gate.tsx";
 
 interface Props {
   tenant: string;
@@ -101,7 +105,8 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
               () => api("put", "/v1/adapters/{name}/aliases/{alias}", { path, body, tenant }), done,
             )} />
         )}
-        {error !== null && <ErrorNotice error={error} />}
+        {error !== null && <Refusal error={error} tenant={tenant} adapter={adapter.name} />}
+        <AliasGate tenant={tenant} adapter={adapter.name} alias={alias} />
         <AliasHistory tenant={tenant} adapter={adapter} alias={alias} />
       </div>
       {isRemoving && (
@@ -113,6 +118,16 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
         </ConfirmDialog>
       )}
     </Panel>
+  );
+}
+
+/** What went wrong; evaluations show why a gate did not let the alias move. */
+function Refusal({ error, tenant, adapter }: { error: unknown; tenant: string; adapter: string }): ReactNode {
+  const isGate = ["gate_not_passed", "gate_refused"].includes(toApiError(error).code);
+  return (
+    <ErrorNotice error={error}>
+      {isGate && <div><Link to={addressOf(tenant, adapter, "evaluations")}>Show the evaluations</Link></div>}
+    </ErrorNotice>
   );
 }
 
@@ -192,7 +207,7 @@ function NewAlias({ tenant, adapter }: Props): ReactNode {
           onChange={(event) => setAlias(event.target.value)} />
         <SelectField label="Version" options={versions} value={version}
           onChange={(event) => setVersion(event.target.value)} />
-        {error !== null && <ErrorNotice error={error} />}
+        {error !== null && <Refusal error={error} tenant={tenant} adapter={adapter.name} />}
         <div><Button tone="primary" type="submit" busy={busy}>Set alias</Button></div>
       </form>
     </Panel>
@@ -215,6 +230,10 @@ function AliasHistory({ tenant, adapter, alias }: Props & { alias: string }): Re
               <div>
                 {change.action}: {change.version === null ? "nothing" : `version ${change.version}`}
                 {change.canary && `, ${change.canary.percent} % to ${change.canary.version}`}
+                {change.override && `, although its gate was not passed: ${change.override}`}
+                {change.evaluation && (
+                  <> after an <Link to={addressOf(tenant, adapter.name, "evaluations", change.evaluation)}>evaluation</Link></>
+                )}
                 {change.changed_by && <span className="soft"> by {change.changed_by}</span>}
               </div>
               <Time at={change.changed_at} exact />
