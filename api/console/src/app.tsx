@@ -16,6 +16,7 @@ const Account = lazy(() => import("./pages/account.tsx"));
 const Overview = lazy(() => import("./pages/overview.tsx"));
 const Adapters = lazy(() => import("./pages/adapters.tsx"));
 const Adapter = lazy(() => import("./pages/adapter.tsx"));
+const Evaluation = lazy(() => import("./pages/evaluation.tsx"));
 const TuningJobs = lazy(() => import("./pages/tuning-jobs.tsx"));
 const TuningJob = lazy(() => import("./pages/tuning-job.tsx"));
 const Memory = lazy(() => import("./pages/memory.tsx"));
@@ -44,6 +45,7 @@ export function App(): ReactNode {
         <Route index element={<Overview />} />
         <Route path="/adapters" element={<Adapters />} />
         <Route path="/adapters/:tenant/:name/:part?" element={<Adapter />} />
+        <Route path="/adapters/:tenant/:name/evaluations/:id" element={<Evaluation />} />
         <Route path="/fine-tuning" element={<TuningJobs />} />
         <Route path="/fine-tuning/:id" element={<TuningJob />} />
         <Route path="/memory" element={<Memory />} />

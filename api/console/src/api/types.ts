@@ -25,4 +25,6 @@ export type CachedAdapter = Schemas["CachedAdapterView"];
 export type RequestRow = Schemas["RequestView"];
 export type LiveRequest = Schemas["LiveRequestView"];
 export type Explanation = Schemas["ExplanationView"];
+export type Evaluation = Schemas["EvaluationView"];
+export type GoldenSet = Schemas["GoldenSetView"];
 export type TuningJob = Schemas["TuningJobView"];

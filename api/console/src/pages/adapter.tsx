@@ -7,6 +7,7 @@ import type { Adapter as AdapterDetail } from "../api/types.ts";
 import { Aliases } from "../components/adapter/aliases.tsx";
 import { Calling } from "../components/adapter/calling.tsx";
 import { DeleteDialog, Deletions } from "../components/adapter/deletions.tsx";
+import { Evaluations } from "../components/adapter/evaluations.tsx";
 import { Samples } from "../components/adapter/samples.tsx";
 import { UploadDialog } from "../components/adapter/upload.tsx";
 import { AdapterUsage } from "../components/adapter/usage.tsx";
@@ -23,7 +24,10 @@ import { useScope, useSessionContext } from "../session.tsx";
 const REFRESH_MS = 5_000;
 /** While somebody waits for a version to become ready. */
 const SETTLING_MS = 1_000;
-const PARTS = [["", "Versions"], ["call", "Call it"], ["aliases", "Aliases"], ["usage", "Usage"], ["samples", "Samples"], ["deletions", "Deletions"]] as const;
+const PARTS = [
+  ["", "Versions"], ["call", "Call it"], ["aliases", "Aliases"], ["evaluations", "Evaluations"], ["usage", "Usage"], ["samples", "Samples"],
+  ["deletions", "Deletions"],
+] as const;
 
 /** One adapter: its versions, aliases, usage and what was deleted of it. */
 export default function Adapter(): ReactNode {
@@ -79,6 +83,7 @@ function Part({ part, tenant, adapter }: {
 }): ReactNode {
   if (part === "call") return <Calling adapter={adapter} />;
   if (part === "aliases") return <Aliases tenant={tenant} adapter={adapter} />;
+  if (part === "evaluations") return <Evaluations tenant={tenant} adapter={adapter} />;
   if (part === "samples") return <Samples tenant={tenant} adapter={adapter.name} />;
   if (part === "usage") return <AdapterUsage tenant={tenant} adapter={adapter.name} />;
   return <Versions tenant={tenant} adapter={adapter} />;

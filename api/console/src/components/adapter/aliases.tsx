@@ -2,8 +2,11 @@
 
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent, type ReactNode } from "react";
+import { Link } from "react-router";
 import { api } from "../../api/client.ts";
+import { toApiError } from "../../api/errors.ts";
 import type { Adapter, AliasCanary, CanaryLimits } from "../../api/types.ts";
+import { addressOf } from "../../lib/addresses.ts";
 import { DEFAULT_LIMITS, limitsText } from "../../lib/canary.ts";
 import { useScope } from "../../session.tsx";
 import { Button } from "../button.tsx";
@@ -13,6 +16,7 @@ import { Panel } from "../layout.tsx";
 import { EmptyState, ErrorNotice, Loaded } from "../states.tsx";
 import { useToast } from "../toast.tsx";
 import { Time } from "../values.tsx";
+import { AliasGate } from "./alias-gate.tsx";
 import { Shadow } from "./shadow.tsx";
 
 interface Props {
@@ -111,7 +115,8 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
             )}
           </Loaded>
         )}
-        {error !== null && <ErrorNotice error={error} />}
+        {error !== null && <Refusal error={error} tenant={tenant} adapter={adapter.name} />}
+        <AliasGate tenant={tenant} adapter={adapter.name} alias={alias} />
         <Shadow tenant={tenant} adapter={adapter} alias={alias} />
         <AliasHistory tenant={tenant} adapter={adapter} alias={alias} />
       </div>
@@ -124,6 +129,16 @@ function Alias({ tenant, adapter, alias }: Props & { alias: string }): ReactNode
         </ConfirmDialog>
       )}
     </Panel>
+  );
+}
+
+/** What went wrong; evaluations show why a gate did not let the alias move. */
+function Refusal({ error, tenant, adapter }: { error: unknown; tenant: string; adapter: string }): ReactNode {
+  const isGate = ["gate_not_passed", "gate_refused"].includes(toApiError(error).code);
+  return (
+    <ErrorNotice error={error}>
+      {isGate && <div><Link to={addressOf(tenant, adapter, "evaluations")}>Show the evaluations</Link></div>}
+    </ErrorNotice>
   );
 }
 
@@ -210,7 +225,7 @@ function NewAlias({ tenant, adapter }: Props): ReactNode {
           onChange={(event) => setAlias(event.target.value)} />
         <SelectField label="Version" options={versions} value={version}
           onChange={(event) => setVersion(event.target.value)} />
-        {error !== null && <ErrorNotice error={error} />}
+        {error !== null && <Refusal error={error} tenant={tenant} adapter={adapter.name} />}
         <div><Button tone="primary" type="submit" busy={busy}>Set alias</Button></div>
       </form>
     </Panel>
@@ -234,6 +249,10 @@ function AliasHistory({ tenant, adapter, alias }: Props & { alias: string }): Re
                 {change.action}: {change.version === null ? "nothing" : `version ${change.version}`}
                 {change.canary && `, ${change.canary.percent} % to ${change.canary.version}`}
                 {change.canary?.limits && ", watched"}
+                {change.override && `, although its gate was not passed: ${change.override}`}
+                {change.evaluation && (
+                  <> after an <Link to={addressOf(tenant, adapter.name, "evaluations", change.evaluation)}>evaluation</Link></>
+                )}
                 {change.changed_by && <span className="soft"> by {change.changed_by}</span>}
                 {change.reason && <div className="soft">{change.reason}</div>}
               </div>

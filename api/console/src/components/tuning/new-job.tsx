@@ -4,7 +4,7 @@ import { useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent, type ReactNode } from "react";
 import { useNavigate } from "react-router";
 import { api } from "../../api/client.ts";
-import { uploadTrainingFile } from "../../api/training-files.ts";
+import { uploadFile } from "../../api/files.ts";
 import { jobAddress } from "../../lib/addresses.ts";
 import { orderOf } from "../../lib/tuning.ts";
 import { useSession } from "../../session.tsx";
@@ -57,7 +57,7 @@ function useStored(tenant: string): (source: Source | null, keep: (source: Sourc
   return async (source, keep) => {
     if (source === null || source.id !== "") return source?.id ?? null;
     if (source.file === null) return null;
-    const { id } = await uploadTrainingFile(tenant, source.file);
+    const { id } = await uploadFile(tenant, "fine-tune", source.file);
     await client.invalidateQueries({ queryKey: ["training-files", tenant] });
     keep({ id, file: null });
     return id;

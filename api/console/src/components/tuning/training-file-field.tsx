@@ -3,7 +3,7 @@
 import { useQuery } from "@tanstack/react-query";
 import type { ChangeEvent, ReactNode } from "react";
 import { api } from "../../api/client.ts";
-import { MAX_FILE_BYTES, type TrainingFile } from "../../api/training-files.ts";
+import { MAX_FILE_BYTES, type TenantFile } from "../../api/files.ts";
 import { bytes, dateTime, isoOf } from "../../lib/format.ts";
 import { Field, SelectField } from "../form.tsx";
 
@@ -54,6 +54,6 @@ export function TrainingFileField({ label, tenant, source, onChange, optional = 
   );
 }
 
-function describe({ filename, bytes: size, created_at: createdAt }: TrainingFile): string {
+function describe({ filename, bytes: size, created_at: createdAt }: TenantFile): string {
   return `${filename}, ${bytes(size)}, ${dateTime(isoOf(createdAt))}`;
 }
