@@ -70,7 +70,7 @@ LIKELY_SEEDS = {
     "ends_leases_under_a_step_in_flight": 11,
     "forgets_pins_that_failed_once": 14,
     "forgets_the_parent": 14,
-    "leases_what_moves": 88,
+    "leases_what_moves": 13,
     "moves_without_a_new_row": 11,
     "suspects_nobody_of_the_step_before": 37,
 }
