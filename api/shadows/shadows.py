@@ -41,6 +41,10 @@ NUM_AT_ONCE = 2
 """Copies in the engine: others wait in memory, and then are dropped."""
 
 
+IS_WAITING = "adapter_loading"
+"""Of a copy that the engine has held back for so long, too."""
+
+
 class Shadows:
     """One per server."""
 
@@ -87,7 +91,8 @@ class Shadows:
         try:
             text, num_tokens = await self._generate(copy_of(live.order, live.shadow.version, held))
         except (ApiError, EngineError) as exc:
-            if not is_of_version(as_api_error(exc).code):
+            code = as_api_error(exc).code
+            if code == IS_WAITING or not is_of_version(code):
                 log.info("shadow_dropped", version=live.shadow.version.pinned, error=str(exc))
                 return "dropped"
             await self._add(live, None)

@@ -179,6 +179,7 @@ class Failing:
     [
         (ApiError("adapter_load_failed"), "failed", 1),
         (ApiError("engine_unavailable"), "dropped", 0),
+        (ApiError("adapter_loading"), "dropped", 0),
         (ApiError("classifier_only"), "dropped", 0),
         (DatabaseUnavailable(), "dropped", 0),
         (ValueError("a defect"), "dropped", 0),
