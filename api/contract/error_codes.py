@@ -388,7 +388,10 @@ SERVER_CODES: Mapping[str, ErrorCode] = {
         503, "The engine stopped while this request ran; send it again.", True
     ),
     "overloaded": ErrorCode(
-        503, "The queue is full, or the request cannot finish by its deadline.", True
+        503,
+        "The queue is full, or the request cannot finish by its deadline or begin in time for the "
+        "server's TTFT target.",
+        True,
     ),
     "too_many_connections": ErrorCode(
         503, "All connections that the server's limit of open files allows are in use.", True

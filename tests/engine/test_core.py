@@ -13,7 +13,14 @@ import torch
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.execution.sampler import sample_tokens
-from loraplex.engine.messages import Abort, DeleteAdapter, FinishReason, GenerationRequest, Submit
+from loraplex.engine.messages import (
+    Abort,
+    DeleteAdapter,
+    FinishReason,
+    GenerationRequest,
+    LatencyTargets,
+    Submit,
+)
 from loraplex.engine.model.linear import ProjectionSlice
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.step_costs import StepCosts
@@ -327,6 +334,33 @@ def test_a_request_that_cannot_run_ends_with_its_code(
     assert end is not None
     assert end.error is not None
     assert end.error.code == code
+
+
+def test_a_ttft_target_refuses_what_its_tenants_others_keep_waiting(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    engine = LocalEngine(
+        tiny_base, tmp_path, max_num_seqs=1, target_ttft_ms=1.0, target_itl_ms=500.0
+    )
+    assert engine.core.info.latency_targets == LatencyTargets(0.001, 0.5)
+    engine.submit([1, 2, 3], max_tokens=40, ignore_eos=True)
+    engine.run()  # what steps cost and how long outputs are is known
+    running, waiting, refused = (_submit_and_step(engine, "loud") for _ in range(3))
+    quiet = _submit_and_step(engine, "quiet")
+    engine.run()
+    end = engine.answers[refused].finished
+    assert end is not None
+    assert end.error is not None
+    assert end.error.code == "overloaded"
+    assert end.error.retry_after_seconds == 1.0
+    assert all(engine.tokens([running, waiting, quiet]))
+    engine.close()
+
+
+def _submit_and_step(engine: LocalEngine, tenant_id: str) -> str:
+    request_id = engine.submit([1, 2, 3], tenant_id=tenant_id, max_tokens=40, ignore_eos=True)
+    engine.step()
+    return request_id
 
 
 def test_the_first_token_id_beyond_the_vocabulary_is_refused_and_the_last_one_served(
