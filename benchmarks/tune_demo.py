@@ -49,7 +49,7 @@ from support.tuning_jobs import ENDED, upload
 TENANT = "initech"
 ADAPTER = "reports"
 NUM_EXAMPLES, NUM_EPOCHS = 1_600, 2
-NUM_WRONG_EXAMPLES = 160
+NUM_WRONG_EXAMPLES = 480
 LEARNING_RATE_MULTIPLIER = 15
 """A small base needs a high rate: 3e-3, that of the demo's own adapters."""
 NUM_CASES = 100
