@@ -110,3 +110,17 @@ def test_a_shadow_is_shown_with_its_comparison_and_ended(
         assert grave_violations(phone.page, COLORS) == []
     shadow.get_by_role("button", name="End shadow").click()
     expect(shadow).to_have_count(0)
+
+
+def test_a_shadow_is_set(owner: Visitor, page: Page) -> None:
+    owner.open(PAGE)
+    page.get_by_role("button", name="Set a shadow").click()
+    dialog = page.get_by_role("dialog", name="Shadow of prod")
+    expect(dialog.get_by_label("Version")).to_have_text("Version 2")
+    dialog.get_by_label("Percent of the requests").fill("2.5")
+    assert grave_violations(page) == []
+    dialog.get_by_role("button", name="Set shadow").click()
+    shadow = page.get_by_role("region", name="Shadow of prod")
+    expect(shadow).to_contain_text("version 2 answers copies of 2.5 % of the requests")
+    shadow.get_by_role("button", name="End shadow").click()
+    expect(page.get_by_role("button", name="Set a shadow")).to_be_visible()

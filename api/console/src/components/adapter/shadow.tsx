@@ -1,17 +1,18 @@
 /** A version that answers copies of an alias's requests, and how its answers compare. */
 
 import { useQuery, useQueryClient } from "@tanstack/react-query";
-import { useState, type ReactNode } from "react";
+import { useState, type FormEvent, type ReactNode } from "react";
 import { api } from "../../api/client.ts";
 import { ApiError } from "../../api/errors.ts";
 import type { Adapter, ShadowView } from "../../api/types.ts";
 import { useScope } from "../../session.tsx";
 import { Button } from "../button.tsx";
+import { FormDialog } from "../form-dialog.tsx";
+import { SelectField, TextField } from "../form.tsx";
 import { ErrorNotice, Loaded } from "../states.tsx";
 
 const ROUTE = "/v1/adapters/{name}/aliases/{alias}/shadow";
 
-/** Nothing if the alias has no shadow: one is set on the command line. */
 export function Shadow({ tenant, adapter, alias }: {
   tenant: string;
   adapter: Adapter;
@@ -20,6 +21,8 @@ export function Shadow({ tenant, adapter, alias }: {
   const { may } = useScope();
   const client = useQueryClient();
   const [error, setError] = useState<unknown>(null);
+  const [isSetting, setSetting] = useState(false);
+  const others = adapter.versions.filter(({ state, version }) => state === "ready" && version !== adapter.aliases[alias]);
   const path = { name: adapter.name, alias };
   const queryKey = ["adapter", tenant, adapter.name, "alias", alias, "shadow"];
   const query = useQuery({
@@ -43,7 +46,18 @@ export function Shadow({ tenant, adapter, alias }: {
   };
   return (
     <Loaded query={query}>
-      {(shadow) => shadow && (
+      {(shadow) => shadow === null ? others.length > 0 && may("adapters:write") && (
+        <div>
+          <Button small onClick={() => setSetting(true)}>Set a shadow</Button>
+          {isSetting && (
+            <ShadowDialog alias={alias} versions={others.map(({ version }) => version)} onClose={() => setSetting(false)}
+              onSet={async (body) => {
+                await api("put", ROUTE, { path, body, tenant });
+                await client.invalidateQueries({ queryKey });
+              }} />
+          )}
+        </div>
+      ) : (
         <section aria-label={`Shadow of ${alias}`}>
           <p>
             Shadow: version {shadow.version} answers copies of {shadow.percent} % of the requests.
@@ -54,6 +68,25 @@ export function Shadow({ tenant, adapter, alias }: {
         </section>
       )}
     </Loaded>
+  );
+}
+
+function ShadowDialog({ alias, versions, onSet, onClose }: {
+  alias: string;
+  versions: number[];
+  onSet: (body: { version: number; percent: number }) => Promise<void>;
+  onClose: () => void;
+}): ReactNode {
+  const submit = (event: FormEvent<HTMLFormElement>): Promise<void> => {
+    const form = new FormData(event.currentTarget);
+    return onSet({ version: Number(form.get("version")), percent: Number(form.get("percent")) });
+  };
+  return (
+    <FormDialog title={`Shadow of ${alias}`} action="Set shadow" onSubmit={submit} onClose={onClose}>
+      <p>The version answers copies of requests while the engine is idle. No caller gets its answers; their tokens are charged.</p>
+      <SelectField label="Version" name="version" options={versions.map((version) => [String(version), `Version ${version}`])} />
+      <TextField label="Percent of the requests" name="percent" type="number" required min={0.01} max={100} step="any" defaultValue={5} />
+    </FormDialog>
   );
 }
 
