@@ -58,4 +58,4 @@ def _count_rows(
     session: PlatformSession, table: type[WebhookEndpoint | Sample]
 ) -> Mapping[str, int]:
     query = select(table.secret_id, func.count()).group_by(table.secret_id)
-    return dict(session.execute(query).tuples().all())
+    return dict(session.execute(query).all())

@@ -78,7 +78,7 @@ def list_classifier_ids(session: TenantSession, base_id: str) -> set[str]:
         .where(AdapterVersion.state == VersionState.READY, AdapterVersion.base_id == base_id)
         .order_by(AdapterVersion.number)
     )
-    newest: dict[str, bool] = dict(session.execute(query).tuples().all())
+    newest: dict[str, bool] = dict(session.execute(query).all())
     return {adapter_id for adapter_id, is_classifier in newest.items() if is_classifier}
 
 

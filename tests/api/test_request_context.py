@@ -10,8 +10,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from loraplex.api.control_plane.control_plane import ControlPlane
 from loraplex.api.http.request_context import RequestContext
 from loraplex.api.server.readiness import Readiness
+from loraplex.api.telemetry.canary_watch import CanaryWatch
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.process.client import EngineClient
 
@@ -34,6 +36,7 @@ class Exchange:
             request_log=None,
             refusals=None,
             overview=None,
+            canary_watch=CanaryWatch(cast(ControlPlane, None), self.metrics),
             settings=settings,
         )
         state = SimpleNamespace(runtime=runtime)

@@ -20,6 +20,7 @@ from loraplex.api.control_plane.refusals import Refusals
 from loraplex.api.http.request_context import RequestContext
 from loraplex.api.server.readiness import Readiness
 from loraplex.api.telemetry import tracing
+from loraplex.api.telemetry.canary_watch import CanaryWatch
 from loraplex.api.telemetry.memories import Memories
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.api.telemetry.overview import Overview
@@ -151,6 +152,7 @@ def test_the_outermost_layer_writes_a_span_per_request_of_the_api(
         settings=SimpleNamespace(allowed_hosts=None, trusted_proxies=()),
         overview=Overview(cast(ControlPlane, None), cast(Memories, None), "server"),
         refusals=Refusals(cast(ControlPlane, None)),
+        canary_watch=CanaryWatch(cast(ControlPlane, None), metrics),
     )
     scope = {
         "type": "http",
