@@ -135,14 +135,14 @@ def test_the_shown_code_gets_the_same_answer(owner: Visitor, page: Page, seeded:
 
 def test_a_sum_of_adapters_is_asked_by_its_name(owner: Visitor, page: Page) -> None:
     model = page.get_by_label("Model", exact=True)
-    model.fill("sql+assist")
+    model.fill("sql+js")
     suggested = page.locator("datalist option")
-    expect(suggested.first).to_have_attribute("value", re.compile(r"sql\+assistant"))
-    model.fill("sql+assistant:0.5")
-    assert ask(page)["model"] == "sql+assistant:0.5"
+    expect(suggested.first).to_have_attribute("value", re.compile(r"sql\+json"))
+    model.fill("sql+json:0.5")
+    assert ask(page)["model"] == "sql+json:0.5"
     answered(owner)
     expect(page.locator(".turn-reply").first).to_be_visible()
-    expect(page.locator("main")).to_contain_text(re.compile(r"sql@\d+\+acme/assistant@\d+:0\.5"))
+    expect(page.locator("main")).to_contain_text(re.compile(r"sql@\d+\+acme/json@\d+:0\.5"))
 
 
 def test_every_parameter_is_sent_as_it_was_set(owner: Visitor, page: Page) -> None:

@@ -15,15 +15,11 @@ export function useRested<T>(value: T, ms = 250): T {
 export function useParam(name: string, initial = ""): [string, (value: string) => void] {
   const [params, setParams] = useSearchParams();
   const set = (value: string): void => {
-    setParams(
-      (before) => {
-        const after = new URLSearchParams(before);
-        if (value === initial) after.delete(name);
-        else after.set(name, value);
-        return after;
-      },
-      { replace: true },
-    );
+    // The router gives those of the last rendering, without a change that came since.
+    const after = new URLSearchParams(window.location.search);
+    if (value === initial) after.delete(name);
+    else after.set(name, value);
+    setParams(after, { replace: true });
   };
   return [params.get(name) ?? initial, set];
 }
