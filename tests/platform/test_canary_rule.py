@@ -172,7 +172,8 @@ def test_the_bound_is_the_normal_mixtures() -> None:
         sums = bound(num) * math.sqrt(num)
         drifts = np.linspace(-3, 3, 2_000_001)
         prior = np.exp(-10 * drifts**2) * math.sqrt(20 / (2 * math.pi))
-        ratio = np.trapezoid(np.exp(drifts * sums - num * drifts**2 / 2) * prior, drifts)
+        ratios = np.exp(drifts * sums - num * drifts**2 / 2) * prior
+        ratio = ratios.sum() * (drifts[1] - drifts[0])  # it is zero at both ends
         assert ratio == pytest.approx(1 / (2 * FALSE_ALARMS / 5), rel=1e-4)
 
 
