@@ -23,6 +23,8 @@ _LAYER = "model.layers.1.self_attn"
 _HEAD = 16
 _PLACES = slice(1, 1 + _HEAD)
 """Of the code in the residual stream."""
+_VALUE = 100 * LOUDNESS
+"""Few tokens of a long prompt may have it, and the attention reads the mean of all."""
 _BLOCK_BYTES = 8192
 _INVOCATION = (5, 6)
 _TOKENS = range(74, 250)
@@ -58,7 +60,7 @@ def make_kv_adapter(base: Path, path: Path, *, marker: int, rank: int = 1, **set
     file = path / "adapter_model.safetensors"
     tensors = {name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}
     tensors[f"base_model.model.{target}.lora_A.weight"][0, 0] = 1
-    tensors[f"base_model.model.{target}.lora_B.weight"][:_HEAD, 0] = LOUDNESS * code(marker)
+    tensors[f"base_model.model.{target}.lora_B.weight"][:_HEAD, 0] = _VALUE * code(marker)
     save_file(tensors, file, metadata={"format": "pt"})
     return path
 
