@@ -103,7 +103,7 @@ def shadow(
 ) -> None:
     """Show how an alias's shadow compares, or set or end it.
 
-    A shadow answers copies of the alias's requests; nobody gets its answers.
+    A shadow answers copies of the alias's requests. Its answers are not sent to callers.
     """
     path = api_path("adapters", name, "aliases", alias, "shadow")
     if is_ended and version is not None:
