@@ -22,7 +22,7 @@ const GROUPS: readonly (readonly [string, readonly string[]])[] = [
     "prefix_caching", "attention_window", "attention_sinks",
   ]],
   ["Batches and speed", [
-    "max_num_seqs", "max_num_batched_tokens", "target_itl_ms", "async_scheduling", "enforce_eager", "num_threads",
+    "max_num_seqs", "max_num_batched_tokens", "target_itl_ms", "target_ttft_ms", "async_scheduling", "enforce_eager", "num_threads",
     "num_loader_threads", "loader_duty",
   ]],
   ["Speculative decoding", ["speculation", "max_draft_tokens", "acceptance"]],
@@ -36,7 +36,7 @@ const GROUPS: readonly (readonly [string, readonly string[]])[] = [
     "data_dir", "database", "store", "disk_cache_bytes", "disk_reserve_bytes", "staging_bytes", "staging_tenant_bytes",
     "stale_seconds",
   ]],
-  ["Retention", ["request_log_days", "upload_days", "file_days", "response_days"]],
+  ["Retention", ["request_log_days", "upload_days", "file_days", "response_days", "sample_days"]],
   ["Access and connections", [
     "secret", "secret_previous", "allowed_hosts", "trusted_proxies", "ssl_certfile", "ssl_keyfile", "reader_patience_seconds",
     "drain_seconds",
@@ -85,9 +85,11 @@ const TITLES: Readonly<Record<string, string>> = {
   loader_duty: "CPU share of loading", max_full_matrix_mib: "largest full matrices", max_pins: "pins of a tenant", max_queued: "queued requests",
   max_queued_per_tenant: "queued requests of a tenant", memory_bytes: "memory limit", metrics_networks: "networks that read metrics",
   num_loader_threads: "loader threads", num_local_ranks: "ranks on this host", num_threads: "CPU threads", otel: "OpenTelemetry spans",
-  reader_patience_seconds: "patience with slow readers", response_days: "stored responses", secret_previous: "previous secrets",
+  reader_patience_seconds: "patience with slow readers", response_days: "stored responses", sample_days: "samples of requests",
+  secret_previous: "previous secrets",
   staging_bytes: "space for uploads", staging_tenant_bytes: "space for uploads of a tenant", stale_seconds: "without the database",
-  swap_bytes: "swap space", target_itl_ms: "target inter-token latency", tenant_cap: "largest share of a tenant", upload_days: "closed uploads", vllm_metrics: "metrics under vLLM's names",
+  swap_bytes: "swap space", target_itl_ms: "target inter-token latency", target_ttft_ms: "target time to first token",
+  tenant_cap: "largest share of a tenant", upload_days: "closed uploads", vllm_metrics: "metrics under vLLM's names",
 };
 
 const WORDS: Readonly<Record<string, string>> = {
