@@ -100,7 +100,7 @@ class PlatformMemoryViews:
         )
 
     def _extent(self, use: ExtentUse, offset: int | None, order: int | None) -> ExtentView:
-        adapter, version, names = self._name(use.key)
+        adapter, version, names, composition = self._name(use.key)
         return ExtentView(
             offset=offset,
             bytes=use.num_bytes,
@@ -108,6 +108,7 @@ class PlatformMemoryViews:
             adapter=adapter,
             version=version,
             names=names,
+            composition=composition,
             digest=use.key.digest,
             state=use.state,
             pinned=use.is_pinned,
@@ -132,30 +133,49 @@ class PlatformMemoryViews:
     def _cached(
         self, key: AdapterKey, num_bytes: int, is_pinned: bool, num_leases: int
     ) -> CachedAdapterView:
-        adapter, version, names = self._name(key)
+        adapter, version, names, composition = self._name(key)
         return CachedAdapterView(
             tenant=self._tenant(key.tenant_id),
             adapter=adapter,
             version=version,
             names=names,
+            composition=composition,
             digest=key.digest,
             bytes=num_bytes,
             pinned=is_pinned,
             leases=num_leases,
         )
 
-    def _name(self, key: AdapterKey | None) -> tuple[str | None, int | None, list[str]]:
-        """The first adapter and version with this content, and all of them; of a composition, those
-        of all its adapters."""
+    def _name(self, key: AdapterKey | None) -> tuple[str | None, int | None, list[str], str | None]:
+        """The first adapter and version with this content, the names of all of them, and what a
+        composition is made of.
+
+        The names of a composition are those of all its adapters.
+        """
         parts = () if key is None else key.parts
         found = [content for part in parts for content in self._contents.get(part, [])]
         if not found:
-            return None, None, []
-        names = [f"{content.adapter_name}@{content.number}" for content in found]
-        return found[0].adapter_name, found[0].number, names
+            return None, None, [], None
+        names = list(map(_versioned, found))
+        return found[0].adapter_name, found[0].number, names, self._composition(key)
+
+    def _composition(self, key: AdapterKey | None) -> str | None:
+        """`a@3+b@1:0.5`; of an adapter that was just deleted, its digest."""
+        if key is None or not key.members:
+            return None
+        contents = [self._contents.get(part, []) for part in key.parts]
+        return "+".join(
+            (_versioned(named[0]) if named else member.digest)
+            + ("" if member.weight == 1.0 else f":{member.weight!r}")
+            for member, named in zip(key.members, contents, strict=True)
+        )
 
     def _tenant(self, tenant_id: str) -> str:
         return self._slugs.get(tenant_id, "")
+
+
+def _versioned(content: LiveContent) -> str:
+    return f"{content.adapter_name}@{content.number}"
 
 
 class OwnMemoryViews(PlatformMemoryViews):

@@ -26,7 +26,10 @@ class ExtentView(AnswerModel):
     first by name."""
     version: int | None
     names: Sequence[str]
-    """Every version with this content, as `name@version`."""
+    """Every version with this content, as `name@version`; of a composition, those of all its
+    adapters."""
+    composition: str | None
+    """All adapters of a composition with their weights; null: one adapter."""
     digest: str
     state: str
     """`leased` by running requests, `idle`, or `loading`."""
@@ -61,7 +64,10 @@ class KvUseView(AnswerModel):
     """Null for the base model, like the version."""
     version: int | None
     names: Sequence[str]
-    """Every version with this content, as `name@version`."""
+    """Every version with this content, as `name@version`; of a composition, those of all its
+    adapters."""
+    composition: str | None
+    """All adapters of a composition with their weights; null: one adapter."""
     blocks: int
 
 
@@ -90,7 +96,10 @@ class CachedAdapterView(AnswerModel):
     adapter: str | None
     version: int | None
     names: Sequence[str]
-    """Every version with this content, as `name@version`."""
+    """Every version with this content, as `name@version`; of a composition, those of all its
+    adapters."""
+    composition: str | None
+    """All adapters of a composition with their weights; null: one adapter."""
     digest: str
     bytes: int
     pinned: bool

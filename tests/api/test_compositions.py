@@ -137,3 +137,26 @@ def test_with_a_member_the_composition_ends(server: ServerUnderTest, adapters: l
     check_envelope(complete(caller, "bot+polite"), "model_not_found")
     wait_for(lambda: residents() == [["bot@1"]])
     assert complete(caller, "bot").is_success
+
+
+def test_the_memory_view_tells_a_composition_from_adapters_of_one_content(
+    server: ServerUnderTest, adapters: list[Path]
+) -> None:
+    caller = server.make_caller("mixer")
+    for name, folder in (("bot", adapters[0]), ("again", adapters[0]), ("polite", adapters[1])):
+        caller.push(folder, name)
+    assert complete(caller, "bot+polite:0.5").is_success
+
+    def extents() -> list[dict[str, Any]]:
+        memory = caller.http.get("/v1/memory").json()["servers"][0]
+        listed: list[dict[str, Any]] = memory["device"]["extents"]
+        return listed
+
+    def composed() -> list[dict[str, Any]]:
+        return [extent for extent in extents() if extent["composition"] is not None]
+
+    (extent,) = wait_for(composed)
+    assert set(extent["composition"].split("+")) == {"again@1", "polite@1:0.5"}
+    assert set(extent["names"]) == {"again@1", "bot@1", "polite@1"}
+    adapters_alone = [set(each["names"]) for each in extents() if each["composition"] is None]
+    assert {"again@1", "bot@1"} in adapters_alone

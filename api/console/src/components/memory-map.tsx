@@ -25,9 +25,9 @@ export function extentKey(extent: Extent): string {
   return `${extent.tenant} ${extent.digest}`;
 }
 
-/** The names of the versions with this content; the digest of one that was just deleted. */
-export function extentName(extent: { names: readonly string[]; digest: string }): string {
-  return extent.names.join(", ") || extent.digest.slice(0, 12);
+/** The names of the versions with this content, or a composition; the digest of one that was just deleted. */
+export function extentName(extent: { names: readonly string[]; composition: string | null; digest: string }): string {
+  return extent.composition ?? (extent.names.join(", ") || extent.digest.slice(0, 12));
 }
 
 /** When it goes if room is needed: 1 is the first; null stays. */

@@ -209,13 +209,13 @@ function Extents({ extents, hasOrder, chosen, colors }: {
   );
 }
 
-/** Every version with this content: one copy serves all of them. */
+/** Every version with this content, since one copy serves all of them, or the composition. */
 function Named({ entry, color }: { entry: Extent | CachedAdapter; color: number }): ReactNode {
   return (
     <span className="named">
       <span className="swatch" style={{ background: seriesColor(color) }} />
       <span>
-        {entry.names.length === 0 ? `${entry.tenant}/${extentName(entry)}` : entry.names.map((name) => (
+        {entry.composition !== null || entry.names.length === 0 ? `${entry.tenant}/${extentName(entry)}` : entry.names.map((name) => (
           <Link key={name} to={versionAddress(entry.tenant, name)}>{entry.tenant}/{name}</Link>
         ))}
       </span>
@@ -249,7 +249,7 @@ function Kv({ kv }: { kv: ServerMemory["kv"] }): ReactNode {
               <tbody>
                 {users.slice(0, MAX_ROWS).map((user) => (
                   <tr key={`${user.tenant} ${user.adapter} ${user.version}`}>
-                    <td>{user.tenant}/{user.adapter === null ? "the base model" : user.names.join(", ")}</td>
+                    <td>{user.tenant}/{user.adapter === null ? "the base model" : (user.composition ?? user.names.join(", "))}</td>
                     <td className="end">{count(user.blocks)}</td>
                     <td className="end">{bytes(user.blocks * kv.bytes_per_block)}</td>
                   </tr>
