@@ -13,7 +13,7 @@ from sqlalchemy import select
 from loraplex.adapters.failpoints import BATCH_FAILPOINTS, VARIABLE
 from loraplex.platform.models import JobLease, UsageRecord
 from support.batches import completions, create, ended, jsonl, lines_of
-from support.server import FAKE_ENGINE, Caller, ServerUnderTest, serving
+from support.server import FAKE_ENGINE, Caller, ServerUnderTest, live_until, serving
 
 pytestmark = pytest.mark.slow
 
@@ -47,36 +47,41 @@ def check_exact(server: ServerUnderTest, caller: Caller, client: OpenAI, batch_i
         )
 
 
-@pytest.mark.parametrize("point", [each for each in BATCH_FAILPOINTS if each != "files.removed"])
-def test_a_kill_between_two_effects_of_a_batch_leaves_it_exact(
-    tiny_base: Path, tmp_path: Path, point: str
-) -> None:
-    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE, **{VARIABLE: point}) as armed:
+def test_a_batch_that_is_killed_after_each_effect_is_exact(tiny_base: Path, tmp_path: Path) -> None:
+    """Each start of the server resumes it, comes to the next failpoint, and is killed there."""
+    checked, *later = [point for point in BATCH_FAILPOINTS if point.startswith("batches.")]
+    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE, **{VARIABLE: checked}) as armed:
         caller = armed.make_caller("acme")
-        batch_id = ""
-        try:
-            batch_id = create(caller.openai.with_options(max_retries=0), lines()).id
-        except APIConnectionError:
-            assert point == "files.stored"
+        batch_id = create(caller.openai, lines()).id
         assert armed.process.wait(60) == -signal.SIGKILL
-    end_leases(armed)
+    for point in later:
+        live_until(point, tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE)
     with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key=caller.key)
-        if not batch_id:
-            assert list(client.files.list()) == [], "what was not acknowledged is not there"
-            batch_id = create(client, lines()).id
         check_exact(server, caller, client, batch_id)
 
 
-def test_a_file_whose_deletion_was_killed_is_gone(tiny_base: Path, tmp_path: Path) -> None:
-    armed_at = {VARIABLE: "files.removed"}
-    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE, **armed_at) as armed:
-        caller = armed.make_caller("acme")
-        client = caller.openai.with_options(max_retries=0)
-        file = client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+def test_a_file_whose_upload_or_deletion_was_killed_is_not_there(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    """Nothing of an upload that was not acknowledged, and nothing of a deletion's file."""
+
+    def upload(client: OpenAI) -> str:
+        return client.files.create(file=("in.jsonl", b"{}"), purpose="batch").id
+
+    stored, removed = ({VARIABLE: point} for point in ("files.stored", "files.removed"))
+    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE, **stored) as server:
+        caller = server.make_caller("acme")
         with pytest.raises(APIConnectionError):
-            client.files.delete(file.id)
-        armed.process.wait(60)
+            upload(caller.openai)
+        assert server.process.wait(60) == -signal.SIGKILL
+    with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE, **removed) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key=caller.key, max_retries=0)
+        assert list(client.files.list()) == []
+        file_id = upload(client)
+        with pytest.raises(APIConnectionError):
+            client.files.delete(file_id)
+        assert server.process.wait(60) == -signal.SIGKILL
     with serving(tiny_base, tmp_path, *NAME, engine=FAKE_ENGINE) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key=caller.key)
         assert list(client.files.list()) == []

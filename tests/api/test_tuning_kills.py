@@ -13,7 +13,7 @@ from openai import OpenAI
 
 from loraplex.adapters.failpoints import TUNING_FAILPOINTS, VARIABLE
 from support.mortal_server import is_alive
-from support.server import Caller, ServerUnderTest, serving
+from support.server import Caller, ServerUnderTest, live_until, serving
 from support.tuning_jobs import create, ended, examples, num_tokens, trained_tokens, trainers
 from support.waiting import wait_for
 
@@ -31,14 +31,15 @@ def check_exact(server: ServerUnderTest, caller: Caller, job_id: str) -> None:
     assert job.trained_tokens == num_tokens(NUM_EXAMPLES) == trained_tokens(server, caller)
 
 
-@pytest.mark.parametrize("point", TUNING_FAILPOINTS)
-def test_a_kill_between_two_effects_of_a_job_leaves_it_exact(
-    tiny_base: Path, tmp_path: Path, point: str
-) -> None:
-    with serving(tiny_base, tmp_path, *NAME, **TRAINER, **{VARIABLE: point}) as armed:
+def test_a_job_that_is_killed_after_each_effect_is_exact(tiny_base: Path, tmp_path: Path) -> None:
+    """Each start of the server resumes it, comes to the next failpoint, and is killed there."""
+    begun, *later = TUNING_FAILPOINTS
+    with serving(tiny_base, tmp_path, *NAME, **TRAINER, **{VARIABLE: begun}) as armed:
         caller = armed.make_caller("acme")
         job_id = create(caller.openai, examples("", NUM_EXAMPLES)).id
         assert armed.process.wait(120) == -signal.SIGKILL
+    for point in later:
+        live_until(point, tiny_base, tmp_path, *NAME, **TRAINER)
     with serving(tiny_base, tmp_path, *NAME, **TRAINER) as server:
         check_exact(server, caller, job_id)
 

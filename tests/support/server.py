@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from openai import AsyncOpenAI, OpenAI
 from sqlalchemy import delete
 
+from loraplex.adapters.failpoints import VARIABLE
 from loraplex.api.client.api_client import ApiClient
 from loraplex.api.client.local_adapter import read_adapter
 from loraplex.api.client.progress import Progress
@@ -175,18 +177,8 @@ def serving(
     3 s of CPU time more and is for tests of how it starts. FAKE_ENGINE is for tests that do not
     depend on a model's output.
     """
-    data_dir.mkdir(exist_ok=True)
-    environment = {**database_environment(data_dir), **environment}
-    settings = Settings(data_dir=data_dir, database=environment.get("LORAPLEX_DATABASE"))
-    log = data_dir / "server.log"
-    if engine == FAKE_ENGINE:  # it leaves files in the base's folder
-        base = shutil.copytree(base, data_dir / base.name, dirs_exist_ok=True)
-        options = ("--speculation", "off", *options)
-    where = ["--data-dir", str(data_dir), "--port", "0"]
-    log.touch()
-    num_old_bytes = log.stat().st_size
-    arguments = ["serve", "--model", str(base), *where, *SMALL, *options]
-    process = _start(program, arguments, child_environment(**environment), log, engine)
+    launched = _launch(base, data_dir, options, program, engine, environment)
+    process, settings, log, num_old_bytes = launched
     callers: list[Caller] = []
     with ending_with_this_process(process):
         try:
@@ -200,6 +192,57 @@ def serving(
             process.terminate()
             process.wait(60)
             assert leaks(log.read_bytes()) == [], "the log holds what nobody may read there"
+
+
+class _Launched(NamedTuple):
+    """The process of a server that may not serve yet."""
+
+    process: subprocess.Popen[bytes] | ForkedServer
+    settings: Settings
+    log: Path
+    num_old_bytes: int
+    """Of earlier servers in the log."""
+
+
+def _launch(
+    base: Path,
+    data_dir: Path,
+    options: Sequence[str],
+    program: Sequence[str] | None,
+    engine: str | None,
+    environment: Mapping[str, str],
+) -> _Launched:
+    data_dir.mkdir(exist_ok=True)
+    environment = {**database_environment(data_dir), **environment}
+    settings = Settings(data_dir=data_dir, database=environment.get("LORAPLEX_DATABASE"))
+    log = data_dir / "server.log"
+    if engine == FAKE_ENGINE:  # it leaves files in the base's folder
+        base = shutil.copytree(base, data_dir / base.name, dirs_exist_ok=True)
+        options = ("--speculation", "off", *options)
+    where = ["--data-dir", str(data_dir), "--port", "0"]
+    log.touch()
+    num_old_bytes = log.stat().st_size
+    arguments = ["serve", "--model", str(base), *where, *SMALL, *options]
+    process = _start(program, arguments, child_environment(**environment), log, engine)
+    return _Launched(process, settings, log, num_old_bytes)
+
+
+def live_until(
+    point: str,
+    base: Path,
+    data_dir: Path,
+    *options: str,
+    engine: str | None = None,
+    **environment: str,
+) -> None:
+    """Run a server that resumes what another one has left, until it is killed at this failpoint.
+
+    It may be before it serves. The rest as in `serving`. Fails if the failpoint is not reached.
+    """
+    armed = {**environment, VARIABLE: point}
+    process = _launch(base, data_dir, options, None, engine, armed).process
+    with ending_with_this_process(process):
+        assert process.wait(120) == -signal.SIGKILL, f"{point} was not reached"
 
 
 def _start(
