@@ -12,6 +12,8 @@ import pytest
 FOLDER = Path(__file__).parents[1]
 FIRST = (
     "engine/ranks/test_rank_processes.py",
+    "engine/ranks/test_rank_hosts.py",
+    "engine/tuning/test_process.py",
     "benchmarks/test_small_benchmarks.py",
 )
 
