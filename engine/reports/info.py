@@ -17,21 +17,9 @@ def describe_engine(
 ) -> EngineInfo:
     dtype = str(base.dtype).removeprefix("torch.")
     ends = base.packed_ends
-    windowed = config.attention_window is not None
     return EngineInfo(
         base_id=base.layout.base_id,
-        runtime_id=compute_runtime_id(
-            base.layout.base_id,
-            quantization=config.quantization,
-            quantization_group_size=config.quantization_group_size,
-            quantization_exclude=config.quantization_exclude,
-            embedding_quantization=config.embedding_quantization,
-            dtype=dtype,
-            kv_dtype=config.kv_dtype,
-            attention_window=config.attention_window,
-            attention_sinks=config.attention_sinks if windowed else 0,
-            tensor_parallel_size=config.tensor_parallel_size,
-        ),
+        runtime_id=served_runtime_id(config, base),
         layout=base.layout,
         model_type=base.config.model_type,
         num_parameters=base.num_parameters,
@@ -58,6 +46,23 @@ def describe_engine(
         serves_grammars=serves_grammars,
         kv_policy_obstacle=_kv_policy_obstacle(config, base, plan),
         embedding_size=base.embedding_size,
+    )
+
+
+def served_runtime_id(config: EngineConfig, base: BaseModel) -> str:
+    """The namespace of what depends on the base as this engine serves it."""
+    windowed = config.attention_window is not None
+    return compute_runtime_id(
+        base.layout.base_id,
+        quantization=config.quantization,
+        quantization_group_size=config.quantization_group_size,
+        quantization_exclude=config.quantization_exclude,
+        embedding_quantization=config.embedding_quantization,
+        dtype=str(base.dtype).removeprefix("torch."),
+        kv_dtype=config.kv_dtype,
+        attention_window=config.attention_window,
+        attention_sinks=config.attention_sinks if windowed else 0,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
 
 
