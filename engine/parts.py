@@ -36,7 +36,7 @@ from .ranks.leader_kv_cache import LeaderKvCache
 from .ranks.leader_runner import LeaderRunner
 from .ranks.rank_group import RankGroup, open_group
 from .ranks.rank_threads import threads_per_rank
-from .reports.info import served_runtime_id
+from .runtime_id import served_runtime_id
 from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model

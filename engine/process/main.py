@@ -1,9 +1,9 @@
 """The engine process: `python -m loraplex.engine.process.main SOCKET HEARTBEAT CONFIG`.
 
 CONFIG is an EngineConfig as JSON, SOCKET the descriptor of one end of a pair, HEARTBEAT the file in
-which the parent watches progress. Standard input carries the key of prefixes on disk and nothing else; its
-end means that the parent has exited. No child outlives the parent. SIGTERM ends the process at once;
-draining is the parent's task.
+which the parent watches progress. Standard input carries the key of prefixes on disk and nothing
+else; its end means that the parent has exited. No child outlives the parent. SIGTERM ends the
+process at once; draining is the parent's task.
 """
 
 from __future__ import annotations
