@@ -23,6 +23,7 @@ from benchmarks.timed_engine import Order, TimedEngine, make_model, random_promp
 
 from loraplex.engine import parts
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.kv.tier_key import new_tier_key
 from loraplex.engine.parts import EngineParts
 from loraplex.engine.ranks.followers import Followers
 from loraplex.engine.ranks.rank_group import RankGroup
@@ -86,7 +87,11 @@ def group_of_one(device: torch.device) -> Iterator[None]:
     shape = GroupShape(1, 1)
 
     def open_group(
-        config: EngineConfig, *, clock: Callable[[], float], base_id: str | None = None
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float],
+        base_id: str | None = None,
+        prefix_key: bytes | None = None,
     ) -> EngineParts:
         pulses = RankPulses(shape.size)
         group = RankGroup(
@@ -95,7 +100,7 @@ def group_of_one(device: torch.device) -> Iterator[None]:
             RankWatch(pulses, shape, lambda _rank, _reason: None),
             ["here"],
         )
-        return parts._open_parts(config, group, clock, base_id)
+        return parts._open_parts(config, group, clock, base_id, prefix_key or new_tier_key())
 
     with patch.object(local_engine, "open_parts", open_group):
         yield

@@ -197,6 +197,14 @@ class EngineConfig:
     ] = 0
     """Host memory for the KV blocks of preempted sequences and of evicted prefixes; without it they
     are recomputed."""
+    prefix_disk_bytes: Annotated[
+        int, Option(name="prefix_disk_gib", unit=GIB, minimum=0.0), Unset("none")
+    ] = 0
+    """Disk for encrypted prefixes, which outlive a restart. Requires --swap-gib."""
+    prefix_disk_dir: Annotated[
+        str | None, Option(metavar="FOLDER"), Unset("prefixes in the data folder")
+    ] = None
+    """Folder of --prefix-disk-gib on a local disk, for one server alone."""
     # StreamingLLM (Xiao et al. 2023): memory is bounded for an output of any length. Positions are
     # not renumbered within the window, so an output still ends at `max_model_len`.
     attention_window: Annotated[int | None, Option(minimum=1), Unset("all")] = None
@@ -276,6 +284,7 @@ class EngineConfig:
         if self.num_ranks > 1:
             self._check_ranks()
         self._check_hosts()
+        self._check_prefix_disk()
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             raise InvalidParameter(
                 "enable_expert_parallel", "requires --tensor-parallel-size above 1"
@@ -310,6 +319,20 @@ class EngineConfig:
                 "quantization_group_size",
                 f"must be a multiple of {GROUP_SIZE_STEP}, or 0 for a scale per output",
             )
+
+    def _check_prefix_disk(self) -> None:
+        """Refuse a disk that could not be used. Raises InvalidParameter."""
+        if not self.prefix_disk_bytes:
+            if self.prefix_disk_dir is not None:
+                raise InvalidParameter("prefix_disk_dir", "requires --prefix-disk-gib")
+            return
+        if not self.swap_bytes:
+            raise InvalidParameter(
+                "prefix_disk_bytes",
+                "requires --swap-gib: prefixes come from the disk to host memory",
+            )
+        if self.num_ranks > 1:
+            raise InvalidParameter("prefix_disk_bytes", self.ranks_obstacle)
 
     def _check_hosts(self) -> None:
         """Check how ranks of other hosts join. Raises InvalidParameter."""

@@ -65,13 +65,14 @@ class EngineCore:
     def has_work(self) -> bool:
         """False: nothing will happen before the next message."""
         pending = self._scheduler.has_requests or self._manager.has_pending_work
+        pending = pending or self._is_disk_busy
         return pending or self._has_messages or self._executor.has_step_in_flight
 
     @property
     def awaits_message(self) -> bool:
         """After a step: only a message, such as a fetched adapter, can make the next one useful."""
         is_running = self._scheduler.num_running or self._executor.has_step_in_flight
-        is_busy = is_running or self._manager.has_pending_work
+        is_busy = is_running or self._manager.has_pending_work or self._is_disk_busy
         return not (self._has_messages or is_busy or self.parts.grammars.pending)
 
     def report_progress_to(self, heartbeat: Heartbeat) -> None:
@@ -118,6 +119,7 @@ class EngineCore:
         if self.parts.group:
             self.parts.group.followers.check()
         self._manager.poll()
+        self.parts.kv.poll_disk()
         self._messages += self._requests.poll()
         self._executor.read_if_needed()
         batch, started, failed = self._scheduler.schedule()
@@ -133,6 +135,11 @@ class EngineCore:
             self._executor.finish_first()
             self._executor.rest()
         return [*self._take_messages(), *self._statistics.poll()]
+
+    @property
+    def _is_disk_busy(self) -> bool:
+        disk = self.parts.kv.disk
+        return disk is not None and disk.is_busy
 
     @property
     def _has_messages(self) -> bool:
@@ -156,6 +163,8 @@ class EngineCore:
     def close(self) -> None:
         """Stop the threads beside the loop."""
         self.parts.tiers.close()
+        if self.parts.disk:
+            self.parts.disk.close()
         self.parts.grammars.close()
         if self.parts.group:
             self.parts.group.followers.close()

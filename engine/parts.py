@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -22,6 +21,7 @@ from .execution.runner import ModelRunner
 from .kv.blocks import KvBlocks
 from .kv.cache import KvCache
 from .kv.layout import STATE_WINDOW
+from .kv.tier_key import hash_secret, new_tier_key
 from .memory.device_peak import measure_peak
 from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
@@ -36,12 +36,16 @@ from .ranks.leader_kv_cache import LeaderKvCache
 from .ranks.leader_runner import LeaderRunner
 from .ranks.rank_group import RankGroup, open_group
 from .ranks.rank_threads import threads_per_rank
+from .runtime_id import served_runtime_id
 from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
 from .speculation.medusa import MedusaProposer, heads_bytes, open_medusas
 from .speculation.speculation import Speculation, open_speculation
+
+if TYPE_CHECKING:
+    from .kv.disk_store import DiskStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class EngineParts:
     """Whether a step may be in flight while the next one is scheduled."""
     group: RankGroup | None
     """The ranks that serve the base together; None: this process alone does."""
+    disk: DiskStore | None
+    """Where cached prefixes are written to; None: nowhere."""
 
 
 def open_parts(
@@ -75,19 +81,21 @@ def open_parts(
     *,
     clock: Callable[[], float] = time.monotonic,
     base_id: str | None = None,
+    prefix_key: bytes | None = None,
 ) -> EngineParts:
     """Load the model and size the pools. Raises EngineError if that is impossible.
 
-    base_id: to which the base's adapters are bound, if not to its files.
+    base_id: to which the base's adapters are bound, if not to its files. prefix_key: of the
+    prefixes on disk, 32 bytes; None: what an earlier engine has written is not read.
     """
     if config.num_ranks == 1:
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
-        return _open_parts(config, None, clock, base_id)
+        return _open_parts(config, None, clock, base_id, prefix_key or new_tier_key())
     group = open_group(config)
     torch.set_num_threads(threads_per_rank(config, group.num_ranks_here))
     try:
-        parts = _open_parts(config, group, clock, base_id)
+        parts = _open_parts(config, group, clock, base_id, new_tier_key())
     except BaseException:
         group.followers.close()
         raise
@@ -100,6 +108,7 @@ def _open_parts(
     group: RankGroup | None,
     clock: Callable[[], float],
     base_id: str | None,
+    prefix_key: bytes,
 ) -> EngineParts:
     """`group`: the ranks that serve the base together; None: this process alone does."""
     followers = None if group is None else group.followers
@@ -134,11 +143,24 @@ def _open_parts(
     kv = KvBlocks(
         plan.kv_groups,
         config.kv_block_size,
-        prefix_secret=secrets.token_bytes(32) if config.prefix_caching else None,
+        prefix_secret=hash_secret(prefix_key) if config.prefix_caching else None,
         num_swap_slots=plan.num_swap_slots,
         num_open_slots=plan.num_open_slots,
         tenant_cap=config.tenant_cap,
     )
+    disk: DiskStore | None = None
+    if config.prefix_disk_bytes and config.prefix_caching:
+        from .prefix_disk import open_prefix_disk  # here: it needs `cryptography`
+
+        disk = open_prefix_disk(
+            config,
+            plan,
+            kv,
+            runner.cache,
+            runtime_id=served_runtime_id(config, base),
+            tier_key=prefix_key,
+            pace=tiers.pace,
+        )
     costs = StepCosts(max_graph_rows=runner.max_graph_rows)
     speculation = _open_speculation(config, loaded, plan, runner, costs, clock)
     plan.lines.extend(runner.capture())
@@ -167,6 +189,7 @@ def _open_parts(
         cpu_threads=open_cpu_threads(base.device, clock()),
         is_async=_is_async(config, base, speculation),
         group=group,
+        disk=disk,
     )
 
 

@@ -22,6 +22,7 @@ AUDIT_CHAIN_KEY = "audit-chain-key"
 IDEMPOTENCY_KEY = "idempotency-key"
 WEBHOOK_SECRET_KEY = "webhook-secret-key"
 SAMPLE_KEY = "sample-key"
+PREFIX_DISK_KEY = "prefix-disk-key"
 
 
 def derive_key(secret: bytes, label: str) -> bytes:

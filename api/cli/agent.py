@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ import typer
 
 from ...adapters.errors import AdapterError
 from ...engine.config import EngineConfig
+from ...engine.kv.key_files import remove_folders
 from ...platform.replicas.address import parse_address
 from ..settings import Settings
 from .engine_extra import need_engine
@@ -80,7 +82,8 @@ def _run(
 async def _serve(
     settings: Settings, engine_config: EngineConfig, certificates: Path, host: str, port: int
 ) -> AgentEnd:
-    """Serve with an empty disk cache: what was deleted since an earlier life may be in it."""
+    """Serve without the adapters and prefixes of an earlier life: what was deleted since may be
+    among them."""
     from ...adapters.fetcher_client import FetcherClient
     from ...engine.fleet.agent import Agent
     from ...engine.fleet.certificates import agent_certificates, agent_context
@@ -88,7 +91,11 @@ async def _serve(
 
     context = agent_context(agent_certificates(certificates))
     cache = settings.data_dir / "cache"
+    prefixes = Path(engine_config.prefix_disk_dir or settings.data_dir / "prefixes")
+    if engine_config.prefix_disk_bytes:
+        engine_config = replace(engine_config, prefix_disk_dir=str(prefixes))
     shutil.rmtree(cache, ignore_errors=True)
+    remove_folders(prefixes)
     fetcher = FetcherClient(
         store_url=settings.store_url,
         cache_directory=cache,
@@ -103,6 +110,7 @@ async def _serve(
     finally:
         await asyncio.to_thread(fetcher.close)
         shutil.rmtree(cache, ignore_errors=True)
+        remove_folders(prefixes)
 
 
 def _stop_at_signals(running: Agent, drain_seconds: float) -> None:

@@ -31,6 +31,7 @@ from ..upkeep.disk_reserve import FILE as RESERVE_FILE
 from ..upkeep.disk_reserve import open_reserve
 from .bases import Bases, locate_bases, public_name
 from .data_dir_lock import locked_data_dir
+from .prefix_disk import open_prefix_disk
 from .server_id import load_or_create_server_id
 
 log = structlog.get_logger(__name__)
@@ -93,7 +94,8 @@ async def open_planes(
     membership: Membership | None = None
     engine: EngineClient | Fleet
     if settings.fleet_certificates is None:
-        engine = await _start_engine(located, blocks, fetcher, stack)
+        disk = await open_prefix_disk(settings, located, control_plane)
+        engine = await _start_engine(disk.config, blocks, fetcher, disk.key, stack)
     else:
         engine, membership = await _join_fleet(settings, located, blocks, control_plane, stack)
     server_id = load_or_create_server_id(settings.data_dir)
@@ -194,12 +196,14 @@ async def _start_engine(
     config: EngineConfig,
     blocks: WantedBlocks,
     fetcher: FetcherClient,
+    prefix_key: bytes,
     stack: AsyncExitStack,
 ) -> EngineClient:
     engine = EngineClient(
         config,
         on_adapter_wanted=blocks.fetch,
         on_adapter_read=fetcher.note_read,
+        prefix_key=prefix_key,
     )
     stack.push_async_callback(engine.stop)
     await engine.start()

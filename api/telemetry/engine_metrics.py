@@ -23,6 +23,15 @@ _GAUGES = {
         "prefix_cache_host_bytes",
         "Cached prefixes in host memory.",
     ),
+    "disk_prefix_bytes": ("prefix_cache_disk_bytes", "Cached prefixes on disk."),
+    "disk_prefix_capacity_bytes": (
+        "prefix_cache_disk_capacity_bytes",
+        "Room for cached prefixes on disk.",
+    ),
+    "num_disks_off": (
+        "prefix_cache_disk_off",
+        "1 if the disk failed and holds no prefixes until the engine restarts.",
+    ),
     "kv_usage": (
         "kv_usage_ratio",
         "Share of used KV blocks, of the fullest pool.",
@@ -57,6 +66,26 @@ _COUNTERS = {
     "num_blocks_from_host": (
         "prefix_cache_blocks_from_host",
         "KV blocks of prefixes copied back from host memory.",
+    ),
+    "num_blocks_to_disk": (
+        "prefix_cache_blocks_to_disk",
+        "KV blocks of prefixes written to the disk.",
+    ),
+    "num_blocks_from_disk": (
+        "prefix_cache_blocks_from_disk",
+        "KV blocks of prefixes read from the disk.",
+    ),
+    "num_blocks_not_to_disk": (
+        "prefix_cache_blocks_not_to_disk",
+        "KV blocks that left the memory before the disk could write them.",
+    ),
+    "num_disk_misreads": (
+        "prefix_cache_disk_misreads",
+        "KV blocks on disk that could not be read as they were written.",
+    ),
+    "num_disk_waits_given_up": (
+        "prefix_cache_disk_waits_given_up",
+        "Sequences that computed what the disk did not read in time.",
     ),
     "num_adapter_loads": ("adapter_loads", "Adapters copied to the device."),
 }

@@ -76,6 +76,10 @@ class ModelRunner:
         self._built: tuple[_AdapterRows, StepAdapters] | None = None
 
     @property
+    def cache(self) -> KvCache:
+        return self._cache
+
+    @property
     def kv_bytes(self) -> int:
         """The size of the KV cache."""
         return self._cache.num_bytes

@@ -8,18 +8,30 @@ before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from ...adapters.identity import AdapterKey
+from .disk_tier import DiskTier, Place, Store
 from .eviction import NEVER, EvictionPlan
 from .group_blocks import GroupBlocks
-from .layout import STATE_WINDOW, KvGroup, OperationLog, num_blocks_for
+from .layout import STATE_WINDOW, KvGroup, KvOperation, OperationLog, num_blocks_for
 from .prefix_cache import CacheNamespace
 from .sequence_blocks import SequenceBlocks
 from .shared_prefixes import SharedPrefixes
 from .state_blocks import StateBlocks
 
 PaysToFetch = Callable[[int, Sequence[int]], bool]
-"""Whether to copy so many blocks per group from the host, rather than to compute so many tokens."""
+"""Whether to copy so many blocks per group from the host, or to read them from the disk, rather
+than to compute so many tokens."""
+
+
+class BegunRead(NamedTuple):
+    """What is being read for a request."""
+
+    places: list[Place]
+    num_tokens: int
+    """Those that need not be computed then."""
 
 
 class KvBlocks:
@@ -44,6 +56,9 @@ class KvBlocks:
         """
         slots = tuple(num_swap_slots) or (0,) * len(groups)
         self._block_size = block_size
+        self._tenant_cap = tenant_cap
+        self.disk: DiskTier | None = None
+        """None: no prefix goes to the disk."""
         self.operations = OperationLog()
         """What the tensors have to do before the next forward."""
         self.groups = tuple(
@@ -78,6 +93,32 @@ class KvBlocks:
             SharedPrefixes(self.groups, block_size, secret=prefix_secret) if prefix_secret else None
         )
 
+    def use_disk(self, store: Store, num_slots: Sequence[int], block_bytes: Sequence[int]) -> None:
+        """Write published blocks to this store too, and find what it has. Only with a prefix cache
+        and host slots. `num_slots`, `block_bytes`: per group."""
+        assert self._prefixes is not None, "without a prefix cache nothing is published"
+        self.disk = DiskTier(
+            self.groups,
+            self.operations,
+            store,
+            num_slots,
+            block_bytes,
+            tenant_cap=self._tenant_cap,
+        )
+        for group in self.groups:
+            group.disk = self.disk
+
+    def take_operations(self) -> list[KvOperation]:
+        """What the tensors have to do before the next forward, copies for the disk included."""
+        if self.disk is not None:
+            self.disk.spill()
+        return self.operations.take()
+
+    def poll_disk(self) -> None:
+        """Take note of what the disk has done."""
+        if self.disk is not None:
+            self.disk.poll()
+
     # --- a sequence's way -------------------------------------------------------------------------
 
     def new_sequence(self, eviction: EvictionPlan | None = None) -> SequenceBlocks:
@@ -109,8 +150,35 @@ class KvBlocks:
                 num_blocks, seq.num_to_fetch = longest, num_tokens
         for group in self.groups:
             group.take_prefix(seq, seq.chain[:num_blocks])
+            if self.disk is not None:
+                self.disk.touch(group.index, seq.chain[:num_blocks])
         seq.num_published = num_blocks
         return num_blocks * self._block_size
+
+    def read_from_disk(
+        self,
+        seq: SequenceBlocks,
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+        pays: PaysToFetch,
+    ) -> BegunRead:
+        """Begin to read into host slots what the disk alone has of the longest cached prefix, if it
+        `pays`. The sequence must be empty."""
+        if self._prefixes is None or self.disk is None or not self.disk.used_bytes:
+            return BegunRead([], 0)
+        find = partial(self._prefixes.longest_hit, seq.chain, namespace, token_ids, on_host=True)
+        near, longest = find(), find(on_disk=True)
+        num_tokens = (longest - near) * self._block_size
+        to_read = [group.to_read(seq.chain[:longest]) for group in self.groups]
+        if not num_tokens or not pays(num_tokens, list(map(len, to_read))):
+            return BegunRead([], 0)
+        places = []
+        for group, prefixes in enumerate(to_read):
+            for prefix in prefixes:
+                if (place := self.disk.read(group, prefix)) is None:
+                    break  # the host is full: the beginning of the prefix is of use too
+                places.append(place)
+        return BegunRead(places, num_tokens)
 
     def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> bool:
         """Let `child` share the parent's blocks of the first `num_tokens`, copied on write.
@@ -263,6 +331,16 @@ class KvBlocks:
         returns their number of blocks."""
         return sum(group.drop_adapter(key) for group in self.groups)
 
+    def erase_on_disk(self, key: AdapterKey) -> None:
+        """Drop all prefixes of this adapter and of its compositions on disk, and begin to erase
+        them."""
+        if self.disk is not None:
+            self.disk.erase(key)
+
+    def is_erasing(self, key: AdapterKey) -> bool:
+        """Whether its prefixes on disk may still be readable."""
+        return self.disk is not None and self.disk.is_erasing(key)
+
     # --- sizes ------------------------------------------------------------------------------------
 
     def longest(self, chunk: int) -> int:
@@ -309,3 +387,5 @@ class KvBlocks:
         sequences = list(live)
         for group in self.groups:
             group.check_integrity(sequences)
+        if self.disk is not None:
+            self.disk.check_integrity()

@@ -15,8 +15,19 @@ from ...kernels.kv_pages import GatherBuffer, KeyPrefix, KvPages, stack_pages, v
 from ..config import KvDtype
 from ..errors import UnsupportedModel
 from ..transfers import HostCopy, to_device
+from .disk_blocks import DiskBlocks
 from .groups import LayerKvShape, StateShape
-from .layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from .layout import (
+    CopyBlock,
+    EraseOnDisk,
+    FromDisk,
+    KvGroup,
+    KvOperation,
+    SwapIn,
+    SwapOut,
+    ToDisk,
+    ZeroBlocks,
+)
 from .open_forms import OpenForms, grouped_bytes_per_block, make_grouped_layers
 from .sequence_blocks import BlockTable
 
@@ -161,6 +172,8 @@ class KvCache:
             for tensors, slots in zip(self._tensors, num_swap_slots, strict=bool(num_swap_slots))
         ]
         self._on_the_way: deque[_OnTheWay] = deque()
+        self.disk: DiskBlocks | None = None
+        """Where prefixes are written and read; None: no operation names the disk."""
 
     @property
     def num_bytes(self) -> int:
@@ -168,6 +181,15 @@ class KvCache:
         tensors = [tensor for group in self._tensors for tensor in group]
         tensors += [tensor for opened in self._open for tensor in opened.tensors]
         return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of a complete block, per group."""
+        return tuple(sum(tensor[:, 0].nbytes for tensor in tensors) for tensors in self._tensors)
 
     @property
     def spare_blocks(self) -> list[int]:
@@ -220,6 +242,11 @@ class KvCache:
                     self._swap_out(group, block_ids, host_slots)
                 case SwapIn(group, host_slots, block_ids):
                     self._swap_in(group, host_slots, block_ids)
+                case ToDisk() | FromDisk() | EraseOnDisk():
+                    if not isinstance(operation, ToDisk) or operation.is_on_host:
+                        self._land()
+                    assert self.disk is not None, "there is no disk to write or read"
+                    self.disk.execute(operation, self._tensors, self._host_tensors)
                 case _:
                     assert_never(operation)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +16,16 @@ from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, ZeroBlock
 from .open_slots import OpenSlots
 from .prefix_cache import CachedBlocks, Prefix
 from .sequence_blocks import NO_BLOCKS, BlockTable, SequenceBlocks, block_table
+
+
+class Disk(Protocol):
+    """The tier below the host."""
+
+    def offer(self, group: int, prefix: Prefix) -> None:
+        """The block of this prefix is complete: write it when there is time."""
+
+    def find(self, group: int, prefix: Prefix) -> int | None:
+        """The slot with this prefix."""
 
 
 class GroupBlocks:
@@ -46,6 +57,8 @@ class GroupBlocks:
         """Blocks copied back from the host."""
         if num_swap_slots:
             self.cached.on_evict = self._keep_on_host
+        self.disk: Disk | None = None
+        """Where published blocks are written to as well."""
         self.open = None if num_open_slots is None else OpenSlots(num_open_slots)
         """None: every block may be written at any time."""
         if self.open:
@@ -83,11 +96,23 @@ class GroupBlocks:
 
     # --- prefixes and forks -----------------------------------------------------------------------
 
-    def has(self, prefix: Prefix, *, on_host: bool) -> bool:
-        """Whether the prefix is cached on the device or, with `on_host`, on the host."""
+    def has(self, prefix: Prefix, *, on_host: bool, on_disk: bool = False) -> bool:
+        """Whether the prefix is cached on the device or, with `on_host`, on the host or, with
+        `on_disk`, on the disk."""
         if self.cached.find(prefix) is not None:
             return True
-        return on_host and self.host.find(prefix) is not None
+        if on_host and self.host.find(prefix) is not None:
+            return True
+        return on_disk and self.disk is not None and self.disk.find(self.index, prefix) is not None
+
+    def to_read(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
+        """What of this prefix `take_prefix` needs and the disk alone has."""
+        first = self._first_visible(len(prefixes))
+        return [
+            prefix
+            for index, prefix in enumerate(prefixes)
+            if not self.num_sink_blocks <= index < first and not self.has(prefix, on_host=True)
+        ]
 
     def num_to_fetch(self, prefixes: Sequence[Prefix]) -> int:
         """How many blocks of this prefix `take_prefix` finds on the host alone."""
@@ -121,6 +146,8 @@ class GroupBlocks:
         if own == NULL_BLOCK:
             return
         cached = self.cached.publish(prefix, own)
+        if self.disk is not None:
+            self.disk.offer(self.index, prefix)
         if cached != own:
             self._replace(seq, index, [cached])
             self.pool.share([cached])
@@ -250,9 +277,13 @@ class GroupBlocks:
         slots = self.host.prefixes.drop_adapter(key)
         if free := tuple(block for block in block_ids if not self.pool.ref_count(block)):
             self._operations.add(ZeroBlocks(self.index, free))  # apart from those that are opened
+        self.erase_on_host(slots)
+        return len(block_ids) + len(slots)
+
+    def erase_on_host(self, slots: Sequence[int]) -> None:
+        """Copy the null block over what these slots have stored."""
         for slot in slots:
             self._operations.keep(self.index, NULL_BLOCK, slot)
-        return len(block_ids) + len(slots)
 
     # --- swapping ---------------------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ class HostSlots:
         self.num_stored = 0
         """Prefixes copied from the device."""
         self._most_of_tenant = max(int(tenant_cap * num_slots), 1)
+        self.filling: dict[int, Prefix] = {}
+        """Slots that are held until a prefix is copied into them, in the background."""
+        self.filling_keys: set[bytes] = set()
+        """The keys of these prefixes."""
 
     @property
     def num_slots(self) -> int:
@@ -68,6 +72,30 @@ class HostSlots:
         self.num_stored += 1
         return slot
 
+    def is_filling(self, prefix: Prefix) -> bool:
+        return prefix.key in self.filling_keys
+
+    def reserve(self, prefix: Prefix) -> int | None:
+        """Hold a slot for a prefix that is copied in the background; None: there is no room.
+
+        The prefix is found once it is `filled`."""
+        if not self._make_room(prefix.namespace.tenant_id):
+            return None
+        (slot,) = self.take(1)
+        self.filling[slot] = prefix
+        self.filling_keys.add(prefix.key)
+        return slot
+
+    def filled(self, slot: int, *, is_right: bool) -> None:
+        """The copy into this slot has ended. If it is right, the prefix is found from now on."""
+        prefix = self.filling.pop(slot)
+        self.filling_keys.remove(prefix.key)
+        if is_right:
+            self.prefixes.publish(prefix, slot)
+        self.give_back([slot])
+        if slot not in self.prefixes:
+            self._pool.forget(slot)
+
     def _make_room(self, tenant_id: str) -> bool:
         """Choose the slot that is reused next; False: there is none for this tenant."""
         if not self.num_free:
@@ -88,7 +116,7 @@ class HostSlots:
         """Assert that every slot is free or has exactly these holders."""
         self._pool.check_integrity()
         self.prefixes.check_integrity()
-        holders = Counter(held)
+        holders = Counter((*held, *self.filling))
         for slot in range(self.num_slots):
             count = self._pool.ref_count(slot)
             assert count == holders[slot], (

@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...adapters.identity import AdapterKey
 from ...kernels.attention_window import AttentionWindow
+from .prefix_cache import Prefix
 
 STATE_WINDOW = AttentionWindow(2)
 """Of a group of states: the next token is computed with the state after the one before it."""
@@ -116,7 +118,36 @@ class SwapIn:
     block_ids: tuple[int, ...]
 
 
-KvOperation = ZeroBlocks | CopyBlock | SwapOut | SwapIn
+@dataclass(frozen=True, slots=True)
+class ToDisk:
+    """Begin to write a prefix to the disk. Its content is copied at once."""
+
+    group: int
+    source: int
+    """The block, or the host slot."""
+    is_on_host: bool
+    disk_slot: int
+    prefix: Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class FromDisk:
+    """Begin to read a prefix from the disk into a host slot."""
+
+    group: int
+    disk_slot: int
+    host_slot: int
+    prefix: Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class EraseOnDisk:
+    """Begin to erase an adapter's prefixes on the disk."""
+
+    adapter: AdapterKey
+
+
+KvOperation = ZeroBlocks | CopyBlock | SwapOut | SwapIn | ToDisk | FromDisk | EraseOnDisk
 """Executed in the order in which they were queued, before the step's forward pass."""
 
 

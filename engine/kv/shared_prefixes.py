@@ -25,10 +25,11 @@ class SharedPrefixes:
         token_ids: Sequence[int],
         *,
         on_host: bool = False,
+        on_disk: bool = False,
     ) -> int:
         """The number of blocks of the longest cached prefix, at most all tokens but one.
 
-        `on_host`: blocks on the host count too.
+        `on_host`, `on_disk`: blocks on the host, and on the disk, count too.
         `chain` stores the keys of the prefixes that were looked up.
         """
         longest = 0
@@ -36,7 +37,7 @@ class SharedPrefixes:
         for index in range((len(token_ids) - 1) // self._block_size):
             prefix = self._hasher.prefix(chain, index, namespace, token_ids)
             for group in self._groups:
-                if group.has(prefix, on_host=on_host):
+                if group.has(prefix, on_host=on_host, on_disk=on_disk):
                     runs[group.index] += 1
                 elif group.layout.window is None or index < group.num_sink_blocks:
                     return longest

@@ -131,5 +131,21 @@ class EngineStats:
     """KV blocks of prefixes that were copied back."""
     num_host_cached_tokens: int = 0
     """Tokens whose KV was copied back instead of computed, also for preempted requests."""
+    disk_prefix_bytes: int = 0
+    """The bytes of cached prefixes on disk."""
+    disk_prefix_capacity_bytes: int = 0
+    """What the disk has room for; 0 without this tier."""
+    num_blocks_to_disk: int = 0
+    """KV blocks of prefixes that were written to the disk."""
+    num_blocks_from_disk: int = 0
+    """KV blocks of prefixes that were read from the disk."""
+    num_blocks_not_to_disk: int = 0
+    """KV blocks of prefixes that left the memory before they could be written."""
+    num_disk_misreads: int = 0
+    """KV blocks on disk that could not be read as they were written."""
+    num_disk_waits_given_up: int = 0
+    """Requests that computed what the disk did not read in time."""
+    num_disks_off: int = 0
+    """1 if the disk has failed: no prefix is written or read any more."""
     ranks: list[RankStats] = field(default_factory=list)
     """The processes of a tensor-parallel group, in the order of the ranks; empty without one."""

@@ -12,6 +12,7 @@ from typing import assert_never
 from ...adapters.identity import AdapterKey
 from ..config import EngineConfig
 from ..errors import AdapterDeleted, EngineUnavailable
+from ..kv.tier_key import new_tier_key
 from ..messages import (
     AdapterEvicted,
     AdapterExplanation,
@@ -43,6 +44,7 @@ from .engine_process import ENGINE_COMMAND
 from .kept_adapters import KeptAdapters
 from .known_adapters import KnownAdapters
 from .open_requests import MAX_SUBMISSIONS, OpenRequests
+from .prefix_erasures import PrefixErasures
 from .quarantine import Quarantine
 from .questions import Questions
 from .request_stream import RequestEvent, RequestStream
@@ -62,15 +64,22 @@ class EngineClient(Engine):
         restarts: RestartPolicy | None = None,
         max_submissions: int = MAX_SUBMISSIONS,
         observer: EngineObserver | None = None,
+        prefix_key: bytes | None = None,
     ) -> None:
         """`on_adapter_wanted` fetches a block to the local disk, or raises; calls run concurrently.
         `on_adapter_read` is called when the engine no longer needs that block's file.
         Both are called for adapter versions, never for a composition.
-        `max_submissions`: the number of processes that may receive a request."""
+        `max_submissions`: the number of processes that may receive a request.
+        `prefix_key`: of the prefixes on disk; None: they outlive processes, but not this client."""
         self._observer = observer or EngineObserver()
         self._supervisor = Supervisor(
-            config, command=command, restarts=restarts, on_state=self._observer.note_state
+            config,
+            prefix_key=prefix_key or new_tier_key(),
+            command=command,
+            restarts=restarts,
+            on_state=self._observer.note_state,
         )
+        self._prefixes = PrefixErasures(config)
         send = self._supervisor.send
         self._quarantine = Quarantine(time.monotonic, self._observer.note_proven)
         self._requests = OpenRequests(
@@ -142,6 +151,7 @@ class EngineClient(Engine):
         try:
             while True:
                 death = await self._supervisor.run_process(self._receive, has_work=self._has_work)
+                await self._erase_prefixes()
                 self._settle(death.step_request_ids)
                 if not await self._supervisor.until_restart(death):
                     break
@@ -153,6 +163,14 @@ class EngineClient(Engine):
         """Whether requests or questions are open."""
         questions = (self._evictions, self._explanations, self._lists, self._maps)
         return bool(self._requests) or any(each.open_keys for each in questions)
+
+    async def _erase_prefixes(self) -> None:
+        """Erase on disk what the dead process was to erase."""
+        try:
+            for key in self._evictions.open_keys:
+                await self._prefixes.erase(key)
+        except EngineUnavailable:
+            self._evictions.give_up()
 
     def _settle(self, step_request_ids: Set[str]) -> None:
         """Answer everything that the dead process left open."""
@@ -212,7 +230,9 @@ class EngineClient(Engine):
         if self.state in (EngineState.READY, EngineState.STALLED):
             return await self._evictions.ask(key, DeleteAdapter(key, drain_seconds))
         self._kept.forget_resident(key)
-        return EvictionReceipt(num_aborted=self._requests.end_adapter(key, AdapterDeleted()))
+        num_aborted = self._requests.end_adapter(key, AdapterDeleted())
+        await self._prefixes.erase(key)
+        return EvictionReceipt(num_aborted=num_aborted)
 
     async def explain_adapter(self, key: AdapterKey) -> AdapterExplanation:
         self._check_ready()

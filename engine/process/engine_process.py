@@ -81,8 +81,15 @@ class EngineProcess:
         """Kills a process that has closed its socket."""
 
     @classmethod
-    async def spawn(cls, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> Self:
-        """Start a process. Raises OSError if the system cannot."""
+    async def spawn(
+        cls,
+        config: EngineConfig,
+        *,
+        prefix_key: bytes,
+        command: Sequence[str] = ENGINE_COMMAND,
+    ) -> Self:
+        """Start a process. `prefix_key`: of its prefixes on disk. Raises OSError if the system
+        cannot."""
         with ExitStack() as resources:
             # A file without a name: no other process can open it, and it ends with both processes.
             beats = resources.enter_context(tempfile.TemporaryFile())
@@ -92,6 +99,7 @@ class EngineProcess:
             resources.enter_context(ours)
             stdin, lifeline = os.pipe()  # its end closes however this process ends
             resources.callback(os.close, lifeline)
+            os.write(lifeline, prefix_key)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *command,

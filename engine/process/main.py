@@ -1,9 +1,9 @@
 """The engine process: `python -m loraplex.engine.process.main SOCKET HEARTBEAT CONFIG`.
 
 CONFIG is an EngineConfig as JSON, SOCKET the descriptor of one end of a pair, HEARTBEAT the file in
-which the parent watches progress. Standard input carries no data; its end means that the parent has
-exited. No child outlives the parent. SIGTERM ends the process at once; draining is the parent's
-task.
+which the parent watches progress. Standard input carries the key of prefixes on disk and nothing
+else; its end means that the parent has exited. No child outlives the parent. SIGTERM ends the
+process at once; draining is the parent's task.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ...adapters.logs import log_to_stderr
 from ..config import EngineConfig
 from ..errors import EngineError, MalformedMessage
 from ..heartbeat import Heartbeat
+from ..kv.tier_key import TIER_KEY_BYTES
 from ..lifeline import end_with_parent
 from ..messages import EngineFailed, EngineInfo, EngineReady, ErrorInfo, FromEngine, ToEngine
 from .gc_tuning import GarbageCollection
@@ -64,13 +65,14 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     log_to_stderr()
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # progress bars are for terminals, and no log lines
+    prefix_key = os.read(sys.stdin.fileno(), TIER_KEY_BYTES)
     end_with_parent()
     descriptor, heartbeat_path, config_json = sys.argv[1:]
     os.set_inheritable(int(descriptor), False)  # it ends with this process
     with ParentSocket(socket.socket(fileno=int(descriptor))) as parent:
         try:
             config = msgspec.json.decode(config_json, type=EngineConfig)
-            core = (make_core or _load_core)(config)
+            core = make_core(config) if make_core else _load_core(config, prefix_key)
             _serve(core, parent, Heartbeat(Path(heartbeat_path)))
         except ParentGone:
             return 0
@@ -80,11 +82,11 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     return 1
 
 
-def _load_core(config: EngineConfig) -> Core:
+def _load_core(config: EngineConfig, prefix_key: bytes) -> Core:
     from ..core import EngineCore  # here: the parent is watched while torch is imported
     from ..parts import open_parts
 
-    return EngineCore(open_parts(config))
+    return EngineCore(open_parts(config, prefix_key=prefix_key))
 
 
 def _serve(core: Core, parent: ParentSocket, heartbeat: Heartbeat) -> Never:

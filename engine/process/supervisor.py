@@ -82,11 +82,14 @@ class Supervisor:
         self,
         config: EngineConfig,
         *,
+        prefix_key: bytes,
         command: Sequence[str] = ENGINE_COMMAND,
         restarts: RestartPolicy | None = None,
         on_state: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_state` is called after each change of the state."""
+        """`prefix_key`: of the processes' prefixes on disk. `on_state` is called after each change
+        of the state."""
+        self._prefix_key = prefix_key
         self._on_state = on_state
         self._config = config
         self._command = command
@@ -216,7 +219,9 @@ class Supervisor:
 
     async def _spawn(self) -> EngineProcess:
         self._spawned_at = time.monotonic()
-        self._process = process = await EngineProcess.spawn(self._config, command=self._command)
+        self._process = process = await EngineProcess.spawn(
+            self._config, prefix_key=self._prefix_key, command=self._command
+        )
         if self.is_stopping:
             process.kill()
         return process

@@ -330,6 +330,8 @@ def kv_command(operation: KvOperation) -> ZeroKv | CopyKv | SwapKvOut | SwapKvIn
             return SwapKvOut(operation)
         case SwapIn():
             return SwapKvIn(operation)
+        case _:
+            raise AssertionError("a group of ranks has no prefixes on disk")
 
 
 def pack_tables(tables: Sequence[BlockTable]) -> tuple[bytes, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..checkpoint.base_identity import compute_runtime_id
 from ..checkpoint.files import locate_base
 from ..config import EngineConfig, GenerationConfig, KvDtype
 from ..generation_defaults import GenerationDefaults, read_generation_defaults
@@ -10,6 +9,7 @@ from ..kv.eviction import eviction_obstacle
 from ..memory.plan import MemoryPlan
 from ..messages import EngineInfo, LatencyTargets
 from ..model.base_model import BaseModel
+from ..runtime_id import served_runtime_id
 
 
 def describe_engine(
@@ -17,21 +17,9 @@ def describe_engine(
 ) -> EngineInfo:
     dtype = str(base.dtype).removeprefix("torch.")
     ends = base.packed_ends
-    windowed = config.attention_window is not None
     return EngineInfo(
         base_id=base.layout.base_id,
-        runtime_id=compute_runtime_id(
-            base.layout.base_id,
-            quantization=config.quantization,
-            quantization_group_size=config.quantization_group_size,
-            quantization_exclude=config.quantization_exclude,
-            embedding_quantization=config.embedding_quantization,
-            dtype=dtype,
-            kv_dtype=config.kv_dtype,
-            attention_window=config.attention_window,
-            attention_sinks=config.attention_sinks if windowed else 0,
-            tensor_parallel_size=config.tensor_parallel_size,
-        ),
+        runtime_id=served_runtime_id(config, base),
         layout=base.layout,
         model_type=base.config.model_type,
         num_parameters=base.num_parameters,

@@ -97,7 +97,24 @@ class Statistics:
             num_blocks_from_host=sum(group.num_fetched for group in parts.kv.groups),
             num_host_cached_tokens=parts.kv.num_fetched_tokens,
             ranks=self._ranks.read(),
+            **self._disk(),
         )
+
+    def _disk(self) -> dict[str, int]:
+        """The figures of the prefixes on disk."""
+        disk = self._parts.kv.disk
+        if disk is None:
+            return {}
+        return {
+            "disk_prefix_bytes": disk.used_bytes,
+            "disk_prefix_capacity_bytes": disk.capacity_bytes,
+            "num_blocks_to_disk": disk.counts.num_written,
+            "num_blocks_from_disk": disk.counts.num_read,
+            "num_blocks_not_to_disk": disk.counts.num_dropped,
+            "num_disk_misreads": disk.counts.num_failed,
+            "num_disk_waits_given_up": self._parts.scheduler.num_disk_waits_given_up,
+            "num_disks_off": int(disk.is_off),
+        }
 
     @property
     def _kv_groups(self) -> range:

@@ -30,6 +30,8 @@ class _Drain:
     num_aborted: int = 0
     device_bytes: int = 0
     host_bytes: int = 0
+    is_dropped: bool = False
+    """Whether its cached prefixes are dropped, in all tiers."""
 
     def note_evicted(self, evicted: Evicted) -> None:
         if evicted.key in self.open_keys:
@@ -87,7 +89,7 @@ class Drains:
             drain.num_aborted += is_deleted
             drain.num_drained += not is_deleted
             if not self._requests(key):
-                self._kv.drop_adapter(key)
+                self._drop(key, drain)
 
     def poll(self) -> list[tuple[AdapterKey, EvictionReceipt]]:
         """End whose time is up; return the deletions that are complete, each once.
@@ -99,7 +101,7 @@ class Drains:
         for evicted in self._manager.take_evicted():
             for drain in self.open.values():
                 drain.note_evicted(evicted)
-        complete = [key for key, drain in self.open.items() if not drain.open_keys]
+        complete = [key for key, drain in self.open.items() if self._is_complete(key, drain)]
         return [(key, self._receipt(self.open.pop(key))) for key in complete]
 
     def _receipt(self, drain: _Drain) -> EvictionReceipt:
@@ -119,7 +121,17 @@ class Drains:
             if is_over or request.lease is None:
                 self._abort(request, AdapterDeleted())
         if not requests:
-            self._kv.drop_adapter(key)
+            self._drop(key, drain)
+
+    def _drop(self, key: AdapterKey, drain: _Drain) -> None:
+        """Drop the prefixes of an adapter whose requests have ended."""
+        self._kv.drop_adapter(key)
+        if not drain.is_dropped:
+            drain.is_dropped = True
+            self._kv.erase_on_disk(key)
+
+    def _is_complete(self, key: AdapterKey, drain: _Drain) -> bool:
+        return not drain.open_keys and not self._kv.is_erasing(key)
 
     def _requests(self, key: AdapterKey) -> list[Request]:
         return [each for each in self._scheduler.requests() if each.submitted.uses(key)]

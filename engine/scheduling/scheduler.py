@@ -34,6 +34,7 @@ from .background import BackgroundRequests
 from .backlog import Backlog
 from .batch import ScheduledBatch, ScheduledSequence, Step
 from .deadlines import Deadlines
+from .disk_reads import DiskReads
 from .draft_policy import DraftPolicy, NoDrafts
 from .fairness import VirtualTokenCounters
 from .groups import Groups
@@ -114,6 +115,7 @@ class Scheduler:
             max_queued=limits.max_queued, max_queued_per_tenant=limits.max_queued_per_tenant
         )
         self._swap_costs = SwapCosts(costs, limits.kv_block_bytes)
+        self._disk_reads = DiskReads(kv, self._swap_costs, clock)
         self._preemption = Preemption(
             running=self._running,
             waiting=self._waiting,
@@ -171,6 +173,11 @@ class Scheduler:
     def num_displaced(self) -> int:
         """Preemptions for a request of the same tenant with a higher priority."""
         return self._preemption.num_displaced
+
+    @property
+    def num_disk_waits_given_up(self) -> int:
+        """Requests that did not wait longer for their prefix from the disk."""
+        return self._disk_reads.num_given_up
 
     @property
     def num_forks(self) -> int:
@@ -237,15 +244,17 @@ class Scheduler:
         self._late_times.add(request)
         if not request.is_background:
             self._backlog.enter(request)
-        if is_held:
-            self._held.add(request)
+        num_awaited = is_held + self._disk_reads.begin(request)
+        if num_awaited:
+            self._held.add(request, num_awaited)
         else:
             self._queue(request)
 
     def release(self, request: Request) -> None:
-        """What the request was held for is there: it waits for its turn like any other."""
-        self._held.remove(request)
-        self._queue(request)
+        """What the request was held for is there: it waits for its turn like any other, or for its
+        prefix."""
+        if self._held.arrive(request):
+            self._queue(request)
 
     def finish(self, request: Request) -> None:
         """Let go of a request in whatever state it is; no later step names it.
@@ -259,6 +268,7 @@ class Scheduler:
         request.has_ended = True
         self._deadlines.remove(request)
         self._late_times.remove(request)
+        self._disk_reads.forget(request)
         if request in self._held:
             self._held.remove(request)
         elif not self._background.is_back(request):
@@ -360,6 +370,8 @@ class Scheduler:
             is_ahead=self._is_ahead,
             ends_at_blocks=self._kv.holds_states,
         )
+        for request in self._disk_reads.poll():
+            self.release(request)
         if now >= self._deadlines.earliest:
             self._end_expired(step, now)
         if now >= self._late_times.earliest:
@@ -377,7 +389,7 @@ class Scheduler:
         if now >= self._leases.next_expect_time:
             self._leases.expect_next(self._waiting)
         self._is_held_up = step.is_held_up
-        return Schedule(step.batch(self._kv.operations.take), step.started, step.failed)
+        return Schedule(step.batch(self._kv.take_operations), step.started, step.failed)
 
     def note_launch(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Take note that a step with these sequences is in flight: the next one goes on from them.
@@ -445,7 +457,8 @@ class Scheduler:
 
     def _place_background(self, step: Step) -> None:
         """Let background requests stand back from others, or run if there are none."""
-        if len(self._background.requests) == len(self._requests):
+        num_background = len(self._background.requests) + self._held.num_background
+        if num_background == len(self._requests):
             for request in self._background.forward():
                 self._offer(request)
             return

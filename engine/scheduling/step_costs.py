@@ -25,6 +25,10 @@ NUM_DRAFT_STEPS = 5
 and the first drafts are few, so that what having any costs would be taken for theirs."""
 
 
+READ_BYTES_PER_SECOND = 3e8
+"""Of a disk that was not read yet, decryption included."""
+
+
 class StepShape(NamedTuple):
     num_prefill_tokens: int
     num_decodes: int
@@ -126,7 +130,8 @@ class StepCosts:
     def __init__(
         self, swap_bytes_per_second: float = 4e9, *, max_graph_rows: int | None = None
     ) -> None:
-        """`swap_bytes_per_second` is believed until the first swap has been observed.
+        """`swap_bytes_per_second` is believed until the first swap has been observed, and
+        `READ_BYTES_PER_SECOND` until the disk was read.
 
         `max_graph_rows`: the most tokens of a step that runs as one captured graph; None where all
         steps are alike.
@@ -136,6 +141,8 @@ class StepCosts:
         self._swap_bytes = 0.0
         self._swap_seconds = 0.0
         self._swap_default = swap_bytes_per_second
+        self._read_bytes = 0.0
+        self._read_seconds = 0.0
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         if seconds > 0:
@@ -191,6 +198,21 @@ class StepCosts:
         if self._swap_bytes and self._swap_seconds:
             return num_bytes * self._swap_seconds / self._swap_bytes
         return num_bytes / self._swap_default
+
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether steps with tokens of prompts were seen."""
+        return self._model.num_observed[1] > 0
+
+    def observe_read(self, num_bytes: int, seconds: float) -> None:
+        self._read_bytes = MEMORY * self._read_bytes + num_bytes
+        self._read_seconds = MEMORY * self._read_seconds + seconds
+
+    def read_seconds(self, num_bytes: int) -> float:
+        """Reading from the disk, and decrypting."""
+        if self._read_bytes and self._read_seconds:
+            return num_bytes * self._read_seconds / self._read_bytes
+        return num_bytes / READ_BYTES_PER_SECOND
 
     def wait_seconds(
         self, num_prefill_tokens: int, num_decode_tokens: int, running: StepShape

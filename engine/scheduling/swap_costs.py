@@ -41,7 +41,26 @@ class SwapCosts:
         """Whether copying so many blocks per group from the host is as fast as computing the
         tokens."""
         num_bytes = sum(itertools.starmap(self._bytes, enumerate(num_blocks)))
-        return self._costs.swap_seconds(num_bytes) <= self._costs.recompute_seconds(num_tokens)
+        seconds = self.compute_seconds(num_tokens)
+        return seconds is None or self._costs.swap_seconds(num_bytes) <= seconds
+
+    def observe_read(self, num_bytes: int, seconds: float) -> None:
+        """So long the disk took for these bytes."""
+        self._costs.observe_read(num_bytes, seconds)
+
+    def pays_to_read(self, num_tokens: int, num_blocks: Sequence[int]) -> bool:
+        """Whether reading so many blocks per group from the disk, and copying them to the device,
+        is as fast as computing the tokens; also while nothing is known about computing."""
+        num_bytes = sum(itertools.starmap(self._bytes, enumerate(num_blocks)))
+        seconds = self._costs.read_seconds(num_bytes) + self._costs.swap_seconds(num_bytes)
+        compute_seconds = self.compute_seconds(num_tokens)
+        return compute_seconds is None or seconds <= compute_seconds
+
+    def compute_seconds(self, num_tokens: int) -> float | None:
+        """What computing these tokens takes; None: nothing is known about it."""
+        if not self._costs.knows_prompts:
+            return None
+        return self._costs.recompute_seconds(num_tokens)
 
     def _bytes(self, group: int, num_blocks: int) -> int:
         return num_blocks * self._block_bytes[group] if self._block_bytes else 0

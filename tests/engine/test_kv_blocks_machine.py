@@ -24,7 +24,15 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.eviction import EvictionPlan
-from loraplex.engine.kv.layout import CopyBlock, KvGroup, KvOperation, SwapIn, SwapOut, ZeroBlocks
+from loraplex.engine.kv.layout import (
+    CopyBlock,
+    EraseOnDisk,
+    KvGroup,
+    KvOperation,
+    SwapIn,
+    SwapOut,
+    ZeroBlocks,
+)
 from loraplex.engine.kv.prefix_cache import ROOT_KEY, CacheNamespace, PrefixHasher
 from loraplex.engine.kv.sequence_blocks import SequenceBlocks
 from loraplex.engine.kv_policy import EvictionMethod
@@ -86,6 +94,7 @@ class PlayedTensors:
 
     def execute(self, operations: list[KvOperation]) -> None:
         for operation in operations:
+            assert not isinstance(operation, EraseOnDisk), "there is no disk"
             group = operation.group
             match operation:
                 case ZeroBlocks():

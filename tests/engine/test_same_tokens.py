@@ -197,6 +197,10 @@ class Way:
     serve: Callable[[LocalEngine, list[Case]], list[list[int]]] = serve_together
     num_kv_tokens: int | None = None
     """What the KV cache holds; None: more than enough."""
+    num_swap_tokens: int | None = None
+    """What the host slots hold; None: as configured."""
+    is_restarted: bool = False
+    """Whether another engine on the same disk has served the cases before."""
 
 
 WAYS = {
@@ -241,6 +245,24 @@ WAYS = {
         serve=serve_twice,
         num_kv_tokens=240,
     ),
+    "from the disk": Way(
+        {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 2,
+            "max_model_len": 128,
+            "prefix_disk_bytes": 16 * MIB,
+        },
+        lambda core: core.stats().num_blocks_from_disk > 4,
+        serve=serve_twice,
+        num_kv_tokens=240,
+        num_swap_tokens=240,
+    ),
+    "after a restart": Way(
+        {"max_num_batched_tokens": 64, "max_num_seqs": 2, "prefix_disk_bytes": 16 * MIB},
+        lambda core: core.stats().num_blocks_from_disk > 12,
+        num_swap_tokens=1200,
+        is_restarted=True,
+    ),
 }
 
 
@@ -248,6 +270,10 @@ def make_engine(family: Family, directory: Path, way: Way) -> LocalEngine:
     config = dict(way.config)
     if way.num_kv_tokens is not None:
         config["kv_cache_bytes"] = way.num_kv_tokens * family.kv_bytes_per_token
+    if way.num_swap_tokens is not None:
+        config["swap_bytes"] = way.num_swap_tokens * family.kv_bytes_per_token
+    if "prefix_disk_bytes" in config:
+        config |= {"prefix_disk_dir": str(directory / "prefixes"), "prefix_key": bytes(32)}
     engine = LocalEngine(family.model, directory, **config)
     for folder, tenant_id in product(family.adapters, TENANTS):
         engine.add_adapter(folder, tenant_id)
@@ -277,8 +303,13 @@ def test_the_tokens_are_those_of_the_request_alone(
     name: str, family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StepCosts, "swap_seconds", lambda *_: 0.0)  # whatever was measured
+    monkeypatch.setattr(StepCosts, "read_seconds", lambda *_: 0.0)
     way = WAYS[name]
     engine = make_engine(family, tmp_path, way)
+    if way.is_restarted:
+        way.serve(engine, family.cases)
+        engine.close()
+        engine = make_engine(family, tmp_path, way)
 
     actual = way.serve(engine, family.cases)
 

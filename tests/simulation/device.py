@@ -14,15 +14,19 @@ from typing import NamedTuple, assert_never
 
 from loraplex.engine.kv.layout import (
     CopyBlock,
+    EraseOnDisk,
+    FromDisk,
     KvGroup,
     KvOperation,
     SwapIn,
     SwapOut,
+    ToDisk,
     ZeroBlocks,
 )
 from loraplex.engine.scheduling.step_costs import StepShape
 
 from .contents import ZERO, is_foreign
+from .disk import FakeDisk
 from .violation import Invariant, require
 
 
@@ -83,7 +87,12 @@ def moved(operations: Iterable[KvOperation]) -> Counter[Place]:
 class FakeDevice:
     """KV cells per group, in blocks, and host slots behind them."""
 
-    def __init__(self, groups: Sequence[KvGroup], block_size: int) -> None:
+    def __init__(
+        self, groups: Sequence[KvGroup], block_size: int, disk: FakeDisk | None = None
+    ) -> None:
+        self._disk = disk
+        if disk is not None:
+            disk.flush = self.flush
         self._groups = groups
         self._block_size = block_size
         self.cells = [[ZERO] * (group.num_blocks * block_size) for group in groups]
@@ -108,6 +117,11 @@ class FakeDevice:
         while work in self._queue:
             self._queue.popleft()()
 
+    def flush(self) -> None:
+        """Execute everything that was launched."""
+        while self._queue:
+            self._queue.popleft()()
+
     def launch_operations(self, operations: Sequence[KvOperation]) -> None:
         self.num_moved_blocks = sum(
             len(operation.block_ids)
@@ -116,6 +130,8 @@ class FakeDevice:
         )
         self.on_the_way += moved(operations)
         self.launch(lambda: self._execute(operations))
+        if any(map(_waits_for_copies, operations)):
+            self.flush()
 
     def _execute(self, operations: Sequence[KvOperation]) -> None:
         self.on_the_way -= moved(operations)
@@ -135,8 +151,23 @@ class FakeDevice:
                     for slot, block_id in zip(host_slots, block_ids, strict=True):
                         self._set_block(group, block_id, self.slots[group][slot])
                     self.counts["swaps_in"] += 1
+                case ToDisk() | FromDisk() | EraseOnDisk():
+                    self._use_disk(operation)
                 case _:
                     assert_never(operation)
+
+    def _use_disk(self, operation: ToDisk | FromDisk | EraseOnDisk) -> None:
+        assert self._disk is not None, "there is no disk"
+        match operation:
+            case ToDisk(group, source, is_on_host):
+                found = self.slots[group][source] if is_on_host else self.block(group, source)
+                self._disk.write(operation, list(found))
+            case FromDisk(group, _, host_slot):
+                self._disk.read(
+                    operation, lambda values: self.slots[group].__setitem__(host_slot, values)
+                )
+            case EraseOnDisk():
+                self._disk.erase(operation)
 
     def run(self, rows: Sequence[Computed], num_owners: Sequence[Counter[int]]) -> None:
         """One forward: all reads, then all writes. `num_owners`: by group, of each block when the
@@ -246,6 +277,17 @@ class FakeDevice:
         require(block_id, Invariant.ONE_WRITER, "an operation writes the null block")
         start = block_id * self._block_size
         self.cells[group][start : start + self._block_size] = values
+
+
+def _waits_for_copies(operation: KvOperation) -> bool:
+    """Whether earlier copies to the host must be in their slots before it begins."""
+    match operation:
+        case ToDisk():
+            return operation.is_on_host
+        case FromDisk() | EraseOnDisk():
+            return True
+        case _:
+            return False
 
 
 def _visible_blocks(group: KvGroup, num_computed: int, block_size: int) -> Iterable[int]:

@@ -32,6 +32,7 @@ from support.manager import FakeArena, FakeBlock, FakeHost, ManualLoaders
 
 from .contents import STOP_TOKEN, Contents
 from .device import FakeDevice
+from .disk import FakeDisk
 from .draft_tokens import DrawnTokens
 from .forward import FakeDraws, FakeForward, Faults, Rows
 from .readings import Readings
@@ -52,8 +53,9 @@ class SimulatedEngine:
         want: Callable[[AdapterKey], None],
         on_batch: Callable[[ScheduledBatch], None],
         on_end: Callable[[Request, str], None],
+        disk: FakeDisk | None,
     ) -> None:
-        self.device = FakeDevice(scenario.groups, scenario.limits.block_size)
+        self.device = FakeDevice(scenario.groups, scenario.limits.block_size, disk)
         self.arena = FakeArena(scenario.arena_cells)
         self.host = FakeHost(scenario.host_cells)
         self.loaders = ManualLoaders()
@@ -71,6 +73,8 @@ class SimulatedEngine:
             num_swap_slots=scenario.num_swap_slots,
             tenant_cap=scenario.limits.tenant_cap,
         )
+        if disk is not None:
+            self.kv.use_disk(disk, scenario.num_disk_slots, scenario.limits.kv_block_bytes)
         self.contents: dict[str, Contents] = {}
         self.draft_tokens = DrawnTokens(scenario, self.contents)
         self.readings = Readings()
@@ -200,6 +204,7 @@ class SimulatedEngine:
         `observe`. Raises DeviceCrashed."""
         self.manager.poll()
         self._reap_if_due()
+        self.kv.poll_disk()
         self.evicted = self.drains.poll()
         self.draft_tokens.begin_step()
         self.has_read = False
@@ -214,7 +219,7 @@ class SimulatedEngine:
         else:
             self.pipeline.finish_first()
             if self.pipeline.is_empty:
-                self.device.launch_operations(self.kv.operations.take())
+                self.device.launch_operations(self.kv.take_operations())
         self.counts["late_leases"] += len(self.scheduler._leases.late)
         self._tell_fetcher()
         self.delivered += self._announced

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
 from loraplex.engine.errors import AdapterDeleted, EngineError, NotNow, PromptTooLong
+from loraplex.engine.kv.disk_tier import Place
 from loraplex.engine.kv.group_blocks import GroupBlocks
 from loraplex.engine.kv.host_slots import HostSlots
 from loraplex.engine.kv.layout import KvOperation, SwapIn, SwapOut
@@ -25,6 +26,7 @@ from support.block_tables import blocks_of, tables_of
 
 from .contents import STOP_TOKEN, Contents, End, next_token, values_of_block
 from .device import moved
+from .disk import is_of
 from .evictions import EvictionChecks
 from .ledger import Order
 from .service import ServiceChecks
@@ -67,7 +69,11 @@ class Checks:
         self._slack = world.scenario.limits.max_num_seqs / smallest
         """Every running sequence may take a block of the smallest group in a step."""
         for group in self._kv.groups:
-            group.host.store = self._watched(group.host)  # type: ignore[assignment, method-assign]
+            host = group.host
+            host.store = self._watched(host, host.store)  # type: ignore[assignment, method-assign]
+            host.reserve = self._watched(host, host.reserve)  # type: ignore[assignment, method-assign]
+        for slots in self._kv.disk.slots if self._kv.disk else ():
+            slots.reserve = self._watched(slots, slots.reserve)  # type: ignore[assignment, method-assign]
         self._num_idle_steps = 0
         self._named: dict[bytes, tuple[CacheNamespace, bytes, tuple[int, ...]]] = {}
         """What each key of the prefix cache was seen to stand for."""
@@ -219,10 +225,12 @@ class Checks:
             self._audit_cache(batch.operations)
 
     def _contenders(self) -> list[Order]:
-        """Those that the next step may take: background requests only if there are no others."""
+        """Those that the next step may take: background requests only if there are no others, and
+        none that waits for its prefix from the disk."""
         live = list(self._world.ledger.live.values())
         others = [order for order in live if not order.submitted.is_background]
-        return others or live
+        reads = self._scheduler._disk_reads
+        return [order for order in others or live if order.request not in reads]
 
     def _check_background(self, batch: ScheduledBatch) -> None:
         contenders = {order.request for order in self._contenders()}
@@ -456,6 +464,8 @@ class Checks:
         left = [o for o in self._world.ledger.live.values() if o.submitted.adapter == key]
         require(not left, Invariant.DRAINS, f"{key} is gone and {len(left)} requests are not")
         self._check_uncached(key)
+        for stored in self._world.disk.blocks.values() if self._world.disk else ():
+            require(not is_of(stored.prefix, key), Invariant.QUIESCENT, f"{key} can be read")
 
     def during_deletion(self, key: AdapterKey) -> None:
         """From the moment of the deletion only those go on that run."""
@@ -472,6 +482,9 @@ class Checks:
                 require(prefix.namespace.adapter != key, Invariant.OWN_CONTENT, f"{key} is cached")
             for prefix in group.host.prefixes._prefixes.values():
                 require(prefix.namespace.adapter != key, Invariant.OWN_CONTENT, f"{key} is on host")
+        for slots in self._kv.disk.slots if self._kv.disk else ():
+            for prefix in slots.prefixes._prefixes.values():
+                require(not is_of(prefix, key), Invariant.OWN_CONTENT, f"{key} is on disk")
 
     def _check_drains(self) -> None:
         for order in self._world.ledger.live.values() if self._world.deadlines else ():
@@ -535,6 +548,12 @@ class Checks:
         require(request_id in suspects, Invariant.SUSPECTS, f"{request_id}, not {sorted(suspects)}")
 
     def _check_progress(self, batch: ScheduledBatch | None) -> None:
+        for request, wait in self._scheduler._disk_reads._waits.items():
+            require(
+                self._world.now < wait.until and any(map(self._is_coming, wait.places)),
+                Invariant.PROGRESS,
+                f"{request.request_id} waits for the disk in vain",
+            )
         schedule, has_read = self._engine.schedule, self._engine.has_read
         if batch or has_read or schedule.failed or not self._world.ledger.live:
             self._num_idle_steps = 0
@@ -547,6 +566,11 @@ class Checks:
         ]
         self._num_idle_steps = self._num_idle_steps + 1 if ready else 0
         require(self._num_idle_steps < 2, Invariant.PROGRESS, f"{ready} wait and nothing runs")
+
+    def _is_coming(self, place: Place) -> bool:
+        """Whether this prefix is being read."""
+        group, key = place
+        return any(prefix.key == key for prefix in self._kv.groups[group].host.filling.values())
 
     def _count_window_frees(self, live: list[Request]) -> None:
         for request in live:
@@ -600,6 +624,22 @@ class Checks:
             for slot, prefix in group.host.prefixes._prefixes.items():
                 if (SwapOut, index, slot) not in moving:
                     self._audit_prefix(group, prefix, device.slots[index][slot])
+        self._audit_disk()
+
+    def _audit_disk(self) -> None:
+        """What is found on disk is there, as its key says, unless it is written anew."""
+        disk = self._kv.disk
+        for group, slots in enumerate(disk.slots if disk else ()):
+            for slot, prefix in slots.prefixes._prefixes.items():
+                assert self._world.disk is not None, "the engine has one"
+                stored = self._world.disk.blocks.get((group, slot))
+                require(
+                    stored is not None and stored.prefix == prefix,
+                    Invariant.OWN_CONTENT,
+                    f"slot {slot} of group {group} on disk has not {prefix}",
+                )
+                if stored is not None:
+                    self._audit_prefix(self._kv.groups[group], prefix, stored.values)
 
     def _audit_prefix(self, group: GroupBlocks, prefix: Prefix, found: list[int]) -> None:
         """What was found of a cached prefix is what its key says."""
@@ -620,9 +660,11 @@ class Checks:
             f"{prefix} of group {group.index} is published with {found}, not {values}",
         )
 
-    def _watched(self, host: HostSlots) -> Callable[[Prefix], int | None]:
-        """Let a tenant with its part of the host slots displace nobody else's prefix."""
-        store, prefixes = host.store, host.prefixes
+    def _watched(
+        self, host: HostSlots, store: Callable[[Prefix], int | None]
+    ) -> Callable[[Prefix], int | None]:
+        """Let a tenant with its part of these slots displace nobody else's prefix."""
+        prefixes = host.prefixes
         most = max(int(self._limits.tenant_cap * host.num_slots), 1)
 
         def watched(prefix: Prefix) -> int | None:
@@ -633,7 +675,7 @@ class Checks:
             require(
                 num_own < most or num_others == num_all - num_own,
                 Invariant.SHARES,
-                f"{tenant_id} has {num_own} of {host.num_slots} host slots and displaces others",
+                f"{tenant_id} has {num_own} of {host.num_slots} slots and displaces others",
             )
             return slot
 

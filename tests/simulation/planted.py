@@ -27,6 +27,8 @@ from loraplex.engine.execution.execution import Execution
 from loraplex.engine.execution.pipeline import Pipeline, StepsInFlight
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.blocks import KvBlocks
+from loraplex.engine.kv.disk_slots import DiskSlots
+from loraplex.engine.kv.disk_tier import DiskTier, WasRead
 from loraplex.engine.kv.group_blocks import GroupBlocks
 from loraplex.engine.kv.host_slots import HostPrefixes, HostSlots
 from loraplex.engine.kv.layout import (
@@ -35,6 +37,7 @@ from loraplex.engine.kv.layout import (
     OperationLog,
     SwapIn,
     SwapOut,
+    ToDisk,
     ZeroBlocks,
 )
 from loraplex.engine.kv.prefix_cache import CachedBlocks, CacheNamespace, Prefix, PrefixHasher
@@ -49,6 +52,7 @@ from loraplex.engine.scheduling.backlog import Backlog
 from loraplex.engine.scheduling.batch import ScheduledSequence, Step
 from loraplex.engine.scheduling.candidates import Visit
 from loraplex.engine.scheduling.deadlines import Deadlines
+from loraplex.engine.scheduling.disk_reads import DiskReads
 from loraplex.engine.scheduling.drains import Drains
 from loraplex.engine.scheduling.fairness import VirtualTokenCounters
 from loraplex.engine.scheduling.groups import Groups
@@ -406,6 +410,93 @@ def keeps_the_content_of_the_new_owner(
     """Zeros and copies commute."""
     self.zero(group, [block_id])
     self.add(SwapOut(group, (block_id,), (host_slot,)))
+
+
+# --- prefixes on disk -----------------------------------------------------------------------------
+
+
+@_plant(DiskTier, "find")
+def finds_disk_blocks_by_their_tokens(
+    find: Any, self: DiskTier, group: int, prefix: Prefix
+) -> int | None:
+    """The namespace is in the key of the block before."""
+    for slot, stored in self.slots[group].prefixes._prefixes.items():
+        is_as_deep = bool(stored.parent) == bool(prefix.parent)
+        if is_as_deep and stored.token_ids == prefix.token_ids:
+            return slot
+    return None
+
+
+@_plant(DiskTier, "_end_read")
+def believes_what_was_not_read(end: Any, self: DiskTier, done: WasRead) -> None:
+    """A disk seldom fails."""
+    end(self, done._replace(is_right=True))
+
+
+@_plant(DiskTier, "_end_write")
+def finds_what_was_not_written(
+    end: Any, self: DiskTier, group: int, disk_slot: int, *, is_right: bool
+) -> None:
+    """A disk seldom fails."""
+    end(self, group, disk_slot, is_right=True)
+
+
+@_plant(DiskTier, "_is_doomed")
+def finds_what_was_under_way_when_its_adapter_was_deleted(
+    is_doomed: Any, self: DiskTier, prefix: Prefix
+) -> bool:
+    """It was asked for before."""
+    return False
+
+
+@_plant(DiskTier, "is_erasing")
+def gives_the_receipt_before_the_disk_has_erased(
+    is_erasing: Any, self: DiskTier, adapter: AdapterKey
+) -> bool:
+    """It will soon have."""
+    return False
+
+
+@_plant(KvBlocks, "erase_on_disk")
+def keeps_prefixes_of_deleted_adapters_on_disk(erase: Any, self: KvBlocks, key: AdapterKey) -> None:
+    """They are encrypted."""
+
+
+@_plant(HostSlots, "_make_room")
+def lets_a_tenant_fill_the_disk(make_room: Any, self: HostSlots, tenant_id: str) -> bool:
+    """Who asks most needs most."""
+    if isinstance(self, DiskSlots):
+        return self.num_free > 0
+    has_room: bool = make_room(self, tenant_id)
+    return has_room
+
+
+@_plant(OperationLog, "take")
+def copies_for_the_disk_before_all_else(take: Any, self: OperationLog) -> list[KvOperation]:
+    """Then they are under way sooner."""
+    return sorted(take(self), key=lambda operation: not isinstance(operation, ToDisk))
+
+
+@_plant(DiskTier, "read")
+def reads_into_a_slot_that_nobody_holds(
+    read: Any, self: DiskTier, group: int, prefix: Prefix
+) -> Any:
+    """It is empty."""
+    place = read(self, group, prefix)
+    host = self._groups[group].host
+    for slot, own in host.filling.items():
+        if own == prefix and host._pool.ref_count(slot):
+            host.give_back([slot])
+    return place
+
+
+@_plant(DiskReads, "_ends")
+def waits_for_the_disk_however_long_it_takes(
+    ends: Any, self: DiskReads, request: Request, wait: Any
+) -> bool:
+    """Reading is always sooner."""
+    ended: bool = ends(self, request, wait._replace(until=float("inf")))
+    return ended
 
 
 # --- steps in flight ------------------------------------------------------------------------------

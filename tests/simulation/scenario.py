@@ -38,6 +38,8 @@ class Scenario:
     rotary_contexts: RotaryContexts
     groups: tuple[KvGroup, ...]
     num_swap_slots: tuple[int, ...]
+    num_disk_slots: tuple[int, ...]
+    """Per group; empty: no prefix goes to the disk."""
     prefix_caching: bool
     tenants: tuple[Tenant, ...]
     adapter_sizes: dict[AdapterKey, int]
@@ -94,13 +96,17 @@ class Scenario:
         )
         arena_cells = ARENA_CELLS * rng.choice((1, 2, 2))
         tenants, sizes = _draw_tenants(rng, arena_cells)
+        num_swap_slots = _draw_swap_slots(rng, groups)
+        prefix_caching = rng.random() < 0.8
+        has_disk = prefix_caching and any(num_swap_slots)
         return cls(
             seed=seed,
             limits=limits,
             rotary_contexts=_draw_contexts(seed, max_model_len),
             groups=groups,
-            num_swap_slots=_draw_swap_slots(rng, groups),
-            prefix_caching=rng.random() < 0.8,
+            num_swap_slots=num_swap_slots,
+            num_disk_slots=_draw_disk_slots(seed, groups) if has_disk else (),
+            prefix_caching=prefix_caching,
             tenants=tenants,
             adapter_sizes=sizes,
             arena_cells=arena_cells,
@@ -157,6 +163,12 @@ def _draw_states(seed: int, limits: SchedulerLimits) -> KvGroup:
 def _draw_swap_slots(rng: Random, groups: tuple[KvGroup, ...]) -> tuple[int, ...]:
     part = rng.choice((0.0, 0.4, 1.5, 1.5))
     return tuple(int(group.num_blocks * part) for group in groups)
+
+
+def _draw_disk_slots(seed: int, groups: tuple[KvGroup, ...]) -> tuple[int, ...]:
+    """Of two thirds of the bases with host slots."""
+    part = (0.0, 0.7, 3.0)[seed % 3]
+    return tuple(int(group.num_blocks * part) for group in groups) if part else ()
 
 
 def _draw_tenants(

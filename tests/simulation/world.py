@@ -16,6 +16,7 @@ from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch
 
 from .demand import Demand
+from .disk import FakeDisk
 from .engine import SimulatedEngine
 from .forward import DeviceCrashed, Faults
 from .invariants import Checks
@@ -61,6 +62,11 @@ class World:
         self._log = log
         self._hash = hashlib.blake2b(digest_size=16)
         self._events: list[object] = []
+        self.disk = (
+            FakeDisk(Random(-scenario.seed - 1), mishaps=scenario.mishaps)
+            if scenario.num_disk_slots
+            else None
+        )
         self.engine = self._start_engine()
         self.checks = Checks(self)
         self.nemesis = Nemesis(self)
@@ -136,7 +142,8 @@ class World:
     def is_still(self) -> bool:
         """Nothing will change any more by itself."""
         manager = self.engine.manager
-        if not self.engine.pipeline.is_empty:
+        disk = self.engine.kv.disk
+        if not self.engine.pipeline.is_empty or (disk is not None and disk.is_busy):
             return False
         return not (self.store.next_answer or len(self.engine.loaders) or manager.has_pending_work)
 
@@ -228,6 +235,10 @@ class World:
             order.allowed.add("engine_restarted")
             self.ledger.end(order.request, "engine_restarted")
         self.store.forget_wishes()
+        if self.disk:
+            self.disk.forget_work()
+            for key in self.deleting:
+                self.disk.erase_now(key)
         self.deleting.clear()
         self.deadlines.clear()
         self.engine = self._start_engine()
@@ -259,6 +270,7 @@ class World:
             want=self.store.want,
             on_batch=lambda batch: self.checks.before_run(batch),
             on_end=self._end,
+            disk=self.disk,
         )
         engine.host.files = self.store.files
         return engine
@@ -289,6 +301,10 @@ class World:
         coverage["host_evictions"] += sum(
             group.host.prefixes.num_evictions for group in engine.kv.groups
         )
+        if self.disk:
+            coverage.update(self.disk.counts)
+            self.disk.counts.clear()
+        coverage["disk_waits_given_up"] += engine.scheduler.num_disk_waits_given_up
         coverage["compactions"] += engine.device.counts["compactions"]
         coverage["states"] += engine.device.counts["states"]
         coverage["copies"] += engine.device.counts["copies"]

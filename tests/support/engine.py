@@ -113,9 +113,10 @@ class LocalEngine:
     """An EngineCore with its fetcher: submit, run until idle, read the answers."""
 
     def __init__(self, model: Path, blocks: Path, **config: object) -> None:
-        """`config`: fields of EngineConfig, the engine's `clock` and its `grammars`."""
+        """`config`: fields of EngineConfig, the engine's `clock`, `grammars` and `prefix_key`."""
         clock = cast(Callable[[], float], config.pop("clock", time.monotonic))
         grammars = cast(Grammars | None, config.pop("grammars", None))
+        prefix_key = config.pop("prefix_key", None)
         settings: dict[str, object] = {
             "device": "cpu",
             "kv_cache_bytes": 4 * MIB,
@@ -124,7 +125,8 @@ class LocalEngine:
             **config,
         }
         engine_config = EngineConfig(str(model), **settings)  # type: ignore[arg-type]
-        parts = open_parts(engine_config, clock=clock)
+        prefix_key = cast(bytes | None, prefix_key)
+        parts = open_parts(engine_config, clock=clock, prefix_key=prefix_key)
         self.core = EngineCore(replace(parts, grammars=grammars or parts.grammars))
         self.blocks = Path(tempfile.mkdtemp(dir=blocks))
         self.answers: dict[str, Answer] = defaultdict(Answer)

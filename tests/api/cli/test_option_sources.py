@@ -47,6 +47,8 @@ VALUES: Mapping[str, str | list[str]] = {
     "num-loader-threads": "3",
     "loader-duty": "0.5",
     "swap-gib": "1",
+    "prefix-disk-gib": "2",
+    "prefix-disk-dir": "/var/lib/prefixes",
     "attention-window": "256",
     "attention-sinks": "5",
     "target-itl": "40",

@@ -1,0 +1,24 @@
+"""The namespace of the KV cache of a base as it is served."""
+
+from __future__ import annotations
+
+from .checkpoint.base_identity import compute_runtime_id
+from .config import EngineConfig
+from .model.base_model import BaseModel
+
+
+def served_runtime_id(config: EngineConfig, base: BaseModel) -> str:
+    """The namespace of what depends on the base as this engine serves it."""
+    windowed = config.attention_window is not None
+    return compute_runtime_id(
+        base.layout.base_id,
+        quantization=config.quantization,
+        quantization_group_size=config.quantization_group_size,
+        quantization_exclude=config.quantization_exclude,
+        embedding_quantization=config.embedding_quantization,
+        dtype=str(base.dtype).removeprefix("torch."),
+        kv_dtype=config.kv_dtype,
+        attention_window=config.attention_window,
+        attention_sinks=config.attention_sinks if windowed else 0,
+        tensor_parallel_size=config.tensor_parallel_size,
+    )
