@@ -13,7 +13,8 @@ Even: four tenants ask equally often. Flood: one sends nineteen of twenty reques
 and "quiet attained" are the shares of the other three. Classes: as even, but half of each tenant's
 requests are lenient, with a TTFT of at most 10 s; the target "class" tells the scheduler, "TTFT"
 gives all the strict one. "strict attained" and "lenient attained" are judged by the own class.
-"late" is the part of the served requests whose TTFT missed its class.
+"late" is the part of the served requests whose TTFT missed its class. Tenant classes: two of the
+tenants are lenient instead.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ DEVICE = StepSeconds(
     per_draft_token=0.0,
 )
 """Of the order of an 8B base on one GPU."""
+ARRIVALS = ("even", "flood", "classes", "tenant classes")
 FLOOD = 19
 """Requests of the loud tenant for each of all others together."""
 
@@ -216,8 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = [
         measure(plan, capacity, load, target, arrivals)
         for load in plan.loads
-        for arrivals in (("even", "flood", "classes") if load == 2.0 else ("even",))
-        for target in ("none", "TTFT", "class")[: 3 if arrivals == "classes" else 2]
+        for arrivals in (ARRIVALS if load == 2.0 else ("even",))
+        for target in ("none", "TTFT", "class")[: 3 if arrivals.endswith("classes") else 2]
     ]
     goodput = {(o.load, o.arrivals, o.target): o.goodput for o in outcomes}
     print_report(
@@ -227,8 +229,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         capacity_requests_per_second=capacity,
         goodput_over_capacity_without_target=goodput[2.0, "even", "none"] / capacity,
         goodput_over_capacity_with_target=goodput[2.0, "even", "TTFT"] / capacity,
-        goodput_over_capacity_of_classes_with_one_target=goodput[2.0, "classes", "TTFT"] / capacity,
-        goodput_over_capacity_of_classes=goodput[2.0, "classes", "class"] / capacity,
     )
     return 0
 
@@ -249,8 +249,11 @@ def make_calls(plan: Plan, num_calls: int, rate: float, arrivals: str) -> list[C
             for mean in (plan.mean_prompt_tokens, plan.mean_output_tokens)
         )
         ttft = TTFT_SECONDS
-        if arrivals == "classes":
-            ttft = classes.choice((TTFT_SECONDS, LENIENT_TTFT_SECONDS))
+        is_lenient = classes.random() < 0.5
+        if arrivals == "tenant classes":
+            is_lenient = tenant in ("tenant2", "tenant3")
+        if is_lenient and arrivals.endswith("classes"):
+            ttft = LENIENT_TTFT_SECONDS
         calls.append(Call(f"r{number}", now, tenant, adapter, num_prompt, num_output, ttft))
     return calls
 

@@ -172,9 +172,9 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Device busy",
-            "Share of the time that the engine spends in steps.",
+            "Share of the time that the engine spends in steps; in a fleet the replicas' mean.",
             "percentunit",
-            {"{{instance}}": "sum by (instance) (rate(#engine_step_seconds_total{$i}[1m]))"},
+            {"{{instance}}": "avg by (instance) (avg_over_time(#device_busy_ratio{$i}[1m]))"},
         ),
         Panel(
             "Step time",
