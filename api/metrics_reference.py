@@ -42,9 +42,11 @@ These metrics come from the engine's last snapshot (two per second). They are ab
 engine is down. Their counters restart at 0 with the engine.
 """
 _BATCHES = """
-Sequences per step, step time, and hit rate of the prefix cache:
+Share of the time that the device is busy, sequences per step, step time, and hit rate of the prefix
+cache:
 
 ```
+rate(loraplex_engine_step_seconds_total[1m])
 rate(loraplex_engine_step_sequences_total[1m]) / rate(loraplex_engine_steps_total[1m])
 rate(loraplex_engine_step_seconds_total[1m]) / rate(loraplex_engine_steps_total[1m])
 rate(loraplex_prefix_cache_hit_tokens_total[5m])

@@ -10,7 +10,11 @@ requests that meet it per second of arrivals; the attained share is their part o
 sent. Refused clients do not come again.
 
 Even: four tenants ask equally often. Flood: one sends nineteen of twenty requests; "quiet refused"
-and "quiet attained" are the shares of the other three.
+and "quiet attained" are the shares of the other three. Classes: as even, but half of each tenant's
+requests are lenient, with a TTFT of at most 10 s; the target "class" tells the scheduler, "TTFT"
+gives all the strict one. "strict attained" and "lenient attained" are judged by the own class.
+"late" is the part of the served requests whose TTFT missed its class. Tenant classes: two of the
+tenants are lenient instead.
 """
 
 from __future__ import annotations
@@ -25,11 +29,13 @@ from benchmarks.report import Row, parse_options, print_report
 from loraplex.adapters.identity import AdapterKey
 from loraplex.api.bench.summary import percentile
 from loraplex.engine.errors import Overloaded
+from loraplex.engine.messages import NO_TARGETS, LatencyTargets
 from loraplex.engine.scheduling.batch import ScheduledBatch
 from simulation.device import StepSeconds
 from support.scheduling import SchedulerBench
 
 TTFT_SECONDS = 1.0
+LENIENT_TTFT_SECONDS = 10.0
 ITL_SECONDS = 0.05
 DEVICE = StepSeconds(
     base=8e-3,
@@ -39,6 +45,7 @@ DEVICE = StepSeconds(
     per_draft_token=0.0,
 )
 """Of the order of an 8B base on one GPU."""
+ARRIVALS = ("even", "flood", "classes", "tenant classes")
 FLOOD = 19
 """Requests of the loud tenant for each of all others together."""
 
@@ -76,6 +83,8 @@ class Call:
     adapter: AdapterKey
     num_prompt_tokens: int
     num_output_tokens: int
+    ttft_seconds: float
+    """By which it is judged."""
 
 
 @dataclass
@@ -84,6 +93,7 @@ class Timing:
 
     arrived: float
     num_output_tokens: int
+    target_seconds: float
     first: float | None = None
     last: float | None = None
 
@@ -93,17 +103,24 @@ class Timing:
         return self.first - self.arrived
 
     @property
+    def is_late(self) -> bool:
+        return self.ttft > self.target_seconds
+
+    @property
     def meets_objective(self) -> bool:
         if self.first is None or self.last is None:
             return False
         num_gaps = max(self.num_output_tokens - 1, 1)
-        return self.ttft <= TTFT_SECONDS and self.last - self.first <= ITL_SECONDS * num_gaps
+        return not self.is_late and self.last - self.first <= ITL_SECONDS * num_gaps
 
 
 class ClockedBench(SchedulerBench):
     """A step takes what the device's coefficients say, with a spread."""
 
-    def __init__(self, plan: Plan, target_ttft_seconds: float | None) -> None:
+    def __init__(
+        self, plan: Plan, target_ttft_seconds: float | None, *, tells_class: bool = False
+    ) -> None:
+        """`tells_class`: requests have the targets of their class instead."""
         super().__init__(
             num_blocks=100_000,  # the batch is what is short
             budget=1_024,
@@ -112,12 +129,13 @@ class ClockedBench(SchedulerBench):
             target_itl_seconds=ITL_SECONDS,
             target_ttft_seconds=target_ttft_seconds,
         )
+        self._tells_class = tells_class
         self._spread = Random(7)
         self.timings: dict[str, Timing] = {}
         self.refused: list[str] = []
 
     def send(self, call: Call) -> None:
-        self.timings[call.name] = Timing(call.seconds, call.num_output_tokens)
+        self.timings[call.name] = Timing(call.seconds, call.num_output_tokens, call.ttft_seconds)
         self.manager.resident.add(call.adapter)
         try:
             self.add(
@@ -126,6 +144,7 @@ class ClockedBench(SchedulerBench):
                 call.num_output_tokens,
                 call.adapter,
                 tenant=call.tenant,
+                targets=LatencyTargets(call.ttft_seconds) if self._tells_class else NO_TARGETS,
             )
         except Overloaded:
             self.refused.append(call.name)
@@ -151,7 +170,7 @@ class ClockedBench(SchedulerBench):
 class Outcome:
     load: float
     arrivals: str
-    target: float | None
+    target: str
     calls: list[Call]
     bench: ClockedBench
     quiet: frozenset[str] = field(default_factory=frozenset)
@@ -166,18 +185,26 @@ class Outcome:
     def attained(self, names: Sequence[str]) -> float:
         return sum(self.bench.timings[name].meets_objective for name in names) / len(names)
 
+    def of_class(self, ttft_seconds: float) -> list[str]:
+        return [call.name for call in self.calls if call.ttft_seconds == ttft_seconds]
+
     def as_row(self) -> Row:
-        served = [timing.ttft for timing in self.bench.timings.values() if timing.first]
+        served = [timing for timing in self.bench.timings.values() if timing.first]
+        ttfts = [timing.ttft for timing in served]
         names, quiet = [call.name for call in self.calls], sorted(self.quiet)
+        classes = self.of_class(TTFT_SECONDS), self.of_class(LENIENT_TTFT_SECONDS)
         return {
             "load": self.load,
             "arrivals": self.arrivals,
-            "target": "none" if self.target is None else "TTFT",
+            "target": self.target,
             "goodput, requests/s": self.goodput,
             "attained share": self.attained(names),
             "refused": len(self.bench.refused) / len(names),
-            "TTFT p50, s": percentile(served, 50),
-            "TTFT p99, s": percentile(served, 99),
+            "late": sum(timing.is_late for timing in served) / len(served),
+            "TTFT p50, s": percentile(ttfts, 50),
+            "TTFT p99, s": percentile(ttfts, 99),
+            "strict attained": self.attained(classes[0]) if classes[1] else "",
+            "lenient attained": self.attained(classes[1]) if classes[1] else "",
             "quiet attained": self.attained(quiet) if quiet else "",
             "quiet refused": (
                 len(self.quiet.intersection(self.bench.refused)) / len(quiet) if quiet else ""
@@ -191,8 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = [
         measure(plan, capacity, load, target, arrivals)
         for load in plan.loads
-        for arrivals in (("even", "flood") if load == 2.0 else ("even",))
-        for target in (None, TTFT_SECONDS)
+        for arrivals in (ARRIVALS if load == 2.0 else ("even",))
+        for target in ("none", "TTFT", "class")[: 3 if arrivals.endswith("classes") else 2]
     ]
     goodput = {(o.load, o.arrivals, o.target): o.goodput for o in outcomes}
     print_report(
@@ -200,16 +227,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [outcome.as_row() for outcome in outcomes],
         requests=plan.num_requests,
         capacity_requests_per_second=capacity,
-        goodput_over_capacity_without_target=goodput[2.0, "even", None] / capacity,
-        goodput_over_capacity_with_target=goodput[2.0, "even", TTFT_SECONDS] / capacity,
+        goodput_over_capacity_without_target=goodput[2.0, "even", "none"] / capacity,
+        goodput_over_capacity_with_target=goodput[2.0, "even", "TTFT"] / capacity,
     )
     return 0
 
 
-def make_calls(plan: Plan, num_calls: int, rate: float, *, is_flood: bool) -> list[Call]:
+def make_calls(plan: Plan, num_calls: int, rate: float, arrivals: str) -> list[Call]:
     """So many arrivals, `rate` a second; lengths spread exponentially."""
     rng, now = Random(11), 0.0
-    others = (plan.num_tenants - 1) * FLOOD if is_flood else 1
+    classes = Random(13)
+    others = (plan.num_tenants - 1) * FLOOD if arrivals == "flood" else 1
     weights = [others, *[1] * (plan.num_tenants - 1)]
     calls = []
     for number in range(num_calls):
@@ -220,7 +248,13 @@ def make_calls(plan: Plan, num_calls: int, rate: float, *, is_flood: bool) -> li
             min(1 + int(rng.expovariate(1 / mean)), 8 * mean)
             for mean in (plan.mean_prompt_tokens, plan.mean_output_tokens)
         )
-        calls.append(Call(f"r{number}", now, tenant, adapter, num_prompt, num_output))
+        ttft = TTFT_SECONDS
+        is_lenient = classes.random() < 0.5
+        if arrivals == "tenant classes":
+            is_lenient = tenant in ("tenant2", "tenant3")
+        if is_lenient and arrivals.endswith("classes"):
+            ttft = LENIENT_TTFT_SECONDS
+        calls.append(Call(f"r{number}", now, tenant, adapter, num_prompt, num_output, ttft))
     return calls
 
 
@@ -228,18 +262,19 @@ def measure_capacity(plan: Plan) -> float:
     """Requests per second while more wait than run."""
     bench = ClockedBench(plan, None)
     num_calls = plan.num_capacity_requests
-    for call in make_calls(plan, num_calls + 2 * plan.max_num_seqs, 1e9, is_flood=False):
+    for call in make_calls(plan, num_calls + 2 * plan.max_num_seqs, 1e9, "even"):
         bench.send(call)
     while len(bench.finished) < num_calls:
         bench.step()
     return len(bench.finished) / bench.now
 
 
-def measure(
-    plan: Plan, capacity: float, load: float, target: float | None, arrivals: str
-) -> Outcome:
-    calls = make_calls(plan, plan.num_requests, load * capacity, is_flood=arrivals == "flood")
-    bench, num_sent = ClockedBench(plan, target), 0
+def measure(plan: Plan, capacity: float, load: float, target: str, arrivals: str) -> Outcome:
+    """`target`: what the scheduler is told, `none`, `TTFT` (the strict class's for all) or
+    `class`."""
+    calls = make_calls(plan, plan.num_requests, load * capacity, arrivals)
+    of_server = TTFT_SECONDS if target == "TTFT" else None
+    bench, num_sent = ClockedBench(plan, of_server, tells_class=target == "class"), 0
     while num_sent < len(calls) or bench.scheduler.has_requests:
         if not bench.scheduler.has_requests:
             bench.now = max(bench.now, calls[num_sent].seconds)

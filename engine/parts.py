@@ -27,6 +27,7 @@ from .memory.model_cost import model_cost
 from .memory.plan import MemoryPlan
 from .memory.utilization import KvReads, ModelCost, Utilization
 from .memory.weights_room import check_weights_fit
+from .messages import LatencyTargets
 from .model.base_model import BaseModel, load_base_model, weight_format
 from .model.first_layers import num_exit_layers
 from .model.load_quantization import LoadQuantization
@@ -304,14 +305,12 @@ def _is_async(config: EngineConfig, base: BaseModel, speculation: Speculation) -
 
 
 def _limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
-    itl, ttft = config.target_itl_ms, config.target_ttft_ms
     return SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         block_size=config.kv_block_size,
-        target_itl_seconds=None if itl is None else itl / 1000,
-        target_ttft_seconds=None if ttft is None else ttft / 1000,
+        targets=LatencyTargets.of_ms(config.target_ttft_ms, config.target_itl_ms),
         max_queued=config.max_queued,
         max_queued_per_tenant=config.max_queued_per_tenant,
         tenant_cap=config.tenant_cap,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from .draft import NO_DRAFT, Draft
 from .grammars.matcher import Matcher
 from .kv.prefix_cache import CacheNamespace
 from .kv.sequence_blocks import SequenceBlocks
-from .messages import GenerationRequest, Pooling
+from .messages import NO_TARGETS, GenerationRequest, LatencyTargets, Pooling
 from .token_counts import TokenCounts
+
+MAX_DUE_SECONDS: Final = 30.0
 
 NEVER: Final = sys.maxsize
 """A position that no token has."""
@@ -48,6 +51,11 @@ class Request:
     priority: int = field(init=False)
     is_background: bool = field(init=False)
     deadline: float | None = field(init=False)
+    targets: LatencyTargets = NO_TARGETS
+    """Its own and, where it has none, the engine's, by `expect`."""
+    due_time: float = math.inf
+    """When its first token is due, by `expect`: the order within its queue. A TTFT target of
+    more than `MAX_DUE_SECONDS`, or none, counts as that, so that nobody is passed for ever."""
     late_at: float | None = None
     """When it has to begin at the latest to meet its TTFT target, by `Scheduler.add`; None: it has
     none."""
@@ -141,6 +149,14 @@ class Request:
         if self.kv.eviction:
             return min(num_tokens, self.kv.eviction.num_reusable_tokens)
         return num_tokens
+
+    def expect(self, targets: LatencyTargets) -> None:
+        """Set what is expected of its latencies."""
+        ttft = targets.ttft_seconds
+        self.targets = targets
+        self.due_time = self.arrival_time + min(
+            MAX_DUE_SECONDS if ttft is None else ttft, MAX_DUE_SECONDS
+        )
 
     def current_counts(self) -> TokenCounts:
         """The counts of all its tokens."""

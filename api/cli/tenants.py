@@ -18,7 +18,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 POLL_SECONDS = 1.0
 """Between two looks at a running deletion."""
-COLUMNS = ["slug", "name", "weight", "id", "created_at", "suspended_at"]
+COLUMNS = ["slug", "name", "weight", "slo", "id", "created_at", "suspended_at"]
+TARGETS = {"ttft": "ttft_ms", "itl": "itl_ms"}
+"""The API's names of the targets."""
 
 Slug = Annotated[str, typer.Argument(help="The tenant's short name: a-z, 0-9 and '-'.")]
 DisplayName = Annotated[str | None, typer.Option(help="Display name.")]
@@ -27,13 +29,28 @@ Weight = Annotated[
     typer.Option(callback=check_finite, help="Share of the device relative to other tenants."),
 ]
 
+Slo = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TARGETS",
+        help="Targets in milliseconds, such as ttft=2000,itl=80. One that is left out is the "
+        "server's; an empty text removes both.",
+    ),
+]
+
 
 @app.command("create")
 def create(
-    slug: Slug, name: DisplayName = None, weight: Weight = None, as_json: AsJson = False
+    slug: Slug,
+    name: DisplayName = None,
+    weight: Weight = None,
+    slo: Slo = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a tenant."""
-    body = {"slug": slug, "name": name, "weight": 1.0 if weight is None else weight}
+    body: dict[str, Any] = {"slug": slug, "name": name, "weight": 1.0 if weight is None else weight}
+    if slo:
+        body["slo"] = _parse_slo(slo)
     with open_client() as client:
         tenant = client.admin.post("/tenants", body)
     _print([tenant], tenant, as_json=as_json)
@@ -63,14 +80,20 @@ def show(slug: Slug, as_json: AsJson = False) -> None:
 
 @app.command("set")
 def set_(
-    slug: Slug, name: DisplayName = None, weight: Weight = None, as_json: AsJson = False
+    slug: Slug,
+    name: DisplayName = None,
+    weight: Weight = None,
+    slo: Slo = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Change a tenant's name or weight; an empty name removes it."""
+    """Change a tenant's name, weight or targets; an empty name removes it."""
     changes: dict[str, Any] = {} if weight is None else {"weight": weight}
     if name is not None:
         changes["name"] = name or None
+    if slo is not None:
+        changes["slo"] = _parse_slo(slo)
     if not changes:
-        raise CommandFailed("Nothing to set: pass --name or --weight.", ExitCode.USAGE)
+        raise CommandFailed("Nothing to set: pass --name, --weight or --slo.", ExitCode.USAGE)
     _change(slug, changes, as_json=as_json)
 
 
@@ -147,8 +170,27 @@ def _change(slug: str, changes: dict[str, Any], *, as_json: bool) -> None:
     _print([tenant], tenant, as_json=as_json)
 
 
+def _parse_slo(text: str) -> dict[str, float] | None:
+    """The body of the targets; None of an empty text. Raises CommandFailed."""
+    targets: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.partition("=")
+        try:
+            targets[TARGETS[name.strip()]] = float(value)
+        except (KeyError, ValueError):
+            message = f"--slo: {part!r} is not ttft=MILLISECONDS or itl=MILLISECONDS."
+            raise CommandFailed(message, ExitCode.USAGE) from None
+    return targets or None
+
+
+def _format_slo(slo: dict[str, Any]) -> str:
+    return ",".join(
+        f"{name}={slo[field]:g}" for name, field in TARGETS.items() if slo[field] is not None
+    )
+
+
 def _print(rows: list[Any], data: Any, *, as_json: bool) -> None:
     if as_json:
         print_json(data)
     else:
-        print_rows(rows, COLUMNS)
+        print_rows([{**row, "slo": _format_slo(row["slo"])} for row in rows], COLUMNS)

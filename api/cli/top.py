@@ -69,6 +69,7 @@ def _draw(seen: dict[str, Any], limit: int) -> Group:
 def _totals(residency: dict[str, Any]) -> str:
     return (
         f"{residency['num_running']} sequences running, {residency['num_waiting']} waiting; "
+        f"device busy {residency['device_busy']:.0%}, "
         f"KV {residency['kv_usage']:.0%}, pinned {residency['pinned_bytes'] / MIB:.0f} MiB"
     )
 

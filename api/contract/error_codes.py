@@ -53,6 +53,11 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "kv_policy_not_served": ErrorCode(
         400, "The server's base or KV cache does not support `kv_policy`; the message says why."
     ),
+    "slo_too_strict": ErrorCode(
+        400,
+        "`slo` asks for a shorter target than the tenant has, or for one where it has none; the "
+        "message says which is allowed.",
+    ),
     "invalid_grammar": ErrorCode(
         400, "The schema or grammar is invalid or not supported; the message says where and why."
     ),
@@ -389,8 +394,8 @@ SERVER_CODES: Mapping[str, ErrorCode] = {
     ),
     "overloaded": ErrorCode(
         503,
-        "The queue is full, or the request cannot finish by its deadline or begin in time for the "
-        "server's TTFT target.",
+        "The queue is full, or the request cannot finish by its deadline or begin in time for its "
+        "TTFT target.",
         True,
     ),
     "too_many_connections": ErrorCode(

@@ -17,6 +17,7 @@ from ..schemas.anthropic_messages import MessagesBody
 from ..schemas.chat import ChatBody
 from ..schemas.generation import members_of
 from ..schemas.responses import ResponsesBody
+from ..schemas.slo import targets_of
 from ..tools.answer_plan import AnswerPlan
 from .sampled import open_sample
 
@@ -73,6 +74,7 @@ async def order_chat(
         num_choices=body.num_choices,
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
+        targets=targets_of(body.slo),
         speculation=body.speculation_params,
         kv_policy=body.kv_policy_params,
         sampling=body.sampling(

@@ -23,6 +23,7 @@ from ...engine.text.text_form import TextForm
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.token_journal import SlotCounter
 from ...platform.overview.figures import FigureSums
+from ..contract.error_codes import ERROR_CODES
 from ..contract.errors import ApiError
 from ..telemetry.metrics import Metrics
 from ..telemetry.request_measures import RequestMeasures
@@ -53,6 +54,8 @@ class SequenceSpec:
     text: TextForm
     reasoning: Reasoning | None = None
     """What its text may begin with."""
+    targets_set_by: str = "server"
+    """As in `Objective`."""
 
 
 @dataclass(slots=True)
@@ -235,9 +238,8 @@ class Generation:
                 self._metrics,
                 arrived_at=self._arrived_at,
                 figures=self._figures,
-                targets=(
-                    self._engine.info.latency_targets if spec.request.has_ttft_target else None
-                ),
+                targets=spec.request.targets if spec.request.has_ttft_target else None,
+                targets_set_by=spec.targets_set_by,
             ),
         )
         self._open[spec.index] = sequence
@@ -303,8 +305,11 @@ class Generation:
 
     def _fail(self, sequence: _OpenSequence, exc: Exception) -> None:
         self._waiting.clear()
-        if getattr(exc, "code", None) in REFUSALS:
+        code = getattr(exc, "code", None)
+        if code in REFUSALS:
             sequence.times.was_refused()
+        elif _is_servers_fault(code):
+            sequence.times.was_failed()
         self._end(sequence, FAILED)
         self._arrivals.fail(exc)
 
@@ -321,3 +326,8 @@ class Generation:
         if spec.is_first_choice:
             self.counts.num_prompt_tokens += len(spec.request.prompt_token_ids)
             self.counts.num_cached_tokens += started.num_cached_tokens
+
+
+def _is_servers_fault(code: str | None) -> bool:
+    """Whether the error is no caller's mistake; one without a code is a defect."""
+    return code is None or ERROR_CODES[code].status >= 500

@@ -37,6 +37,7 @@ from .generation import Generation, Outcome, SequenceSpec
 from .grammar_checks import GrammarChecks
 from .live_answers import LiveAnswer, LiveAnswers, sampled_by
 from .metering import Account, Metering
+from .objective import objective_of
 from .order import Order
 from .prompts import Prompts
 from .seen_adapters import SeenAdapters
@@ -169,6 +170,7 @@ class Inference:
         self._check_token_ids(order)
         self._check_proposer(order)
         self._check_kv_policy(order)
+        objective_of(order, self._engine.info.latency_targets)
         await self._check_grammar(order)
 
     def _check_token_ids(self, order: Order) -> None:
@@ -213,7 +215,10 @@ class Inference:
         account = self._open_account(order)
         try:
             sequences = sequences_of(
-                order, counters=account.counters, tokenizer=self.tokenizer_of(order.model)
+                order,
+                objective_of(order, self._engine.info.latency_targets),
+                counters=account.counters,
+                tokenizer=self.tokenizer_of(order.model),
             )
             await self._admit(order)
         except BaseException:

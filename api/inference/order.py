@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ...engine.kv_policy import KvPolicy
-from ...engine.messages import Pooling, SpeculationParams
+from ...engine.messages import NO_TARGETS, LatencyTargets, Pooling, SpeculationParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.text.text_form import TextForm
 from ...platform.base import utc_now
@@ -35,6 +35,8 @@ class Order:
     """Among the tenant's own requests: lower ones first."""
     deadline_ms: int | None = None
     """Counted from `arrived_at`, to the last token."""
+    targets: LatencyTargets = NO_TARGETS
+    """Its own; see `objective`."""
     speculation: SpeculationParams | None = None
     """None: the engine decides."""
     kv_policy: KvPolicy | None = None

@@ -24,13 +24,15 @@ class SequenceTimes:
         arrived_at: float,
         figures: Callable[[], FigureSums] = FigureSums,
         targets: LatencyTargets | None = None,
+        targets_set_by: str = "server",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`figures`: the tenant's figures, to which tokens are added as they arrive. `targets`: its
-        service level objective; None or empty: none."""
+        service level objective; None or empty: none. `targets_set_by`: as in `Objective`."""
         self._metrics = metrics.sequences
         self._objective = metrics.objective
         self._targets = targets
+        self._targets_set_by = targets_set_by
         self._figures = figures
         self._arrived_at = arrived_at
         self._clock = clock
@@ -68,12 +70,19 @@ class SequenceTimes:
             self._metrics.output_token_seconds.observe(mean_gap)
         if self._targets and self.first_token_seconds is not None:
             missed = self._targets.missed(self.first_token_seconds, mean_gap or 0.0)
-            self._objective.note(missed or "met")
+            self._judge(missed or "met")
 
     def was_refused(self) -> None:
         """The engine had no room for it in time."""
+        self._judge("refused")
+
+    def was_failed(self) -> None:
+        """The server failed to answer it."""
+        self._judge("failed")
+
+    def _judge(self, result: str) -> None:
         if self._targets:
-            self._objective.note("refused")
+            self._objective.note(result, self._targets_set_by)
 
     @property
     def output_token_seconds(self) -> float | None:

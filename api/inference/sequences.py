@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...adapters.invocation import adapter_start
-from ...engine.messages import GenerationRequest
+from ...engine.messages import GenerationRequest, LatencyTargets
 from ...engine.sampling_params import SamplingParams
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.token_journal import SlotCounter
 from .engine_sampling import of_choice, with_tokens
 from .generation import SequenceSpec
+from .objective import Objective
 from .order import Order
 
 
 def sequences_of(
-    order: Order, *, counters: Sequence[SlotCounter], tokenizer: Tokenizer
+    order: Order,
+    objective: Objective,
+    *,
+    counters: Sequence[SlotCounter],
+    tokenizer: Tokenizer,
 ) -> list[SequenceSpec]:
     """`counters`: one for each. `tokenizer`: that of the order's model."""
     sampling = with_tokens(order.sampling, tokenizer, order.bad_words)
     return [
         SequenceSpec(
             index=index,
-            request=_request(order, index, sampling, tokenizer),
+            request=_request(order, index, sampling, tokenizer, objective.targets),
+            targets_set_by=objective.set_by,
             counter=counter,
             is_first_choice=order.is_first_choice(index),
             text=order.text,
@@ -33,7 +39,11 @@ def sequences_of(
 
 
 def _request(
-    order: Order, index: int, sampling: SamplingParams, tokenizer: Tokenizer
+    order: Order,
+    index: int,
+    sampling: SamplingParams,
+    tokenizer: Tokenizer,
+    targets: LatencyTargets,
 ) -> GenerationRequest:
     position, choice = divmod(index, order.num_choices)
     prompt, adapter = order.prompts[position], order.model.adapter
@@ -51,6 +61,7 @@ def _request(
         speculation=order.speculation,
         kv_policy=order.kv_policy,
         priority=order.priority,
+        targets=targets,
         is_further=index > 0,
         is_background=order.held_charge is not None,
         tenant_weight=order.principal.tenant_weight,

@@ -28,6 +28,7 @@ from ..samples.open_sample import OpenSample
 from ..schemas.answers import Completion
 from ..schemas.completions import CompletionBody
 from ..schemas.generation import members_of
+from ..schemas.slo import targets_of
 from ..server.runtime import CurrentRuntime
 
 router = APIRouter(prefix="/v1")
@@ -73,6 +74,7 @@ async def create_completion(
         num_choices=body.num_generated,
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
+        targets=targets_of(body.slo),
         speculation=body.speculation_params,
         kv_policy=body.kv_policy_params,
         sampling=body.sampling(

@@ -42,6 +42,7 @@ async def get_residency(runtime: CurrentRuntime, operator: Operator) -> Response
             num_leases=stats.adapter_tiers.num_leases,
             pinned_bytes=stats.adapter_tiers.pinned_bytes,
             kv_usage=stats.kv_usage,
+            device_busy=stats.utilization.busy,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             ranks=list(map(RankView.of, stats.ranks)),

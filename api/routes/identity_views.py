@@ -30,6 +30,7 @@ from ..schemas.identity import (
 )
 from ..schemas.me import ActorView, MeView, TenantName
 from ..schemas.sessions import InvitationView
+from ..schemas.slo import SloView
 
 
 def tenant_view(tenant: Tenant) -> TenantView:
@@ -38,6 +39,7 @@ def tenant_view(tenant: Tenant) -> TenantView:
         slug=tenant.slug,
         name=tenant.name,
         weight=tenant.weight,
+        slo=SloView(tenant.target_ttft_ms, tenant.target_itl_ms),
         created_at=tenant.created_at,
         suspended_at=tenant.suspended_at,
     )
@@ -50,6 +52,7 @@ def tenant_summary_view(summary: TenantSummary) -> TenantSummaryView:
         slug=tenant.slug,
         name=tenant.name,
         weight=tenant.weight,
+        slo=SloView(tenant.target_ttft_ms, tenant.target_itl_ms),
         created_at=tenant.created_at,
         suspended_at=tenant.suspended_at,
         requests=summary.num_requests,

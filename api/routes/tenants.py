@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -21,6 +22,7 @@ from ..http.etags import TAGGED, IfMatch, tagged_response
 from ..http.json_response import json_response
 from ..schemas.adapters import PageView
 from ..schemas.identity import TenantBody, TenantChange, TenantSummaryView, TenantView
+from ..schemas.slo import slo_of
 from ..server.runtime import CurrentRuntime
 from .identity_views import tenant_summary_view, tenant_view
 from .pages import Page
@@ -81,8 +83,12 @@ async def create_tenant(
     """
 
     def create(session: PlatformSession) -> Changed[TenantView]:
-        tenant = service.create_tenant(session, body.slug, name=body.name, weight=body.weight)
-        details = {"name": tenant.name, "weight": tenant.weight}
+        tenant = service.create_tenant(
+            session, body.slug, name=body.name, weight=body.weight, slo=slo_of(body.slo)
+        )
+        details: dict[str, Any] = {"name": tenant.name, "weight": tenant.weight}
+        if tenant.slo:
+            details["slo"] = asdict(tenant.slo)
         return Changed(tenant_view(tenant), Event("tenant.create", tenant.slug, details))
 
     view = await runtime.control_plane.change_platform(origin_of(request, operator), create)
@@ -110,7 +116,7 @@ async def change_tenant(
     confirmation: Annotated[Confirmation, Depends(read_confirmation)],
     body: Annotated[TenantChange, Depends(json_body(TenantChange))],
 ) -> Response:
-    """Rename, suspend or resume a tenant, or change its weight.
+    """Rename, suspend or resume a tenant, or change its weight or service level objective.
 
     Every server refuses a suspended tenant's keys within five seconds. Running requests finish, and
     its adapters stay. In a session, suspending requires a recent password confirmation.
@@ -135,6 +141,8 @@ def _apply(tenant: Tenant, body: TenantChange) -> None:
         service.rename(tenant, body.name)
     if "weight" in sent:
         service.set_weight(tenant, body.weight)
+    if "slo" in sent:
+        service.set_slo(tenant, slo_of(body.slo))
     if "suspended" in sent:
         service.set_suspended(tenant, body.suspended)
 
@@ -144,6 +152,8 @@ def _changed(before: TenantView, after: TenantView) -> Changed[TenantView]:
     for name in ("name", "weight"):
         if getattr(before, name) != getattr(after, name):
             details[name] = getattr(after, name)
+    if before.slo != after.slo:
+        details["slo"] = asdict(after.slo)
     is_suspended = after.suspended_at is not None
     if is_suspended != (before.suspended_at is not None):
         details["suspended"] = is_suspended

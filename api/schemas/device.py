@@ -44,6 +44,8 @@ class ResidencyView(AnswerModel):
     pinned_bytes: int
     kv_usage: float
     """Share of the KV blocks in use by requests."""
+    device_busy: float
+    """Share of the time that the engine spends in steps, since its last snapshot."""
     num_running: int
     """Sequences in the batch."""
     num_waiting: int

@@ -30,6 +30,7 @@ from ...platform.adapters.composition_names import (
 )
 from ..contract.request_model import RequestModel, invalid
 from .output_format import ResponseFormat, StructuredOutputs
+from .slo import SloBody
 
 MAX_CHOICES = 8
 MAX_OUTPUT_TOKENS = 1 << 20
@@ -179,6 +180,8 @@ class SamplingBody(RequestModel):
     """Priority among the tenant's own requests: lower values first."""
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """From arrival to the last token."""
+    slo: SloBody | None = None
+    """Targets for this request, at most as strict as the tenant's."""
     speculation: OptionalSpeculation = None
     kv_policy: KvPolicyBody | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -19,6 +19,7 @@ from ...platform.tenants.service import MAX_WEIGHT, MIN_WEIGHT
 from ...platform.users.models import MAX_EMAIL_LENGTH
 from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
+from .slo import SloBody, SloView
 
 MAX_LIFETIME_DAYS = 3650
 MAX_ADAPTERS_PER_KEY = 100
@@ -43,6 +44,7 @@ class TenantBody(RequestModel):
     slug: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SLUG_LENGTH)]
     name: DisplayName | None = None
     weight: Weight = 1.0
+    slo: SloBody | None = None
 
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"slug": "acme", "name": "Acme Ltd.", "weight": 2.0},
@@ -54,6 +56,8 @@ class TenantChange(RequestModel):
 
     name: DisplayName | None = None
     weight: Weight = 1.0
+    slo: SloBody | None = None
+    """Replaces both targets; null removes them."""
     suspended: bool = False
 
     is_change: ClassVar[bool] = True
@@ -68,6 +72,7 @@ class TenantView(AnswerModel):
     slug: str
     name: str | None
     weight: float
+    slo: SloView
     created_at: datetime
     suspended_at: datetime | None
     object: Literal["tenant"] = "tenant"
@@ -117,6 +122,7 @@ class TenantSummaryView(AnswerModel):
     slug: str
     name: str | None
     weight: float
+    slo: SloView
     created_at: datetime
     suspended_at: datetime | None
     requests: int

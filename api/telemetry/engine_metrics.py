@@ -90,6 +90,10 @@ _COUNTERS = {
     "num_adapter_loads": ("adapter_loads", "Adapters copied to the device."),
 }
 _UTILIZATION_GAUGES = {
+    "busy": (
+        "device_busy_ratio",
+        "Share of the time since the last snapshot that steps took; in a fleet the replicas' mean.",
+    ),
     "memory": (
         "memory_bandwidth_utilization_ratio",
         "Achieved share of the peak memory bandwidth, by the bytes that steps need.",

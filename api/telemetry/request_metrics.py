@@ -116,20 +116,22 @@ class SequenceMetrics:
 
 
 class ObjectiveMetrics:
-    """The sequences that met the engine's service level objective, and those that did not."""
+    """The sequences that met their service level objective, and those that did not."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._sequences = registry.counter(
             "slo_sequences",
-            "Sequences by the service level objective, if there is one: `met`, the first target "
-            "that was missed (`ttft`, or `itl` in the mean), or `refused` because the server was "
-            "full. Aborted and failed sequences do not count, nor do those without a TTFT target: "
-            "lines of batches, prompts without output, the further sequences of a call.",
-            ("result",),
+            "Sequences by their service level objective, if they have one: `met`, the first target "
+            "that was missed (`ttft`, or `itl` in the mean), `refused` because the server was "
+            "full, or `failed` by an error of the server. `set_by` is who set the targets: "
+            "`request`, `tenant` or `server`. Aborted sequences do not count, nor do those without "
+            "a TTFT target: lines of batches, prompts without output, the further sequences of a "
+            "call.",
+            ("result", "set_by"),
         )
 
-    def note(self, result: str) -> None:
-        self._sequences.labels(result).inc()
+    def note(self, result: str, set_by: str) -> None:
+        self._sequences.labels(result, set_by).inc()
 
 
 class StartMetrics:

@@ -117,6 +117,18 @@ ROWS: dict[str, list[Panel]] = {
             _quantiles("time_to_first_token_seconds"),
         ),
         Panel(
+            "Attained share",
+            "Share of the requests that met their service level objective, by who set the targets. "
+            "LoraplexSloMissed fires below 90%.",
+            "percentunit",
+            {
+                "{{set_by}}": "1 - (sum by (set_by)"
+                ' (rate(#slo_sequences_total{$i, result!="met"}[5m]))'
+                " or 0 * sum by (set_by) (rate(#slo_sequences_total{$i}[5m])))"
+                " / sum by (set_by) (rate(#slo_sequences_total{$i}[5m]))"
+            },
+        ),
+        Panel(
             "Inter-token latency",
             "Time between a sequence's token events.",
             "s",
@@ -157,6 +169,12 @@ ROWS: dict[str, list[Panel]] = {
             "From arrival in the engine to the first step, the adapter wait included.",
             "s",
             _quantiles("queue_seconds"),
+        ),
+        Panel(
+            "Device busy",
+            "Share of the time that the engine spends in steps; in a fleet the replicas' mean.",
+            "percentunit",
+            {"{{instance}}": "avg by (instance) (avg_over_time(#device_busy_ratio{$i}[1m]))"},
         ),
         Panel(
             "Step time",

@@ -72,7 +72,12 @@ def _sum_statuses(first: AdapterStatus, second: AdapterStatus) -> AdapterStatus:
 
 def _sum_utilization(parts: Sequence[UtilizationStats]) -> UtilizationStats:
     summed = _added(parts)
-    return replace(summed, memory=summed.memory / len(parts), compute=summed.compute / len(parts))
+    return replace(
+        summed,
+        memory=summed.memory / len(parts),
+        compute=summed.compute / len(parts),
+        busy=summed.busy / len(parts),
+    )
 
 
 def _sum_tiers(parts: Sequence[AdapterTierStats]) -> AdapterTierStats:

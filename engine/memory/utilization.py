@@ -8,7 +8,8 @@ unless contexts are long. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -93,8 +94,10 @@ class ModelCost:
 class Utilization:
     """Adds up the steps' work against the time they took."""
 
-    def __init__(self, peak: DevicePeak) -> None:
+    def __init__(self, peak: DevicePeak, clock: Callable[[], float] = time.monotonic) -> None:
         self.peak = peak
+        self._clock = clock
+        self._reported_at = clock()
         self._work = StepWork(0.0, 0.0)
         self._seconds = 0.0
         self._reported = (self._work, self._seconds)
@@ -110,6 +113,8 @@ class Utilization:
         """The totals, and the utilization since the last snapshot: 0 if no step has run."""
         before, seconds_before = self._reported
         self._reported = (self._work, self._seconds)
+        now = self._clock()
+        elapsed, self._reported_at = now - self._reported_at, now
         seconds = self._seconds - seconds_before
         memory = (self._work.num_bytes - before.num_bytes) / self.peak.bytes_per_second
         compute = (self._work.num_flops - before.num_flops) / self.peak.flops_per_second
@@ -119,6 +124,7 @@ class Utilization:
             num_flops=self._work.num_flops,
             memory=memory / seconds if seconds else 0.0,
             compute=compute / seconds if seconds else 0.0,
+            busy=min(seconds / elapsed, 1.0) if elapsed > 0 else 0.0,
             peak_bytes_per_second=self.peak.bytes_per_second,
             peak_flops_per_second=self.peak.flops_per_second,
         )

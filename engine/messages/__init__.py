@@ -44,7 +44,7 @@ from .events import (
     TokensGenerated,
 )
 from .hello import Hello
-from .latency_targets import LatencyTargets
+from .latency_targets import NO_TARGETS, LatencyTargets
 from .replica import (
     AdaptersProven,
     BlockFound,
@@ -118,6 +118,7 @@ FromAgent = (
 )
 
 __all__ = [
+    "NO_TARGETS",
     "Abort",
     "AdapterEvicted",
     "AdapterExplanation",

@@ -10,6 +10,7 @@ from ..config import MAX_DRAFT_TOKENS
 from ..errors import InvalidParameter
 from ..kv_policy import KvPolicy
 from ..sampling_params import SamplingParams
+from .latency_targets import NO_TARGETS, LatencyTargets
 
 
 class Pooling(StrEnum):
@@ -76,6 +77,8 @@ class GenerationRequest:
     """It runs only while the engine has no request that is not a background request."""
     deadline_seconds: float | None = None
     """Time from arrival in the engine until the request must have ended; None: no limit."""
+    targets: LatencyTargets = NO_TARGETS
+    """Where there is none, the engine's holds."""
     is_further: bool = False
     """It belongs to a call whose first request the engine has already: it has no TTFT target, and
     none keeps it out."""
@@ -90,7 +93,7 @@ class GenerationRequest:
 
     @property
     def has_ttft_target(self) -> bool:
-        """Whether the engine's TTFT target is one for this request."""
+        """Whether a TTFT target is one for this request."""
         return not (self.is_background or self.is_further or self.sampling.max_tokens == 0)
 
     def uses(self, adapter: AdapterKey) -> bool:

@@ -21,6 +21,8 @@ class UtilizationStats:
     """Share of the peak bandwidth that the steps since the last snapshot used."""
     compute: float = 0.0
     """Share of the peak arithmetic, likewise."""
+    busy: float = 0.0
+    """Share of the time since the last snapshot that steps took."""
     peak_bytes_per_second: float = 0.0
     """Measured at startup."""
     peak_flops_per_second: float = 0.0

@@ -42,17 +42,10 @@ def describe_engine(
         max_draft_tokens=config.max_draft_tokens,
         acceptance=config.acceptance,
         generation_defaults=_generation_defaults(config),
-        latency_targets=_latency_targets(config),
+        latency_targets=LatencyTargets.of_ms(config.target_ttft_ms, config.target_itl_ms),
         serves_grammars=serves_grammars,
         kv_policy_obstacle=_kv_policy_obstacle(config, base, plan),
         embedding_size=base.embedding_size,
-    )
-
-
-def _latency_targets(config: EngineConfig) -> LatencyTargets:
-    ttft, itl = config.target_ttft_ms, config.target_itl_ms
-    return LatencyTargets(
-        None if ttft is None else ttft / 1000, None if itl is None else itl / 1000
     )
 
 

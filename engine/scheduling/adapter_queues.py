@@ -29,7 +29,9 @@ class Waiter(Protocol):
         """The lower the earlier, within its queue."""
 
     @property
-    def arrival_time(self) -> float: ...
+    def due_time(self) -> float:
+        """When its first token is due; see `Request`."""
+
     @property
     def is_late(self) -> bool:
         """It can no longer meet its TTFT target."""
@@ -47,7 +49,7 @@ class Ticket(Generic[Entry]):
     """Later tickets have greater numbers."""
     is_preempted: bool
     rank: float
-    """Arrival, moved by the priority and by being late."""
+    """Its due time, moved by the priority and by being late."""
     is_waiting: bool = True
 
     @property

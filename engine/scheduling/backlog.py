@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from ..request import Request
 from .step_costs import StepCosts, StepShape
@@ -13,9 +14,8 @@ MEMORY = 0.95
 
 @dataclass(slots=True)
 class _Queued:
-    weight: float = 1.0
-    num_requests: int = 0
-    num_prompt_tokens: int = 0
+    weight: float
+    requests: set[Request] = field(default_factory=set)
 
 
 class Backlog:
@@ -24,7 +24,8 @@ class Backlog:
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
         self._tenants: dict[str, _Queued] = {}
-        self._total = _Queued()
+        self._num_requests = 0
+        self._num_prompt_tokens = 0
         self._weight = 0.0
         self._output_tokens: float | None = None
 
@@ -33,16 +34,16 @@ class Backlog:
         if queued is None:
             queued = self._tenants[request.tenant_id] = _Queued(request.tenant_weight)
             self._weight += queued.weight
-        for part in (queued, self._total):
-            part.num_requests += 1
-            part.num_prompt_tokens += request.num_prompt_tokens
+        queued.requests.add(request)
+        self._num_requests += 1
+        self._num_prompt_tokens += request.num_prompt_tokens
 
     def leave(self, request: Request) -> None:
         queued = self._tenants[request.tenant_id]
-        for part in (queued, self._total):
-            part.num_requests -= 1
-            part.num_prompt_tokens -= request.num_prompt_tokens
-        if not queued.num_requests:
+        queued.requests.remove(request)
+        self._num_requests -= 1
+        self._num_prompt_tokens -= request.num_prompt_tokens
+        if not queued.requests:
             del self._tenants[request.tenant_id]
             self._weight = sum(other.weight for other in self._tenants.values())
 
@@ -54,18 +55,23 @@ class Backlog:
         else:
             self._output_tokens = MEMORY * known + (1 - MEMORY) * num_tokens
 
-    def wait_seconds(self, request: Request, running: StepShape, *, is_full: bool) -> float:
-        """The expected time until the request first runs, after its tenant's others, at the
-        tenant's share.
+    def wait_seconds(self, request: Request, running: StepShape, *, num_free: int) -> float:
+        """The expected time until the request first runs, at the tenant's share, after those of the
+        tenant's others that are due no later.
 
-        `is_full`: running requests must end before others are admitted. Unknown costs count as 0,
-        so the estimate is rather too short.
+        `num_free`: how many may be admitted before running requests have to end. Those end
+        independently of each other, so the time until n have ended spreads by the square root of n;
+        one standard deviation is added. Unknown costs count as 0.
         """
-        ahead = self._tenants.get(request.tenant_id)
-        if ahead is None:
+        queued = self._tenants.get(request.tenant_id)
+        if queued is None:
             return 0.0
-        share = ahead.weight / self._weight
-        prompts = min(ahead.num_prompt_tokens / share, self._total.num_prompt_tokens)
-        requests = min(ahead.num_requests / share, self._total.num_requests)
-        outputs = requests * (self._output_tokens or 0.0) if is_full else 0.0
+        ahead = [other for other in queued.requests if other.due_time <= request.due_time]
+        if not ahead:
+            return 0.0
+        share = queued.weight / self._weight
+        num_tokens = sum(other.num_prompt_tokens for other in ahead)
+        prompts = min(num_tokens / share, self._num_prompt_tokens)
+        num_ends = max(min(len(ahead) / share, self._num_requests) + 1 - num_free, 0.0)
+        outputs = (num_ends + math.sqrt(num_ends)) * (self._output_tokens or 0.0)
         return self._costs.wait_seconds(int(prompts), int(outputs), running)

@@ -5,6 +5,7 @@ The batch is all that the runner sees of the scheduler's decisions. Torch-free.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -183,6 +184,12 @@ class Step:
     def budget(self) -> int:
         """Tokens that may still be added."""
         return self._limit - len(self.decodes) - self.num_draft_tokens - self._num_prefill_tokens
+
+    @property
+    def target_itl_seconds(self) -> float:
+        """The strictest ITL target of the decodes; infinite if none has one."""
+        targets = (request.targets.itl_seconds for request in self.decodes)
+        return min((target for target in targets if target is not None), default=math.inf)
 
     def leave_at_most(self, num_tokens: int) -> None:
         """Let no more than so many tokens be added from now on."""

@@ -60,6 +60,11 @@ class Running:
     def is_full(self) -> bool:
         return len(self.requests) >= self._max_num_seqs
 
+    @property
+    def num_free(self) -> int:
+        """How many more may run."""
+        return max(self._max_num_seqs - len(self.requests), 0)
+
     def start(self, request: Request, kv_share: float) -> None:
         """The request runs from now on; `kv_share` is what its known tokens will take."""
         self.requests[request] = None

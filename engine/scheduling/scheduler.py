@@ -25,7 +25,7 @@ from ..errors import DeadlineExceeded, EngineError, PromptTooLong
 from ..kv.blocks import KvBlocks
 from ..kv.eviction import plan_eviction
 from ..kv.sequence_blocks import SequenceBlocks
-from ..messages import RequestStarted
+from ..messages import NO_TARGETS, LatencyTargets, RequestStarted
 from ..request import Request
 from .adapter_leases import AdapterLeases
 from .adapter_provider import AdapterProvider
@@ -56,10 +56,10 @@ class SchedulerLimits:
     max_model_len: int
     block_size: int
     max_read_rows: int = MAX_READ_ROWS
-    target_itl_seconds: float | None = None
-    """Prompts share a step with decodes only as far as it is expected to stay below this."""
-    target_ttft_seconds: float | None = None
-    """Requests that cannot meet it are refused at once, or let those pass that still can."""
+    targets: LatencyTargets = NO_TARGETS
+    """Of requests without their own. Prompts and draft tokens share a step with decodes only as far
+    as it is expected to stay below their ITL targets. Requests that cannot meet their TTFT target
+    are refused at once, or let those pass that still can."""
     max_queued: int = 4096
     max_queued_per_tenant: int = 1024
     tenant_cap: float = 1.0
@@ -232,6 +232,7 @@ class Scheduler:
         Raises PromptTooLong if it could not even run alone, DeadlineExceeded if it comes too late,
         TenantQueueFull or Overloaded if it could not run in time.
         """
+        request.expect(request.submitted.targets.over(self.limits.targets))
         request.kv = self._new_kv(request)
         self._check_fits(request)
         if request.submitted.deadline_seconds == 0.0:
@@ -305,7 +306,6 @@ class Scheduler:
             raise PromptTooLong(f"{asked} exceed {capacity} tokens")
 
     def _check_queue(self, request: Request) -> None:
-        is_full = self._admission.is_short or self._running.is_full
         tenant_id = request.tenant_id
         # Those that will stand back take no place in the queue.
         back = [other for other in self._background.in_front() if other not in self._running]
@@ -315,11 +315,18 @@ class Scheduler:
             request,
             num_queued=len(self._waiting) + self._held.num_queued - len(back),
             num_of_tenant=num_of_tenant - sum(other.tenant_id == tenant_id for other in back),
-            wait_seconds=self._backlog.wait_seconds(request, self._last_shape, is_full=is_full),
+            wait_seconds=self._backlog.wait_seconds(
+                request, self._last_shape, num_free=self._num_free_places
+            ),
             patience_seconds=patience_seconds,
         )
         if patience_seconds < math.inf:
             request.late_at = request.arrival_time + patience_seconds
+
+    @property
+    def _num_free_places(self) -> int:
+        """How many requests may be admitted before a running one has to end."""
+        return 0 if self._admission.is_short else self._running.num_free
 
     def _patience_seconds(self, request: Request) -> float:
         """How long the request may wait for its first step and still meet the TTFT target.
@@ -327,7 +334,7 @@ class Scheduler:
         Without a target forever. The whole target for a prompt that takes longer than it: nothing
         would admit such a request otherwise.
         """
-        target = self.limits.target_ttft_seconds
+        target = request.targets.ttft_seconds
         if target is None or not request.submitted.has_ttft_target:
             return math.inf
         step = self._last_shape._replace(num_prefill_tokens=request.num_prompt_tokens)
@@ -534,6 +541,7 @@ class Scheduler:
             self._drafts.pass_over()
             return
         num_free = step.budget - (self.limits.block_size if has_prompts else 0)
+        num_free = min(num_free, self._num_drafts_in_time(step))
         if num_free <= 0 or not step.decodes:
             return
         for request, num_wanted in self._drafts.plan(step.decodes.keys(), num_free).items():
@@ -545,6 +553,13 @@ class Scheduler:
                 step.draft_token(request, num_tokens)
                 num_free -= num_tokens
 
+    def _num_drafts_in_time(self, step: Step) -> int:
+        """How many draft tokens the decodes' targets leave room for."""
+        seconds, target = self._costs.draft_token_seconds(), step.target_itl_seconds
+        if target == math.inf or not seconds:
+            return step.budget
+        return max(int((target - self._costs.predict(step.shape())) / seconds), 0)
+
     def _grow_drafts(self, step: Step) -> None:
         """Give draft tokens blocks that no other request needs, or cut them to the free ones."""
         for request, num_tokens, num_draft_tokens, *_ in step.drafting():
@@ -554,13 +569,11 @@ class Scheduler:
                 step.draft_token(request, min(num_draft_tokens, num_writable))
 
     def _bound_prefill(self, step: Step) -> None:
-        """Leave prompts as much of the step as its decodes' target allows, a block at least."""
-        target = self.limits.target_itl_seconds
-        if target is None:
+        """Leave prompts as much of the step as its decodes' targets allow, a block at least."""
+        target = step.target_itl_seconds
+        if target == math.inf:
             return
         shape = step.shape()
-        if not shape.num_decodes:
-            return
         plain = shape._replace(num_draft_tokens=0)
         drafts_seconds = self._costs.predict(shape) - self._costs.predict(plain)
         allowed = self._costs.max_prefill_tokens(

@@ -1,11 +1,11 @@
 """Requests that wait, and the order in which a step offers them to the scheduler.
 
 The tenant with the least service first; within it the adapter with the least; within an adapter's
-queue by priority and arrival, with ageing: one level of priority is worth `ageing_seconds` of
-arrival, so a request is passed only by those of its queue that arrive less than (their level - its
-level) · ageing_seconds after it. No request starves. A late request, which can no longer meet its
-TTFT target, counts as one level lower: once, it takes another ticket. Keys never change: queues are
-plain heaps.
+queue by priority and by the time at which its first token is due, with ageing: one level of
+priority is worth `ageing_seconds`, so a request is passed only by those of its queue that are due
+less than (their level - its level) · ageing_seconds after it. No request starves. A late request,
+which can no longer meet its TTFT target, counts as one level lower: once, it takes another ticket.
+Keys never change: queues are plain heaps.
 
 A walk costs what it looks at: the tenants it visits, all queues of these, and its candidates.
 Torch-free.
@@ -64,8 +64,9 @@ class WaitingQueue(Generic[Entry]):
         return self._clock() - tenant.waiting_since if tenant else 0.0
 
     def rank(self, entry: Entry) -> float:
-        """The lesser, the earlier within its tenant: arrival, moved by priority and lateness."""
-        return entry.arrival_time + (entry.priority + entry.is_late) * self.ageing_seconds
+        """The lesser, the earlier within its tenant: its due time, moved by priority and
+        lateness."""
+        return entry.due_time + (entry.priority + entry.is_late) * self.ageing_seconds
 
     def add(self, entry: Entry) -> None:
         self._add(entry, is_preempted=False)

@@ -314,6 +314,7 @@ def _principal(row: AccountSession, holder: Holder) -> AnyPrincipal:
         key_id=None,
         expires_at=row.expires_at,
         tenant_weight=holder.tenant.weight,
+        tenant_slo=holder.tenant.slo,
         signed_in=signed_in,
     )
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from ..networks import Network, is_covered
+from ..tenants.slo import NO_SLO, Slo
 
 
 class Scope(StrEnum):
@@ -216,6 +217,7 @@ class Principal:
     """When the key ends; None: never."""
     tenant_weight: float = 1.0
     """The tenant's share of the device, in proportion to the others'."""
+    tenant_slo: Slo = NO_SLO
     is_limited: bool = True
     """Whether the tenant's requests were limited at the look-up, or this is unknown."""
     operator_role: OperatorRole | None = None
@@ -267,7 +269,9 @@ class OperatorPrincipal:
         """The actor as the audit log names it."""
         return Actor(ActorKind.OPERATOR, self.id, self.name)
 
-    def within(self, tenant_id: str, tenant_slug: str, tenant_weight: float) -> Principal:
+    def within(
+        self, tenant_id: str, tenant_slug: str, tenant_weight: float, tenant_slo: Slo = NO_SLO
+    ) -> Principal:
         """The operator as a caller in this tenant."""
         return Principal(
             tenant_id=tenant_id,
@@ -278,6 +282,7 @@ class OperatorPrincipal:
             networks=self.networks,
             expires_at=self.expires_at,
             tenant_weight=tenant_weight,
+            tenant_slo=tenant_slo,
             operator_role=self.role,
             signed_in=self.signed_in,
         )

@@ -296,6 +296,7 @@ def _principal(found: KeyHolder) -> Principal:
         networks=grant.networks,
         expires_at=key.expires_at,
         tenant_weight=tenant.weight,
+        tenant_slo=tenant.slo,
     )
 
 

@@ -19,7 +19,7 @@ def act_on_tenant(session: PlatformSession, caller: AnyPrincipal, slug: str | No
     """
     if slug is not None and not isinstance(caller, Principal):
         tenant = service.get_tenant(session, slug)
-        caller = caller.within(tenant.id, tenant.slug, tenant.weight)
+        caller = caller.within(tenant.id, tenant.slug, tenant.weight, tenant.slo)
     if not isinstance(caller, Principal):
         return caller
     if slug not in (None, caller.tenant_slug):

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, JsonObject, UtcDateTime, new_id, utc_now
 from ..names import MAX_SLUG_LENGTH
+from .slo import Slo
 
 MAX_DISPLAY_NAME_LENGTH = 200
 
@@ -26,9 +27,16 @@ class Tenant(Base):
     suspended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     weight: Mapped[float] = mapped_column(default=1.0)
     """Its share of the device, in proportion to the others'."""
+    target_ttft_ms: Mapped[float | None]
+    target_itl_ms: Mapped[float | None]
     deleting_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """When its deletion was requested. Nobody finds it by name any more; the row stays, because the
     ledger refers to it."""
+
+    @property
+    def slo(self) -> Slo:
+        """What its requests are promised."""
+        return Slo(self.target_ttft_ms, self.target_itl_ms)
 
     @property
     def is_suspended(self) -> bool:

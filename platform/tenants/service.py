@@ -12,17 +12,24 @@ from ..names import check_slug
 from ..sessions import PlatformSession
 from . import repository
 from .models import MAX_DISPLAY_NAME_LENGTH, Tenant
+from .slo import NO_SLO, Slo
 
 MIN_WEIGHT = 0.01
 MAX_WEIGHT = 100.0
 
 
 def create_tenant(
-    session: PlatformSession, slug: str, *, name: str | None = None, weight: float = 1.0
+    session: PlatformSession,
+    slug: str,
+    *,
+    name: str | None = None,
+    weight: float = 1.0,
+    slo: Slo = NO_SLO,
 ) -> Tenant:
     """Add a tenant. Raises InvalidValue or TenantExists."""
     tenant = Tenant(slug=check_slug(slug), name=_check_display_name(name))
     set_weight(tenant, weight)
+    set_slo(tenant, slo)
     try:
         with session.begin_nested():
             session.add(tenant)
@@ -68,6 +75,12 @@ def set_weight(tenant: Tenant, weight: float) -> None:
     if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise InvalidValue(f"A weight must be from {MIN_WEIGHT} to {MAX_WEIGHT}.", param="weight")
     tenant.weight = weight
+
+
+def set_slo(tenant: Tenant, slo: Slo) -> None:
+    """Give the tenant other targets. Raises InvalidValue."""
+    slo.check()
+    tenant.target_ttft_ms, tenant.target_itl_ms = slo.ttft_ms, slo.itl_ms
 
 
 def _found(tenant: Tenant | None, slug: str) -> Tenant:

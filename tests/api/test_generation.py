@@ -58,7 +58,13 @@ def test_text_and_counts(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize(
     ("code", "result"),
-    [(None, "met"), ("overloaded", "refused"), ("tenant_queue_full", "refused"), ("x", None)],
+    [
+        (None, "met"),
+        ("overloaded", "refused"),
+        ("tenant_queue_full", "refused"),
+        ("engine_error", "failed"),
+        ("invalid_parameter", None),
+    ],
 )
 def test_a_request_counts_by_the_service_level_objective(
     tokenizer: Tokenizer, code: str | None, result: str | None
@@ -71,7 +77,7 @@ def test_a_request_counts_by_the_service_level_objective(
     else:
         run(scenario.text())
     counted = re.findall(
-        r'slo_sequences_total{result="(\w+)"} 1', scenario.metrics.render().decode()
+        r'slo_sequences_total{result="(\w+)",set_by="server"} 1', scenario.metrics.render().decode()
     )
     assert counted == ([result] if result else [])
 

@@ -420,6 +420,22 @@ def test_a_tenant_is_changed_by_what_was_sent_alone(admin: Holder, slug: str) ->
     check_envelope(admin.get("/admin/tenants/no-such-tenant"), "tenant_not_found")
 
 
+def test_a_tenants_objective_is_set_as_a_whole_and_audited(admin: Holder, slug: str) -> None:
+    both = {"ttft_ms": 2000.0, "itl_ms": 80.0}
+    made = admin.post("/admin/tenants", json={"slug": slug, "slo": both})
+    assert made.json()["slo"] == both
+    path = f"/admin/tenants/{slug}"
+    assert admin.patch(path, json={"weight": 2}).json()["slo"] == both
+    assert admin.patch(path, json={"slo": {"itl_ms": 50}}).json()["slo"] == {
+        "ttft_ms": None,
+        "itl_ms": 50.0,
+    }
+    assert admin.patch(path, json={"slo": None}).json()["slo"] == dict.fromkeys(both)
+    for body, param in (({"ttft_ms": 0.5}, "slo.ttft_ms"), ({"itl_ms": 1e9}, "slo.itl_ms")):
+        answer = admin.patch(path, json={"slo": body})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 def test_tenants_are_listed_in_pages(admin: Holder, slug: str) -> None:
     slugs = [f"{slug}-page-{letter}" for letter in "abc"]
     for each in reversed(slugs):

@@ -298,20 +298,29 @@ def test_a_sequence_counts_by_the_first_target_that_it_missed(
     times.ended("stop")
     times.ended("stop")
     assert re.findall(
-        r'^loraplex_slo_sequences_total{result="(\w+)"} (\S+)$', recorded.text(), re.M
+        r'^loraplex_slo_sequences_total{result="(\w+)",set_by="server"} (\S+)$',
+        recorded.text(),
+        re.M,
     ) == [(result, "1.0")]
 
 
-def test_a_refused_sequence_missed_the_objective_and_one_that_failed_does_not_count() -> None:
+def test_refused_and_failed_sequences_miss_the_objective_and_callers_mistakes_do_not_count() -> (
+    None
+):
     recorded = Recorded()
-    refused, failed, aborted = (recorded.sequence(LatencyTargets(1.0)) for _ in range(3))
+    refused, failed, mistaken, aborted = (recorded.sequence(LatencyTargets(1.0)) for _ in range(4))
     refused.was_refused()
     refused.ended(FAILED)
+    failed.was_failed()
     failed.ended(FAILED)
+    mistaken.ended(FAILED)
     aborted.tokens_came(1)
     aborted.ended(ABORTED)
     found = re.findall(r"^loraplex_slo_sequences_total{(.*)} (\S+)$", recorded.text(), re.M)
-    assert found == [('result="refused"', "1.0")]
+    assert found == [
+        ('result="refused",set_by="server"', "1.0"),
+        ('result="failed",set_by="server"', "1.0"),
+    ]
 
 
 @pytest.mark.parametrize("targets", [None, LatencyTargets()])

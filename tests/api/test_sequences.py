@@ -5,16 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from loraplex.api.inference.objective import Objective
 from loraplex.api.inference.order import Order
 from loraplex.api.inference.sequences import sequences_of
 from loraplex.api.inference.served_models import ServedModel
-from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.messages import GenerationRequest, LatencyTargets
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.text_form import TextForm
 
 TOKENIZER = cast(
     Any, SimpleNamespace(eos_token_ids=frozenset({7, 2}), own_eos_token_ids=frozenset())
 )
+
+
+OBJECTIVE = Objective(LatencyTargets(1.0), "server")
 
 
 def requests_of(
@@ -32,8 +36,9 @@ def requests_of(
         **fields,
     )
     counters = [cast(Any, f"counter {index}") for index in range(order.num_sequences)]
-    specs = sequences_of(order, counters=counters, tokenizer=TOKENIZER)
+    specs = sequences_of(order, OBJECTIVE, counters=counters, tokenizer=TOKENIZER)
     assert [spec.counter for spec in specs] == counters
+    assert {spec.request.targets for spec in specs} == {OBJECTIVE.targets}
     return [spec.request for spec in specs]
 
 

@@ -28,7 +28,7 @@ class Job:
     num_outputs: int
     adapter: str | None = None
     priority: int = 0
-    arrival_time: float = 0.0
+    due_time: float = 0.0
     is_late: bool = False
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
+from loraplex.engine.messages import LatencyTargets
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch
 from loraplex.engine.scheduling.draft_policy import NoDrafts
@@ -64,6 +65,24 @@ def test_the_time_of_drafts_counts_against_the_target_that_bounds_prompts() -> N
         return numbers(bench.step())["prompt"][0]
 
     assert BLOCK < chunk_beside(8) <= chunk_beside(0) - 6
+
+
+@pytest.mark.parametrize(
+    ("target", "least", "most"), [(0.03, 10, 30), (0.5, 200, 200), (0.001, 0, 0)]
+)
+def test_drafts_take_no_more_of_a_step_than_the_strictest_decode_allows(
+    target: float, least: int, most: int
+) -> None:
+    bench = drafting(100, num_blocks=400, budget=256)
+    for size in range(1, 200):
+        drafted = size % 7
+        bench.costs.observe(StepShape(size, 4, 100, drafted), 0.01 + (size + drafted) * 1e-3)
+    bench.add("patient", 4, max_tokens=300)
+    bench.add("strict", 4, max_tokens=300, targets=LatencyTargets(None, target))
+    bench.step()
+    batch = bench.step()
+    assert batch is not None
+    assert least <= batch.shape.num_draft_tokens <= most
 
 
 def test_a_single_draft_token_is_verified_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loraplex.engine.errors import Overloaded
+from loraplex.engine.messages import LatencyTargets
 from loraplex.engine.scheduling.step_costs import StepShape
 from support.scheduling import SchedulerBench
 
@@ -138,6 +139,63 @@ def test_who_has_begun_is_not_late_and_who_is_held_up_before_it_waits_is() -> No
     bench.step()
     assert (begun.is_late, held.is_late) == (False, True)
     bench.scheduler.release(held)
-    assert bench.scheduler._waiting.tickets["held"].rank == pytest.approx(30.0)
+    assert bench.scheduler._waiting.tickets["held"].rank == pytest.approx(30.5)
     bench.run()
     bench.assert_empty()
+
+
+def test_a_stricter_request_passes_those_that_it_finds_and_is_judged_by_those_ahead_alone() -> None:
+    bench = make_bench(target=3.0)
+    bench.add("running", 4, max_tokens=3)
+    bench.step()
+    for name in ("lenient", "another lenient"):
+        bench.add(name, 450)
+    bench.add("strict", 100, targets=LatencyTargets(0.5))  # behind the others it would take 1 s
+    with pytest.raises(Overloaded):
+        bench.add("second strict", 450, targets=LatencyTargets(0.5))
+    bench.run()
+    assert [*bench.started] == ["running", "strict", "lenient", "another lenient"]
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(2.4, "strict"), (2.6, "lenient")])
+def test_a_lenient_request_is_passed_by_the_strict_only_as_far_as_they_are_due_before_it(
+    seconds: float, first: str
+) -> None:
+    bench = make_bench(target=3.0)
+    bench.add("running", 4, max_tokens=3)
+    bench.step()
+    bench.add("lenient", 10)
+    bench.now = seconds
+    bench.add("strict", 10, targets=LatencyTargets(0.5))
+    bench.run()
+    assert [*bench.started][1] == first
+
+
+def test_each_request_is_late_by_its_own_target_and_by_the_servers_without_one() -> None:
+    bench = make_bench(target=2.0)
+    bench.add("running", 4, max_tokens=9)
+    bench.step()
+    strict = bench.add("strict", 10, targets=LatencyTargets(0.5))
+    lenient = bench.add("lenient", 10, targets=LatencyTargets(itl_seconds=0.1))
+    bench.now = 1.0
+    bench.step()
+    assert (strict.is_late, lenient.is_late) == (True, False)
+    assert lenient.targets == LatencyTargets(2.0, 0.1)
+
+
+def test_a_step_is_bounded_by_the_strictest_of_its_decodes() -> None:
+    def num_prompt_tokens(*targets: float | None) -> int:
+        """Of the step that decodes one request for each target."""
+        bench = make_bench(target=None, max_num_seqs=8)
+        for number, target in enumerate(targets):
+            bench.add(f"r{number}", 4, max_tokens=9, targets=LatencyTargets(None, target))
+        bench.step()
+        bench.add("prompt", 450)
+        batch = bench.step()
+        assert batch
+        return batch.shape.num_prefill_tokens
+
+    strictest = num_prompt_tokens(0.1, None, 0.3)
+    assert 60 <= strictest <= 100
+    assert num_prompt_tokens(0.3, None, None) > strictest + 150
+    assert num_prompt_tokens(None, None, None) == 450

@@ -85,6 +85,21 @@ def test_utilization_is_the_work_since_the_last_snapshot_over_the_peak() -> None
     assert (idle.memory, idle.compute) == (0.0, 0.0)
 
 
+def test_the_device_is_busy_for_the_part_of_the_time_that_steps_took() -> None:
+    now = 100.0
+    utilization = Utilization(DevicePeak(1000, 400), clock=lambda: now)
+    assert utilization.snapshot().busy == 0.0, "no time has passed"
+    now = 104.0
+    for seconds in (0.5, 0.5):
+        utilization.add(StepWork(1, 1), seconds)
+    assert utilization.snapshot().busy == 0.25
+    now = 106.0
+    assert utilization.snapshot().busy == 0.0
+    utilization.add(StepWork(1, 1), 3.0)  # it began before the last snapshot
+    now = 108.0
+    assert utilization.snapshot().busy == 1.0
+
+
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_the_cost_of_a_llama_is_its_linears_and_its_head(tmp_path: Path, is_tied: bool) -> None:
     make_tiny_llama(tmp_path, tie_word_embeddings=is_tied)

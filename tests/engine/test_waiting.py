@@ -22,7 +22,7 @@ class Entry:
     tenant_id: str = "a"
     adapter: str | None = None
     priority: int = 0
-    arrival_time: float = 0.0
+    due_time: float = 0.0
     is_late: bool = False
     tenant_weight: float = 1.0
 
@@ -126,7 +126,7 @@ class SortedQueue:
                 past.service.counter(entry.adapter),
                 past.queue_turns[entry.adapter],
                 not stay.is_preempted,
-                entry.arrival_time + AGEING * (entry.priority + entry.is_late),
+                entry.due_time + AGEING * (entry.priority + entry.is_late),
                 stay.number,
             )
 
@@ -166,7 +166,7 @@ ENTRIES = st.builds(
     tenant_id=st.sampled_from("abc"),
     adapter=st.sampled_from([None, "x", "y"]),
     priority=st.integers(-1, 2),
-    arrival_time=st.integers(0, 30).map(float),
+    due_time=st.integers(0, 30).map(float),
 )
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 
@@ -312,20 +312,20 @@ def test_parked_lines_hide_neither_their_tenants_other_lines_nor_other_tenants()
 
 def test_lower_priorities_come_first_and_equal_ones_in_order_of_arrival() -> None:
     queue = make_queue(
-        Entry("late", priority=1, arrival_time=2.0),
-        Entry("early", priority=1, arrival_time=1.0),
-        Entry("urgent", priority=0, arrival_time=3.0),
+        Entry("late", priority=1, due_time=2.0),
+        Entry("early", priority=1, due_time=1.0),
+        Entry("urgent", priority=0, due_time=3.0),
     )
     assert drain(queue) == ["urgent", "early", "late"]
 
 
 @pytest.mark.parametrize("priority", [1, 2, 5])
 def test_a_flood_of_better_priority_passes_a_request_for_its_ageing_only(priority: int) -> None:
-    queue = make_queue(Entry("patient", priority=priority, arrival_time=0.5))
+    queue = make_queue(Entry("patient", priority=priority, due_time=0.5))
     admitted: list[str] = []
     # A request of priority 0 comes every second and one is served: the queue never shrinks.
     for second in range(100):
-        queue.add(Entry(str(second), arrival_time=float(second)))
+        queue.add(Entry(str(second), due_time=float(second)))
         for entry in queue.candidates():
             queue.admit(entry)
             admitted.append(entry.request_id)
@@ -334,12 +334,12 @@ def test_a_flood_of_better_priority_passes_a_request_for_its_ageing_only(priorit
 
 
 def test_a_late_request_is_passed_by_those_of_its_queue_for_the_ageing_of_one_level() -> None:
-    late = Entry("late", arrival_time=0.5)
+    late = Entry("late", due_time=0.5)
     queue = make_queue(late, Entry("other queue", adapter="x", priority=9), Entry("early"))
     late.is_late = True
     queue.defer(late)
-    queue.add(Entry("within", arrival_time=AGEING))
-    queue.add(Entry("beyond", arrival_time=AGEING + 1))
+    queue.add(Entry("within", due_time=AGEING))
+    queue.add(Entry("beyond", due_time=AGEING + 1))
     assert len(queue) == 5
     order = drain(queue)
     order.remove("other queue")
@@ -360,7 +360,7 @@ def test_deferring_a_tenants_only_request_keeps_its_place_among_tenants() -> Non
 def test_a_preempted_request_comes_before_its_tenants_others_but_not_before_other_tenants() -> None:
     queue = make_queue(Entry("new", adapter="x"), Entry("b", tenant_id="b"))
     queue.counters.charge("a", input_tokens=5)
-    queue.add_front(Entry("preempted", adapter="y", priority=9, arrival_time=99.0))
+    queue.add_front(Entry("preempted", adapter="y", priority=9, due_time=99.0))
     assert drain(queue) == ["b", "preempted", "new"]
 
 
@@ -429,9 +429,9 @@ def test_waited_seconds_start_anew_with_each_admission() -> None:
 
 
 def test_those_who_left_do_not_pile_up_behind_one_who_stays() -> None:
-    queue = make_queue(Entry("first", arrival_time=-1.0))
+    queue = make_queue(Entry("first", due_time=-1.0))
     for number in range(5_000):
-        entry = Entry(str(number), arrival_time=float(number))
+        entry = Entry(str(number), due_time=float(number))
         queue.add(entry)
         queue.remove(entry)
     assert len(queue.tenants["a"].queues[None]._heap) < 50

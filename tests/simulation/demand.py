@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from loraplex.engine.kv_policy import EvictionMethod, KvPolicy
-from loraplex.engine.messages import GenerationRequest, Pooling
+from loraplex.engine.messages import GenerationRequest, LatencyTargets, Pooling
 from loraplex.engine.sampling_params import SamplingParams
 
 from .contents import VOCABULARY
@@ -29,6 +29,9 @@ class Demand:
         """Likewise for background requests."""
         self._invocations = Random(scenario.seed + 6)
         """Likewise for where activated adapters start."""
+        self._objectives = Random(scenario.seed + 7)
+        """Likewise for targets of their own."""
+        self._own_targets_share = self._objectives.choice((0.0, 0.5, 0.9))
         self._activated_share = self._invocations.choice((0.0, 0.0, 0.5))
         self._background_share = self._backgrounds.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self._num_requests = 0
@@ -78,6 +81,7 @@ class Demand:
         policy = self._policy()
         adapter_start = self._adapter_start(prompt) if adapter else 0
         is_background = self._backgrounds.random() < self._background_share
+        targets = self._targets()
         max_tokens = 0 if pooling or self._asking.random() < 0.02 else max_tokens
         return [
             GenerationRequest(
@@ -97,6 +101,7 @@ class Demand:
                 pooling=pooling,
                 num_prompt_logprobs=num_logprobs,
                 is_background=is_background,
+                targets=targets,
             )
             for _ in range(number)
         ]
@@ -108,6 +113,13 @@ class Demand:
             return 0
         places = (0, len(prompt) // 2, len(prompt) - 1, rng.randrange(len(prompt)))
         return rng.choice((*places, None))
+
+    def _targets(self) -> LatencyTargets:
+        """Of a strict or a lenient class, or the server's."""
+        rng = self._objectives
+        if rng.random() >= self._own_targets_share:
+            return LatencyTargets()
+        return LatencyTargets(rng.choice((0.03, 0.3, 3.0)), rng.choice((None, 0.003, 0.05)))
 
     def _policy(self) -> KvPolicy | None:
         """Of a quarter, where the cache supports them."""

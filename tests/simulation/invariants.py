@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
@@ -19,9 +19,10 @@ from loraplex.engine.kv.group_blocks import GroupBlocks
 from loraplex.engine.kv.host_slots import HostSlots
 from loraplex.engine.kv.layout import KvOperation, SwapIn, SwapOut
 from loraplex.engine.kv.prefix_cache import CacheNamespace, Prefix
-from loraplex.engine.messages import GenerationRequest
+from loraplex.engine.messages import GenerationRequest, LatencyTargets
 from loraplex.engine.request import Request
 from loraplex.engine.scheduling.batch import ScheduledBatch, ScheduledSequence
+from loraplex.engine.scheduling.step_costs import StepShape
 from support.block_tables import blocks_of, tables_of
 
 from .contents import STOP_TOKEN, Contents, End, next_token, values_of_block
@@ -45,7 +46,7 @@ class Queues(NamedTuple):
     num_waiting: int
     num_of_tenant: int
     wait_seconds: float
-    """How long the request is expected to wait, by the scheduler's own estimate."""
+    """How long the request is expected to wait behind those that are due no later."""
     patience_seconds: float
     """How long it may wait for its TTFT target."""
 
@@ -107,14 +108,50 @@ class Checks:
         )
 
     def _wait_seconds(self, submitted: GenerationRequest) -> float:
-        scheduler = self._scheduler
-        is_full = scheduler.is_short_of_kv or scheduler.is_full
-        asked: Any = submitted  # of which the tenant matters
-        return scheduler._backlog.wait_seconds(asked, scheduler._last_shape, is_full=is_full)
+        """The prompts ahead, and as many ends as it takes and a deviation more."""
+        scheduler, due = self._scheduler, self._due_time(submitted, self._world.now)
+        unbegun = [
+            order
+            for order in self._world.ledger.live.values()
+            if not (order.submitted.is_background or order.request.started)
+        ]
+        weights = {order.submitted.tenant_id: order.submitted.tenant_weight for order in unbegun}
+        ahead = [
+            order
+            for order in unbegun
+            if order.submitted.tenant_id == submitted.tenant_id
+            and self._due_time(order.submitted, order.request.arrival_time) <= due
+        ]
+        if not ahead:
+            return 0.0
+        stretch = sum(weights.values()) / submitted.tenant_weight
+        num_tokens, num_of_tenant = (
+            sum(len(order.submitted.prompt_token_ids) for order in orders)
+            for orders in (unbegun, ahead)
+        )
+        is_short, num_running = scheduler.is_short_of_kv, len(scheduler._running.requests)
+        num_free = 0 if is_short else max(self._limits.max_num_seqs - num_running, 0)
+        num_ends = max(min(len(ahead) * stretch, len(unbegun)) + 1 - num_free, 0)
+        return self._engine.costs.wait_seconds(
+            int(min(num_of_tenant * stretch, num_tokens)),
+            int((num_ends + num_ends**0.5) * (scheduler._backlog._output_tokens or 0)),
+            scheduler._last_shape,
+        )
+
+    def _targets(self, submitted: GenerationRequest) -> LatencyTargets:
+        own, default = submitted.targets, self._limits.targets
+        return LatencyTargets(
+            own.ttft_seconds or default.ttft_seconds, own.itl_seconds or default.itl_seconds
+        )
+
+    def _due_time(self, submitted: GenerationRequest, arrival_time: float) -> float:
+        """Nobody is due later than half a minute after it came."""
+        target = self._targets(submitted).ttft_seconds
+        return arrival_time + (30.0 if target is None else min(target, 30.0))
 
     def _patience_seconds(self, submitted: GenerationRequest) -> float:
         """The target less the step that computes the prompt, unless that is longer."""
-        target = self._limits.target_ttft_seconds
+        target = self._targets(submitted).ttft_seconds
         is_exempt = submitted.is_background or submitted.is_further
         if target is None or is_exempt or not submitted.sampling.max_tokens:
             return math.inf
@@ -304,9 +341,10 @@ class Checks:
         )
 
     def _rank(self, request: Request) -> float:
-        """A level of priority is worth half a minute, and so is having waited too long to begin."""
+        """When it is due. A level of priority is worth half a minute, and so is having waited too
+        long to begin."""
         level = request.priority + (request in self._late)
-        return request.arrival_time + self._scheduler._waiting.ageing_seconds * level
+        return self._due_time(request.submitted, request.arrival_time) + 30.0 * level
 
     def _check_order(self) -> None:
         """Nobody begins before another of its queue with a lesser rank.
@@ -352,18 +390,24 @@ class Checks:
         return max(len(tables_of(request.kv)[0]) - needed, 0)
 
     def _check_target(self, batch: ScheduledBatch) -> None:
-        """Prompts beside decodes are cut to what the target leaves, or to a block."""
-        target = self._limits.target_itl_seconds
+        """Beside decodes, prompts and drafts are cut to what the strictest target leaves, but
+        prompts to no less than a block."""
         decodes = [
             request
             for request, *_ in batch.sequences
             if request in self._ran and request.num_remaining_tokens == 1
         ]
-        if target is None or not decodes:
+        targets = [self._targets(request.submitted).itl_seconds for request in decodes]
+        target = min((each for each in targets if each is not None), default=None)
+        if target is None:
             return
+        num_context = sum(
+            request.num_computed_tokens - request.kv.num_evicted for request in decodes
+        )
+        self._check_drafts_in_time(batch, StepShape(0, len(decodes), num_context), target)
         allowed = self._engine.costs.max_prefill_tokens(
             len(decodes),
-            sum(request.num_computed_tokens - request.kv.num_evicted for request in decodes),
+            num_context,
             target - self._seconds_of_drafts(batch),
             self._limits.max_num_batched_tokens,
         )
@@ -373,6 +417,19 @@ class Checks:
             num_tokens <= max(allowed, self._limits.block_size) + num_preempted,
             Invariant.CAPS,
             f"{num_tokens} tokens of prompts where {allowed} are allowed",
+        )
+
+    def _check_drafts_in_time(
+        self, batch: ScheduledBatch, decodes: StepShape, target: float
+    ) -> None:
+        """Draft tokens take no more than what the decodes alone leave of the target."""
+        costs, num_draft_tokens = self._engine.costs, batch.shape.num_draft_tokens
+        seconds = num_draft_tokens * costs.draft_token_seconds()
+        self._world.coverage["drafts_in_time"] += seconds > 0
+        require(
+            not seconds or seconds <= target - costs.predict(decodes) + 1e-9,
+            Invariant.CAPS,
+            f"{num_draft_tokens} draft tokens where {target} s are allowed",
         )
 
     def _seconds_of_drafts(self, batch: ScheduledBatch) -> float:

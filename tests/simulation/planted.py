@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -843,17 +844,47 @@ def queues_what_cannot_begin_in_time(
 
 @_plant(Backlog, "wait_seconds")
 def makes_tenants_wait_for_each_other(
-    wait: Any, self: Backlog, request: Request, running: Any, *, is_full: bool
+    wait: Any, self: Backlog, request: Request, running: Any, *, num_free: int
 ) -> float:
     """All of the queue is ahead of who comes last."""
-    total = self._total
-    outputs = total.num_requests * (self._output_tokens or 0.0) if is_full else 0.0
-    return self._costs.wait_seconds(total.num_prompt_tokens, int(outputs), running)
+    num_ends = max(self._num_requests + 1 - num_free, 0)
+    outputs = num_ends * (self._output_tokens or 0.0)
+    return self._costs.wait_seconds(self._num_prompt_tokens, int(outputs), running)
+
+
+@_plant(Backlog, "wait_seconds")
+def refuses_the_strict_for_the_lenient(
+    wait: Any, self: Backlog, request: Any, running: Any, *, num_free: int
+) -> float:
+    """All of its tenant's queue is ahead of who comes last, whatever its target."""
+    last = SimpleNamespace(tenant_id=request.tenant_id, due_time=float("inf"))
+    found: float = wait(self, last, running, num_free=num_free)
+    return found
 
 
 @_plant(WaitingQueue, "defer")
 def lets_nobody_pass_the_late(defer: Any, self: WaitingQueue[Any], entry: Any) -> None:
     """Who came first is served first."""
+
+
+@_plant(WaitingQueue, "rank")
+def starves_the_lenient(rank: Any, self: WaitingQueue[Any], entry: Any) -> float:
+    """The strict class is first, however long the other waits."""
+    targets = entry.targets
+    return float(entry.due_time + 1e6 * (targets.ttft_seconds or 1e6))
+
+
+@_plant(Scheduler, "_num_drafts_in_time")
+def drafts_beyond_the_target(in_time: Any, self: Scheduler, step: Step) -> int:
+    """Draft tokens make answers faster."""
+    return step.budget
+
+
+@_plant(Step, "target_itl_seconds")
+def paces_all_by_the_lenient(target: Any, self: Step) -> float:
+    """The mean of the class is what matters."""
+    targets = [request.targets.itl_seconds for request in self.decodes]
+    return max((each for each in targets if each is not None), default=float("inf"))
 
 
 @_plant(WaitingQueue, "rank")

@@ -10,6 +10,7 @@ from random import Random
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.layout import STATE_WINDOW, KvGroup
+from loraplex.engine.messages import LatencyTargets
 from loraplex.engine.model.rope import RotaryContexts
 from loraplex.engine.scheduling.scheduler import SchedulerLimits
 from loraplex.kernels.attention_window import AttentionWindow
@@ -77,7 +78,7 @@ class Scenario:
             max_model_len=max_model_len,
             block_size=block_size,
             max_read_rows=(1, 5, 40)[seed % 3],
-            target_itl_seconds=rng.choice((None, 0.004, 0.02)),
+            targets=LatencyTargets(itl_seconds=rng.choice((None, 0.004, 0.02))),
             max_queued=rng.choice((12, 40, 1000)),
             max_queued_per_tenant=rng.choice((6, 20, 1000)),
             tenant_cap=rng.choice((0.4, 0.6, 1.0)),
@@ -92,7 +93,10 @@ class Scenario:
             limits,
             kv_block_bytes=(1000,) * len(groups),
             max_concurrent_batches=num_stages,
-            target_ttft_seconds=(0.02, 0.1, 0.5)[seed % 3] if seed % 7 in (1, 3, 6) else None,
+            targets=LatencyTargets(
+                (0.02, 0.1, 0.5)[seed % 3] if seed % 7 in (1, 3, 6) else None,
+                limits.targets.itl_seconds,
+            ),
         )
         arena_cells = ARENA_CELLS * rng.choice((1, 2, 2))
         tenants, sizes = _draw_tenants(rng, arena_cells)

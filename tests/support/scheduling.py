@@ -11,7 +11,7 @@ from loraplex.engine.kv.blocks import KvBlocks
 from loraplex.engine.kv.layout import KvGroup
 from loraplex.engine.kv.prefix_cache import CacheNamespace
 from loraplex.engine.kv_policy import KvPolicy
-from loraplex.engine.messages import GenerationRequest, RequestStarted
+from loraplex.engine.messages import NO_TARGETS, GenerationRequest, LatencyTargets, RequestStarted
 from loraplex.engine.model.inputs import padding_class
 from loraplex.engine.request import Request
 from loraplex.engine.sampling_params import SamplingParams
@@ -112,8 +112,7 @@ class SchedulerBench:
             max_num_batched_tokens=budget,
             max_model_len=10_000,
             block_size=BLOCK,
-            target_itl_seconds=target_itl_seconds,
-            target_ttft_seconds=target_ttft_seconds,
+            targets=LatencyTargets(target_ttft_seconds, target_itl_seconds),
             max_queued=max_queued,
             max_queued_per_tenant=max_queued_per_tenant,
             tenant_cap=tenant_cap,
@@ -148,6 +147,7 @@ class SchedulerBench:
         kv_policy: KvPolicy | None = None,
         is_background: bool = False,
         is_further: bool = False,
+        targets: LatencyTargets = NO_TARGETS,
     ) -> Request:
         tokens = [1] * prompt if isinstance(prompt, int) else prompt
         submitted = GenerationRequest(
@@ -163,6 +163,7 @@ class SchedulerBench:
             kv_policy=kv_policy,
             is_background=is_background,
             is_further=is_further,
+            targets=targets,
         )
         namespace = CacheNamespace(tenant, "runtime", adapter)
         request = Request(submitted, namespace, 0, self.now, tier)

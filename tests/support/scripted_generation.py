@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from loraplex.adapters.identity import AdapterKey
@@ -43,7 +42,7 @@ class ScriptedEngine:
     a finish hangs.
     """
 
-    info = replace(fake_info("base"), latency_targets=LatencyTargets(ttft_seconds=60.0))
+    info = fake_info("base")
 
     def __init__(self, *scripts: Sequence[Event]) -> None:
         self.scripts = list(scripts)
@@ -124,6 +123,7 @@ class Scenario:
                     PROMPT,
                     SamplingParams(**sampling),
                     adapter=AdapterKey("tenant", "sha256:0"),
+                    targets=LatencyTargets(ttft_seconds=60.0),
                 ),
                 counter=cast(Any, None),
                 is_first_choice=index == 0,

@@ -212,6 +212,8 @@ def test_profiles_keep_what_is_in_them_whatever_their_values_hold(loraplex: Lora
         (("keys", "create", "--scope", "everything"), ExitCode.USAGE),
         (("keys", "create", "--expires-in-days", "0"), ExitCode.USAGE),
         (("tenants", "set", "acme"), ExitCode.USAGE),
+        (("tenants", "set", "acme", "--slo", "ttft"), ExitCode.USAGE),
+        (("tenants", "set", "acme", "--slo", "tpot=3"), ExitCode.USAGE),
     ],
 )
 def test_says_by_its_exit_code_what_went_wrong_before_it_asks(
@@ -230,6 +232,11 @@ def test_a_tenant_is_made_changed_suspended_and_resumed(operator: Loraplex, slug
     changed = operator("tenants", "set", slug, "--name", "Acme Ltd", "--weight", "2", "--json")
     assert (changed.data["name"], changed.data["weight"]) == ("Acme Ltd", 2.0)
     assert operator("tenants", "set", slug, "--name", "", "--json").data["name"] is None
+    promised = operator("tenants", "set", slug, "--slo", "ttft=2000, itl=80", "--json")
+    assert promised.data["slo"] == {"ttft_ms": 2000.0, "itl_ms": 80.0}
+    assert "ttft=500" in operator("tenants", "set", slug, "--slo", "ttft=500").out
+    removed = operator("tenants", "set", slug, "--slo", "", "--json")
+    assert removed.data["slo"] == {"ttft_ms": None, "itl_ms": None}
     assert operator("tenants", "suspend", slug, "--json").data["suspended_at"]
     suspended = operator("tenants", "list", "--suspended", "--json").data
     assert slug in [tenant["slug"] for tenant in suspended]

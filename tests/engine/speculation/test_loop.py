@@ -546,9 +546,7 @@ def test_prompts_go_on_beside_drafts_within_the_step_s_tokens(
     open_engine: Open, expected: list[int]
 ) -> None:
     answers = {f"r{i}": [*expected[:3], 1, 2] * 30 for i in range(4)}
-    engine = open_engine(
-        ScriptedProposer(answers), max_num_batched_tokens=24, max_num_seqs=8, target_itl_ms=0.1
-    )
+    engine = open_engine(ScriptedProposer(answers), max_num_batched_tokens=24, max_num_seqs=8)
     steps = note_steps(engine)
     for _ in range(4):
         engine.submit(PROMPT, max_tokens=60, ignore_eos=True, speculation=EAGER)
