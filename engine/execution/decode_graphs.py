@@ -15,7 +15,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from itertools import chain, repeat
 from typing import NamedTuple
@@ -327,7 +327,7 @@ class DecodeGraphs:
         with (
             head_inputs(self._base.model) as seen,
             last_hidden_states(self._base.model) as states,
-            self._watched.seen() if self._watched else nullcontext({}) as outputs,
+            self._layer_outputs() as outputs,
             self._base.ends.changed_by(adapters, inputs.input_ids(num_rows)) as token_ids,
         ):
             logits = run_model(
@@ -350,6 +350,15 @@ class DecodeGraphs:
                 if self._features is None:
                     self._features = features.new_zeros(len(self._logits), features.shape[-1])
                 self._features[:num_rows].copy_(features)
+
+    @contextmanager
+    def _layer_outputs(self) -> Iterator[dict[int, Tensor]]:
+        """Collects what `LayerFeatures` combines; nothing unless requested."""
+        if self._watched is None:
+            yield {}
+            return
+        with self._watched.seen() as outputs:
+            yield outputs
 
     def _lora(self, shape: Shape) -> LoraBatch | None:
         """Sized by the capacity of the rows, not by their contents during capture."""

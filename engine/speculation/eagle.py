@@ -203,8 +203,10 @@ class EagleProposer:
         drafting: dict[Request, _Drafting] = {}
         for request, num_draft_tokens in wanted:
             pending = self._pending.get(request.request_id)
-            num_tokens = pending.num_tokens if pending else 0
-            if not num_tokens or pending.end != len(request.token_ids) - 1:
+            if pending is None or pending.end != len(request.token_ids) - 1:
+                continue
+            num_tokens = pending.num_tokens
+            if not num_tokens:
                 continue
             keep = [each.request_id for each in drafting]
             if self._reserve(request, num_tokens + num_draft_tokens - 1, keep):

@@ -124,12 +124,12 @@ def _layers(folder: HeadFolder, raw: Mapping[str, Any], num_layers: int) -> tupl
 def _check_tokens(
     folder: HeadFolder, to_token: Tensor, draft_vocab_size: int, vocab_size: int
 ) -> None:
-    """Every draft token is another token of the base."""
+    """Every draft token is another token of the base, and all of them are in order."""
     if to_token.dtype != torch.int64 or tuple(to_token.shape) != (draft_vocab_size,):
         folder.refuse(f"{_TO_TOKEN} is {to_token.dtype} {list(to_token.shape)}")
     token_ids = to_token + torch.arange(draft_vocab_size)
     is_token = (token_ids >= 0) & (token_ids < vocab_size)
-    if not is_token.all() or len(token_ids.unique()) < draft_vocab_size:
+    if not is_token.all() or not (token_ids.diff() > 0).all():
         folder.refuse(f"{_TO_TOKEN} does not name {draft_vocab_size} tokens of the base")
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
-    LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
@@ -49,7 +48,7 @@ class EagleHead(nn.Module):
         self.config = config
         self.fc = nn.Linear(feature_size, size, bias=False)
         self.midlayer = _Layer(config)
-        self.norm = LlamaRMSNorm(size, eps)
+        self.norm = nn.RMSNorm(size, eps)
         self.lm_head = nn.Linear(size, draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         self.norms_before_residual = norm_before_residual
@@ -84,6 +83,8 @@ class EagleHead(nn.Module):
     def logits(self, hidden_states: Tensor, vocab_size: int) -> Tensor:
         """fp32 `[num_rows, vocab_size]`."""
         drafted = self.draft_logits(hidden_states)
+        if drafted.shape[-1] == vocab_size:
+            return drafted
         spread = drafted.new_full((len(drafted), vocab_size), UNDRAFTED)
         return spread.index_copy_(1, self.token_ids, drafted)
 
@@ -94,9 +95,9 @@ class _Layer(nn.Module):
         size, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = _Attention(config)
         self.mlp = LlamaMLP(config)
-        self.hidden_norm = LlamaRMSNorm(size, eps)
-        self.input_layernorm = LlamaRMSNorm(size, eps)
-        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
+        self.hidden_norm = nn.RMSNorm(size, eps)
+        self.input_layernorm = nn.RMSNorm(size, eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps)
 
 
 class _Attention(nn.Module):

@@ -74,7 +74,7 @@ def save_repeating_head(base: Path, path: Path) -> None:
         head.midlayer.self_attn.o_proj.weight.zero_()
         head.midlayer.mlp.down_proj.weight.zero_()
         head.norm.weight.copy_(model.model.norm.weight)
-        head.norm.variance_epsilon = model.config.rms_norm_eps
+        head.norm.eps = model.config.rms_norm_eps
         head.lm_head.weight.copy_(model.get_output_embeddings().weight)
     head.config.rms_norm_eps = model.config.rms_norm_eps
     save_head(head, path, layers=(1, 1, num_layers), base_id=compute_base_id(base))

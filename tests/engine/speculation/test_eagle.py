@@ -376,10 +376,15 @@ def test_the_head_and_its_cache_are_part_of_the_memory_plan(
     assert said in engine.core.info.memory_plan
 
 
-@pytest.mark.parametrize("ranks", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_a_base_that_is_divided_has_no_eagle_head(ranks: str) -> None:
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_a_base_that_is_divided_has_no_eagle_head(tensor: int, pipeline: int) -> None:
     with pytest.raises(InvalidParameter, match="eagle is not supported with"):
-        EngineConfig("m", speculation=("eagle:head",), **{ranks: 2})
+        EngineConfig(
+            "m",
+            speculation=("eagle:head",),
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=pipeline,
+        )
 
 
 def test_a_checkpoint_must_be_named(tiny_base: Path, tmp_path: Path) -> None:
