@@ -17,6 +17,7 @@ from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.checkpoint.weights import load_config, load_weights
 from loraplex.engine.draft import Draft
 from loraplex.engine.request import Request
+from loraplex.engine.speculation.head_training import HeadSchedule
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_training import MedusaRecipe, train_heads
 from loraplex.engine.speculation.proposer import DraftRequest
@@ -51,7 +52,8 @@ def _train_heads(path: Path, num_steps: int) -> None:
         data = write_demo_texts(Path(folder) / "texts.jsonl", NUM_TEXTS)
         texts = read_texts(data, Tokenizer(BASE), max_tokens=128)
     model = load_weights(BASE, load_config(BASE), torch.float32, torch.device("cpu"))
-    recipe = MedusaRecipe(num_heads=5, num_steps=num_steps, batch_size=8, learning_rate=1e-2)
+    schedule = HeadSchedule(num_steps=num_steps, batch_size=8, learning_rate=1e-2)
+    recipe = MedusaRecipe(num_heads=5, schedule=schedule)
     save_heads(train_heads(model, texts, recipe), path, base_id=compute_base_id(BASE))
 
 

@@ -42,7 +42,9 @@ from .scheduling.scheduler import Scheduler, SchedulerLimits
 from .scheduling.step_costs import StepCosts
 from .speculation.draft_loading import load_draft_model
 from .speculation.draft_model import open_draft_model
+from .speculation.eagle import LoadedEagle, load_eagle
 from .speculation.medusa import MedusaProposer, heads_bytes, open_medusas
+from .speculation.proposer import Proposer
 from .speculation.speculation import Speculation, open_speculation
 
 if TYPE_CHECKING:
@@ -120,6 +122,7 @@ def _open_parts(
         base,
         loaded.draft,
         head_bytes=heads_bytes(loaded.medusas),
+        eagle=None if loaded.eagle is None else loaded.eagle.demand(config),
         num_exit_layers=num_exit_layers(config),
         ranks=None if group is None else group.links.sums,
         num_ranks_here=1 if group is None else group.most_ranks_on_a_host,
@@ -200,6 +203,7 @@ class _Loaded(NamedTuple):
     base: BaseModel
     draft: BaseModel | None
     medusas: Sequence[MedusaProposer]
+    eagle: LoadedEagle | None
 
     @property
     def models(self) -> tuple[BaseModel, ...]:
@@ -213,7 +217,12 @@ def _load(config: EngineConfig, base_id: str | None, group: RankGroup | None) ->
         base = load_base_model(
             config, base_id=base_id, check_room=partial(check_weights_fit, config)
         )
-    return _Loaded(base, load_draft_model(config, base), open_medusas(config, base))
+    return _Loaded(
+        base,
+        load_draft_model(config, base),
+        open_medusas(config, base),
+        load_eagle(config, base),
+    )
 
 
 def _open_utilization(config: EngineConfig, base: BaseModel) -> Utilization:
@@ -285,19 +294,28 @@ def _open_speculation(
     )
     if drafting:
         plan.lines.extend(drafting.capture())
+    proposers: list[Proposer] = [*loaded.medusas]
+    if drafting:
+        proposers.append(drafting)
+    if loaded.eagle:
+        proposers.append(
+            loaded.eagle.open(
+                config, num_blocks=plan.num_draft_blocks, max_model_len=plan.max_model_len
+            )
+        )
     return open_speculation(
         config,
         base=loaded.base,
         runner=runner,
         costs=costs,
         clock=clock,
-        loaded=[*loaded.medusas, *([drafting] if drafting else [])],
+        loaded=proposers,
     )
 
 
 def _is_async(config: EngineConfig, base: BaseModel, speculation: Speculation) -> bool:
     """A step's hidden states, which some proposers need, are overwritten by the next step."""
-    if speculation.needs_hidden_states:
+    if speculation.needs_hidden_states or speculation.features:
         return False
     if config.async_scheduling is not None:
         return config.async_scheduling

@@ -16,6 +16,7 @@ ARGUMENTS: dict[str, str | None] = {
     "early_exit": "LAYERS",
     "medusa": "CHECKPOINT",
     "medusa_tree": "CHECKPOINT",
+    "eagle": "CHECKPOINT",
 }
 """The argument of each proposer; None: no argument is allowed."""
 

@@ -106,7 +106,10 @@ AREAS = {
         ("tests/engine/test_*.py", "tests/simulation/*.py"),
     ),
     "drafts": Area(
-        ("engine/speculation/[!m]*.py", "engine/speculation/medusa.py", "engine/draft.py"),
+        (
+            *("engine/speculation/[!m]*.py", "engine/speculation/medusa.py"),
+            *("engine/draft.py", "engine/model/layer_features.py"),
+        ),
         (
             *("tests/engine/speculation/*.py", "tests/engine/test_[clsv]*.py"),
             *("tests/simulation/*.py", "tests/api/test_speculation.py"),

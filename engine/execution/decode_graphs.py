@@ -15,7 +15,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from itertools import chain, repeat
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from ..memory.kv_budget import MIB
 from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, StepAdapters, run_model
 from ..model.inputs import Integers, PendingTokens, SequenceChunk, logits_rows
+from ..model.layer_features import LayerFeatures
 from ..model.output_head import head_inputs
 from ..transfers import to_device
 from .decode_inputs import DecodeInputs, DecodeLayout
@@ -87,6 +88,8 @@ class DecodeOutput(NamedTuple):
     """bool `[num_rows]`: whether all of a row's logits are numbers."""
     token_states: Tensor | None
     """`[num_tokens, hidden_size]` for all tokens: the output of the last layer."""
+    features: Tensor | None
+    """`[num_tokens, size]` for all tokens: see `LayerFeatures`; None unless requested."""
 
     def rows(self, kept: Integers) -> DecodeOutput:
         """The logits of these rows only, in ascending order."""
@@ -168,6 +171,9 @@ class DecodeGraphs:
         self._token_states: Tensor | None = None
         """Allocated by the first step that is computed, with its dtype."""
         self._hidden_states: Tensor | None = None
+        self._watched: LayerFeatures | None = None
+        self._features: Tensor | None = None
+        """Allocated like the token states."""
         self._replays: dict[Shape, Callable[[], None] | None] = {}
         """None: this shape could not be captured."""
         self._table = None if arena is None else arena.table
@@ -197,13 +203,14 @@ class DecodeGraphs:
         graphs._capture = capture
         return graphs
 
-    def capture(self, *, keeps_hidden_states: bool) -> str:
+    def capture(self, *, keeps_hidden_states: bool, features: LayerFeatures | None = None) -> str:
         """Capture the graphs that the first requests need, the largest first: the others fit in its
         memory.
 
-        `keeps_hidden_states`: outputs include the input of the output head. Returns a summary for
-        the operator.
+        `keeps_hidden_states`: outputs include the input of the output head. `features`: and these.
+        Returns a summary for the operator.
         """
+        self._watched = features
         if keeps_hidden_states:
             size = (len(self._logits), self._base.embedding_size)
             self._hidden_states = torch.zeros(
@@ -266,6 +273,7 @@ class DecodeGraphs:
             None if hidden is None else hidden[rows],
             self._are_finite[rows],
             None if states is None else states[rows],
+            None if self._features is None else self._features[rows],
         )
 
     def _shape(self, num_rows: int, needs: LoraNeeds) -> Shape | None:
@@ -319,6 +327,7 @@ class DecodeGraphs:
         with (
             head_inputs(self._base.model) as seen,
             last_hidden_states(self._base.model) as states,
+            self._layer_outputs() as outputs,
             self._base.ends.changed_by(adapters, inputs.input_ids(num_rows)) as token_ids,
         ):
             logits = run_model(
@@ -335,6 +344,21 @@ class DecodeGraphs:
         self._token_states[:num_rows].copy_(states[0])
         if self._hidden_states is not None:
             self._hidden_states[:num_rows].copy_(seen[0][0])
+        if self._watched is not None:
+            with torch.inference_mode():
+                features = self._watched.combined(outputs)
+                if self._features is None:
+                    self._features = features.new_zeros(len(self._logits), features.shape[-1])
+                self._features[:num_rows].copy_(features)
+
+    @contextmanager
+    def _layer_outputs(self) -> Iterator[dict[int, Tensor]]:
+        """Collects what `LayerFeatures` combines; nothing unless requested."""
+        if self._watched is None:
+            yield {}
+            return
+        with self._watched.seen() as outputs:
+            yield outputs
 
     def _lora(self, shape: Shape) -> LoraBatch | None:
         """Sized by the capacity of the rows, not by their contents during capture."""

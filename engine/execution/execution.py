@@ -39,6 +39,11 @@ class Output(Protocol):
         """The input of the output head by row; None unless requested."""
         ...
 
+    @property
+    def features(self) -> Any:
+        """By row, of all that are computed: see `LayerFeatures`; None unless requested."""
+        ...
+
 
 OutputT = TypeVar("OutputT", bound=Output)
 OutputT_co = TypeVar("OutputT_co", bound=Output, covariant=True)
@@ -62,6 +67,8 @@ class Observer(Protocol):
     """See `Speculation`."""
 
     def observe(self, request: Request, accepted: Sequence[int], hidden_state: Any) -> None: ...
+
+    def observe_features(self, request: Request, start: int, features: Any) -> None: ...
 
 
 class Requests(Protocol):
@@ -128,6 +135,8 @@ class _Drawing(NamedTuple):
     sequence: ScheduledSequence
     rows: range
     """The logits rows of the sequence in the step: its last token's, then those of its draft."""
+    computed: range
+    """Its rows among all of the step."""
 
 
 @dataclass(slots=True)
@@ -209,7 +218,7 @@ class Execution(Generic[OutputT]):
         All tokens before them must be known. False: it failed, and `finish` attributes the error.
         """
         drawing = [
-            _Drawing(sequence, rows.kept)
+            _Drawing(sequence, *rows)
             for sequence, rows in _with_rows(step.sequences)
             if sequence.draws and not sequence.request.has_ended
         ]
@@ -247,9 +256,10 @@ class Execution(Generic[OutputT]):
                 continue
             elif sequence.draws:
                 drawn = range(first_drawn, first_drawn + 1 + sequence.num_draft_tokens)
-                drawing.append(_Drawing(sequence, drawn))
+                drawing.append(_Drawing(sequence, drawn, rows.computed))
             else:
                 self._scheduler.advance(sequence)
+                self._observe_features(sequence, rows.computed, (), output)
                 if sequence.samples:
                     self._requests.finish(sequence.request, FinishReason.LENGTH)
         if step.sampled is not None:
@@ -293,18 +303,19 @@ class Execution(Generic[OutputT]):
         try:
             sampled = self._begin_to_draw(drawing, output)
         except Exception:  # one request's error must not fail the others of its step
-            if _is_one_without_draft([sequence for sequence, _ in drawing]):
+            if _is_one_without_draft([sequence for sequence, *_ in drawing]):
                 self._fail(drawing[0].sequence.request)
                 return
             logger.exception("sampling for %d requests failed; drawing alone", len(drawing))
-            for sequence, own_rows in drawing:
-                self._draw([_Drawing(self._without_draft(sequence), own_rows[:1])], output)
+            for sequence, own_rows, computed in drawing:
+                alone = _Drawing(self._without_draft(sequence), own_rows[:1], computed)
+                self._draw([alone], output)
             return
         self._take(drawing, sampled, output)
 
     def _begin_to_draw(self, drawing: Sequence[_Drawing], output: OutputT) -> Sampled:
-        requests = [sequence.request for sequence, _ in drawing]
-        rows = [row for _, own_rows in drawing for row in own_rows]
+        requests = [sequence.request for sequence, *_ in drawing]
+        rows = [row for _, own_rows, _ in drawing for row in own_rows]
         draws = self._draw_tokens(requests, output, rows)
         return Sampled(draws, {request: place for place, request in enumerate(requests)})
 
@@ -332,6 +343,7 @@ class Execution(Generic[OutputT]):
         self._requests.generate(request, generated)
         self._scheduler.append(request, token_ids)
         self._scheduler.advance(sequence, num_accepted=len(path))
+        self._observe_features(sequence, entry.computed, path[: len(token_ids) - 1], output)
         hidden_states = output.hidden_states
         if request.draft is not NO_DRAFT or hidden_states is not None:
             row = entry.rows[1 + path[len(token_ids) - 2] if len(token_ids) > 1 else 0]
@@ -346,6 +358,23 @@ class Execution(Generic[OutputT]):
             self._requests.finish(request, FinishReason.LENGTH)
         elif request.matcher is not None:
             self._follow(request, request.matcher, token_ids)
+
+    def _observe_features(
+        self, sequence: ScheduledSequence, computed: range, path: Sequence[int], output: OutputT
+    ) -> None:
+        """Show the proposers what the step has computed of the request's tokens.
+
+        `computed`: the sequence's rows. `path`: of its draft the tokens that were accepted.
+        """
+        features = output.features
+        if features is None:
+            return
+        num_known = sequence.num_tokens - sequence.num_draft_tokens
+        known, drafted = computed[:num_known], computed[num_known:]
+        own = features[known.start : known.stop]
+        if path:
+            own = features[[*known, *(drafted[index] for index in path)]]
+        self._speculation.observe_features(sequence.request, sequence.start, own)
 
     def _keeps(self, request: Request, path: Sequence[int]) -> bool:
         """Whether the entries of these draft tokens could be moved to their positions."""

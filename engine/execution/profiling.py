@@ -13,7 +13,7 @@ from ..kv.cache import KvCache
 from ..kv.groups import one_group
 from ..kv.layout import KvGroup
 from ..kv.sequence_blocks import block_table
-from ..memory.demands import BaseDemand, ProposerDemand
+from ..memory.demands import BaseDemand, EagleDemand, ProposerDemand
 from ..memory.device_memory import DeviceMemory, measure_memory, peak_bytes
 from ..memory.kv_budget import MIB
 from ..memory.kv_demands import block_bytes, kv_demands, kv_groups
@@ -39,6 +39,7 @@ def plan_engine(
     draft: BaseModel | None = None,
     *,
     head_bytes: int = 0,
+    eagle: EagleDemand | None = None,
     num_exit_layers: int = 0,
     ranks: RankSums | None = None,
     num_ranks_here: int = 1,
@@ -46,9 +47,9 @@ def plan_engine(
     """Measure a full step and divide the remaining memory. Raises InsufficientMemory.
 
     `draft`: the draft model, which never runs at the same time as the base. `head_bytes`: the bytes
-    of loaded Medusa heads. `num_exit_layers`: those of early exit. `ranks`: the connections to
-    those that call `profile_along` meanwhile; None: there is one rank. `num_ranks_here`: the ranks
-    that share the memory of a host.
+    of loaded Medusa heads. `eagle`: that of a loaded EAGLE head. `num_exit_layers`: those of early
+    exit. `ranks`: the connections to those that call `profile_along` meanwhile; None: there is one
+    rank. `num_ranks_here`: the ranks that share the memory of a host.
     """
     groups = groups_of(config, base)
     activation_bytes = peak_bytes(base.device, lambda: profile_step(config, base, groups))
@@ -57,11 +58,18 @@ def plan_engine(
         config, base, groups, has_adapters=True, num_exit_layers=num_exit_layers
     )
     proposers = ProposerDemand(head_bytes=head_bytes)
+    if eagle:
+        activation_bytes += eagle.reading_bytes
+        proposers = proposers._replace(
+            eagle_bytes=eagle.weight_bytes, eagle_block_bytes=eagle.block_bytes
+        )
     if draft:
         draft_activation_bytes, kv_block_bytes = _profile_draft(config, draft)
         activation_bytes = max(activation_bytes, draft_activation_bytes)
         graph_bytes += _graph_bytes(config, draft, one_group(len(draft.kv_shapes), 2))
-        proposers = ProposerDemand(draft.weight_bytes, kv_block_bytes, head_bytes)
+        proposers = proposers._replace(
+            model_bytes=draft.weight_bytes, kv_block_bytes=kv_block_bytes
+        )
     demand = BaseDemand(
         weight_bytes=base.weight_bytes,
         activation_bytes=activation_bytes,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import takewhile
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...adapters.arena import Arena
@@ -19,6 +20,7 @@ from ..model.base_model import BaseModel
 from ..model.first_layers import FirstLayers
 from ..model.forward import PagedForward, StepAdapters, StepAdaptersBuilder, run_model
 from ..model.inputs import PendingTokens, SampledTokens, SequenceChunk, make_inputs
+from ..model.layer_features import LayerFeatures
 from ..model.output_head import head_inputs
 from ..model.step_states import PagedStates
 from ..request import Request
@@ -43,6 +45,8 @@ class StepOutput(NamedTuple):
     token_states: Tensor | None = None
     """`[num_tokens, hidden_size]` for all rows, kept or not: the output of the last layer; None in
     an eager step unless an embedding is requested."""
+    features: Tensor | None = None
+    """`[num_tokens, size]` for all rows: see `LayerFeatures`; None unless requested."""
 
     @property
     def finite(self) -> list[bool]:
@@ -59,6 +63,8 @@ class ModelRunner:
     ) -> None:
         """`graphs`: None where decode steps run kernel by kernel."""
         self.keeps_hidden_states = False
+        self.features: LayerFeatures | None = None
+        """What steps give of the hidden states between layers; None: nothing."""
         self.num_graph_steps = 0
         self.num_eager_decodes = 0
         """The number of decode-only steps that no graph served, if graphs are enabled."""
@@ -102,13 +108,18 @@ class ModelRunner:
         return graphs
 
     def capture(self) -> list[str]:
-        """Capture the graphs; once, after `keeps_hidden_states` is set and before the first step.
+        """Capture the graphs; once, after `keeps_hidden_states` and `features` are set and before
+        the first step.
 
         Returns a summary for the operator.
         """
         if self._graphs is None:
             return []
-        lines = [self._graphs.capture(keeps_hidden_states=self.keeps_hidden_states)]
+        lines = [
+            self._graphs.capture(
+                keeps_hidden_states=self.keeps_hidden_states, features=self.features
+            )
+        ]
         for name, graphs in self._graphs_within.items():
             lines.append(f"{name}: {graphs.capture(keeps_hidden_states=False)}")
         return lines
@@ -176,12 +187,9 @@ class ModelRunner:
                 return output
             self.num_eager_decodes += all(sequence.is_decode for sequence in sequences)
         observed = tuple(observations.values())
-        if pools:
-            with last_hidden_states(self._base.model) as seen:
-                output = self.run_chunks(chunks, leases, pending, observed)
-            output = output._replace(token_states=seen[0])
-        else:
+        with self._watched(pools=pools) as watched:
             output = self.run_chunks(chunks, leases, pending, observed)
+        output = watched.added_to(output)
         for request, observation in observations.items():
             request.attention_mass = observation.after
         return output
@@ -215,7 +223,17 @@ class ModelRunner:
         if output is None:
             return None
         are_finite = HostCopy(output.are_finite)
-        return StepOutput(output.logits, are_finite, output.hidden_states, output.token_states)
+        return StepOutput(
+            output.logits, are_finite, output.hidden_states, output.token_states, output.features
+        )
+
+    @contextmanager
+    def _watched(self, *, pools: bool) -> Iterator[_Watched]:
+        """Collects what one step computes of the whole model inside, beside its logits."""
+        with ExitStack() as hooks:
+            states = hooks.enter_context(last_hidden_states(self._base.model)) if pools else []
+            outputs = hooks.enter_context(self.features.seen()) if self.features else {}
+            yield _Watched(states, self.features, outputs)
 
     def _needs(self, leases: Sequence[Lease | None]) -> LoraNeeds | None:
         """See `StepAdaptersBuilder.needs`."""
@@ -307,6 +325,21 @@ class ModelRunner:
             adapters = self._adapters.build(*runs, num_decodes=counts.count(1))
             self._built = wanted, adapters
         return self._built[1]
+
+
+class _Watched(NamedTuple):
+    """What hooks collect in a step."""
+
+    states: Sequence[Tensor]
+    features: LayerFeatures | None
+    outputs: dict[int, Tensor]
+
+    def added_to(self, output: StepOutput) -> StepOutput:
+        with torch.inference_mode():
+            return output._replace(
+                token_states=self.states[0] if self.states else None,
+                features=self.features.combined(self.outputs) if self.features else None,
+            )
 
 
 class _AdapterRows(NamedTuple):

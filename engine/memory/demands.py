@@ -33,8 +33,19 @@ class BaseDemand:
         return self.kv[0].max_model_len
 
 
+class EagleDemand(NamedTuple):
+    """Memory that an EAGLE head needs."""
+
+    weight_bytes: int
+    """Weights, already loaded."""
+    block_bytes: int
+    """One block of its KV cache."""
+    reading_bytes: int
+    """The hidden states that it reads: of a full step, and those that it keeps."""
+
+
 class ProposerDemand(NamedTuple):
-    """Memory that a draft model and Medusa heads need; zeros without them."""
+    """Memory that proposers need; zeros without them."""
 
     model_bytes: int = 0
     """Weights of the draft model, already loaded."""
@@ -43,3 +54,16 @@ class ProposerDemand(NamedTuple):
     windows would."""
     head_bytes: int = 0
     """Medusa heads, already loaded."""
+    eagle_bytes: int = 0
+    """An EAGLE head, already loaded."""
+    eagle_block_bytes: int = 0
+    """One block of its KV cache. It gets as many blocks as a draft model."""
+
+    @property
+    def loaded_bytes(self) -> int:
+        return self.model_bytes + self.head_bytes + self.eagle_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """One block of every KV cache."""
+        return self.kv_block_bytes + self.eagle_block_bytes

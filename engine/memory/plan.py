@@ -63,7 +63,7 @@ class MemoryPlan:
     lines: list[str]
     """The arithmetic, for the operator."""
     num_draft_blocks: int = 0
-    """Blocks of the draft model's KV cache."""
+    """Blocks of the KV cache of a draft model or an EAGLE head."""
     num_open_slots: int | None = None
     """Per group, the blocks that can be open at once, if complete blocks are quantized."""
 
@@ -140,7 +140,7 @@ def _divide(
     usable = available - reserve - base.activation_bytes - base.graph_bytes - host_bytes
     arena = _arena_bytes(config, usable, is_host=memory.is_host)
     kv = _kv_bytes(config, base, proposers, usable - arena, is_host=memory.is_host)
-    num_draft_blocks = kv // base.kv_block_bytes if proposers.kv_block_bytes else 0
+    num_draft_blocks = kv // base.kv_block_bytes if proposers.block_bytes else 0
     return _Pools(
         available=available,
         reserve=reserve,
@@ -148,7 +148,7 @@ def _divide(
         arena=arena,
         kv=kv,
         num_draft_blocks=num_draft_blocks,
-        draft_kv=num_draft_blocks * proposers.kv_block_bytes,
+        draft_kv=num_draft_blocks * proposers.block_bytes,
     )
 
 
@@ -158,7 +158,7 @@ def _available_bytes(
     """Free memory, bounded by what the operator allows less the loaded weights."""
     if config.memory_bytes is None:
         return memory.free_bytes
-    loaded_bytes = base.weight_bytes + proposers.model_bytes + proposers.head_bytes
+    loaded_bytes = base.weight_bytes + proposers.loaded_bytes
     return min(memory.free_bytes, config.memory_bytes - loaded_bytes)
 
 
@@ -178,7 +178,7 @@ def _kv_bytes(
     that share, unless one sequence of the length that the operator set needs more."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
-    own = left * base.kv_block_bytes // (base.kv_block_bytes + proposers.kv_block_bytes)
+    own = left * base.kv_block_bytes // (base.kv_block_bytes + proposers.block_bytes)
     open_bytes = open_bytes_of(base.kv)
     if is_host:
         needed = open_bytes + kv_bytes_of(base.kv, [demand.least for demand in base.kv])
@@ -215,13 +215,13 @@ def _shortage(
     kv = config.kv_cache_bytes
     if kv is None:
         kv = open_bytes_of(base.kv) + kv_bytes_of(base.kv, [demand.least for demand in base.kv])
-        kv = kv * (base.kv_block_bytes + proposers.kv_block_bytes) // base.kv_block_bytes
+        kv = kv * (base.kv_block_bytes + proposers.block_bytes) // base.kv_block_bytes
     arena = config.arena_bytes
     if arena is None:
         arena = int(kv * ARENA_FRACTION / (1 - ARENA_FRACTION))
     host_bytes = config.host_cache_bytes + config.swap_bytes if memory.is_host else 0
     used = kv + arena + base.activation_bytes + base.graph_bytes + host_bytes
-    loaded = base.weight_bytes + proposers.model_bytes + proposers.head_bytes
+    loaded = base.weight_bytes + proposers.loaded_bytes
     needed = loaded + int(used / (1 - RESERVE_FRACTION))
     has = loaded + pools.available
     return f"needs at least {_mib(needed)}, has {_mib(has)}" if needed > has else ""
@@ -259,12 +259,17 @@ def _lines(
     yield f"adapter arena {_mib(pools.arena)}"
     if memory.is_host:
         yield f"host cache {_mib(config.host_cache_bytes)}"
-    if proposers.model_bytes:
-        yield (
-            f"draft model {_mib(proposers.model_bytes)}, its KV cache {pools.num_draft_blocks} "
-            f"blocks of {config.kv_block_size} tokens, {proposers.kv_block_bytes} bytes each: "
-            f"{_mib(pools.draft_kv)}"
-        )
+    drafters = {
+        "draft model": (proposers.model_bytes, proposers.kv_block_bytes),
+        "EAGLE head": (proposers.eagle_bytes, proposers.eagle_block_bytes),
+    }
+    for name, (weight_bytes, block_bytes) in drafters.items():
+        if weight_bytes:
+            yield (
+                f"{name} {_mib(weight_bytes)}, its KV cache {pools.num_draft_blocks} "
+                f"blocks of {config.kv_block_size} tokens, {block_bytes} bytes each: "
+                f"{_mib(pools.num_draft_blocks * block_bytes)}"
+            )
     if base.graph_bytes:
         yield f"decode graphs {_mib(base.graph_bytes)}"
     if proposers.head_bytes:

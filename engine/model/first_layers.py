@@ -27,7 +27,10 @@ class FirstLayers:
 
     def __init__(self, model: nn.Module, config: Any, num_layers: int) -> None:
         """Raises UnsupportedModel if the model does not run its layers in sequence."""
-        path, layers = _layer_list(model, config)
+        found = layer_list(model, config)
+        if found is None:
+            raise _cannot_exit(config)
+        path, layers = found
         parent, _, self._name = path.rpartition(".")
         self._parent = model.get_submodule(parent)
         self._all, self._first = layers, layers[:num_layers]
@@ -54,12 +57,12 @@ class FirstLayers:
             raise _cannot_exit(config)
 
 
-def _layer_list(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList]:
-    """The decoder's layers and their path; the outermost list of that length is theirs."""
+def layer_list(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList] | None:
+    """The decoder's layers and their path: the outermost list of that length; None without one."""
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
             return path, module
-    raise _cannot_exit(config)
+    return None
 
 
 def _cannot_exit(config: Any) -> UnsupportedModel:

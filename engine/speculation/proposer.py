@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from ..draft import Draft
+from ..model.layer_features import LayerFeatures
 from ..request import Request
 
 
@@ -48,3 +49,18 @@ class Proposer(Protocol):
 
     def forget(self, request_id: str) -> None:
         """The request has ended; unknown ones are ignored."""
+
+
+@runtime_checkable
+class FeatureProposer(Proposer, Protocol):
+    """A proposer that reads the hidden states between the base's layers."""
+
+    @property
+    def features(self) -> LayerFeatures: ...
+
+    def observe_features(self, request: Request, start: int, features: Tensor) -> None:
+        """A step has computed tokens of the request that are final, those from position `start`.
+
+        `features [num_tokens, size]`: theirs, valid until the next step. The token after them is
+        known. Called after each step, for every request of it.
+        """

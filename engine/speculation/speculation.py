@@ -16,12 +16,13 @@ from ..errors import ProposerNotServed, RankLost
 from ..execution.runner import ModelRunner
 from ..messages import ProposerTotals, SpeculationParams, SpeculationStats
 from ..model.base_model import BaseModel
+from ..model.layer_features import LayerFeatures
 from ..request import Request
 from ..scheduling.batch import ScheduledSequence
 from ..scheduling.step_costs import StepCosts
 from .acceptors import Acceptor, make_acceptor
 from .control import Choice, Control
-from .proposer import DraftRequest, Proposer
+from .proposer import DraftRequest, FeatureProposer, Proposer
 from .proposers import open_proposers
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ class Speculation:
     ) -> None:
         self.acceptor = acceptor
         self._proposers = {proposer.name: proposer for proposer in proposers}
+        self._feature_proposers = [
+            proposer for proposer in proposers if isinstance(proposer, FeatureProposer)
+        ]
         self._control = control
         self._vocab_size = vocab_size
         self._clock = clock
@@ -53,6 +57,11 @@ class Speculation:
     @property
     def needs_hidden_states(self) -> bool:
         return any(proposer.needs_hidden_states for proposer in self._proposers.values())
+
+    @property
+    def features(self) -> LayerFeatures | None:
+        """What steps have to give of the hidden states between layers."""
+        return next((proposer.features for proposer in self._feature_proposers), None)
 
     def check(self, asked: SpeculationParams | None) -> None:
         """Raises ProposerNotServed."""
@@ -112,6 +121,13 @@ class Speculation:
         for proposer in self._proposers.values():
             seen = hidden_state if proposer.needs_hidden_states else None
             _attempt(proposer, proposer.observe, request, seen)
+
+    def observe_features(self, request: Request, start: int, features: Tensor) -> None:
+        """See `FeatureProposer.observe_features`."""
+        if request.has_ended:
+            return
+        for proposer in self._feature_proposers:
+            _attempt(proposer, proposer.observe_features, request, start, features)
 
     def observe_step(self, seconds: float) -> None:
         """The last planned step took this long, including its drafts, and computed no prompts."""
@@ -215,4 +231,5 @@ def open_speculation(
         clock=clock,
     )
     runner.keeps_hidden_states = speculation.needs_hidden_states
+    runner.features = speculation.features
     return speculation

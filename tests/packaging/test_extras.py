@@ -52,7 +52,7 @@ def test_the_engine_brings_torch_and_no_test_packages(project: Any) -> None:
         "models check base",
         "plan base",
         f"quantize base out --text {__file__}",
-        f"medusa train --model base --data {__file__} --out out",
+        f"drafts train --kind medusa --model base --data {__file__} --out out",
         "bench profile",
     ],
 )

@@ -65,6 +65,9 @@ class DrawnTokens:
         self._take_note(drafted)
         return tuple(drafted)
 
+    def observe_features(self, request: Request, start: int, features: object) -> None:
+        raise AssertionError("the steps have none")
+
     def observe(self, request: Request, accepted: Sequence[int], hidden_state: object) -> None:
         if num_tokens := len(request.draft):
             request.num_draft_tokens += num_tokens

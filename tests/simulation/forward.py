@@ -44,6 +44,7 @@ class Rows:
     """What a step says of its logits rows: here the values of their positions."""
 
     hidden_states = None
+    features = None
 
     def __init__(self, wait: Callable[[], None]) -> None:
         """wait: returns once the step was computed and has set the values."""

@@ -19,7 +19,7 @@ from loraplex.api.cli.speculation import parse_speculation
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "adapters.md"
 SPECULATION = ROOT / "docs" / "speculation.md"
-MEDUSA = ROOT / "docs" / "medusa.md"
+MEDUSA, EAGLE = ROOT / "docs" / "medusa.md", ROOT / "docs" / "eagle.md"
 QUANTIZE = ROOT / "docs" / "quantize.md"
 IDENTITY = ROOT / "docs" / "identity.md"
 FLEET = ROOT / "docs" / "fleet.md"
@@ -32,7 +32,7 @@ def shown(group: str, *pages: Path) -> list[str]:
 
 
 SHOWN = shown("adapters", PAGE, SPECULATION, ROOT / "README.md")
-SERVED = shown("serve", SPECULATION, MEDUSA, QUANTIZE, ROOT / "README.md")
+SERVED = shown("serve", SPECULATION, MEDUSA, EAGLE, QUANTIZE, ROOT / "README.md")
 QUANTIZED = [
     line.replace("calibration.txt", str(Path(__file__)))  # it has to be there
     for line in shown("quantize", QUANTIZE, ROOT / "README.md")

@@ -34,7 +34,7 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        (["eagle"], "eagle is not one of ngram, draft, early_exit, medusa, medusa_tree"),
+        (["hydra"], "hydra is not one of ngram, draft, early_exit, medusa, medusa_tree, eagle"),
         (["off,ngram"], "off cannot be combined with other proposers"),
         (["ngram", "ngram"], "is named twice"),
         (["draft:a,draft:b"], "is named twice"),
@@ -42,6 +42,7 @@ def test_proposers_are_given_one_by_one_or_in_a_list(
         (["ngram:4"], "ngram takes no argument"),
         (["draft"], "draft:MODEL"),
         (["medusa:"], "medusa:CHECKPOINT"),
+        (["eagle"], "eagle:CHECKPOINT"),
         (["ngram,medusa_tree"], "medusa_tree:CHECKPOINT"),
         (["early_exit"], "early_exit:LAYERS"),
         (["early_exit:many"], "a number of layers, not many"),

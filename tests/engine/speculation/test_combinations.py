@@ -21,6 +21,7 @@ from loraplex.engine.messages import FinishReason, SpeculationParams
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import untrained_heads
 from loraplex.engine.text.tokenizer import Tokenizer
+from support.eagle import save_random_head
 from support.engine import Answer, LocalEngine
 from support.grammars import has_llguidance
 from support.pairwise import Row, all_pairs, covering_rows, pairs_of
@@ -35,6 +36,7 @@ PROPOSERS = {
     "early_exit": "early_exit:1",
     "medusa": "medusa:{heads}",
     "medusa_tree": "medusa_tree:{heads}",
+    "eagle": "eagle:{eagle}",
 }
 """What the engine's configuration says."""
 SERVED = [
@@ -44,7 +46,10 @@ SERVED = [
 ]
 SLOW = {
     *(("wrong", acceptance) for acceptance in Acceptance),
-    *((proposer, Acceptance.REJECTION) for proposer in ("ngram", "right", "draft", "medusa")),
+    *(
+        (proposer, Acceptance.REJECTION)
+        for proposer in ("ngram", "right", "draft", "medusa", "eagle")
+    ),
 }
 """Pairs of which `mixed` and `early_exit` have the like."""
 ERRORS = {"right": 0.0, "wrong": 1.0, "mixed": 0.3}
@@ -101,6 +106,13 @@ def heads(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output_head = AutoModelForCausalLM.from_pretrained(tiny_base).get_output_embeddings()
     untrained = untrained_heads(output_head, num_heads=3, num_layers=1)
     save_heads(untrained, path, base_id=compute_base_id(tiny_base))
+    return path
+
+
+@pytest.fixture(scope="module")
+def eagle(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("eagle")
+    save_random_head(tiny_base, path)
     return path
 
 
@@ -171,12 +183,13 @@ def test_a_combination_answers_as_with_plain_decoding(
     tmp_path: Path,
     adapter_folders: list[Path],
     heads: Path,
+    eagle: Path,
     plain: LocalEngine,
     proposer: str,
     acceptance: Acceptance,
 ) -> None:
     known = {request_id: answer.token_ids for request_id, answer in plain.answers.items()}
-    entry = PROPOSERS[proposer].format(base=tiny_base, heads=heads)
+    entry = PROPOSERS[proposer].format(base=tiny_base, heads=heads, eagle=eagle)
     with scripted(ScriptedProposer(known, error=ERRORS.get(proposer, 0.0))):
         engine = LocalEngine(
             tiny_base,

@@ -16,6 +16,7 @@ from loraplex.api.demo.task import held_out_requests
 from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.checkpoint.weights import load_config, load_weights
 from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.speculation.head_training import HeadSchedule
 from loraplex.engine.speculation.medusa_checkpoint import save_heads
 from loraplex.engine.speculation.medusa_heads import MedusaHeads, untrained_heads
 from loraplex.engine.speculation.medusa_training import (
@@ -56,7 +57,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     texts = read_texts(path, Tokenizer(BASE), max_tokens=128)
     model = load_weights(BASE, load_config(BASE), torch.float32, torch.device("cpu"))
     # So small a base learns at ten times the rate that suits large ones.
-    recipe = MedusaRecipe(NUM_HEADS, num_steps=60, batch_size=8, learning_rate=1e-2)
+    schedule = HeadSchedule(num_steps=60, batch_size=8, learning_rate=1e-2)
+    recipe = MedusaRecipe(NUM_HEADS, schedule=schedule)
     losses: list[float] = []
     heads = train_heads(
         model, texts[NUM_HELD_OUT:], recipe, lambda _step, loss: losses.append(loss)

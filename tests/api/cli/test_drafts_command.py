@@ -1,4 +1,4 @@
-"""`loraplex medusa train`: from a file of texts to heads that the server accepts."""
+"""`loraplex drafts train`: from a file of texts to heads that the server accepts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ import torch
 import typer.main
 
 from loraplex.api import cli
+from loraplex.api.cli.drafts import app
 from loraplex.api.cli.exit_codes import ExitCode
-from loraplex.api.cli.medusa import app
 from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.engine.checkpoint.base_identity import compute_base_id
+from loraplex.engine.speculation.eagle_checkpoint import load_head
 from loraplex.engine.speculation.medusa_checkpoint import load_heads
 from support.medusa import write_demo_texts
 
 BASE = WEIGHTS / "base"
-PAGE = Path(__file__).parents[3] / "docs" / "medusa.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = (DOCS / "medusa.md", DOCS / "eagle.md")
 
 
-def train(monkeypatch: pytest.MonkeyPatch, data: Path, out: Path, *options: str) -> int:
+def train(
+    monkeypatch: pytest.MonkeyPatch, data: Path, out: Path, *options: str, kind: str = "medusa"
+) -> int:
     arguments = ("--model", str(BASE), "--data", str(data), "--out", str(out), *options)
-    monkeypatch.setattr("sys.argv", ["loraplex", "medusa", "train", *arguments])
+    monkeypatch.setattr("sys.argv", ["loraplex", "drafts", "train", "--kind", kind, *arguments])
     try:
         return cli.main()
     except SystemExit as exc:
@@ -48,6 +52,45 @@ def test_writes_heads_that_fit_the_base(
         dtype=torch.float32,
     )
     assert heads.num_heads == 2
+
+
+def test_writes_an_eagle_head_that_fits_the_base(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data, out = write_demo_texts(tmp_path / "texts.jsonl", 40), tmp_path / "head"
+    options = ("--depth", "2", "--draft-vocab-size", "500", "--steps", "2", "--batch-size", "2")
+    assert train(monkeypatch, data, out, *options, kind="eagle") == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "draft token 2: " in printed
+    assert f"--speculation eagle:{out}" in printed
+    loaded = load_head(
+        out,
+        hidden_size=128,
+        vocab_size=2048,
+        num_layers=4,
+        base_id=compute_base_id(BASE),
+        dtype=torch.float32,
+    )
+    assert loaded.layers == (1, 2, 4)
+    assert len(loaded.head.token_ids) == 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "other"),
+    [("eagle", "--heads", "medusa"), ("medusa", "--draft-vocab-size", "eagle")],
+)
+def test_an_option_of_the_other_kind_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    kind: str,
+    option: str,
+    other: str,
+) -> None:
+    data, out = write_demo_texts(tmp_path / "texts.jsonl", 2), tmp_path / "head"
+    assert train(monkeypatch, data, out, option, "4", kind=kind) == ExitCode.USAGE
+    assert f"{option} is an option of --kind {other}" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_names_the_line_that_is_no_text(
@@ -81,6 +124,7 @@ def test_overwrites_nothing(
 def test_every_option_is_told_of() -> None:
     command: Any = typer.main.get_command(app)
     options = {option for param in command.commands["train"].params for option in param.opts}
-    told = set(re.findall(r"--[a-z][a-z-]+", PAGE.read_text()))
+    told = {name for page in PAGES for name in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert options - told == set()
-    assert told - options == {"--speculation"}
+    others = {"--speculation", "--tensor-parallel-size", "--pipeline-parallel-size"}
+    assert told - options == others

@@ -1,0 +1,353 @@
+"""A proposer with an EAGLE-3 head (Li et al. 2025).
+
+Each step shows it the features of the tokens that the step computed, under the request's adapter.
+From them it computes the keys and values of its own layer, when it drafts or enough have come
+together, and drafts token after token from its own hidden states. Features that it has not seen,
+as those of a prompt's cached prefix, are missing in its context alone: that costs accepted tokens
+and never changes the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.attention import AttentionOptions
+from ..checkpoint.files import locate_heads
+from ..config import EngineConfig
+from ..draft import NO_DRAFT, Draft
+from ..errors import InvalidParameter, UnsupportedModel
+from ..execution.sampler import finite_rows
+from ..kv.cache import KvCache, KvFormat
+from ..kv.groups import LayerKvShape, one_group
+from ..memory.demands import EagleDemand
+from ..memory.kv_demands import block_bytes
+from ..model.base_model import BaseModel
+from ..model.forward import PagedForward
+from ..model.inputs import SequenceChunk, make_inputs
+from ..model.layer_features import LayerFeatures
+from ..model.rope import RotaryContexts
+from ..request import Request
+from .draft_cache import CachedSequence, DraftCache
+from .drawing import DraftDrawing, GrowingChain, draw_next, make_drawing
+from .eagle_checkpoint import EagleCheckpoint, load_head
+from .proposer import DraftRequest
+
+NAME = "eagle"
+MAX_PENDING = 64
+"""The features of a request that are kept: then their keys and values are computed."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """The features of a request's last tokens, whose keys and values are not computed."""
+
+    start: int
+    """The position of the first token."""
+    features: list[Tensor] = field(default_factory=list)
+    """`[num_tokens, hidden_size]` of each step."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.features))
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    def take(self, num_tokens: int) -> Tensor:
+        """Remove the first ones."""
+        features = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+        rest = features[num_tokens:]
+        self.features = [rest] if len(rest) else []
+        self.start += num_tokens
+        return features[:num_tokens]
+
+
+@dataclass(eq=False, slots=True)
+class _Drafting:
+    """A request for which a draft is being computed."""
+
+    chain: GrowingChain
+    sequence: CachedSequence
+    token_ids: Sequence[int]
+    """Of the next pairs."""
+    features: Tensor
+    """`[len(token_ids), hidden_size]`: what is known of the tokens before them."""
+
+    def chunk(self) -> SequenceChunk:
+        """The next pairs, after those that are computed and those of draft tokens."""
+        num_drafted = max(len(self.chain.token_ids) - 1, 0)
+        start = self.sequence.num_computed + num_drafted
+        return SequenceChunk(self.token_ids, start, self.sequence.tables)
+
+
+class EagleHeadSteps:
+    """Runs a head over its own paged cache."""
+
+    def __init__(self, loaded: EagleCheckpoint, base: BaseModel, pages: KvCache) -> None:
+        self.head = loaded.head
+        self.pages = pages
+        self._embed: nn.Module = loaded.embedding or base.model.get_input_embeddings()
+        self._vocab_size = base.vocab_size
+        self._device = base.device
+        self._options = AttentionOptions(scale=loaded.head.config.head_dim**-0.5)
+
+    def run(self, chunks: Sequence[SequenceChunk], features: Tensor) -> Tensor:
+        """The hidden states `[len(chunks), hidden_size]` of each chunk's last pair; `features
+        [num_tokens, hidden_size]`: those of all."""
+        inputs = make_inputs(
+            chunks, groups=self.pages.groups, block_size=self.pages.block_size, device=self._device
+        )
+        forward = PagedForward.of(self.pages, inputs)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return forward.attend(0, q[0], k[0], v[0], self._options)[None]
+
+        embedded = self._embed(inputs.input_ids[None])
+        states = self.head(embedded, features[None], inputs.positions[None], attend)
+        last: Tensor = states[0, inputs.logits_rows]
+        return last
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """fp32 `[num_rows, vocab_size]`."""
+        return self.head.logits(hidden_states, self._vocab_size)
+
+
+class EagleProposer:
+    """Proposes chains for all requests at once: one pass of the head per token."""
+
+    name = NAME
+    needs_hidden_states = False
+
+    def __init__(
+        self,
+        steps: EagleHeadSteps,
+        features: LayerFeatures,
+        *,
+        max_model_len: int,
+        drawing: DraftDrawing,
+        ends: Callable[[Request, int], bool],
+    ) -> None:
+        """`features`: those that `steps` reads. `ends`: whether a token ends a request's output;
+        nothing is drafted behind it."""
+        (group,) = steps.pages.groups
+        self.features = features
+        # Nothing outlives its request: what the head computes depends on its adapter.
+        self.cache = DraftCache(
+            group,
+            steps.pages.block_size,
+            rotary_contexts=RotaryContexts((max_model_len,)),
+            prefix_secret=None,
+        )
+        self._steps = steps
+        self._drawing = drawing
+        self._ends = ends
+        self._pending: dict[str, _Pending] = {}
+
+    @torch.inference_mode()
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        try:
+            drafting = self._begin(wanted)
+            self._propose(list(drafting.values()))
+        except BaseException:
+            # The state of an interrupted call is unknown.
+            for request, _ in wanted:
+                self.forget(request.request_id)
+            raise
+        return [
+            drafting[request].chain.draft() if request in drafting else NO_DRAFT
+            for request, _ in wanted
+        ]
+
+    def observe(self, request: Request, hidden_state: Tensor | None) -> None:
+        """It learns from features alone."""
+
+    @torch.inference_mode()
+    def observe_features(self, request: Request, start: int, features: Tensor) -> None:
+        """See `FeatureProposer`."""
+        asked = request.submitted.speculation
+        if asked is not None and asked.num_tokens == 0:
+            return
+        pending = self._pending.get(request.request_id)
+        if pending is None or start > pending.end:
+            # What lies between was never seen: its context begins anew.
+            self.forget(request.request_id)
+            pending = self._pending[request.request_id] = _Pending(start)
+        unseen = features[pending.end - start :]  # a request that was preempted computes again
+        if len(unseen):
+            # A copy: the rows themselves would hold on to all of their step's.
+            pending.features.append(unseen.clone())
+        if pending.num_tokens > MAX_PENDING:
+            self._catch_up(request, pending)
+
+    def forget(self, request_id: str) -> None:
+        self._pending.pop(request_id, None)
+        self.cache.drop(request_id)
+
+    def _catch_up(self, request: Request, pending: _Pending) -> None:
+        """Compute all but the last of the pending pairs, which the next draft begins with."""
+        num_tokens = pending.num_tokens - 1
+        if not self._reserve(request, num_tokens, ()):
+            self.forget(request.request_id)
+            return
+        drafting = self._drafting(request, pending, num_tokens, num_draft_tokens=0)
+        self._execute([drafting])
+        self.cache.advance(request, num_tokens)
+
+    def _begin(self, wanted: Sequence[DraftRequest]) -> dict[Request, _Drafting]:
+        """Those whose last token's features are there, and for which there is room."""
+        drafting: dict[Request, _Drafting] = {}
+        for request, num_draft_tokens in wanted:
+            pending = self._pending.get(request.request_id)
+            if pending is None or pending.end != len(request.token_ids) - 1:
+                continue
+            num_tokens = pending.num_tokens
+            if not num_tokens:
+                continue
+            keep = [each.request_id for each in drafting]
+            if self._reserve(request, num_tokens + num_draft_tokens - 1, keep):
+                drafting[request] = self._drafting(request, pending, num_tokens, num_draft_tokens)
+        return drafting
+
+    def _reserve(self, request: Request, num_tokens: int, keep: Sequence[str]) -> bool:
+        self.cache.settle(request)
+        return self.cache.reserve(request.request_id, num_tokens, keep)
+
+    def _drafting(
+        self, request: Request, pending: _Pending, num_tokens: int, num_draft_tokens: int
+    ) -> _Drafting:
+        first = pending.start + 1
+        return _Drafting(
+            GrowingChain(request, num_draft_tokens),
+            self.cache.settle(request),
+            request.token_ids[first : first + num_tokens],
+            pending.take(num_tokens),
+        )
+
+    def _propose(self, drafting: list[_Drafting]) -> None:
+        """Compute the known pairs, draft after them, compute the draft tokens' pairs, and so
+        on."""
+        growing = drafting
+        while growing:
+            growing.sort(key=lambda entry: len(entry.token_ids))
+            states = self._execute(growing)
+            for entry in growing:
+                if not entry.chain.token_ids:
+                    self.cache.advance(entry.chain.request, len(entry.token_ids))
+            growing = self._draw(growing, states)
+
+    def _execute(self, drafting: Sequence[_Drafting]) -> Tensor:
+        self._steps.pages.execute(self.cache.take_operations())
+        features = [entry.features for entry in drafting]
+        return self._steps.run(
+            [entry.chunk() for entry in drafting],
+            features[0] if len(features) == 1 else torch.cat(features),
+        )
+
+    def _draw(self, drafting: list[_Drafting], states: Tensor) -> list[_Drafting]:
+        """Draft a token for each from its hidden state; return those that want another.
+
+        One whose logits are not finite is given up: its cache holds what must not be used.
+        """
+        logits = self._steps.logits(states)
+        finite = finite_rows(logits).tolist()
+        if not all(finite):
+            for entry, is_finite in zip(drafting, finite, strict=True):
+                if not is_finite:
+                    self.forget(entry.chain.request.request_id)
+            drafting = [entry for entry, sound in zip(drafting, finite, strict=True) if sound]
+            states, logits = states[finite], logits[finite]
+        if not drafting:
+            return []
+        draw_next([entry.chain for entry in drafting], logits, self._drawing)
+        for entry, state in zip(drafting, states.split(1), strict=True):
+            entry.token_ids, entry.features = entry.chain.token_ids[-1:], state
+        return [entry for entry in drafting if self._goes_on(entry.chain)]
+
+    def _goes_on(self, chain: GrowingChain) -> bool:
+        return chain.wants_more and not self._ends(chain.request, chain.token_ids[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedEagle:
+    """A head on the device, before its cache exists."""
+
+    checkpoint: EagleCheckpoint
+    features: LayerFeatures
+    base: BaseModel
+
+    @property
+    def weight_bytes(self) -> int:
+        embedding = self.checkpoint.embedding
+        own = 0 if embedding is None else embedding.weight.nbytes
+        return self.checkpoint.head.weight_bytes + own
+
+    @property
+    def kv_shape(self) -> LayerKvShape:
+        config = self.checkpoint.head.config
+        return LayerKvShape(config.num_key_value_heads, config.head_dim, config.head_dim)
+
+    @property
+    def kv_format(self) -> KvFormat:
+        return KvFormat(self.base.dtype)
+
+    def demand(self, config: EngineConfig) -> EagleDemand:
+        (group,) = one_group(1, 2)
+        fc = self.checkpoint.head.fc
+        step = config.max_num_batched_tokens * (fc.in_features + fc.out_features)
+        pending = config.max_num_seqs * MAX_PENDING * fc.out_features
+        return EagleDemand(
+            self.weight_bytes,
+            block_bytes(config, group, [[self.kv_shape]], self.kv_format),
+            int(step + pending) * self.base.dtype.itemsize,
+        )
+
+    def open(self, config: EngineConfig, *, num_blocks: int, max_model_len: int) -> EagleProposer:
+        """The proposer, with so many blocks of cache."""
+        pages = KvCache(
+            one_group(1, num_blocks + 1),
+            [self.kv_shape],
+            block_size=config.kv_block_size,
+            kv_format=self.kv_format,
+            device=self.base.device,
+        )
+        return EagleProposer(
+            EagleHeadSteps(self.checkpoint, self.base, pages),
+            self.features,
+            max_model_len=max_model_len,
+            drawing=make_drawing(config.acceptance),
+            ends=lambda request, token: token in request.end_token_ids,
+        )
+
+
+def load_eagle(config: EngineConfig, base: BaseModel) -> LoadedEagle | None:
+    """The head of `eagle:CHECKPOINT`, loaded before the memory plan, which includes it; None if
+    the configuration has none. Raises InvalidParameter if it cannot be used."""
+    entries = [entry.partition(":") for entry in config.speculation]
+    checkpoints = [checkpoint for name, _, checkpoint in entries if name == NAME]
+    if not checkpoints:
+        return None
+    if not checkpoints[0]:
+        raise InvalidParameter("speculation", f"{NAME} requires a checkpoint: {NAME}:CHECKPOINT")
+    try:
+        folder = locate_heads(checkpoints[0])
+        loaded = load_head(
+            folder,
+            hidden_size=base.embedding_size,
+            vocab_size=base.vocab_size,
+            num_layers=base.config.num_hidden_layers,
+            base_id=base.layout.base_id,
+            dtype=base.dtype,
+        )
+        loaded.head.to(base.device)
+        features = LayerFeatures(base.model, base.config, loaded.layers, loaded.head.fc)
+        features.check(base.model, base.config)
+    except UnsupportedModel as exc:
+        raise InvalidParameter("speculation", f"{NAME}: {exc}") from exc
+    if loaded.embedding is not None:
+        loaded.embedding.to(base.device)
+    return LoadedEagle(loaded, features, base)

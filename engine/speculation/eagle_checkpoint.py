@@ -1,0 +1,144 @@
+"""EAGLE-3 heads on disk: `config.json` and safetensors with the original tensor names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from .eagle_head import EagleHead, empty_head, head_config
+from .head_folder import HeadFolder
+
+WEIGHTS_NAME = "model.safetensors"
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+LAYERS_NAME = "eagle_aux_hidden_state_layer_ids"
+NUM_LAYERS_READ = 3
+_EMBEDDING = "embed_tokens.weight"
+_TO_DRAFT = "t2d"
+"""Which tokens can be drafted; `d2t` says the same."""
+_TO_TOKEN = "d2t"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EagleCheckpoint:
+    """A head and what it reads of its base."""
+
+    head: EagleHead
+    layers: tuple[int, ...]
+    """See `LayerFeatures`."""
+    embedding: nn.Embedding | None
+    """Its own input embedding; None: it reads the base's."""
+
+
+def layers_read(num_layers: int) -> tuple[int, ...]:
+    """The layers that a head reads of a base with so many, if its configuration names none: those
+    of the original implementation."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def save_head(head: EagleHead, path: Path, *, layers: tuple[int, ...], base_id: str) -> None:
+    """Write a head that reads the base's embedding into the folder `path`."""
+    config = head.config.to_dict() | {
+        "architectures": [ARCHITECTURE],
+        "base_id": base_id,
+        "draft_vocab_size": len(head.d2t),
+        "eagle_config": {LAYERS_NAME: list(layers)},
+        "norm_before_residual": head.norms_before_residual,
+        "num_hidden_layers": 1,
+    }
+    tensors = {name: tensor.detach().contiguous() for name, tensor in head.state_dict().items()}
+    to_draft = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+    to_draft[head.token_ids.cpu()] = True
+    _folder(path).write(config, WEIGHTS_NAME, {**tensors, _TO_DRAFT: to_draft})
+
+
+def load_head(
+    path: Path,
+    *,
+    hidden_size: int,
+    vocab_size: int,
+    num_layers: int,
+    base_id: str,
+    dtype: torch.dtype,
+) -> EagleCheckpoint:
+    """The head in the folder `path`, for a base with these sizes, on the CPU in `dtype`.
+
+    Raises InvalidParameter if it cannot be read or is another base's.
+    """
+    folder = _folder(path)
+    raw = folder.read_config()
+    folder.check_base(raw, {"vocab_size": vocab_size}, base_id=base_id)
+    if raw.get("num_hidden_layers", 1) != 1:
+        folder.refuse("it has more than one layer: only heads of EAGLE-3 are served")
+    layers = _layers(folder, raw, num_layers)
+    draft_vocab_size = folder.number(
+        {"draft_vocab_size": vocab_size} | raw, "draft_vocab_size", vocab_size
+    )
+    head = empty_head(
+        _head_config(folder, raw),
+        feature_size=NUM_LAYERS_READ * hidden_size,
+        draft_vocab_size=draft_vocab_size,
+        norm_before_residual=bool(raw.get("norm_before_residual", False)),
+    )
+    tensors = folder.read_tensors()
+    to_token = tensors.pop(_TO_TOKEN, torch.zeros(draft_vocab_size, dtype=torch.int64))
+    _check_tokens(folder, to_token, draft_vocab_size, vocab_size)
+    tensors.pop(_TO_DRAFT, None)
+    shapes = {name: tuple(tensor.shape) for name, tensor in head.named_parameters()}
+    if _EMBEDDING in tensors:
+        shapes[_EMBEDDING] = (vocab_size, head.config.hidden_size)
+    elif head.config.hidden_size != hidden_size:
+        folder.refuse(f"{_EMBEDDING} is missing, and the base's has another size")
+    folder.check_tensors(tensors, shapes)
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    embedding = _embedding(tensors.pop(_EMBEDDING, None))
+    head.load_state_dict({**tensors, _TO_TOKEN: to_token}, assign=True)
+    return EagleCheckpoint(head.requires_grad_(False), layers, embedding)
+
+
+def _head_config(folder: HeadFolder, raw: Mapping[str, Any]) -> LlamaConfig:
+    try:
+        config = head_config(raw)
+    except Exception as exc:  # whatever transformers says of such a configuration
+        folder.refuse(f"config.json describes no layer of Llama: {exc}")
+    if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
+        folder.refuse("a head with biases, or without SiLU, is not served")
+    return config
+
+
+def _layers(folder: HeadFolder, raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    own = raw.get("eagle_config")
+    named = (own if isinstance(own, dict) else raw).get(LAYERS_NAME)
+    layers = layers_read(num_layers) if named is None else named
+    is_list = isinstance(layers, (list, tuple)) and len(layers) == NUM_LAYERS_READ
+    if not is_list or not all(type(layer) is int and 1 <= layer <= num_layers for layer in layers):
+        folder.refuse(f"it reads the layers {layers}, not {NUM_LAYERS_READ} of 1 to {num_layers}")
+    return tuple(layers)
+
+
+def _check_tokens(
+    folder: HeadFolder, to_token: Tensor, draft_vocab_size: int, vocab_size: int
+) -> None:
+    """Every draft token is another token of the base, and all of them are in order."""
+    if to_token.dtype != torch.int64 or tuple(to_token.shape) != (draft_vocab_size,):
+        folder.refuse(f"{_TO_TOKEN} is {to_token.dtype} {list(to_token.shape)}")
+    token_ids = to_token + torch.arange(draft_vocab_size)
+    is_token = (token_ids >= 0) & (token_ids < vocab_size)
+    if not is_token.all() or not (token_ids.diff() > 0).all():
+        folder.refuse(f"{_TO_TOKEN} does not name {draft_vocab_size} tokens of the base")
+
+
+def _embedding(weight: Tensor | None) -> nn.Embedding | None:
+    if weight is None:
+        return None
+    embedding: nn.Embedding = nn.Embedding.from_pretrained(weight)
+    return embedding
+
+
+def _folder(path: Path) -> HeadFolder:
+    return HeadFolder("EAGLE head", path)

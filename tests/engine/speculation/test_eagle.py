@@ -1,0 +1,392 @@
+"""EAGLE drafts: those of an independent head on the base's hidden states, without side effects."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.draft import Draft
+from loraplex.engine.errors import InvalidParameter
+from loraplex.engine.execution.sampler import gumbel_noise
+from loraplex.engine.memory.kv_budget import MIB
+from loraplex.engine.messages import SpeculationParams
+from loraplex.engine.request import Request
+from loraplex.engine.speculation.eagle import MAX_PENDING, EagleProposer
+from loraplex.engine.speculation.eagle_head import EagleHead
+from loraplex.engine.speculation.proposer import DraftRequest
+from support.eagle import DenseEagle, save_random_head, save_repeating_head
+from support.engine import LocalEngine
+from support.families import SERVED, save_family
+from support.models import make_adapter, make_tiny_llama
+
+LAYERS = (1, 1, 2)
+NUM_TOKENS = 20
+NUM_DRAFTED = 3
+Made = list[tuple[str, list[int], Draft]]
+"""Drafts, with their requests' ids and tokens."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("eagle")
+    save_random_head(tiny_base, path, layers=LAYERS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def head(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> EagleHead:
+    return save_random_head(tiny_base, tmp_path_factory.mktemp("same"), layers=LAYERS)
+
+
+@contextmanager
+def spied() -> Iterator[Made]:
+    made: Made = []
+    propose = EagleProposer.propose
+
+    def spying(proposer: EagleProposer, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = propose(proposer, wanted)
+        made.extend(
+            (entry.request.request_id, list(entry.request.token_ids), draft)
+            for entry, draft in zip(wanted, drafts, strict=True)
+        )
+        return drafts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EagleProposer, "propose", spying)
+        yield made
+
+
+def dense_layers(model: Any, token_ids: Sequence[int]) -> Tensor:
+    """`[num_tokens, 3 * hidden_size]`: the states that the head reads, by transformers alone."""
+    kept: dict[int, Tensor] = {}
+    hooks = [
+        model.model.layers[layer - 1].register_forward_hook(
+            lambda _module, _args, output, layer=layer: kept.__setitem__(layer, output[0])
+        )
+        for layer in set(LAYERS)
+    ]
+    with torch.no_grad():
+        model(input_ids=torch.tensor([token_ids]))
+    for hook in hooks:
+        hook.remove()
+    return torch.cat([kept[layer] for layer in LAYERS], dim=-1)
+
+
+def assert_drafted(
+    head: EagleHead, model: Any, made: Made, token_ids: Sequence[int], *, temperature: float = 0.0
+) -> None:
+    """Each draft is that of the reference, which sees the whole context."""
+    layers = dense_layers(model, token_ids)
+    dense = DenseEagle(head, model.get_input_embeddings().weight.detach())
+    num_pairs = 0
+    for _, known, draft in made:
+        assert len(draft) > 0
+        state = torch.empty(0)
+        for place in range(num_pairs, len(known) - 1):
+            state = dense.state(known[place + 1], dense.project(layers[place]))
+        num_pairs = len(known) - 1
+        for j, token in enumerate(draft.token_ids):
+            logits = dense.logits(state)
+            if temperature:
+                place_of = torch.tensor([len(known) + j])
+                noise = gumbel_noise(torch.tensor([9]), place_of, len(logits))[0]
+                logits = logits / temperature + noise
+            assert logits[token] > logits.max() - 1e-3
+            state = dense.state(token, state)
+        dense.back_to(num_pairs)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "temperature"), [(1, 0.0), (4, 0.7), (MAX_PENDING + 40, 0.0)]
+)
+def test_drafts_are_those_of_the_reference_on_the_states_of_the_base(
+    tiny_base: Path,
+    tmp_path: Path,
+    checkpoint: Path,
+    head: EagleHead,
+    num_prompt_tokens: int,
+    temperature: float,
+) -> None:
+    rng = random.Random(num_prompt_tokens)
+    prompt = [rng.randrange(256) for _ in range(num_prompt_tokens)]
+    with spied() as made:
+        engine = LocalEngine(
+            tiny_base,
+            tmp_path,
+            speculation=(f"eagle:{checkpoint}",),
+            max_num_batched_tokens=48,
+            max_num_seqs=4,
+        )
+        engine.submit(
+            prompt,
+            max_tokens=NUM_TOKENS,
+            temperature=temperature,
+            seed=9,
+            ignore_eos=True,
+            speculation=SpeculationParams(num_tokens=NUM_DRAFTED),
+        )
+        engine.run()
+        engine.close()
+    assert len(made) > 5
+    model = AutoModelForCausalLM.from_pretrained(tiny_base)
+    tokens = [*prompt, *engine.answers["r0"].token_ids]
+    assert_drafted(head, model, made, tokens, temperature=temperature)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: float) -> None:
+    # With tied embeddings it repeats itself: a head that says what it said before may be right.
+    base = make_tiny_llama(tmp_path / "base", tie_word_embeddings=True)
+    save_repeating_head(base, tmp_path / "head")
+    targets = [["q_proj", "v_proj"], ["q_proj", "lm_head"], ["q_proj", "embed_tokens"]]
+    folders = [
+        make_adapter(base, tmp_path / str(index), seed=index, target_modules=names)
+        for index, names in enumerate(targets)
+    ]
+
+    def answers(*speculation: str) -> list[list[int]]:
+        engine = LocalEngine(base, tmp_path, speculation=speculation)
+        keys = [None, *(engine.add_adapter(folder) for folder in folders)]
+        rng = random.Random(1)
+        for index in range(8):
+            prompt = [rng.randrange(256) for _ in range(rng.randrange(1, 30))]
+            engine.submit(
+                prompt,
+                keys[index % 4],
+                max_tokens=30,
+                temperature=temperature,
+                seed=index,
+                speculation=SpeculationParams(num_tokens=4),
+            )
+        engine.run()
+        engine.close()
+        if speculation:
+            ends = [answer.finished for answer in engine.answers.values()]
+            assert sum(end.num_accepted_tokens for end in ends if end) > 0
+        return [answer.token_ids for answer in engine.answers.values()]
+
+    assert answers(f"eagle:{tmp_path / 'head'}") == answers()
+
+
+def drafting(base: Path, directory: Path, checkpoint: Path, **config: Any) -> LocalEngine:
+    return LocalEngine(base, directory, speculation=(f"eagle:{checkpoint}",), **config)
+
+
+def proposer_of(engine: LocalEngine) -> EagleProposer:
+    proposer = engine.core.parts.speculation._proposers["eagle"]
+    assert isinstance(proposer, EagleProposer)
+    return proposer
+
+
+def submit(engine: LocalEngine, prompt: list[int], **options: Any) -> None:
+    asked = SpeculationParams(num_tokens=NUM_DRAFTED)
+    engine.submit(prompt, max_tokens=NUM_TOKENS, ignore_eos=True, speculation=asked, **options)
+
+
+def test_behind_a_cached_prefix_it_drafts_from_the_tokens_that_it_saw(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path, head: EagleHead
+) -> None:
+    engine = drafting(tiny_base, tmp_path, checkpoint, kv_block_size=16)
+    prompt = [(7 * index) % 250 for index in range(40)]
+    submit(engine, prompt)
+    engine.run()
+    with spied() as made:
+        submit(engine, prompt)
+        engine.run()
+    engine.close()
+    assert engine.answers["r0"].token_ids == engine.answers["r1"].token_ids
+    assert len(made) > 5
+    # 32 tokens are cached: the context of the head begins behind them.
+    model = AutoModelForCausalLM.from_pretrained(tiny_base)
+    layers = dense_layers(model, [*prompt, *engine.answers["r1"].token_ids])
+    _, known, draft = made[0]
+    dense = DenseEagle(head, model.get_input_embeddings().weight.detach())
+    for place in range(32, len(known) - 1):
+        state = dense.state(known[place + 1], dense.project(layers[place]))
+    assert draft.token_ids[0] == int(dense.logits(state).argmax())
+
+
+def test_under_pressure_nothing_changes_and_nothing_leaks(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path
+) -> None:
+    """Few blocks: preemptions in the base's cache, caches given up in the head's."""
+
+    def run(*speculation: str) -> tuple[list[list[int]], LocalEngine]:
+        engine = LocalEngine(
+            tiny_base,
+            tmp_path,
+            speculation=speculation,
+            kv_block_size=8,
+            kv_cache_bytes=70 * 8 * 512,
+        )
+        rng = random.Random(2)
+        for _ in range(24):
+            submit(engine, [rng.randrange(250) for _ in range(20)])
+        engine.run()
+        engine.close()
+        return [answer.token_ids for answer in engine.answers.values()], engine
+
+    plain, _ = run()
+    speculated, engine = run(f"eagle:{checkpoint}")
+    assert speculated == plain
+    assert engine.core.stats().num_preemptions > 0
+    cache = proposer_of(engine).cache
+    cache.check_integrity()
+    assert cache.num_free_blocks == cache.num_blocks
+
+
+def test_what_is_computed_again_after_a_preemption_changes_no_draft(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path, head: EagleHead
+) -> None:
+    engine = drafting(tiny_base, tmp_path, checkpoint)
+    proposer = proposer_of(engine)
+    with spied() as made, pytest.MonkeyPatch.context() as patch:
+        observe = proposer.observe_features
+
+        def twice(request: Request, start: int, features: Tensor) -> None:
+            observe(request, start, features)
+            observe(request, 0, torch.full((start + len(features), head.config.hidden_size), 7.0))
+
+        patch.setattr(proposer, "observe_features", twice)
+        submit(engine, [5, 80, 33, 7])
+        engine.run()
+    engine.close()
+    model = AutoModelForCausalLM.from_pretrained(tiny_base)
+    assert_drafted(head, model, made, [5, 80, 33, 7, *engine.answers["r0"].token_ids])
+
+
+FAMILIES = ["gemma2-softcap-window", "gpt2-conv1d", "qwen3_moe"]
+SLOW_FAMILIES = ["cohere", "granite", "opt"]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [*FAMILIES, *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW_FAMILIES)],
+)
+def test_the_features_are_those_of_the_models_own_layers(family: str, tmp_path: Path) -> None:
+    base = save_family(tmp_path / "base", *SERVED[family])
+    model = AutoModelForCausalLM.from_pretrained(base)
+    head = save_random_head(base, tmp_path / "head", layers=(1, 1, 1))
+    engine = drafting(base, tmp_path, tmp_path / "head")
+    seen: list[tuple[int, Tensor]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            proposer_of(engine),
+            "observe_features",
+            lambda _request, start, features: seen.append((start, features.clone())),
+        )
+        engine.submit([5, 80, 33, 7], max_tokens=9, ignore_eos=True)
+        engine.run()
+    engine.close()
+    assert len(seen) == 9
+    with torch.no_grad():
+        tokens = torch.tensor([[5, 80, 33, 7, *engine.answers["r0"].token_ids]])
+        states = model(input_ids=tokens, output_hidden_states=True).hidden_states[1][0]
+    expected = head.fc(torch.cat([states] * 3, dim=-1))
+    for start, features in seen:
+        own = expected[start : start + len(features)]
+        torch.testing.assert_close(features, own, rtol=1e-3, atol=1e-3)
+
+
+def test_a_request_whose_cache_was_dropped_drafts_again(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path
+) -> None:
+    engine = drafting(tiny_base, tmp_path, checkpoint)
+    proposer = proposer_of(engine)
+    with spied() as made:
+        submit(engine, [5, 80, 33, 7])
+        while len(made) < 4:
+            engine.step()
+        proposer.cache.drop("r0")
+        engine.run()
+    engine.close()
+    assert all(len(draft) for _, _, draft in made)
+    plain = LocalEngine(tiny_base, tmp_path)
+    submit_plain(plain, [5, 80, 33, 7])
+    assert engine.answers["r0"].token_ids == plain.answers["r0"].token_ids
+
+
+def submit_plain(engine: LocalEngine, prompt: list[int]) -> None:
+    engine.submit(prompt, max_tokens=NUM_TOKENS, ignore_eos=True)
+    engine.run()
+    engine.close()
+
+
+def test_a_head_that_gives_no_numbers_drafts_nothing_and_harms_nothing(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path
+) -> None:
+    engine = drafting(tiny_base, tmp_path, checkpoint)
+    proposer = proposer_of(engine)
+    proposer._steps.head.norm.weight.fill_(torch.nan)
+    submit(engine, [5, 80, 33, 7])
+    engine.run()
+    engine.close()
+    end = engine.answers["r0"].end
+    assert end.num_draft_tokens == 0
+    plain = LocalEngine(tiny_base, tmp_path)
+    submit_plain(plain, [5, 80, 33, 7])
+    assert engine.answers["r0"].token_ids == plain.answers["r0"].token_ids
+
+
+def test_it_keeps_nothing_of_requests_that_have_ended_or_do_not_speculate(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path
+) -> None:
+    engine = drafting(tiny_base, tmp_path, checkpoint)
+    proposer = proposer_of(engine)
+    for _ in range(3):
+        submit(engine, [1, 2, 3])
+    engine.submit([1, 2, 3], max_tokens=8, speculation=SpeculationParams(num_tokens=0))
+    seen: set[str] = set()
+    while engine.core.has_work:
+        engine.step()
+        seen.update(proposer._pending)
+        proposer.cache.check_integrity()
+        for pending in proposer._pending.values():
+            assert pending.num_tokens <= MAX_PENDING
+            for features in pending.features:
+                assert features.untyped_storage().nbytes() <= MAX_PENDING * 64 * 4
+    engine.close()
+    assert seen == {"r0", "r1", "r2"}
+    assert proposer._pending == {}
+    assert proposer.cache.num_free_blocks == proposer.cache.num_blocks
+
+
+def test_the_head_and_its_cache_are_part_of_the_memory_plan(
+    tiny_base: Path, tmp_path: Path, checkpoint: Path, head: EagleHead
+) -> None:
+    engine = drafting(tiny_base, tmp_path, checkpoint, kv_block_size=16)
+    engine.close()
+    num_blocks = proposer_of(engine).cache.num_blocks
+    block_bytes = 16 * 2 * 2 * 16 * 4  # tokens, keys and values, heads, their size, fp32
+    said = (
+        f"EAGLE head {head.weight_bytes / MIB:.1f} MiB, its KV cache {num_blocks} blocks of 16 "
+        f"tokens, {block_bytes} bytes each: {num_blocks * block_bytes / MIB:.1f} MiB"
+    )
+    assert said in engine.core.info.memory_plan
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_a_base_that_is_divided_has_no_eagle_head(tensor: int, pipeline: int) -> None:
+    with pytest.raises(InvalidParameter, match="eagle is not supported with"):
+        EngineConfig(
+            "m",
+            speculation=("eagle:head",),
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=pipeline,
+        )
+
+
+def test_a_checkpoint_must_be_named(tiny_base: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="eagle requires a checkpoint"):
+        LocalEngine(tiny_base, tmp_path, speculation=("eagle",))
