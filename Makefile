@@ -142,7 +142,7 @@ wheel-check: wheel $(INSTALLED) ## install the wheel into a clean environment: t
 # The extra `engine` is left out, and linked from the main environment: torch is large.
 image-check: $(LOWEST_VENV)/bin/uv $(INSTALLED) ## run the image's steps in a clean environment, serve from it, back up
 	rm -rf $(IMAGE_VENV)
-	UV=$(abspath $<) PYTHON=$(abspath $(BIN)/python) EXTRAS=postgres,otel deploy/image/packages.sh $(abspath $(IMAGE_VENV))
+	UV=$(abspath $<) PYTHON=$(abspath $(BIN)/python) EXTRAS=postgres,otel,eval deploy/image/packages.sh $(abspath $(IMAGE_VENV))
 	LORAPLEX_IMAGE_VENV=$(IMAGE_VENV) $(BIN)/python -m pytest tests/packaging/test_image.py $(ARGS)
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' platform/version.py)
@@ -370,7 +370,7 @@ gpu-check: ## serve a mixed batch on CUDA, compare with the CPU, time the kernel
 LOCK := deploy/requirements.lock
 lock: $(LOWEST_VENV)/bin/uv ## pin the packages of the image in deploy/requirements.lock, at their newest
 	$< pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
-		--custom-compile-command 'make lock' --extra engine --extra postgres --extra otel pyproject.toml \
+		--custom-compile-command 'make lock' --extra engine --extra postgres --extra otel --extra eval pyproject.toml \
 		--output-file $(LOWEST_VENV)/requirements.lock
 	awk '/^[^ ]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' $(LOWEST_VENV)/requirements.lock > $(LOCK)
 

@@ -18,6 +18,8 @@ from ..adapters.child import child_environment
 from ..adapters.fetcher_environment import fetcher_environment, take_credentials
 from ..adapters.logs import LOG_VARIABLES
 from ..engine.option import Option, Unset, options_of
+from ..engine.tuning.cpu_list import parse_cpus
+from ..engine.tuning.devices import is_device_name
 from ..platform.accounts.models import MAX_ISSUER_LENGTH
 from ..platform.errors import InvalidValue, WebhookUrlInvalid
 from ..platform.networks import Network
@@ -213,6 +215,16 @@ class Settings(BaseSettings):
     """Train adapters: fine-tuning jobs run on this server while the engine has little to do."""
     max_tuning_jobs: Annotated[int, Option()] = Field(default=1, ge=1, le=16)
     """Fine-tuning jobs that this server runs at a time, each of another tenant."""
+    tuning_device: Annotated[str, Option()] = "auto"
+    """Device of trainers: auto (the engine's), cpu, cuda or cuda:N."""
+    tuning_cpus: Annotated[
+        str | None, Option(metavar="LIST"), Unset("all, while the engine is idle")
+    ] = None
+    """CPUs of trainers, such as 6-7. The engine uses the others, and training does not pause."""
+    tuning_bytes: Annotated[int | None, Option(), Unset("what is free when a job begins")] = Field(
+        default=None, ge=1
+    )
+    """Memory of all trainers together on their device. An engine on it leaves it free."""
     drain_seconds: Annotated[float, Option()] = Field(default=25.0, ge=0)
     """Maximum time that running requests may take to finish after SIGTERM."""
     log_level: Annotated[LogLevel, Option()] = LogLevel.INFO
@@ -240,6 +252,20 @@ class Settings(BaseSettings):
     def _as_absolute(cls, value: Path) -> Path:
         """Child processes run in other folders."""
         return value.expanduser().absolute()
+
+    @field_validator("tuning_device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        if not is_device_name(value):
+            raise ValueError("not auto, cpu, cuda or cuda:N")
+        return value
+
+    @field_validator("tuning_cpus")
+    @classmethod
+    def _check_cpus(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_cpus(value)
+        return value
 
     @field_validator("oidc_issuer")
     @classmethod

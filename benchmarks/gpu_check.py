@@ -2,7 +2,7 @@
 
     make gpu-check
 
-Needs torch, triton, transformers, peft, safetensors, numpy and msgspec.
+Needs torch, triton, transformers, peft, accelerate, safetensors, numpy and msgspec.
 
 Serves the same requests, with the base and adapters of mixed ranks in mixed batches, on the CPU and
 on the device under test, from an arena that holds a third of the adapters. Greedy tokens must be
@@ -14,7 +14,8 @@ every form. Adapters' vectors must change a result as plain PyTorch does, and th
 layers must compute what each expert's matrices say. Recurrences must equal their definition. A
 row's LoRA and its experts must give the same bits whatever shares its step. A group of one rank
 must answer as the engine without a group, with NCCL's exchanges in the captured steps, and so must
-two ranks if there are two devices. Engines with proposers
+two ranks if there are two devices. A confined trainer must have the losses of one on the CPU, and
+end above its limit on the device's memory. Engines with proposers
 must answer like the one without, models with states like transformers on the CPU, and each
 acceptance rule must sample the model's distribution. It measures the kernels, quantized layers,
 other requests' inter-token latency while a large adapter is loaded, and an 8 B base with random
@@ -55,6 +56,7 @@ from benchmarks.recurrence_check import check_recurrences, time_recurrences
 from benchmarks.speculation_check import check_speculation
 from benchmarks.states_check import check_states
 from benchmarks.timed_engine import make_model
+from benchmarks.trainer_check import check_trainer
 
 from benchmarks import bench_adapter_load, bench_mixed_step, bench_prompts, bench_speculation
 from loraplex.adapters.formats import SERVED
@@ -362,6 +364,7 @@ PARTS: Mapping[str, Part] = {
     "quantized_forms": lambda _, told: check_forms(told.device),
     "packed_experts": lambda _, told: check_packed_experts(told.device),
     "ranks": lambda folder, told: check_ranks(folder, device=told.device),
+    "trainer": lambda folder, told: check_trainer(folder, told.device),
     "states": lambda folder, told: check_states(folder, device=told.device),
     "recurrences": lambda _, told: check_recurrences(told.device),
     "attention": lambda _, told: check_attention(told.device),
@@ -390,13 +393,13 @@ PARTS: Mapping[str, Part] = {
 CHECKS = (
     *("serving", "speculation", "quantization", "attention", "fused_layers", "lora_rows"),
     *("lora_vectors", "serving_experts", "experts", "features", "quantized_forms"),
-    *("packed_experts", "states", "recurrences", "ranks"),
+    *("packed_experts", "states", "recurrences", "ranks", "trainer"),
 )
 """Of these parts what must hold is in `ok`."""
 CUDA_PARTS = (
     *("attention", "fused_layers", "lora_rows", "lora_vectors", "serving_experts", "experts"),
     *("quantized_forms", "attention_times", "fused_times", "expert_times"),
-    *("packed_experts", "states", "recurrences", "recurrence_times"),
+    *("packed_experts", "states", "recurrences", "recurrence_times", "trainer"),
     *("linear_times", "form_times", "packed_expert_times"),
     *("mixed_step", "mixed_step_int8", "mixed_step_int4"),
     *("idle", "prompts", "speculation_times", "rank_times"),

@@ -161,6 +161,12 @@ class EngineConfig:
         Unset("free memory, less a reserve"),
     ] = None
     """Memory limit of the engine, including weights."""
+    trainer_device: str = "auto"
+    """Where trainers of fine-tuning jobs run; auto: on the engine's device."""
+    trainer_bytes: int = 0
+    """Memory of that device that they take: an engine on it leaves it free."""
+    trainer_cpus: tuple[int, ...] = ()
+    """CPUs that the engine leaves to them."""
     arena_bytes: Annotated[
         int | None,
         Option(name="arena_gib", unit=GIB, minimum=0.001),

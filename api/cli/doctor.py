@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -17,16 +18,20 @@ import typer
 
 from ...adapters.confinement import Mechanism
 from ...adapters.store import check_usable, open_store
+from ...engine.memory.host_memory import available_host_bytes
+from ...engine.tuning.trainer_needs import PROCESS_BYTES
+from ...engine.tuning.trainer_probe import TrainerReport, probe_trainer
 from ...platform.database import Database, database_name
 from ..client.errors import ClientError
 from ..server.confinement import confinement_here
 from ..settings import Settings
+from ..tuning.trainer_packages import missing_packages
 from .admin import naming_the_database
 from .client import open_client
 from .connection import find_connection, find_url
 from .exit_codes import ExitCode
 from .output import AsJson, print_json, print_rows
-from .setting_options import DatabaseUrl, DataDir, StoreUrl
+from .setting_options import DatabaseUrl, DataDir, StoreUrl, Tuning, TuningDevice
 from .setting_sources import ConfigFile, settings_of
 
 app = typer.Typer(add_completion=False)
@@ -52,12 +57,27 @@ def doctor(
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     data_dir: DataDir = None,
+    tuning: Tuning = None,
+    tuning_device: TuningDevice = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Check packages, device, confinement, storage and server (read-only)."""
-    settings = settings_of(context, database=database, store=store, data_dir=data_dir)
-    findings = [*_installation(), *_confinement(), *_storage(settings), *_server()]
+    settings = settings_of(
+        context,
+        database=database,
+        store=store,
+        data_dir=data_dir,
+        tuning=tuning,
+        tuning_device=tuning_device,
+    )
+    findings = [
+        *_installation(),
+        *_confinement(),
+        *_trainer(settings),
+        *_storage(settings),
+        *_server(),
+    ]
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -113,6 +133,51 @@ def _confinement() -> Iterator[Finding]:
         acts = ", ".join(act.act for act in report.possible)
         mood = WARNING if missing else OK
         yield Finding("confinement: open", mood, f"an examination still could: {acts}")
+
+
+def _trainer(settings: Settings) -> Iterator[Finding]:
+    """Whether trainers of fine-tuning jobs can work on this machine."""
+    if not settings.tuning:
+        off = "--tuning is off; `loraplex doctor --tuning` checks this machine for it"
+        yield Finding("trainer", SKIPPED, off)
+        return
+    if missing := missing_packages():
+        need = f"needs {' and '.join(missing)}: pip install 'loraplex[engine,tune]'"
+        yield Finding("trainer", FAILED, need)
+        return
+    device = settings.tuning_device
+    try:
+        report = probe_trainer(device)
+    except (OSError, ValueError, subprocess.SubprocessError) as exc:
+        yield Finding("trainer", FAILED, f"no trainer could be started: {exc}")
+        return
+    yield _trainer_packages(report, device)
+    yield _trainer_confinement(report)
+    yield _trainer_memory()
+
+
+def _trainer_packages(report: TrainerReport, device: str) -> Finding:
+    if report.obstacle is not None:
+        return Finding("trainer", FAILED, report.obstacle)
+    versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
+    return Finding("trainer", OK, f"{versions}; device {device}")
+
+
+def _trainer_confinement(report: TrainerReport) -> Finding:
+    reasons = [f"{name} ({reason})" for name, reason in report.refusals.items()]
+    if reasons:
+        return Finding("trainer confinement", WARNING, f"trainers run without {'; '.join(reasons)}")
+    if report.possible:
+        acts = ", ".join(report.possible)
+        return Finding("trainer confinement", WARNING, f"a trainer still could: {acts}")
+    return Finding("trainer confinement", OK, "no network, no other files, no other programs")
+
+
+def _trainer_memory() -> Finding:
+    """Of this machine; a CUDA device's is in the finding `device`."""
+    free = available_host_bytes()
+    what = f"{free >> 20} MiB of host memory are free; `loraplex plan --tuning` says what jobs take"
+    return Finding("trainer memory", OK if free > PROCESS_BYTES else FAILED, what)
 
 
 def _storage(settings: Settings) -> Iterator[Finding]:

@@ -14,6 +14,8 @@ import typer
 from ...engine.config import GIB, MAX_RANKS, EngineConfig, KvDtype, Quantization
 from ...engine.errors import InvalidParameter
 from ...engine.planning.figures import Figures, parse_params
+from ...engine.tuning.trainer_needs import RecipeLimits
+from ..tuning.recipes import BATCH_SIZE, MAX_TOKENS
 from .engine_extra import need_engine
 from .output import AsJson, print_json, print_rows
 from .validate import Dtype
@@ -116,6 +118,15 @@ def plan(
         int, typer.Option(min=1, max=MAX_RANKS, help="Ranks of each stage.")
     ] = 1,
     pipeline_parallel_size: Annotated[int, typer.Option(min=1, max=MAX_RANKS, help="Stages.")] = 1,
+    tuning: Annotated[
+        bool, typer.Option("--tuning", help="Count a trainer of fine-tuning jobs on the device.")
+    ] = False,
+    tuning_batch_size: Annotated[
+        int, typer.Option(min=1, help="Of its jobs, at most. With --tuning.")
+    ] = BATCH_SIZE,
+    tuning_max_tokens: Annotated[
+        int, typer.Option(min=2, help="Of its examples, at most --context. With --tuning.")
+    ] = MAX_TOKENS,
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum tokens in a step.")
     ] = EngineConfig("").max_num_batched_tokens,
@@ -138,7 +149,16 @@ def plan(
 
     num_tokens = _context(context, prompt_tokens, output_tokens)
     num_active = min(sequences, adapters) if active is None else active
-    load = Load(sequences, num_tokens, num_active, max(adapters, num_active), rank, target or ())
+    trainer = RecipeLimits(rank, tuning_batch_size, min(tuning_max_tokens, num_tokens))
+    load = Load(
+        sequences,
+        num_tokens,
+        num_active,
+        max(adapters, num_active),
+        rank,
+        target or (),
+        trainer if tuning else None,
+    )
     figures = None
     if params is not None:
         figures = Figures(parse_params(params), layers, hidden, kv_heads, head_dim, vocab)
@@ -226,6 +246,10 @@ def _rows(needs: LoadNeeds, load: Load) -> Iterator[dict[str, Any]]:
     if not needs.is_host:
         yield row("graphs", needs.graph_bytes, "captured decode steps, estimated")
     yield row("reserve", needs.reserve_bytes, "what a start cannot measure")
+    if load.trainer is not None:
+        of = load.trainer
+        jobs = f"{of.batch_size} sequences of {of.max_tokens:,} tokens, rank {of.rank}"
+        yield row("trainer", needs.trainer_bytes, f"its own base, and a step of {jobs}, estimated")
     yield row("device", needs.device_bytes, "all of the above")
     if not needs.is_host:
         yield host
@@ -267,6 +291,7 @@ def _options(model: str, config: EngineConfig, load: Load, needs: LoadNeeds) -> 
         *("--max-num-seqs", str(load.num_sequences), "--max-model-len", str(load.context)),
         *("--kv-cache-gib", _gib(needs.kv_bytes), "--arena-gib", _gib(needs.arena_bytes)),
         *("--host-cache-gib", _gib(needs.host_cache_bytes)),
+        *(("--tuning", "--tuning-bytes", str(needs.trainer_bytes)) if load.trainer else ()),
     ]
 
 

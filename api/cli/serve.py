@@ -130,6 +130,8 @@ def _run(
 def _announce(runtime: Runtime, url: str) -> None:
     for line in runtime.engine.info.memory_plan:
         note(f"  {line}")
+    for line in runtime.tuning.memory_lines if runtime.tuning else ():
+        note(f"  {line}")
     note(describe_speculation(runtime.engine.info))
     note(f"Serving {runtime.inference.served_model_name} at {url}/v1")
     note(f"Its console: {url}/console/")

@@ -53,3 +53,5 @@ def _in_words(default: Any) -> str | bool:
 DataDir = Annotated[Path | None, setting_option("data_dir")]
 DatabaseUrl = Annotated[str | None, setting_option("database")]
 StoreUrl = Annotated[str | None, setting_option("store")]
+Tuning = Annotated[bool | None, setting_option("tuning", bool)]
+TuningDevice = Annotated[str | None, setting_option("tuning_device")]

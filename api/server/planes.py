@@ -27,6 +27,7 @@ from ..fleet.membership import Membership
 from ..inference.seen_adapters import SeenAdapters
 from ..inference.wanted_blocks import WantedBlocks
 from ..settings import Settings
+from ..tuning.trainer_place import trainer_cpus
 from ..upkeep.disk_reserve import FILE as RESERVE_FILE
 from ..upkeep.disk_reserve import open_reserve
 from .bases import Bases, locate_bases, public_name
@@ -90,7 +91,7 @@ async def open_planes(
     seen_adapters = SeenAdapters(settings.stale_seconds)
     control_plane.tell_of_changes(seen_adapters.note_change)
     blocks = WantedBlocks(control_plane, fetcher, seen_adapters)
-    located = replace(engine_config, model=str(bases.served))
+    located = _beside_trainers(settings, replace(engine_config, model=str(bases.served)))
     membership: Membership | None = None
     engine: EngineClient | Fleet
     if settings.fleet_certificates is None:
@@ -116,6 +117,18 @@ async def open_planes(
         blocks=blocks,
         engine=engine,
         membership=membership,
+    )
+
+
+def _beside_trainers(settings: Settings, config: EngineConfig) -> EngineConfig:
+    """The configuration of an engine that leaves trainers what they take. Raises InvalidValue."""
+    if not settings.tuning:
+        return config
+    return replace(
+        config,
+        trainer_device=settings.tuning_device,
+        trainer_bytes=settings.tuning_bytes or 0,
+        trainer_cpus=trainer_cpus(settings),
     )
 
 

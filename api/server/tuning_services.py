@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack
-from importlib.util import find_spec
 
 from ...engine.tuning.environment import trainer_environment
 from ...platform.errors import InvalidValue
@@ -16,6 +15,8 @@ from ..tuning.attempt import TrainerSetup
 from ..tuning.job_run import RunServices
 from ..tuning.publication import Publication
 from ..tuning.trainer import TRAINER_COMMAND
+from ..tuning.trainer_packages import missing_packages
+from ..tuning.trainer_place import place_trainers
 from ..tuning.tuning import Tuning
 from ..tuning.work_folders import WorkFolders
 from .planes import Planes
@@ -41,7 +42,7 @@ def open_tuning(
     if planes.membership is not None:
         message = "--tuning needs an engine on this machine: it cannot be used with a fleet."
         raise InvalidValue(message, param="tuning")
-    if missing := [name for name in ("accelerate", "peft") if find_spec(name) is None]:
+    if missing := missing_packages():
         message = f"--tuning needs {' and '.join(missing)}: pip install 'loraplex[engine,tune]'."
         raise InvalidValue(message, param="tuning")
     services = RunServices(
@@ -56,6 +57,7 @@ def open_tuning(
             model=planes.bases.served,
             config=planes.engine_config,
             engine=planes.engine,
+            place=place_trainers(planes.settings, engine_device=planes.engine.info.device),
             memories=memories,
         ),
         metrics=metrics,

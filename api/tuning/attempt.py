@@ -13,7 +13,6 @@ import structlog
 
 from ...adapters.json_frames import MessageRefused
 from ...engine.config import EngineConfig
-from ...engine.memory.host_memory import available_host_bytes
 from ...engine.process.engine import Engine
 from ...engine.tuning.messages import (
     Checkpointed,
@@ -40,6 +39,7 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.trainer_memories import TrainerMemories
 from .token_count import TokenCount
 from .trainer import Trainer
+from .trainer_place import TrainerPlace
 from .turns import Turns
 from .work_folders import WorkFolder
 
@@ -53,10 +53,6 @@ STOP_SECONDS = 60.0
 """A trainer that has not stopped by then is killed; its last checkpoint stays."""
 STALL_SECONDS = 3600.0
 """A trainer that may run and says nothing for this long is killed."""
-MAPPED_BYTES = 1 << 30
-"""Address space of a trainer that is no memory: libraries and stacks that it maps."""
-MEMORY_FRACTION = 0.9
-"""The part of the machine's free memory that a trainer may take."""
 MIB = 1 << 20
 MAX_METRICS = 300
 """Events with the figures of a step, of one job; the steps between are left out."""
@@ -74,6 +70,7 @@ class TrainerSetup:
     config: EngineConfig
     """Of the engine: its trainers train on the values that it serves."""
     engine: Engine
+    place: TrainerPlace
     memories: TrainerMemories = field(default_factory=TrainerMemories)
 
 
@@ -131,21 +128,24 @@ class Attempt:
 
     def _open(self) -> Open:
         has_validation = self.job.validation_file_id is not None
-        config = self._setup.config
+        config, place = self._setup.config, self._setup.place
         return Open(
             model=str(self._setup.model),
             quantization=str(config.quantization),
             quantization_group_size=config.quantization_group_size,
             quantization_exclude=tuple(config.quantization_exclude),
             embedding_quantization=str(config.embedding_quantization),
-            dtype=config.dtype,
-            device=self._setup.engine.info.device,
+            # The trainer's device might choose another one.
+            dtype=self._setup.engine.info.dtype,
+            device=place.device,
             recipe=msgspec.convert(self.job.recipe, Recipe),
             training_file=str(self._folder.training_file),
             validation_file=str(self._folder.validation_file) if has_validation else None,
             checkpoint_folder=str(self._folder.checkpoints),
             result_folder=str(self._folder.result),
-            max_memory_bytes=_memory_limit(self._setup.engine.info.device),
+            max_memory_bytes=place.address_bytes(),
+            max_device_bytes=place.device_bytes(),
+            cpus=place.cpus,
         )
 
     # --- what the trainer says --------------------------------------------------------------------
@@ -248,6 +248,8 @@ class Attempt:
                 trainer.kill()
 
     def _is_engine_busy(self) -> bool:
+        if not self._setup.place.shares_engine:
+            return False
         stats = self._setup.engine.stats
         return stats is None or stats.num_running + stats.num_waiting > 0
 
@@ -287,11 +289,3 @@ class Attempt:
         )
         del self._events[: len(events)], self._checkpoints[: len(checkpoints)]
         self._metrics.tuning.note_tokens(max(0, self.job.num_tokens - before))
-
-
-def _memory_limit(device: str) -> int | None:
-    """Address space for a trainer that begins now; None on other devices than the CPU: their
-    drivers map more than a machine has."""
-    if device != "cpu":
-        return None
-    return int(MEMORY_FRACTION * available_host_bytes()) + MAPPED_BYTES

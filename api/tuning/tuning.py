@@ -23,6 +23,7 @@ from ...platform.tuning.service import OpenJob
 from ..control_plane.leases import LeaseLost, Leases
 from ..control_plane.periodic import Periodic
 from .job_run import JobRun, RunServices
+from .memory_lines import memory_lines
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,8 @@ class Tuning:
         self._is_draining = is_draining
         self._runs: dict[str, tuple[OpenJob, asyncio.Task[None]]] = {}
         """By tenant."""
+        self.memory_lines = memory_lines(services.trainers.engine.info, services.trainers.place)
+        """What a trainer takes, for the operator."""
         self._looks = Periodic(
             self._look,
             seconds=LOOK_SECONDS,

@@ -22,6 +22,7 @@ from ..model.base_model import BaseModel
 from ..model.forward import PagedForward, run_model
 from ..model.inputs import SequenceChunk, make_inputs
 from ..shards.rank_sums import RankSums
+from ..tuning.devices import is_same_device
 from .decode_graphs import (
     decode_layout,
     max_rows,
@@ -87,7 +88,8 @@ def plan_engine(
     memory = measure_memory(base.device)
     if ranks:
         memory = rank_memory(memory, num_ranks_here, ranks)
-    plan = plan_memory(config, memory, demand, proposers)
+    left = replace(config, trainer_bytes=_trainer_bytes(config, base.device, num_ranks_here))
+    plan = plan_memory(left, memory, demand, proposers)
     if config.num_ranks > 1:
         plan.lines.insert(0, f"{_describe_group(config)}; all sizes are of each")
         if config.tensor_parallel_size > 1:
@@ -111,6 +113,15 @@ def plan_engine(
     if base.has_states and config.speculation:
         plan.lines.append("no speculation: the states of this base cannot take back draft tokens")
     return plan
+
+
+def _trainer_bytes(config: EngineConfig, device: torch.device, num_ranks_here: int) -> int:
+    """What each rank leaves to trainers: on the host all ranks together, on CUDA the device that
+    both use."""
+    if not is_same_device(config.trainer_device, str(device)):
+        return 0
+    num_bytes = config.trainer_bytes
+    return -(-num_bytes // num_ranks_here) if device.type == "cpu" else num_bytes
 
 
 def groups_of(config: EngineConfig, base: BaseModel) -> tuple[KvGroup, ...]:

@@ -27,7 +27,7 @@ from .kv_budget import (
 
 _ADVICE = (
     "Raise --memory-gib, or lower --max-model-len, --max-num-batched-tokens, --host-cache-gib, "
-    "--arena-gib or --kv-cache-gib."
+    "--arena-gib, --kv-cache-gib or --tuning-bytes."
 )
 _HOST_LINE = (
     "this memory is used as requests and adapters come; set --kv-cache-gib, --arena-gib or "
@@ -155,11 +155,13 @@ def _divide(
 def _available_bytes(
     config: EngineConfig, memory: DeviceMemory, base: BaseDemand, proposers: ProposerDemand
 ) -> int:
-    """Free memory, bounded by what the operator allows less the loaded weights."""
+    """Free memory less that of trainers, bounded by what the operator allows less the loaded
+    weights."""
+    free_bytes = memory.free_bytes - config.trainer_bytes
     if config.memory_bytes is None:
-        return memory.free_bytes
+        return free_bytes
     loaded_bytes = base.weight_bytes + proposers.loaded_bytes
-    return min(memory.free_bytes, config.memory_bytes - loaded_bytes)
+    return min(free_bytes, config.memory_bytes - loaded_bytes)
 
 
 def _arena_bytes(config: EngineConfig, usable: int, *, is_host: bool) -> int:
@@ -255,6 +257,8 @@ def _lines(
     if base.weight_format != "none":
         weights += f" ({base.weight_format})"
     yield f"available besides the weights {_mib(pools.available)}, weights {weights}"
+    if config.trainer_bytes:
+        yield f"left for trainers {_mib(config.trainer_bytes)}"
     yield f"reserve {_mib(pools.reserve)}, activations of a full step {activations}"
     yield f"adapter arena {_mib(pools.arena)}"
     if memory.is_host:

@@ -58,3 +58,7 @@ class EngineInfo:
     """Likewise of the output head's."""
     head_bytes: int = 0
     """0: the embedding's weight serves both."""
+    weight_bytes: int = 0
+    """Of the whole base as served, over all ranks."""
+    num_query_heads: int = 0
+    """Of all layers, added up."""

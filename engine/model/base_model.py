@@ -395,6 +395,8 @@ def choose_device(name: str) -> torch.device:
         raise InvalidParameter("device", f"{name} is not one of auto, cpu and cuda") from exc
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidParameter("device", "no CUDA device found")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidParameter("device", f"no CUDA device {device.index} found")
     return device
 
 
@@ -670,6 +672,12 @@ def describe_layout(
         is_text_part=is_text_part,
         fixed_vocabulary=ends.fixed_vocabulary,
     )
+
+
+def num_query_heads(config: Any) -> int:
+    """Heads of attention, of all layers of a model with this configuration."""
+    text = config.get_text_config()
+    return getattr(text, "num_attention_heads", 0) * int(text.num_hidden_layers)
 
 
 def module_order(model: nn.Module) -> dict[str, int]:

@@ -43,6 +43,7 @@ from .base_model import (
     choose_quantization,
     decoder_linears,
     group_weights,
+    num_query_heads,
     packs_experts,
     sibling_groups,
     weight_format,
@@ -113,6 +114,8 @@ class ExpectedBase:
     """What the rank holds of them."""
     vocab_size: int
     hidden_size: int
+    num_query_heads: int
+    """Of all layers, added up."""
     experts_width: int
     """The outputs per token of the experts that it is routed to, and their inputs; 0 without
     experts."""
@@ -190,6 +193,7 @@ def expect_base(engine: EngineConfig, device: torch.device, *, stage: int = 0) -
         part=outline.layout_part(BaseLayout("unknown", tuple(projections))),
         vocab_size=config.vocab_size,
         hidden_size=projections[0].in_features,
+        num_query_heads=num_query_heads(config),
         experts_width=outline.experts_width(getattr(config, "num_experts_per_tok", None) or 1),
         quantized_at_load=outline.quantized_at_load(),
         kv_shapes=outline.kv_shapes(_kv_shapes(config, max_model_len)),

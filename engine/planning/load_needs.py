@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -17,6 +18,7 @@ from ..memory.kv_demands import kv_demands, kv_groups
 from ..memory.plan import ARENA_UNIT_BYTES, RESERVE_FRACTION
 from ..model.base_stages import merge_shapes
 from ..model.expected_base import ExpectedBase, expect_base
+from ..tuning.trainer_needs import RecipeLimits, trainer_needs
 from .step_estimate import activation_bytes, graph_bytes
 
 
@@ -34,6 +36,8 @@ class Load:
     rank: int
     targets: Sequence[str] = ()
     """Last parts of the names of the layers that adapters change; empty: all linear layers."""
+    trainer: RecipeLimits | None = None
+    """A trainer on the same device; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,19 @@ class LoadNeeds:
     """Captured decode steps; estimated, 0 on the CPU."""
     reserve_bytes: int
     """On the device."""
+    trainer_bytes: int
+    """A trainer with its own copy of the base; estimated."""
     is_host: bool
     """The device is the host: it holds the host cache too."""
 
     @property
     def device_bytes(self) -> int:
         """Of the rank that holds most."""
-        return self.weight_bytes + self.pool_bytes + self.reserve_bytes
+        return self.weight_bytes + self.pool_bytes + self.reserve_bytes + self.trainer_bytes
 
     @property
     def pool_bytes(self) -> int:
-        """All but weights and reserve."""
+        """All but weights, reserve and trainer."""
         host = self.host_cache_bytes if self.is_host else 0
         step = self.activation_bytes + self.graph_bytes
         return self.kv_bytes + self.arena_bytes + host + step
@@ -131,6 +137,7 @@ class LoadPlanner:
             activation_bytes=max(activation_bytes(config, stage) for stage in self._stages),
             graph_bytes=graph_bytes(config, self._stages[-1]),
             reserve_bytes=0,
+            trainer_bytes=self._trainer_bytes(load),
             is_host=self._stages[0].device_type == "cpu",
         )
         pools = needs.pool_bytes
@@ -145,6 +152,32 @@ class LoadPlanner:
             memory_bytes,
             key=lambda count: self.needs(replace(load, num_sequences=count)).device_bytes,
         )
+
+    def _trainer_bytes(self, load: Load) -> int:
+        if load.trainer is None:
+            return 0
+        base = self._whole
+        needs = trainer_needs(
+            (part for projection in base.projections for part in projection.slices),
+            load.trainer,
+            weight_bytes=base.weight_bytes,
+            vocab_size=base.vocab_size,
+            num_query_heads=base.num_query_heads,
+        )
+        return needs.total_bytes
+
+    @cached_property
+    def _whole(self) -> ExpectedBase:
+        """The base of one rank."""
+        if self._config.num_ranks == 1:
+            return self._stages[0]
+        config = replace(
+            self._config,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            enable_expert_parallel=False,
+        )
+        return expect_base(config, torch.device(config.device))
 
     def _demands(self, config: EngineConfig) -> tuple[KvDemand, ...]:
         base, shapes = self._stages[0], merge_shapes(self._shapes)

@@ -72,6 +72,8 @@ def main(make_core: Callable[[EngineConfig], Core] | None = None) -> int:
     with ParentSocket(socket.socket(fileno=int(descriptor))) as parent:
         try:
             config = msgspec.json.decode(config_json, type=EngineConfig)
+            if config.trainer_cpus:
+                os.sched_setaffinity(0, os.sched_getaffinity(0) - set(config.trainer_cpus))
             core = make_core(config) if make_core else _load_core(config, prefix_key)
             _serve(core, parent, Heartbeat(Path(heartbeat_path)))
         except ParentGone:

@@ -8,7 +8,7 @@ from ..generation_defaults import GenerationDefaults, read_generation_defaults
 from ..kv.eviction import eviction_obstacle
 from ..memory.plan import MemoryPlan
 from ..messages import EngineInfo, LatencyTargets
-from ..model.base_model import BaseModel
+from ..model.base_model import BaseModel, num_query_heads
 from ..runtime_id import served_runtime_id
 
 
@@ -46,6 +46,8 @@ def describe_engine(
         serves_grammars=serves_grammars,
         kv_policy_obstacle=_kv_policy_obstacle(config, base, plan),
         embedding_size=base.embedding_size,
+        weight_bytes=base.weight_bytes * config.num_ranks,
+        num_query_heads=num_query_heads(base.config),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ...adapters.confinement import Mechanism, die_first, leave_network, lower_limit
@@ -32,36 +32,49 @@ def confine_trainer(order: Open) -> Mapping[Mechanism, str]:
 
     Returns the unavailable mechanisms, each with the reason.
     """
+    if order.cpus:
+        os.sched_setaffinity(0, order.cpus)  # torch then starts as many threads
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    refusals = confine_to(
+        read=_inputs(order),
+        write=(Path(order.checkpoint_folder), Path(order.result_folder)),
+        device=order.device,
+    )
+    if order.max_memory_bytes is not None:
+        lower_limit(resource.RLIMIT_AS, order.max_memory_bytes)
+    return refusals
+
+
+def confine_to(
+    *, read: Iterable[Path], write: Iterable[Path], device: str
+) -> Mapping[Mechanism, str]:
+    """Give up all but these files, and what Python, torch and the device need."""
     die_first()
     refusals = {
         Mechanism.NAMESPACES: leave_network(),
         Mechanism.LANDLOCK: why_no_landlock(),
     }
-    allow_only(read=_readable(order), write=_writable(order))
-    if order.max_memory_bytes is not None:
-        lower_limit(resource.RLIMIT_AS, order.max_memory_bytes)
+    is_host = device == "cpu"
+    allow_only(
+        read=[*read, *_program_folders(), *map(Path, () if is_host else _DEVICE_FOLDERS)],
+        write=[*write, Path("/dev/null"), *(() if is_host else Path("/dev").glob("nvidia*"))],
+    )
     lower_limit(resource.RLIMIT_CORE, 0)
     lower_limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     return {mechanism: reason for mechanism, reason in refusals.items() if reason is not None}
 
 
-def _readable(order: Open) -> Iterator[Path]:
+def _inputs(order: Open) -> Iterator[Path]:
     model = locate_base(order.model)
     yield model
     yield from {path.resolve().parent for path in model.iterdir()}  # a hub's files are links
     yield Path(order.training_file)
     if order.validation_file is not None:
         yield Path(order.validation_file)
+
+
+def _program_folders() -> Iterator[Path]:
     yield from (Path(entry) for entry in sys.path if entry)
     package = Path(__file__).resolve().parents[2]
     yield from (package / layer for layer in ("adapters", "engine", "kernels"))
     yield from map(Path, ("/lib", "/lib64", "/usr/lib", "/usr/lib64", *_SYSTEM_FILES))
-    if order.device != "cpu":
-        yield from map(Path, _DEVICE_FOLDERS)
-
-
-def _writable(order: Open) -> Iterator[Path]:
-    yield from (Path(order.checkpoint_folder), Path(order.result_folder), Path("/dev/null"))
-    if order.device != "cpu":
-        yield from Path("/dev").glob("nvidia*")

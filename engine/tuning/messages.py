@@ -64,6 +64,10 @@ class Open(Message, frozen=True):
     """Receives `adapter_config.json` and `adapter_model.safetensors`."""
     max_memory_bytes: int | None
     """Address space that the process may take. None: no limit."""
+    max_device_bytes: int | None = None
+    """Memory of a CUDA device that the process may take. None: no limit."""
+    cpus: tuple[int, ...] = ()
+    """The CPUs on which the process runs. Empty: those of its parent."""
     dtype: str = "auto"
     """As the engine's settings of these names, which also decide the values that are served."""
     quantization_group_size: int | None = None

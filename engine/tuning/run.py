@@ -25,7 +25,7 @@ from .connection import Connection
 from .errors import BaseNotTunable, InvalidRecipe, InvalidTrainingData, TuningError
 from .examples import DPO, Examples
 from .losses import Loss, dpo_loss, supervised_loss
-from .memory_needs import Shapes, check_fits, shapes_of
+from .memory_needs import check_fits, limit_device_memory, shapes_of
 from .messages import (
     Checkpointed,
     Finished,
@@ -42,6 +42,7 @@ from .messages import (
 )
 from .packing import check_packing
 from .step_plan import StepPlan
+from .step_shapes import Shapes
 
 SUPERVISED = "supervised"
 WARM_UP = 0.03
@@ -51,7 +52,9 @@ WARM_UP = 0.03
 def run(order: Open, connection: Connection) -> None:
     """Train, report, and write the adapter. Raises TuningError."""
     recipe = order.recipe
-    base = load_tunable_base(_engine_config(order))
+    config = _engine_config(order)
+    limit_device_memory(order)
+    base = load_tunable_base(config)
     _check_recipe(recipe, base)
     examples, validation = _open_files(order, base)
     plan = StepPlan(
@@ -101,7 +104,7 @@ class TrainingRun:
     def train(self) -> None:
         """Do the steps that no checkpoint has, then write the adapter. Raises TuningError, also if
         a step may need more memory than there is."""
-        check_fits(self._needed_bytes, self._order.max_memory_bytes)
+        check_fits(self._needed_bytes, self._order)
         self._restore()
         self._connection.send(
             Ready(

@@ -29,6 +29,7 @@ from benchmarks import (
     rank_check,
     recurrence_check,
     states_check,
+    trainer_check,
 )
 from loraplex.api.bench.models import BaseShape
 from loraplex.engine.config import Acceptance
@@ -36,6 +37,7 @@ from loraplex.engine.execution.runner import StepOutput
 from loraplex.engine.ranks.leader_runner import LeaderRunner
 from loraplex.engine.request import Request
 from loraplex.engine.speculation.acceptors import Accepted, make_acceptor
+from loraplex.engine.tuning.messages import Trained
 from loraplex.kernels.expert_packing import pack_experts
 from loraplex.kernels.linear import DenseLinear
 from loraplex.kernels.lora_vectors import apply_vectors
@@ -339,3 +341,21 @@ def test_each_figure_with_a_bar_is_listed_beside_it() -> None:
         (1.7, ">= 1.6", True),
     ]
     assert bars({"serving": {"ok": True}}) == []
+
+
+@pytest.mark.slow
+def test_a_trainers_losses_are_compared_and_its_limit_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_check, "QUANTIZATIONS", ("int8",))
+    monkeypatch.setattr(trainer_check, "SMALL_BYTES", 600 << 20)  # torch can still be imported
+    found = trainer_check.check_trainer(tmp_path, "cpu")
+    assert found == {"ok": True, "differences": {"int8": 0.0}, "above_the_limit": ["out_of_memory"]}
+
+
+def test_losses_that_differ_or_are_missing_fail_the_check() -> None:
+    steps = [Trained(number, loss, 1e-3, 8) for number, loss in enumerate((2.0, 1.0))]
+    other = [steps[0], Trained(1, 1.25, 1e-3, 8)]
+    assert trainer_check._difference(steps, other) == 0.25
+    assert trainer_check._difference(steps, steps[:1]) == float("inf")
+    assert trainer_check._difference([], []) == float("inf")

@@ -52,6 +52,17 @@ def plan_for(
     return plan_memory(config, memory, base, proposers)
 
 
+def test_what_trainers_take_is_left_free_beside_the_engines_limit() -> None:
+    kept = EngineConfig("m", trainer_bytes=400 * MIB)
+    plan = plan_for(kept)
+    assert plan.arena_bytes == 110 * MIB  # a quarter of 600 - 60 reserve - 100 activations
+    assert "left for trainers 400.0 MiB" in plan.lines
+    roomy = replace(kept, memory_bytes=600 * MIB)
+    assert plan_for(roomy).num_kv_blocks == plan_for(replace(roomy, trainer_bytes=0)).num_kv_blocks
+    with pytest.raises(InsufficientMemory, match=r"left for trainers 950\.0 MiB.*--tuning-bytes"):
+        plan_for(replace(kept, trainer_bytes=950 * MIB))
+
+
 def test_what_is_free_goes_to_reserve_activations_adapters_and_kv() -> None:
     plan = plan_for(EngineConfig("m"))
     assert plan.arena_bytes == 200 * MIB  # a quarter of 1000 - 100 reserve - 100 activations

@@ -50,6 +50,17 @@ def test_every_package_has_the_version_of_the_lock(image: Environment) -> None:
     assert others <= {"async-timeout", "backports-tarfile", "typing-extensions"} - set(locked)
 
 
+def test_answers_are_checked_against_schemas_and_patterns(image: Environment) -> None:
+    """Of golden sets: this needs the extra `eval`."""
+    code = (
+        "from loraplex.api.evaluation.constraints import matches_pattern, matches_schema\n"
+        "follows = matches_schema({'type': 'object', 'required': ['total']})\n"
+        "print(follows('{\"total\": 3}'), follows('{}'), matches_pattern('^a+$')('aa'))\n"
+    )
+    done = image.run("python", "-P", "-c", code)
+    assert (done.returncode, done.stdout) == (0, "True False True\n"), done.stderr
+
+
 def test_a_server_answers_and_its_backup_has_its_operators(whole: Environment) -> None:
     base = whole.packages / "loraplex" / "api" / "demo" / "weights" / "base"
     data, restored = str(whole.folder / "data"), str(whole.folder / "restored")

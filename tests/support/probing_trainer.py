@@ -38,6 +38,7 @@ def run(order: Open, _connection: Any) -> None:
     found = {
         "possible": possible,
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "cpus": sorted(os.sched_getaffinity(0)),
         "core": resource.getrlimit(resource.RLIMIT_CORE),
         "environment": sorted(os.environ),
         "torch": "torch" in sys.modules,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loraplex.api.cli import main
+from loraplex.api.cli import doctor, main
 from loraplex.api.cli.exit_codes import ExitCode
 from loraplex.api.cli.fleet import row_of, state_of
+from loraplex.engine.tuning.trainer_probe import TrainerReport
 from loraplex.kernels.cpu_library import cpu_library
 from support.cpu_kernels import needs_cpu_library, remove_cpu_library
 from support.server import Caller, ServerUnderTest
@@ -114,7 +116,9 @@ def test_doctor_finds_a_sound_installation_sound(
         "confinement: limits",
     } <= confinement
     assert states["CPU kernels"] == ("ok" if cpu_library().functions else "warning")
-    assert {states[check] for check in states.keys() - confinement - {"CPU kernels"}} == {"ok"}
+    assert states["trainer"] == "skipped", "the server of the command's settings trains nothing"
+    others = states.keys() - confinement - {"CPU kernels", "trainer"}
+    assert {states[check] for check in others} == {"ok"}
     assert {"python", "torch", "data folder", "database", "store", "server", "key"} <= set(states)
 
 
@@ -137,6 +141,43 @@ def test_doctor_says_what_computes_without_a_compiler(
     (found,) = (each for each in json.loads(out) if each["check"] == "CPU kernels")
     assert found["state"] == "warning"
     assert "PyTorch's operations" in found["what"]
+
+
+def test_doctor_checks_what_trainers_need(run: Run, caller: Caller) -> None:
+    _, out, _ = run(caller.url, caller.key, "doctor", "--tuning", "--json")
+    found = {each["check"]: each for each in json.loads(out)}
+    assert found["trainer"]["state"] == "ok"
+    for package in ("torch", "peft", "accelerate"):
+        assert f"{package} {version(package)}" in found["trainer"]["what"]
+    lacks = [each for each in ("namespaces", "landlock") if not is_confined(found, each)]
+    assert found["trainer confinement"]["state"] == ("warning" if lacks else "ok")
+    assert found["trainer memory"]["state"] == "ok"
+    assert "loraplex plan --tuning" in found["trainer memory"]["what"]
+
+
+def is_confined(found: dict[str, Any], mechanism: str) -> bool:
+    """As the probe of examinations found."""
+    state: str = found[f"confinement: {mechanism}"]["state"]
+    return state == "ok"
+
+
+def test_doctor_says_what_trainers_lack(
+    run: Run, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = TrainerReport({"landlock": "no kernel support"}, ["read_file"], {}, "no CUDA device 3")
+    monkeypatch.setattr(doctor, "probe_trainer", lambda device: report)
+    code, out, _ = run(
+        caller.url, caller.key, "doctor", "--tuning", "--tuning-device", "cuda:3", "--json"
+    )
+    found = {each["check"]: each for each in json.loads(out)}
+    assert code == ExitCode.FAILED
+    assert (found["trainer"]["state"], found["trainer"]["what"]) == ("failed", "no CUDA device 3")
+    assert "landlock (no kernel support)" in found["trainer confinement"]["what"]
+    monkeypatch.setattr(doctor, "missing_packages", lambda: ["peft"])
+    _, out, _ = run(caller.url, caller.key, "doctor", "--tuning", "--json")
+    found = {each["check"]: each for each in json.loads(out)}
+    assert "pip install 'loraplex[engine,tune]'" in found["trainer"]["what"]
+    assert "trainer confinement" not in found
 
 
 def test_doctor_names_what_is_wrong_and_goes_on(run: Run, caller: Caller, tmp_path: Path) -> None:

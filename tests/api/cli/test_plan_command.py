@@ -171,3 +171,25 @@ def test_what_the_model_does_not_have_is_refused(
     code, _, err = run(tiny_base, "--context", "64", *options)
     assert code == ExitCode.USAGE
     assert message in err
+
+
+def test_a_trainer_is_part_of_the_load_and_of_the_options(run: Run, tiny_base: Path) -> None:
+    plain = ask(run, tiny_base)
+    tuned = ask(run, tiny_base, "--tuning", "--tuning-batch-size", "2")
+    assert plain["trainer_bytes"] == 0 < tuned["trainer_bytes"]
+    assert tuned["device_bytes"] == plain["device_bytes"] + tuned["trainer_bytes"]
+    wanted = ["--tuning", "--tuning-bytes", str(tuned["trainer_bytes"])]
+    assert tuned["options"] == [*plain["options"], *wanted]
+    larger = ask(run, tiny_base, "--tuning", "--tuning-batch-size", "4")
+    assert larger["trainer_bytes"] > tuned["trainer_bytes"]
+    room = plain["device_bytes"] / (1 << 30) + 0.05
+    fits = ask(run, tiny_base, "--memory-gib", str(max(room, 0.1)))
+    too_much = ask(run, tiny_base, "--memory-gib", str(max(room, 0.1)), "--tuning")
+    assert (fits["does_fit"], too_much["does_fit"]) == (True, False)
+
+
+def test_the_trainers_row_says_what_it_is_for(run: Run, tiny_base: Path) -> None:
+    code, out, _ = run(tiny_base, *options_of(**LOAD), "--tuning")
+    assert code == ExitCode.OK
+    (row,) = (line for line in out.splitlines() if "its own base" in line)
+    assert "8 sequences of 64 tokens, rank 8, estimated" in row

@@ -18,6 +18,7 @@ from loraplex.api.schemas.tuning import TuningJobBody
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.api.tuning.attempt import Attempt, TrainerSetup
 from loraplex.api.tuning.recipes import resolve_recipe
+from loraplex.api.tuning.trainer_place import TrainerPlace
 from loraplex.api.tuning.work_folders import WorkFolder
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.tuning.environment import trainer_environment
@@ -33,6 +34,7 @@ from support.tuning_jobs import examples, num_tokens
 
 COMMAND = (sys.executable, "-P", "-m", "support.fake_trainer")
 NUM_EXAMPLES = 40
+INFO = SimpleNamespace(device="cpu", dtype="float32")
 
 
 def make_job(database: Database) -> TuningJob:
@@ -59,6 +61,11 @@ def make_job(database: Database) -> TuningJob:
     return job
 
 
+def setup_of(base: Path, engine: Any, place: TrainerPlace = TrainerPlace("cpu")) -> TrainerSetup:
+    environment = trainer_environment(os.environ)
+    return TrainerSetup(COMMAND, environment, base, EngineConfig(str(base)), engine, place)
+
+
 def test_steps_of_a_checkpoint_that_no_report_named_are_counted_before_the_next_one(
     database: Database, tiny_base: Path, tmp_path: Path
 ) -> None:
@@ -70,12 +77,8 @@ def test_steps_of_a_checkpoint_that_no_report_named_are_counted_before_the_next_
     last = folder.checkpoints / "step-8"
     last.mkdir()
     (last / "state.json").write_text(json.dumps({"step": 8, "num_tokens": num_tokens(8)}))
-    engine: Any = SimpleNamespace(
-        stats=SimpleNamespace(num_running=0, num_waiting=0), info=SimpleNamespace(device="cpu")
-    )
-    setup = TrainerSetup(
-        COMMAND, trainer_environment(os.environ), tiny_base, EngineConfig(str(tiny_base)), engine
-    )
+    engine: Any = SimpleNamespace(stats=SimpleNamespace(num_running=0, num_waiting=0), info=INFO)
+    setup = setup_of(tiny_base, engine)
     control_plane = ControlPlane(database, b"s" * 32)
 
     def cancel(session: TenantSession) -> None:
@@ -107,10 +110,8 @@ def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(
     folder.make()
     folder.training_file.write_bytes(examples("slow", NUM_EXAMPLES))
     stats = SimpleNamespace(num_running=0, num_waiting=0)
-    engine: Any = SimpleNamespace(stats=stats, info=SimpleNamespace(device="cpu"))
-    setup = TrainerSetup(
-        COMMAND, trainer_environment(os.environ), tiny_base, EngineConfig(str(tiny_base)), engine
-    )
+    engine: Any = SimpleNamespace(stats=stats, info=INFO)
+    setup = setup_of(tiny_base, engine)
     control_plane = ControlPlane(database, b"s" * 32)
 
     async def run() -> tuple[Finished, list[int]]:
@@ -134,3 +135,21 @@ def test_training_waits_while_the_engine_is_busy_and_ends_when_it_is_idle(
     assert ended_at == NUM_EXAMPLES
     assert finished.num_tokens == num_tokens(NUM_EXAMPLES)
     assert folder.has_result
+
+
+def test_training_with_cpus_of_its_own_goes_on_while_the_engine_is_busy(
+    database: Database, tiny_base: Path, tmp_path: Path
+) -> None:
+    job = make_job(database)
+    folder = WorkFolder(tmp_path / "work")
+    folder.make()
+    folder.training_file.write_bytes(examples("slow", NUM_EXAMPLES))
+    busy: Any = SimpleNamespace(stats=SimpleNamespace(num_running=3, num_waiting=2), info=INFO)
+    place = TrainerPlace("cpu", cpus=(0,), shares_engine=False)
+    control_plane = ControlPlane(database, b"s" * 32)
+    metrics = Metrics(lambda: None)
+    attempt = Attempt(setup_of(tiny_base, busy, place), control_plane, metrics, job, folder)
+    last_word = asyncio.run(attempt.run())
+    control_plane.close()
+    assert isinstance(last_word, Finished)
+    assert attempt.job.step == NUM_EXAMPLES

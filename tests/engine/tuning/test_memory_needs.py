@@ -11,8 +11,9 @@ import torch
 from loraplex.engine.memory.device_memory import peak_bytes
 from loraplex.engine.memory.host_memory import status_bytes
 from loraplex.engine.tuning.errors import InsufficientTrainingMemory
-from loraplex.engine.tuning.memory_needs import MIB, Shapes
+from loraplex.engine.tuning.memory_needs import MIB
 from loraplex.engine.tuning.messages import FromTrainer, Open, Ready
+from loraplex.engine.tuning.step_shapes import Shapes
 from support.models import make_tiny_llama
 from support.tuning import chat_line, of_kind, open_order, recipe, train_here, write_lines
 

@@ -59,7 +59,10 @@ def test_a_confined_trainer_reaches_only_its_files(base: Path, tmp_path: Path) -
         probed.mkdir()
         targets = asdict(probe._prepare(probed, stack))
         memory_bytes = probe._LIMITS.memory_bytes
-        order = open_order(base, tmp_path / "lines", tmp_path, max_memory_bytes=memory_bytes)
+        cpu = min(os.sched_getaffinity(0))
+        order = open_order(
+            base, tmp_path / "lines", tmp_path, max_memory_bytes=memory_bytes, cpus=(cpu,)
+        )
         (tmp_path / "lines").write_text(json.dumps(targets))
         with TrainerProcess(order, "support.probing_trainer") as trainer:
             failed = trainer.receive()
@@ -67,6 +70,7 @@ def test_a_confined_trainer_reaches_only_its_files(base: Path, tmp_path: Path) -
     found = json.loads(failed.message)
     assert found["possible"] in ([], ["connect_unix_socket"]), "only modes guard socket files"
     assert found["niceness"] == 19
+    assert found["cpus"] == [cpu]
     assert found["core"] == [0, 0]
     assert not found["torch"]
     assert (tmp_path / "result" / "written").exists()
