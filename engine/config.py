@@ -198,7 +198,7 @@ class EngineConfig:
     """Host memory for the KV blocks of preempted sequences and of evicted prefixes; without it they
     are recomputed."""
     # StreamingLLM (Xiao et al. 2023): memory is bounded for an output of any length. Positions are
-    # not renumbered within the window, so an output still ends at `max_model_len`.
+    # not renumbered within the window: `model.endless` says which bases may exceed `max_model_len`.
     attention_window: Annotated[int | None, Option(minimum=1), Unset("all")] = None
     """Attention window of the full-attention layers, in tokens."""
     attention_sinks: Annotated[int, Option(minimum=0)] = 4

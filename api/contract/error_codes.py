@@ -53,6 +53,9 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
     "kv_policy_not_served": ErrorCode(
         400, "The server's base or KV cache does not support `kv_policy`; the message says why."
     ),
+    "endless_not_served": ErrorCode(
+        400, "The server's base or KV cache does not support `endless`; the message says why."
+    ),
     "invalid_grammar": ErrorCode(
         400, "The schema or grammar is invalid or not supported; the message says where and why."
     ),

@@ -15,6 +15,7 @@ REQUEST_ERRORS = (
     *MODEL_ERRORS,
     "proposer_not_served",
     "kv_policy_not_served",
+    "endless_not_served",
     "context_length_exceeded",
     "tenant_queue_full",
     "rate_limited",

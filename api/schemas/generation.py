@@ -181,6 +181,9 @@ class SamplingBody(RequestModel):
     """From arrival to the last token."""
     speculation: OptionalSpeculation = None
     kv_policy: KvPolicyBody | None = None
+    endless: bool | None = None
+    """The output may go on beyond the context length, up to the maximum of tokens, which must be
+    given."""
     structured_outputs: StructuredOutputs | None = None
 
     tolerated: ClassVar[frozenset[str]] = frozenset(
