@@ -212,7 +212,7 @@ class EngineConfig:
     ] = None
     """Folder of --prefix-disk-gib on a local disk, for one server alone."""
     # StreamingLLM (Xiao et al. 2023): memory is bounded for an output of any length. Positions are
-    # not renumbered within the window, so an output still ends at `max_model_len`.
+    # not renumbered within the window: `model.endless` says which bases may exceed `max_model_len`.
     attention_window: Annotated[int | None, Option(minimum=1), Unset("all")] = None
     """Attention window of the full-attention layers, in tokens."""
     attention_sinks: Annotated[int, Option(minimum=0)] = 4

@@ -94,6 +94,13 @@ class KvPolicyNotServed(EngineError):
     param = "kv_policy"
 
 
+class EndlessNotServed(EngineError):
+    """The server does not support outputs beyond its context length."""
+
+    code = "endless_not_served"
+    param = "endless"
+
+
 class InvalidGrammar(EngineError):
     """The grammar cannot be followed by any output, or exceeds the limits."""
 

@@ -8,7 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..adapters.identity import AdapterKey
-from .errors import AdapterDeleted, EngineError, InvalidParameter, KvPolicyNotServed
+from .errors import (
+    AdapterDeleted,
+    EndlessNotServed,
+    EngineError,
+    InvalidParameter,
+    KvPolicyNotServed,
+)
 from .kv.prefix_cache import CacheNamespace
 from .kv_policy import EvictionMethod, KvPolicy
 from .messages import (
@@ -195,6 +201,8 @@ class RequestLifecycle:
         self._speculation.check(submitted.speculation)
         if submitted.kv_policy and self._info.kv_policy_obstacle:
             raise KvPolicyNotServed(f"kv_policy: {self._info.kv_policy_obstacle}")
+        if submitted.is_endless and self._info.endless_obstacle:
+            raise EndlessNotServed(f"endless: {self._info.endless_obstacle}")
         if submitted.adapter in self._drains:
             raise AdapterDeleted
 

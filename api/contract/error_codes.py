@@ -58,6 +58,9 @@ REQUEST_CODES: Mapping[str, ErrorCode] = {
         "`slo` asks for a shorter target than the tenant has, or for one where it has none; the "
         "message says which is allowed.",
     ),
+    "endless_not_served": ErrorCode(
+        400, "The server's base or KV cache does not support `endless`; the message says why."
+    ),
     "invalid_grammar": ErrorCode(
         400, "The schema or grammar is invalid or not supported; the message says where and why."
     ),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from starlette.requests import Request
 
 from ...platform.keys.principal import Principal
+from ..contract.errors import ApiError
 from ..http.request_context import held_charge, split_key
 from ..inference.inference import Inference
 from ..inference.order import Order
+from ..inference.prompts import Prompts
 from ..inference.served_models import ServedModel
 from ..samples.content import ChatContent
 from ..samples.open_sample import OpenSample
@@ -77,8 +80,9 @@ async def order_chat(
         targets=targets_of(body.slo),
         speculation=body.speculation_params,
         kv_policy=body.kv_policy_params,
+        is_endless=bool(body.endless),
         sampling=body.sampling(
-            max_tokens=body.output_limit or prompts.room_for_output(prompt),
+            max_tokens=_output_limit(body, prompts, prompt),
             num_logprobs=body.num_logprobs,
             grammar=plan.grammar,
             defaults=inference.generation_defaults,
@@ -90,6 +94,18 @@ async def order_chat(
         sample=_sample(request, inference, model, body, plan),
     )
     return ChatOrder(order, plan)
+
+
+def _output_limit(
+    body: ChatBody | ResponsesBody | MessagesBody, prompts: Prompts, prompt: Sequence[int]
+) -> int:
+    """Raises ApiError if nothing bounds the output."""
+    if body.output_limit:
+        return body.output_limit
+    if body.endless:
+        message = "endless: the maximum of output tokens must be given"
+        raise ApiError("invalid_parameter", message, param="endless")
+    return prompts.room_for_output(prompt)
 
 
 def _sample(

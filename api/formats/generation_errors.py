@@ -16,6 +16,7 @@ REQUEST_ERRORS = (
     "proposer_not_served",
     "kv_policy_not_served",
     "slo_too_strict",
+    "endless_not_served",
     "context_length_exceeded",
     "tenant_queue_full",
     "rate_limited",

@@ -11,6 +11,7 @@ import structlog
 
 from ...adapters.manager import Tier
 from ...engine.errors import (
+    EndlessNotServed,
     GrammarNotServed,
     InvalidGrammar,
     KvPolicyNotServed,
@@ -171,6 +172,7 @@ class Inference:
         self._check_proposer(order)
         self._check_kv_policy(order)
         objective_of(order, self._engine.info.latency_targets)
+        self._check_endless(order)
         await self._check_grammar(order)
 
     def _check_token_ids(self, order: Order) -> None:
@@ -195,6 +197,11 @@ class Inference:
         obstacle = self._engine.info.kv_policy_obstacle
         if order.kv_policy is not None and obstacle is not None:
             raise KvPolicyNotServed(f"kv_policy: {obstacle}")
+
+    def _check_endless(self, order: Order) -> None:
+        obstacle = self._engine.info.endless_obstacle
+        if order.is_endless and obstacle is not None:
+            raise EndlessNotServed(f"endless: {obstacle}")
 
     async def _check_grammar(self, order: Order) -> None:
         grammar = order.sampling.grammar

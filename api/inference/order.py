@@ -41,6 +41,8 @@ class Order:
     """None: the engine decides."""
     kv_policy: KvPolicy | None = None
     """None: the engine's default."""
+    is_endless: bool = False
+    """Prompt and output together may exceed the context length."""
     sampling: SamplingParams
     """Of the first choice; the others differ in their seed."""
     text: TextForm

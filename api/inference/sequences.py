@@ -60,6 +60,7 @@ def _request(
         group_id=f"{order.request_id}-{position}" if is_one_of_many else None,
         speculation=order.speculation,
         kv_policy=order.kv_policy,
+        is_endless=order.is_endless,
         priority=order.priority,
         targets=targets,
         is_further=index > 0,

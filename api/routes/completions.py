@@ -61,7 +61,7 @@ async def create_completion(
         tokenizer=model.own_tokenizer,
         add_special_tokens=body.adds_special_tokens,
         truncate=body.truncate_prompt_tokens,
-        max_tokens=body.output_limit,
+        max_tokens=1 if body.endless else body.output_limit,
     )
     order = Order(
         request_id=request.state.request_id,
@@ -77,6 +77,7 @@ async def create_completion(
         targets=targets_of(body.slo),
         speculation=body.speculation_params,
         kv_policy=body.kv_policy_params,
+        is_endless=bool(body.endless),
         sampling=body.sampling(
             max_tokens=body.output_limit,
             num_logprobs=body.num_logprobs,

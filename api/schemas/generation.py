@@ -184,6 +184,9 @@ class SamplingBody(RequestModel):
     """Targets for this request, at most as strict as the tenant's."""
     speculation: OptionalSpeculation = None
     kv_policy: KvPolicyBody | None = None
+    endless: bool | None = None
+    """The output may go on beyond the context length, up to the maximum of tokens, which must be
+    given."""
     structured_outputs: StructuredOutputs | None = None
 
     tolerated: ClassVar[frozenset[str]] = frozenset(

@@ -272,7 +272,7 @@ class _Tables:
     def __init__(self, layout: DecodeLayout, group: KvGroup, device: torch.device) -> None:
         self._group = group
         self._block_size = layout.block_size
-        self._padding = layout.max_model_len  # no query sees so far
+        self._padding = 2 * layout.max_model_len  # no query sees so far: see `endless`
         size = (num_tables(group), layout.max_rows, layout.table_width(group))
         self._blocks = torch.full(size, self._padding, dtype=torch.int64, device=device)
         self._blocks[0].fill_(NULL_BLOCK)

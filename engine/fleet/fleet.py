@@ -445,4 +445,5 @@ def _smallest(infos: Sequence[EngineInfo]) -> EngineInfo:
         max_model_len=min(info.max_model_len for info in infos),
         arena_bytes=min(info.arena_bytes for info in infos),
         serves_grammars=all(info.serves_grammars for info in infos),
+        endless_obstacle=next(filter(None, (info.endless_obstacle for info in infos)), None),
     )

@@ -121,9 +121,12 @@ class KvBlocks:
 
     # --- a sequence's way -------------------------------------------------------------------------
 
-    def new_sequence(self, eviction: EvictionPlan | None = None) -> SequenceBlocks:
-        """`eviction`: only if no group has a window and blocks are never quantized together."""
-        return SequenceBlocks.empty(len(self.groups), eviction)
+    def new_sequence(
+        self, eviction: EvictionPlan | None = None, *, slides_at: int = NEVER
+    ) -> SequenceBlocks:
+        """`eviction`: only if no group has a window and blocks are never quantized together.
+        `slides_at`: see `SequenceBlocks`; only if every group has a window, none in chunks."""
+        return SequenceBlocks.empty(len(self.groups), eviction, slides_at=slides_at)
 
     def match(
         self,
@@ -251,18 +254,22 @@ class KvBlocks:
 
         `token_ids` must be final up to `num_computed`.
         """
-        num_full = num_computed // self._block_size
+        num_cached = num_computed - seq.num_evicted
+        num_full = num_cached // self._block_size
         for group in self.groups:
             group.close(seq, num_full)
         if self._prefixes is not None and not seq.num_evicted:
             self._prefixes.publish(seq, namespace, token_ids, num_full)
         for group in self._windowed:
-            group.leave_behind(seq, num_computed)
+            group.leave_behind(seq, num_cached)
+        if num_cached >= seq.slides_at:
+            self._slide(seq)
         if seq.eviction and num_computed == seq.compacts_at:
             self._compact(seq, seq.eviction)
         if self._changes_at_blocks:
-            next_full = (num_full + 1) * self._block_size
-            left_at = num_full * self._block_size + STATE_WINDOW.size  # the block before
+            full = num_computed - num_cached % self._block_size
+            next_full = full + self._block_size
+            left_at = full + STATE_WINDOW.size  # the block before
             if self.holds_states and num_computed < left_at:
                 next_full = left_at
             seq.num_tokens_handled = min(next_full, seq.compacts_at) - 1
@@ -276,6 +283,18 @@ class KvBlocks:
         seq.num_evicted = seq.compacts_at - plan.budget
         seq.compacts_at = plan.next_after(seq.compacts_at)
         seq.num_writable = self._num_writable(seq)
+
+    def _slide(self, seq: SequenceBlocks) -> None:
+        """Remove the entries between the sinks and what any group still sees from the tables. What
+        they hold afterwards is no prefix."""
+        first = max(group.num_sink_blocks for group in self.groups)
+        num_left = min(seq.num_freed) - first
+        if num_left <= 0:
+            return
+        for group in self.groups:
+            group.remove_left(seq, first, num_left)
+        seq.num_published = 0
+        seq.num_evicted += num_left * self._block_size
 
     def shrink(self, seq: SequenceBlocks, num_tokens: int) -> None:
         """Free the blocks after the first `num_tokens`, of which no more are computed.
@@ -305,7 +324,8 @@ class KvBlocks:
         """
         if self._has_open_blocks:
             num_computed -= num_computed % self._block_size
-            if not all(group.sees_all_it_needs(seq, num_computed) for group in self.groups):
+            num_cached = num_computed - seq.num_evicted
+            if not all(group.sees_all_it_needs(seq, num_cached) for group in self.groups):
                 return 0
         num_blocks = num_blocks_for(num_computed - seq.num_evicted, self._block_size)
         counts = [group.num_to_swap(seq, num_blocks) for group in self.groups]

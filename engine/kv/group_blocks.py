@@ -226,7 +226,8 @@ class GroupBlocks:
         if self.open is None:
             return True
         if seq.is_swapped:  # what comes back is complete
-            num_blocks = num_blocks_for(num_computed + num_tokens, self._block_size)
+            total = num_computed + num_tokens - seq.num_evicted
+            num_blocks = num_blocks_for(total, self._block_size)
             num_new = num_blocks - len(seq.tables[self.index])
         else:
             num_new = self.num_missing(seq, num_computed, num_tokens)
@@ -241,15 +242,22 @@ class GroupBlocks:
             if not self.open.close(table.item(index)):
                 return  # blocks are completed in order
 
-    def leave_behind(self, seq: SequenceBlocks, num_computed: int) -> None:
-        """Free the blocks that are outside the window."""
+    def leave_behind(self, seq: SequenceBlocks, num_cached: int) -> None:
+        """Free the blocks that are outside the window of the query at place `num_cached`."""
         start = max(seq.num_freed[self.index], self.num_sink_blocks)
-        stop = self.layout.first_kept_block(num_computed, self._block_size)
+        stop = self.layout.first_kept_block(num_cached, self._block_size)
         if stop <= start:
             return
         self.pool.free(seq.tables[self.index][start:stop].tolist())
         self._replace(seq, start, [NULL_BLOCK] * (stop - start))
         seq.num_freed[self.index] = stop
+
+    def remove_left(self, seq: SequenceBlocks, first: int, count: int) -> None:
+        """Remove the table's entries `[first, first + count)`, whose blocks the window has
+        freed."""
+        table = seq.tables[self.index]
+        seq.tables[self.index] = joined(table[:first], table[first + count :])
+        seq.num_freed[self.index] -= count
 
     def shrink(self, seq: SequenceBlocks, num_blocks: int) -> None:
         """Free the blocks after the first `num_blocks`, to be reused first."""

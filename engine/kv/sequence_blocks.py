@@ -55,21 +55,28 @@ class SequenceBlocks:
     eviction: EvictionPlan | None = None
     """None: all computed tokens stay in the cache."""
     num_evicted: int = 0
-    """The computed tokens that every layer and KV head has evicted, each its own."""
+    """The computed tokens that have no place: those that every layer and KV head has evicted, each
+    its own, and those of entries that were removed from the tables."""
     compacts_at: int = NEVER
     """The step that computes up to this number of tokens compacts the cache, and none computes
     more."""
+    slides_at: int = NEVER
+    """From this place on, the entries of blocks that the windows of all groups have freed are
+    removed from the tables, so that these stay bounded."""
     targets: list[BlockTable] = field(default_factory=list)
     """Where it moves the kept tokens, per group; empty before that step."""
 
     @classmethod
-    def empty(cls, num_groups: int, eviction: EvictionPlan | None = None) -> SequenceBlocks:
+    def empty(
+        cls, num_groups: int, eviction: EvictionPlan | None = None, *, slides_at: int = NEVER
+    ) -> SequenceBlocks:
         return cls(
             tables=[NO_BLOCKS] * num_groups,
             num_freed=[0] * num_groups,
             host_slots=[{} for _ in range(num_groups)],
             eviction=eviction,
             compacts_at=eviction.next_after(0) if eviction else NEVER,
+            slides_at=slides_at,
         )
 
     @property

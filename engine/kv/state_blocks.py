@@ -61,10 +61,11 @@ class StateBlocks(GroupBlocks):
     def num_missing(
         self, seq: SequenceBlocks, num_computed: int, num_tokens: int, chunk: int | None = None
     ) -> int:
-        num_blocks = num_blocks_for(num_computed + num_tokens, self._block_size)
+        total = num_computed + num_tokens - seq.num_evicted
+        num_blocks = num_blocks_for(total, self._block_size)
         num_new = min(max(num_blocks - len(seq.tables[self.index]), 0), 1)
         if chunk is not None and num_new:
-            peak = self.layout.peak_blocks(num_computed + num_tokens, chunk, self._block_size)
+            peak = self.layout.peak_blocks(total, chunk, self._block_size)
             num_new = max(peak - self.num_held(seq), 0)
         if seq.is_swapped:
             return num_new + self._num_to_restore(seq)
@@ -72,8 +73,9 @@ class StateBlocks(GroupBlocks):
 
     def grow(self, seq: SequenceBlocks, num_computed: int, num_tokens: int) -> None:
         table = seq.tables[self.index]
-        num_blocks = num_blocks_for(num_computed + num_tokens, self._block_size)
-        assert num_blocks <= len(table) or num_computed == len(table) * self._block_size, (
+        start = num_computed - seq.num_evicted
+        num_blocks = num_blocks_for(start + num_tokens, self._block_size)
+        assert num_blocks <= len(table) or start == len(table) * self._block_size, (
             "a step computes tokens of an unfinished block and of another"
         )
         if num_blocks <= len(table):
@@ -90,9 +92,9 @@ class StateBlocks(GroupBlocks):
         if seq.tables[self.index].item(index) not in self._decoded:
             super().publish(seq, index, prefix)
 
-    def leave_behind(self, seq: SequenceBlocks, num_computed: int) -> None:
+    def leave_behind(self, seq: SequenceBlocks, num_cached: int) -> None:
         start = seq.num_freed[self.index]
-        stop = self.layout.first_kept_block(num_computed, self._block_size)
+        stop = self.layout.first_kept_block(num_cached, self._block_size)
         if stop <= start:
             return
         left = seq.tables[self.index][start:stop].tolist()

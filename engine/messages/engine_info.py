@@ -49,6 +49,8 @@ class EngineInfo:
     """Whether requests may have a grammar."""
     kv_policy_obstacle: str | None = None
     """Why requests may have no KV policy; None: they may."""
+    endless_obstacle: str | None = None
+    """Why requests may not exceed `max_model_len`; None: they may."""
     embedding_size: int = 0
     """The dimension of an embedding."""
     embedding_format: str = "none"

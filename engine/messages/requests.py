@@ -69,6 +69,8 @@ class GenerationRequest:
     """None: the engine's choice."""
     kv_policy: KvPolicy | None = None
     """None: the engine's default."""
+    is_endless: bool = False
+    """Prompt and output together may exceed the engine's `max_model_len`, the prompt alone not."""
     priority: int = 0
     """Lower values run first within the tenant. It has no effect between tenants."""
     tenant_weight: float = 1.0

@@ -46,7 +46,7 @@ class SequenceChunk(NamedTuple):
     is_prompt: bool = False
     """Its logits rows are read, and verify nothing."""
     num_evicted: int = 0
-    """Tokens before it that are no longer in the blocks: a token's place in them is its position
+    """Tokens before it that have no place in the blocks any more: a token's place is its position
     less these."""
     rotary_start: int = 0
     """Where its sequence begins in the tables of rotary embeddings: `RotaryContexts.start`."""
@@ -243,7 +243,7 @@ def make_inputs(
     if groups[-1].holds_states:
         states = make_state_batch(
             [chunk.tables[-1] for chunk in chunks],
-            [chunk.start for chunk in chunks],
+            [chunk.place for chunk in chunks],
             [len(chunk.token_ids) for chunk in chunks],
             block_size=block_size,
             device=device,

@@ -49,7 +49,7 @@ def make_state_batch(
     block_size: int,
     device: torch.device,
 ) -> StateBatch:
-    """For each sequence its table in the group of states, the position of its first token, and its
+    """For each sequence its table in the group of states, the place of its first token, and its
     number of tokens."""
     spans = list(zip(tables, starts, counts, strict=True))
     sources = [t.item((start - 1) // block_size) if start else NULL_BLOCK for t, start, _ in spans]

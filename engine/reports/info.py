@@ -6,9 +6,11 @@ from ..checkpoint.files import locate_base
 from ..config import EngineConfig, GenerationConfig, KvDtype
 from ..generation_defaults import GenerationDefaults, read_generation_defaults
 from ..kv.eviction import eviction_obstacle
+from ..memory.kv_demands import kv_groups
 from ..memory.plan import MemoryPlan
 from ..messages import EngineInfo, LatencyTargets
 from ..model.base_model import BaseModel, num_query_heads
+from ..model.endless import endless_obstacle
 from ..runtime_id import served_runtime_id
 
 
@@ -45,6 +47,7 @@ def describe_engine(
         latency_targets=LatencyTargets.of_ms(config.target_ttft_ms, config.target_itl_ms),
         serves_grammars=serves_grammars,
         kv_policy_obstacle=_kv_policy_obstacle(config, base, plan),
+        endless_obstacle=_endless_obstacle(config, base, plan),
         embedding_size=base.embedding_size,
         weight_bytes=base.weight_bytes * config.num_ranks,
         num_query_heads=num_query_heads(base.config),
@@ -60,3 +63,16 @@ def _generation_defaults(config: EngineConfig) -> GenerationDefaults:
 def _kv_policy_obstacle(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> str | None:
     quantizes_blocks = KvDtype(config.kv_dtype).quantizes_blocks
     return eviction_obstacle(plan.kv_groups, base.kv_shapes, quantizes_blocks=quantizes_blocks)
+
+
+def _endless_obstacle(config: EngineConfig, base: BaseModel, plan: MemoryPlan) -> str | None:
+    if base.rotary_contexts.has_tables:
+        return "the rotary frequencies of this base depend on the length"
+    shapes = base.stages.all_kv_shapes
+    return endless_obstacle(
+        base.config,
+        kv_groups(config, shapes, max_model_len=base.max_model_len),
+        shapes,
+        max_model_len=plan.max_model_len,
+        block_size=config.kv_block_size,
+    )

@@ -23,7 +23,7 @@ from ...adapters.tier import Tier
 from ..config import MAX_READ_ROWS
 from ..errors import DeadlineExceeded, EngineError, PromptTooLong
 from ..kv.blocks import KvBlocks
-from ..kv.eviction import plan_eviction
+from ..kv.eviction import NEVER, plan_eviction
 from ..kv.sequence_blocks import SequenceBlocks
 from ..messages import NO_TARGETS, LatencyTargets, RequestStarted
 from ..request import Request
@@ -292,11 +292,14 @@ class Scheduler:
             max_num_tokens=request.max_num_tokens,
             block_size=self.limits.block_size,
         )
-        return self._kv.new_sequence(plan)
+        slides_at = self.limits.max_model_len if request.submitted.is_endless else NEVER
+        return self._kv.new_sequence(plan, slides_at=slides_at)
 
     def _check_fits(self, request: Request) -> None:
         longest, plan = request.max_num_tokens, request.kv.eviction
         chunk = self.limits.max_num_batched_tokens
+        if request.submitted.is_endless:  # what it holds does not grow with what it generates
+            longest = min(longest, max(self.limits.max_model_len, request.num_prompt_tokens + 1))
         if longest > self.limits.max_model_len or not self._kv.fits_alone(longest, chunk, plan):
             capacity = min(self.limits.max_model_len, self._kv.longest(chunk))
             num_asked = request.submitted.sampling.max_tokens

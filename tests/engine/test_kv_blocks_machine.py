@@ -6,7 +6,8 @@ tensors store these. Whatever a sequence reads must be its own.
 With open blocks, as of formats that quantize complete blocks, a sequence reads its own block in its
 open slot and complete blocks as they were when their last token was written.
 
-Some sequences are compacted: here their last tokens stay.
+Some sequences are compacted: here their last tokens stay. Some are endless: from a number of places
+on, what all windows have left loses its places.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.block_pool import NULL_BLOCK
 from loraplex.engine.kv.blocks import KvBlocks
-from loraplex.engine.kv.eviction import EvictionPlan
+from loraplex.engine.kv.eviction import NEVER, EvictionPlan
 from loraplex.engine.kv.layout import (
     CopyBlock,
     EraseOnDisk,
@@ -57,7 +58,12 @@ LAYOUTS = [
     [KvGroup((0,), None, 0, 11), KvGroup((1,), AttentionWindow(4), 0, 8)],
     [KvGroup((0,), None, 0, 10), KvGroup((1,), AttentionWindow(2), 3, 9)],
     [KvGroup((0,), None, 0, 12), KvGroup((1,), AttentionWindow(6, is_chunked=True), 0, 9)],
+    [KvGroup((0,), AttentionWindow(4), 0, 9), KvGroup((1,), AttentionWindow(2), 3, 9)],
 ]
+SLIDES_AT = 10
+"""Places of an endless sequence."""
+MAX_TOKENS = 20
+ENDLESS_TOKENS = 80
 
 
 @dataclass(eq=False)
@@ -69,6 +75,16 @@ class Sequence:
     num_scheduled: int = 0
     kept: list[Content] = field(default_factory=list)
     """What the last compaction left, in its first places."""
+    num_sink_places: int = 0
+    """The first places, which an endless sequence never gives to others."""
+
+    @property
+    def is_endless(self) -> bool:
+        return self.kv.slides_at == SLIDES_AT
+
+    @property
+    def num_cached(self) -> int:
+        return self.num_computed - self.kv.num_evicted
 
     def content(self, position: int) -> Content:
         return self.namespace, tuple(self.token_ids[: position + 1])
@@ -76,6 +92,8 @@ class Sequence:
     def content_at(self, place: int) -> Content:
         if place < len(self.kept):
             return self.kept[place]
+        if place < self.num_sink_places:
+            return self.content(place)
         return self.content(place + self.kv.num_evicted)
 
 
@@ -151,6 +169,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
         self.layout = layout
         self.opens = num_open_slots is not None
         self.compacts = not self.opens and all(group.window is None for group in layout)
+        self.slides = all(group.window and not group.window.is_chunked for group in layout)
         self.kv = KvBlocks(
             layout,
             SIZE,
@@ -190,6 +209,7 @@ class KvBlocksMachine(RuleBasedStateMachine):
         token_ids=st.lists(st.integers(0, 1), max_size=4),
         method=st.none() | st.sampled_from(EvictionMethod),
         budget=st.integers(2, 6),
+        is_endless=st.booleans(),
     )
     def admit(
         self,
@@ -198,11 +218,18 @@ class KvBlocksMachine(RuleBasedStateMachine):
         token_ids: list[int],
         method: EvictionMethod | None = None,
         budget: int = 2,
+        *,
+        is_endless: bool = False,
     ) -> Sequence:
         token_ids = [0] * num_common + token_ids
         plan = EvictionPlan(method, budget, len(token_ids), SIZE) if method else None
-        kv = self.kv.new_sequence(plan if self.compacts else None)
+        kv = self.kv.new_sequence(
+            plan if self.compacts else None,
+            slides_at=SLIDES_AT if is_endless and self.slides else NEVER,
+        )
         sequence = Sequence(kv, namespace, token_ids)
+        if sequence.is_endless:
+            sequence.num_sink_places = SIZE * max(map(num_sink_blocks, self.layout))
         self.live.append(sequence)
         self._match(sequence)
         return sequence
@@ -276,15 +303,21 @@ class KvBlocksMachine(RuleBasedStateMachine):
     def _advance(self, sequence: Sequence) -> None:
         sequence.num_computed += sequence.num_scheduled
         sequence.num_scheduled = 0
-        num_cached = sequence.num_computed - sequence.kv.num_evicted
-        kept = [sequence.content_at(place) for place in range(num_cached)]
+        kept = [sequence.content_at(place) for place in range(sequence.num_cached)]
+        num_evicted = sequence.kv.num_evicted
         is_compacted = sequence.num_computed == sequence.kv.compacts_at
         self.kv.advance(sequence.kv, sequence.namespace, sequence.token_ids, sequence.num_computed)
         if is_compacted:
             assert sequence.kv.eviction is not None
             sequence.kept = kept[-sequence.kv.eviction.budget :]
             self.tensors.counts["compactions"] += 1
-        if sequence.num_computed == len(sequence.token_ids) < 20:
+        elif sequence.kv.num_evicted > num_evicted:
+            assert sequence.is_endless
+            self.tensors.counts["slides"] += 1
+        if sequence.is_endless:  # no more than the windows and what was left in a step
+            assert sequence.num_cached < SLIDES_AT + 8
+        longest = ENDLESS_TOKENS if sequence.is_endless else MAX_TOKENS
+        if sequence.num_computed == len(sequence.token_ids) < longest:
             sequence.token_ids.append(sequence.num_computed % 2)
 
     def _write(self, sequence: Sequence) -> None:
@@ -372,18 +405,17 @@ class KvBlocksMachine(RuleBasedStateMachine):
                 self._check_published(prefix.key, self.tensors.host[index, slot])
 
     def _check_readable(self, sequence: Sequence, group: int) -> None:
-        """Every position that the next query sees is there, on the device or on the host."""
+        """Every place that the next query sees is there, on the device or on the host."""
         layout = self.layout[group]
-        for position in range(sequence.kv.num_evicted, sequence.num_computed):
+        for place in range(sequence.num_cached):
             if (
                 layout.window is not None
-                and position < layout.window.first_visible(sequence.num_computed)
-                and position >= layout.sinks
+                and place < layout.window.first_visible(sequence.num_cached)
+                and place >= layout.sinks
             ):
                 continue
-            place = position - sequence.kv.num_evicted
             index = place // SIZE
-            if self.opens and index == sequence.num_computed // SIZE:
+            if self.opens and index == sequence.num_cached // SIZE:
                 block_id = tables_of(sequence.kv)[group][index]
                 block = self.tensors.open[group, self.tensors.slots[group, block_id]]
             elif index in sequence.kv.host_slots[group]:
@@ -425,7 +457,7 @@ TestKvBlocks.settings = settings(
 
 @pytest.mark.parametrize(
     ("has_open_blocks", "num_runs"),
-    [(False, 44), (True, 12), pytest.param(True, 60, marks=pytest.mark.slow)],
+    [(False, 76), (True, 14), pytest.param(True, 60, marks=pytest.mark.slow)],
 )
 def test_long_walks_reach_every_mechanism(has_open_blocks: bool, num_runs: int) -> None:
     """The machine's rules again, hundreds to a run: hypothesis's own runs are short."""
@@ -448,10 +480,14 @@ def test_long_walks_reach_every_mechanism(has_open_blocks: bool, num_runs: int) 
         reached += machine.tensors.counts
         reached["left behind"] += sum(map(any, (seq.kv.num_freed for seq in machine.live)))
         machine.teardown()
-    mechanisms = ["hits", "fetches", "copies", "evictions", "swapped in", "left behind"]
+    mechanisms = ["hits", "fetches", "copies", "evictions", "swapped in", "left behind", "slides"]
     for mechanism in mechanisms + ["compactions"] * (not has_open_blocks):
         # Swapped sequences and forks end at complete blocks if the others are open.
         assert reached[mechanism] >= (2 if has_open_blocks else 30), reached
+
+
+def num_sink_blocks(group: KvGroup) -> int:
+    return group.num_sink_blocks(SIZE)
 
 
 def _walk(machine: KvBlocksMachine, rng: Random) -> None:
@@ -459,7 +495,8 @@ def _walk(machine: KvBlocksMachine, rng: Random) -> None:
         tail = [rng.randrange(2) for _ in range(rng.randrange(5))]
         method = rng.choice([None, *EvictionMethod])
         namespace, num_common = rng.choice(NAMESPACES[:2]), rng.randint(1, 10)
-        machine.admit(namespace, num_common, tail, method, rng.randint(2, 4))
+        budget, is_endless = rng.randint(2, 4), rng.random() < 0.5
+        machine.admit(namespace, num_common, tail, method, budget, is_endless=is_endless)
         return
     sequence = rng.choice(machine.live)
     action = rng.random()

@@ -80,6 +80,7 @@ def make_request(
     priority: int = 0,
     speculation: SpeculationParams | None = None,
     kv_policy: KvPolicy | None = None,
+    is_endless: bool = False,
     pooling: Pooling | None = None,
     num_prompt_logprobs: int | None = None,
     num_lone_steps: int = 0,
@@ -104,6 +105,7 @@ def make_request(
         priority=priority,
         speculation=speculation,
         kv_policy=kv_policy,
+        is_endless=is_endless,
         pooling=pooling,
         num_prompt_logprobs=num_prompt_logprobs,
     )
