@@ -55,9 +55,23 @@ def canary(
             "--limit",
             metavar="NAME=VALUE",
             help="Another limit than the default, or `none`: error_rate=0.02, refusals=0.05, "
-            "length=1.5, latency=1.5, min_requests=100. Implies --watch. Repeatable.",
+            "length=1.5, latency=1.5, judge=0.1, min_requests=100. Implies --watch. Repeatable.",
         ),
     ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            help="Model that compares answers of the two versions, for the limit judge. Implies "
+            "--watch."
+        ),
+    ] = None,
+    judge_percent: Annotated[
+        float,
+        typer.Option(
+            callback=check_finite,
+            help="Percentage of the alias's requests that both versions answer for the judge.",
+        ),
+    ] = 10.0,
     override: Override = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -67,7 +81,11 @@ def canary(
     With --watch, it also ends by itself when it is worse than the alias's own version. If the alias
     has a gate, the command waits for the evaluation.
     """
-    wanted = parse_limits(limits or []) if is_watched or limits else None
+    wanted: dict[str, Any] | None = None
+    if is_watched or limits or judge is not None:
+        wanted = {**parse_limits(limits or [])}
+    if wanted is not None and judge is not None:
+        wanted |= {"judge_model": judge, "judge_percent": judge_percent}
     with open_client() as client:
         aliases = client.get(api_path("adapters", name))["aliases"]
         if alias not in aliases:

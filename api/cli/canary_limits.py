@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-NAMES = ("error_rate", "refusals", "length", "latency", "min_requests")
+NAMES = ("error_rate", "refusals", "length", "latency", "judge", "min_requests")
 
 
 def parse_limits(texts: Sequence[str]) -> dict[str, float | None]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from .golden_set import GoldenCase, GoldenSet, Scorer
-from .judge import TIE_SCORE, Comparison, score_of_first
+from .judge import TIE_SCORE, Comparison, compare, score_of_first
 from .report import Models
 from .requests import Line, answer_lines, embedding_lines, text_of, vector_of
 from .scorers import cosine, equal_json, exact, rouge_l
@@ -92,7 +92,7 @@ def _judged(
             answer, other = answers[model][at], answers[models.against][at]
             scores[model, at] = TIE_SCORE
             if answer != other:
-                comparisons[model, at] = Comparison(case, answer, other)
+                comparisons[model, at] = compare(case, answer, other)
     if comparisons:
         scores |= _compare(comparisons, ask, judge)
     return scores

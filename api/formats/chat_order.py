@@ -91,6 +91,7 @@ async def order_chat(
         reasoning=plan.reasoning,
         bad_words=tuple(body.bad_words or ()),
         grammar_param="tools" if plan.may_call else body.form_param,
+        is_private=body.store is False,
         sample=_sample(request, inference, model, body, plan),
     )
     return ChatOrder(order, plan)

@@ -36,7 +36,7 @@ from ..tools.tool_format import ToolFormatName
 from .admission import Admission
 from .generation import Generation, Outcome, SequenceSpec
 from .grammar_checks import GrammarChecks
-from .live_answers import LiveAnswer, LiveAnswers, sampled_by
+from .live_answers import LiveAnswer, LiveAnswers, rival_of, shadow_of
 from .metering import Account, Metering
 from .objective import objective_of
 from .order import Order
@@ -264,8 +264,8 @@ class Inference:
         self, order: Order, sequences: Sequence[SequenceSpec], account: Account
     ) -> Generation:
         """The generation whose end settles the account."""
-        shadow, sample = sampled_by(order), order.sample
-        texts: list[str] | None = [] if shadow or sample else None
+        shadow, rival, sample = shadow_of(order), rival_of(order), order.sample
+        texts: list[str] | None = [] if shadow or rival or sample else None
 
         async def settle(outcome: Outcome) -> None:
             self._open.pop(order.request_id, None)
@@ -273,10 +273,11 @@ class Inference:
             if texts is None or outcome.finish_reason == ABORTED:
                 return
             text, counts = "".join(texts), outcome.counts
+            num_tokens = counts.num_completion_tokens
             if shadow is not None:
-                self._live_answers.offer(
-                    LiveAnswer(order, shadow, text, counts.num_completion_tokens)
-                )
+                self._live_answers.shadowed.offer(LiveAnswer(order, shadow, text, num_tokens))
+            if rival is not None:
+                self._live_answers.judged.offer(LiveAnswer(order, rival, text, num_tokens))
             if sample is not None:
                 sample.complete(text, outcome.finish_reason, counts)
 

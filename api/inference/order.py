@@ -60,6 +60,8 @@ class Order:
     """What the caller knows the prompts by."""
     held_charge: HeldCharge | None = None
     """Of a line of a batch: it runs in the background, and is charged with its result."""
+    is_private: bool = False
+    """Its caller said `store: false`: no judge reads its text."""
     sample: OpenSample | None = None
     """None: no sample of it is kept. Otherwise it has one sequence."""
     measures: RequestMeasures = field(default_factory=RequestMeasures)

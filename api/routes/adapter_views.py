@@ -10,6 +10,7 @@ from ...adapters.identity import AdapterKey
 from ...adapters.manager import Tier
 from ...adapters.status import AdapterLoad
 from ...engine.messages import AdapterExplanation, EngineInfo, EngineStats, SpeculationStats
+from ...platform.adapters.canary_limits import CanaryLimits
 from ...platform.adapters.history import AliasChange, DeletionReceipt, VersionTransition
 from ...platform.adapters.listing import AdapterSummary
 from ...platform.adapters.models import (
@@ -278,7 +279,9 @@ def _alias_canary(
 ) -> AliasCanaryView | None:
     if number is None or percent is None:
         return None
-    return AliasCanaryView(number, percent, None if limits is None else CanaryLimitsView(**limits))
+    known = CanaryLimits.from_json(limits)
+    view = None if known is None else CanaryLimitsView(**known.as_json())
+    return AliasCanaryView(number, percent, view)
 
 
 def _reason(code: str | None, message: str | None) -> Reason | None:

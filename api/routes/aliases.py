@@ -18,14 +18,16 @@ from ...platform.adapters.service import Canary
 from ...platform.audit.event import Changed, Event
 from ...platform.base import JsonObject
 from ...platform.errors import AliasNotFound, GateNotPassed
+from ...platform.keys.principal import Principal
 from ...platform.sessions import TenantSession
+from ..contract.errors import ApiError
 from ..contract.promises import answers
 from ..http.bodies import json_body
 from ..http.etags import TAGGED, IfMatch, tagged_response
 from ..http.json_response import json_response
 from ..schemas.adapters import ListView
 from ..schemas.aliases import AliasBody, AliasChangeView, AliasView, CanaryBody
-from ..server.runtime import CurrentRuntime
+from ..server.runtime import CurrentRuntime, Runtime
 from .adapter_views import alias_change_view, alias_view
 from .evaluation_start import gate_error
 from .parameters import NO_VERSION, Reader, RequestOrigin, Writer
@@ -62,6 +64,7 @@ async def get_alias(runtime: CurrentRuntime, principal: Reader, name: str, alias
     AliasView,
     errors=(
         *("adapter_not_ready", "base_mismatch", "gate_not_passed", "gate_refused"),
+        "model_not_found",
         *NO_VERSION,
     ),
     headers=TAGGED,
@@ -82,6 +85,8 @@ async def set_alias(
     changed, and the evaluation that the gate requires is started.
     """
     canary = None if body.canary is None else _canary(body.canary)
+    if canary is not None and canary.limits is not None:
+        await _check_judge(runtime, principal, canary.limits.judged_by)
 
     def change(session: TenantSession) -> Changed[AdapterAlias]:
         if_match.check(_view_to_change(session, name, alias))
@@ -163,6 +168,16 @@ async def list_alias_changes(
         lambda session: service.list_alias_changes(session, name, alias, limit=limit),
     )
     return json_response(ListView([alias_change_view(change) for change in changes]))
+
+
+async def _check_judge(runtime: Runtime, principal: Principal, judge: str | None) -> None:
+    """Raises a PlatformError or ApiError for a judge that the caller cannot use."""
+    if judge is None:
+        return
+    model = await runtime.inference.models.resolve(principal, judge)
+    if model.composition is not None or model.classification is not None:
+        message = "judge_model: must be the base model or an adapter that generates text"
+        raise ApiError("invalid_parameter", message, param="canary.limits.judge_model")
 
 
 def _canary(body: CanaryBody) -> Canary:

@@ -88,6 +88,7 @@ async def create_completion(
         bad_words=tuple(body.bad_words or ()),
         num_prompt_logprobs=body.num_prompt_logprobs,
         grammar_param=body.form_param,
+        is_private=body.store is False,
         sample=_sample(request, runtime.inference, model, body),
     )
     echoes: Sequence[Echo] = ()

@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints
 
 from ..contract.answer_model import AnswerModel
 from ..contract.request_model import RequestModel
+from .generation import ModelName
 
 VersionNumber = Annotated[int, Field(ge=1, le=999_999_999)]
 
@@ -30,8 +31,14 @@ class CanaryLimitsBody(RequestModel):
     """The ratio of the typical lengths of answers, in either direction."""
     latency: Ratio | None = 1.5
     """The ratio of the typical times per output token."""
+    judge: Annotated[float, Field(ge=0, lt=0.5)] | None = 0.1
+    """How far the canary's share of comparisons won may be below one half; a tie counts half."""
+    judge_model: ModelName | None = None
+    """The base or an adapter that compares answers of the two versions; null: none are."""
+    judge_percent: Annotated[float, Field(gt=0, le=100)] = 10.0
+    """The share of the alias's requests that the other version answers too, for the judge."""
     min_requests: Annotated[int, Field(ge=20, le=1_000_000)] = 100
-    """Of each version, before the two are compared."""
+    """Of each version, and of the judge's comparisons, before the two are compared."""
 
 
 class CanaryBody(RequestModel):
@@ -58,6 +65,10 @@ class AliasBody(RequestModel):
             "version": 3,
             "canary": {"version": 4, "percent": 10.0, "limits": {"error_rate": 0.01}},
         },
+        {
+            "version": 3,
+            "canary": {"version": 4, "percent": 10.0, "limits": {"judge_model": "judge@prod"}},
+        },
     )
 
 
@@ -69,6 +80,10 @@ class CanaryLimitsView(AnswerModel):
     refusals: float | None
     length: float | None
     latency: float | None
+    judge: float | None
+    judge_model: str | None
+    """Null: no answers are judged."""
+    judge_percent: float
     min_requests: int
 
 

@@ -19,7 +19,6 @@ from ..control_plane.sign_in import SignIn
 from ..oidc.bounded_client import BoundedClient
 from ..oidc.provider import Provider
 from ..oidc.provider_sign_in import ProviderSignIn
-from ..telemetry.canary_watch import CanaryWatch
 from ..telemetry.metrics import Metrics
 from ..telemetry.request_log import RequestLog
 from ..upkeep.expiring_keys import ExpiringKeys
@@ -40,7 +39,6 @@ class ControlServices:
     sign_in: SignIn
     provider_sign_in: ProviderSignIn | None
     request_log: RequestLog
-    canary_watch: CanaryWatch
     refusals: Refusals
     webhooks: Deliveries | None
     """None: the operator allows no webhooks."""
@@ -65,8 +63,6 @@ def open_control(
     stack.push_async_callback(sign_in.aclose)
     request_log = RequestLog(control_plane, metrics)
     stack.push_async_callback(request_log.close)
-    canary_watch = CanaryWatch(control_plane, metrics)
-    stack.push_async_callback(canary_watch.close)
     refusals = Refusals(control_plane)
     stack.push_async_callback(refusals.close)
     return ControlServices(
@@ -78,7 +74,6 @@ def open_control(
         sign_in=sign_in,
         provider_sign_in=_open_provider_sign_in(planes, secrets[0], stack),
         request_log=request_log,
-        canary_watch=canary_watch,
         refusals=refusals,
         webhooks=_open_webhooks(planes, metrics, stack),
     )

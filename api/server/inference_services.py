@@ -19,7 +19,10 @@ from ..inference.metering import Metering
 from ..inference.pricing import Pricing
 from ..inference.version_tokenizers import VersionTokenizers
 from ..samples.sample_log import SampleLog
+from ..shadows.background import Background
+from ..shadows.canary_judge import CanaryJudge
 from ..shadows.shadows import Shadows
+from ..telemetry.canary_watch import CanaryWatch
 from ..telemetry.fleet_memories import FleetMemories
 from ..telemetry.memories import Memories, ServerMemories
 from ..telemetry.metrics import Metrics
@@ -40,7 +43,9 @@ class InferenceServices:
     trainers: TrainerMemories
     overview: Overview
     inference: Inference
+    canary_watch: CanaryWatch
     shadows: Shadows
+    canary_judge: CanaryJudge
 
 
 def _open_memories(planes: Planes, trainers: TrainerMemories) -> Memories:
@@ -98,14 +103,24 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         samples=samples,
     )
     stack.push_async_callback(inference.aclose)
+    canary_watch = CanaryWatch(planes.control_plane, metrics)
+    stack.push_async_callback(canary_watch.close)
+    background = Background(inference, metering)
     shadows = Shadows(
-        live_answers,
-        inference=inference,
-        metering=metering,
+        live_answers.shadowed,
+        background=background,
         control_plane=planes.control_plane,
         metrics=metrics,
     )
     stack.push_async_callback(shadows.close)
+    canary_judge = CanaryJudge(
+        live_answers.judged,
+        inference=inference,
+        background=background,
+        canary_watch=canary_watch,
+        metrics=metrics,
+    )
+    stack.push_async_callback(canary_judge.close)
     if planes.settings.vllm_metrics:
         metrics.show_vllm_names(
             model_name=planes.served_model_name,
@@ -123,7 +138,9 @@ def open_inference(planes: Planes, stack: AsyncExitStack) -> InferenceServices:
         trainers,
         overview,
         inference,
+        canary_watch,
         shadows,
+        canary_judge,
     )
 
 

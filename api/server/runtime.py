@@ -165,6 +165,7 @@ async def _recover_and_start(
     control.device_usage.start()
     inference.overview.start()
     inference.shadows.start()
+    inference.canary_judge.start()
     adapters.attestations.start()
     await adapters.garbage.sweep_at_start()
     for service in (adapters.pushes, adapters.attestations, adapters.deletions):
@@ -173,7 +174,7 @@ async def _recover_and_start(
     adapters.reconciliation.start()
     control.request_log.start()
     inference.inference.samples.start()
-    control.canary_watch.start()
+    inference.canary_watch.start()
     control.refusals.start()
     adapters.garbage.start()
     control.jobs.start()
@@ -214,7 +215,7 @@ def _gather(
         reconciliation=adapters.reconciliation,
         idempotent_answers=control.idempotent_answers,
         request_log=control.request_log,
-        canary_watch=control.canary_watch,
+        canary_watch=inference.canary_watch,
         refusals=control.refusals,
         sign_in=control.sign_in,
         provider_sign_in=control.provider_sign_in,

@@ -1,1 +1,1 @@
-"""Shadow traffic: copies of live requests, answered by another version and compared."""
+"""Copies of live requests, answered by another version and compared: shadows, judged canaries."""

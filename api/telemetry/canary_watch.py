@@ -66,6 +66,10 @@ class CanaryWatch:
         if seen is not None:
             self._sums[measures.arm].add(seen)
 
+    def add_score(self, split: Split, score: float) -> None:
+        """Count a judge's comparison: 1 if the canary is preferred, 0 if the other version."""
+        self._sums[Arm(split, is_canary=True)].add_score(score)
+
     async def flush(self) -> None:
         """Write the pending sums, and end the canaries that exceed a limit. Sums that cannot be
         written are dropped."""

@@ -72,6 +72,12 @@ class Metrics:
             "not answer, `dropped` if too many waited or a limit was reached.",
             ("outcome",),
         )
+        self.canary_comparisons = registry.counter(
+            "canary_comparisons",
+            "Answers of aliases whose canary is judged: `judged`, `failed` if the other version or "
+            "the judge did not answer, `dropped` if too many waited.",
+            ("outcome",),
+        )
         self._keys_expiring = registry.gauge(
             "keys_expiring",
             "Keys of a `tenant` or `operator` that expire within seven days and have no "

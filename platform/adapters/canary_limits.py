@@ -21,9 +21,20 @@ class CanaryLimits:
     """The ratio of the mean lengths of answers, in either direction: 1.5 allows 0.67 to 1.5."""
     latency: float | None = 1.5
     """The ratio of the mean times per output token after the first."""
+    judge: float | None = 0.1
+    """How far the canary's share of won comparisons, a tie counting half, may be below one half."""
+    judge_model: str | None = None
+    """The model that compares answers of the two versions; None: none are compared."""
+    judge_percent: float = 10.0
+    """Of the alias's requests, which the other version answers too."""
     min_requests: int = 100
-    """Of each version, before the two are compared; with fewer than 20 the rule's normal
-    approximation is not one."""
+    """Of each version, and of comparisons by the judge, before the two are compared; with fewer
+    than 20 the rule's normal approximation is not one."""
+
+    @property
+    def judged_by(self) -> str | None:
+        """The model that judges; None: nothing is judged."""
+        return None if self.judge is None else self.judge_model
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any] | None) -> Self | None:

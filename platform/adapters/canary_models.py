@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Float, ForeignKey, String
+from sqlalchemy import BigInteger, Float, ForeignKey, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..base import ID_LENGTH, Base, TenantOwned
@@ -31,3 +31,6 @@ class CanaryCounts(TenantOwned, Base):
     num_times: Mapped[int] = mapped_column(BigInteger)
     log_time_sum: Mapped[float] = mapped_column(Float)
     log_time_squares: Mapped[float] = mapped_column(Float)
+    num_judged: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    score_sum: Mapped[float] = mapped_column(Float, server_default=text("0"))
+    score_squares: Mapped[float] = mapped_column(Float, server_default=text("0"))

@@ -17,7 +17,7 @@ from .canary_limits import CanaryLimits
 from .canary_sums import ArmSums
 
 FALSE_ALARMS = 0.01
-NUM_SIDES = 5
+NUM_SIDES = 6
 """One of each figure, and two of the length."""
 PRIOR_REQUESTS = 20.0
 """For about so many requests the bound is the lowest possible."""
@@ -45,6 +45,11 @@ class Comparison(NamedTuple):
 
     def describe(self) -> str:
         """Why the canary was rolled back, for people."""
+        if self.limit == "judge":
+            return (
+                f"judge: the canary won {100 * self.canary:.2f} % of {self.num_canary:,} "
+                f"comparisons, a tie counting half; limit {self.allowed:g} below one half"
+            )
         return (
             f"{self.limit}: {self._show(self.canary)} in {self.num_canary:,} requests of the "
             f"canary, {self._show(self.main)} in {self.num_main:,} of the other version; "
@@ -67,6 +72,7 @@ def compare(main: ArmSums, canary: ArmSums, limits: CanaryLimits) -> list[Compar
         _rates("refusals", limits.refusals, _refusals(main), _refusals(canary)),
         _means("length", limits.length, _lengths(main), _lengths(canary), has_two_sides=True),
         _means("latency", limits.latency, _times(main), _times(canary), has_two_sides=False),
+        _wins("judge", limits.judge, canary),
     ]
     return [
         each
@@ -161,3 +167,15 @@ def _means(
         canary.num_values,
         excess / error,
     )
+
+
+def _wins(limit: str, allowed: float | None, canary: ArmSums) -> Comparison | None:
+    """The share of comparisons that the canary has won, against one half. Each has an answer of
+    both versions. As for rates, a win and a loss more keep the error above 0."""
+    if allowed is None or canary.num_judged == 0:
+        return None
+    num = canary.num_judged
+    mean, squares = (canary.score_sum + 1) / (num + 2), (canary.score_squares + 1) / (num + 2)
+    error = math.sqrt((squares - mean * mean) / (num + 2))
+    share = canary.score_sum / num
+    return Comparison(limit, allowed, 1 - share, share, num, num, (0.5 - mean - allowed) / error)

@@ -54,6 +54,10 @@ class ArmSums:
     """Answers with at least two output tokens."""
     log_time_sum: float = 0.0
     log_time_squares: float = 0.0
+    num_judged: int = 0
+    """Comparisons with the other version by the judge; of a canary only."""
+    score_sum: float = 0.0
+    score_squares: float = 0.0
 
     def add(self, seen: Observation) -> None:
         self.num_requests += 1
@@ -72,6 +76,13 @@ class ArmSums:
             self.num_times += 1
             self.log_time_sum += time
             self.log_time_squares += time * time
+
+    def add_score(self, score: float) -> None:
+        """A comparison by the judge: 1 if it prefers this version in both orders of the answers, 0
+        if the other; 0.5 is a tie."""
+        self.num_judged += 1
+        self.score_sum += score
+        self.score_squares += score * score
 
 
 SUMS = tuple(field.name for field in fields(ArmSums))

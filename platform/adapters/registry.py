@@ -19,11 +19,13 @@ from ...adapters.classification import Classification, classification_of
 from ...adapters.identity import DIGEST_PREFIX, AdapterKey
 from ...adapters.invocation import InvocationTokens, invocation_of
 from ...adapters.served_features import are_summable
+from ..base import JsonObject
 from ..errors import AdapterNotReady, BaseMismatch, ModelNotFound
 from ..names import LATEST, is_adapter_name, is_alias_name, is_slug
 from ..sessions import TenantSession
 from . import repository, shadow_sums
 from .canary import is_in_canary
+from .canary_limits import CanaryLimits
 from .canary_sums import Arm, Split
 from .models import SHA256_HEX_LENGTH, AdapterAlias, AdapterVersion
 from .sampling import sampled_percent
@@ -75,6 +77,8 @@ class AdapterRef:
     """Where its requests are counted, if the alias has a watched canary."""
     shadow: Shadow | None = None
     """What answers copies of its requests."""
+    rival: Rival | None = None
+    """What answers copies for a judge, if the alias has a canary that is judged."""
     vocab_size: int | None = None
     """The number of its tokens, if it is not the base's."""
     added_tokens: tuple[AddedToken, ...] = ()
@@ -101,6 +105,15 @@ class Shadow(NamedTuple):
     percent: float
     split: Split
     """The alias since its last change."""
+
+
+class Rival(NamedTuple):
+    """The other version of a split alias: its answers to copies are compared by a judge."""
+
+    version: AdapterRef
+    percent: float
+    judge: str
+    """The name of the model."""
 
 
 class Meaning(NamedTuple):
@@ -236,8 +249,14 @@ def _split(session: TenantSession, row: AdapterAlias, name: ModelName, tenant_sl
         row.canary_version, name.adapter, tenant_slug, alias=row.name, is_canary=True
     )
     if (watched := _watched(session, row, name.adapter)) is not None:
-        main = replace(main, arm=Arm(watched, is_canary=False))
-        canary = replace(canary, arm=Arm(watched, is_canary=True))
+        main, canary = (
+            replace(
+                version,
+                arm=Arm(watched, is_canary=version.is_canary),
+                rival=_rival(row.canary_limits, other),
+            )
+            for version, other in ((main, canary), (canary, main))
+        )
     return Meaning(name.text, main, canary, row.canary_percent)
 
 
@@ -252,6 +271,13 @@ def _shadow(
         return None
     split = Split(row.tenant_id, row.adapter_id, name, row.name, shadow.change_number)
     return Shadow(_reference(version, name, tenant_slug), shadow.percent, split)
+
+
+def _rival(limits: JsonObject | None, version: AdapterRef) -> Rival | None:
+    known = CanaryLimits.from_json(limits)
+    if known is None or known.judged_by is None:
+        return None
+    return Rival(version, known.judge_percent, known.judged_by)
 
 
 def _watched(session: TenantSession, row: AdapterAlias, name: str) -> Split | None:

@@ -30,7 +30,7 @@ from ..usage import service as usage
 from ..webhooks.event_types import EventType
 from ..webhooks.outbox import announce
 from .models import TuningCheckpoint, TuningEvent, TuningJob
-from .states import OPEN_STATES, JobState, check_transition
+from .states import OPEN_STATES, JobState, PauseReason, check_transition
 
 MAX_OPEN = 20
 """Jobs of one tenant that have not ended."""
@@ -213,7 +213,10 @@ def pause(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[Tu
 
     Raises TuningJobNotFound, or InvalidTransition if it has ended or is being published.
     """
-    return _change(session, job_id, viewer, JobState.PAUSED, "The job was paused.")
+    job, is_changed = _change(session, job_id, viewer, JobState.PAUSED, "The job was paused.")
+    if is_changed:
+        _announce_pause(session, job, PauseReason.REQUESTED)
+    return job, is_changed
 
 
 def resume(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[TuningJob, bool]:
@@ -226,7 +229,10 @@ def resume(session: TenantSession, job_id: str, *, viewer: Principal) -> tuple[T
         return job, False
     if job.state is JobState.PAUSED:
         quotas.check_may_train(session)
-    return _change(session, job_id, viewer, JobState.QUEUED, "The job was resumed.")
+    job, is_changed = _change(session, job_id, viewer, JobState.QUEUED, "The job was resumed.")
+    if is_changed:
+        _announce(session, EventType.JOB_RESUMED, _told(job))
+    return job, is_changed
 
 
 def check_file_unused(session: TenantSession, file_id: str) -> None:
@@ -358,7 +364,7 @@ def succeed(session: TenantSession, job_id: str, *, version: int, base_id: str) 
     }
     message = f"The adapter is ready to be used: {job.adapter_name}@{version}."
     _add_events(session, job_id, [Happened(message)])
-    _announce(session, job, EventType.JOB_SUCCEEDED)
+    _announce_end(session, job, EventType.JOB_SUCCEEDED)
     return job
 
 
@@ -373,7 +379,7 @@ def fail(
     job.error_code, job.error_message, job.error_param = code, message, param
     job.ended_at = utc_now()
     _add_events(session, job_id, [Happened(message, "error")])
-    _announce(session, job, EventType.JOB_FAILED)
+    _announce_end(session, job, EventType.JOB_FAILED)
     return job
 
 
@@ -474,6 +480,7 @@ def _pause_without_tokens(session: TenantSession, job: TuningJob) -> None:
         _go(job, JobState.PAUSED)
         message = "The job was paused: the tenant's trained tokens of this period are used up."
         _add_events(session, job.id, [Happened(message, "warn")])
+        _announce_pause(session, job, PauseReason.TRAINED_TOKENS)
 
 
 def _go(job: TuningJob, target: JobState) -> None:
@@ -534,12 +541,18 @@ def _add_checkpoints(
         session.delete(row)
 
 
-def _announce(session: TenantSession, job: TuningJob, event: EventType) -> None:
-    data = {
-        "job": job.id,
-        "adapter": job.adapter_name,
-        "version": job.version,
-        "trained_tokens": job.num_tokens,
-        "error": job.error_code,
-    }
+def _told(job: TuningJob) -> JsonObject:
+    """What each event says of a job."""
+    return {"job": job.id, "adapter": job.adapter_name, "trained_tokens": job.num_tokens}
+
+
+def _announce_end(session: TenantSession, job: TuningJob, event: EventType) -> None:
+    _announce(session, event, {**_told(job), "version": job.version, "error": job.error_code})
+
+
+def _announce_pause(session: TenantSession, job: TuningJob, reason: PauseReason) -> None:
+    _announce(session, EventType.JOB_PAUSED, {**_told(job), "reason": reason})
+
+
+def _announce(session: TenantSession, event: EventType, data: JsonObject) -> None:
     announce(session, session.tenant_id, event, data)

@@ -16,11 +16,20 @@ class JobState(StrEnum):
     RUNNING = "running"
     """A server trains it, or will go on after a restart."""
     PAUSED = "paused"
-    """Its owner has paused it; its checkpoint is kept."""
+    """By its owner or because of a limit; its checkpoint is kept."""
     SUCCEEDED = "succeeded"
     """Its adapter is a version."""
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class PauseReason(StrEnum):
+    """Why a job was paused."""
+
+    REQUESTED = "requested"
+    """Its owner has paused it."""
+    TRAINED_TOKENS = "trained_tokens"
+    """The tenant has no tokens left to train on in this period."""
 
 
 OPEN_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PAUSED})

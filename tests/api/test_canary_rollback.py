@@ -14,7 +14,7 @@ from support.server import Caller, ServerUnderTest
 from support.waiting import wait_for
 
 PROD, BLUE = "/v1/adapters/bot/aliases/prod", "/v1/adapters/bot/aliases/blue"
-OFF = {"error_rate": None, "refusals": None, "length": None, "latency": None}
+OFF = {"error_rate": None, "refusals": None, "length": None, "latency": None, "judge": None}
 NUM_REQUESTS = 20
 """Of each version: the fewest that are compared."""
 
@@ -70,9 +70,10 @@ def test_a_canary_with_other_lengths_ends_by_itself_and_says_why(owner: Caller) 
     for alias in (PROD, BLUE):
         split(owner, None, alias)
     in_blue, in_prod = (ids_by_version(owner, f"bot@{alias}") for alias in ("blue", "prod"))
+    known = {**limits, "judge_model": None, "judge_percent": 10.0}
     for alias in (PROD, BLUE):
         view = split(owner, limits, alias).json()
-        assert view["canary"] == {"version": 2, "percent": 50, "limits": limits}
+        assert view["canary"] == {"version": 2, "percent": 50, "limits": known}
     for version in (1, 2):
         for request_id in in_blue[version]:
             ask(owner, "bot@blue", request_id, 4)
@@ -83,14 +84,14 @@ def test_a_canary_with_other_lengths_ends_by_itself_and_says_why(owner: Caller) 
     last, before = history(owner)[:2]
     assert (last["action"], last["version"], last["changed_by"]) == ("rollback", 1, "system")
     assert last["reason"].startswith("length: 12.0 tokens in ")
-    assert (before["reason"], before["canary"]["limits"]) == (None, limits)
+    assert (before["reason"], before["canary"]["limits"]) == (None, known)
     (entry,) = (
         entry
         for entry in owner.http.get("/v1/audit").json()["data"]
         if entry["action"] == "alias.rollback"
     )
     assert entry["details"] == {"version": 1, "reason": last["reason"]}
-    assert owner.http.get(BLUE).json()["canary"]["limits"] == limits, "this one was equal"
+    assert owner.http.get(BLUE).json()["canary"]["limits"] == known, "this one was equal"
 
 
 def test_limits_that_are_left_out_have_defaults(owner: Caller) -> None:
@@ -100,6 +101,9 @@ def test_limits_that_are_left_out_have_defaults(owner: Caller) -> None:
         "refusals": 0.05,
         "length": 1.5,
         "latency": 1.5,
+        "judge": 0.1,
+        "judge_model": None,
+        "judge_percent": 10.0,
         "min_requests": 100,
     }
 
@@ -111,6 +115,9 @@ def test_limits_that_are_left_out_have_defaults(owner: Caller) -> None:
         ({"refusals": -0.1}, "canary.limits.refusals"),
         ({"length": 1.0}, "canary.limits.length"),
         ({"latency": 101.0}, "canary.limits.latency"),
+        ({"judge": 0.5}, "canary.limits.judge"),
+        ({"judge_percent": 0}, "canary.limits.judge_percent"),
+        ({"judge_model": ""}, "canary.limits.judge_model"),
         ({"min_requests": 19}, "canary.limits.min_requests"),
     ],
 )

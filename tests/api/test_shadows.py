@@ -16,6 +16,7 @@ from loraplex.api.inference.held_charge import HeldCharge
 from loraplex.api.inference.live_answers import MAX_WAITING, LiveAnswer, LiveAnswers
 from loraplex.api.inference.order import Order
 from loraplex.api.inference.served_models import ServedModel
+from loraplex.api.shadows.background import Background
 from loraplex.api.shadows.shadows import Shadows
 from loraplex.api.telemetry.metrics import Metrics
 from loraplex.engine.sampling_params import SamplingParams
@@ -143,7 +144,7 @@ def test_what_cannot_be_a_shadow_is_refused(
 def test_answers_beyond_the_queue_are_dropped_and_counted() -> None:
     async def fill() -> None:
         metrics = Metrics(lambda: None)
-        answers = LiveAnswers(metrics)
+        answers = LiveAnswers(metrics).shadowed
         for number in range(MAX_WAITING + 3):
             answers.offer(cast(Any, number))
         assert metrics.shadow_requests.labels("dropped")._value.get() == 3
@@ -201,11 +202,10 @@ def test_a_copy_that_fails_stops_no_other(failure: Exception, outcome: str, num_
 
     async def fail() -> None:
         failing, metrics = Failing(failure), Metrics(lambda: None)
-        answers = LiveAnswers(metrics)
+        answers = LiveAnswers(metrics).shadowed
         shadows = Shadows(
             answers,
-            inference=cast(Any, failing),
-            metering=cast(Any, failing),
+            background=Background(cast(Any, failing), cast(Any, failing)),
             control_plane=cast(Any, failing),
             metrics=metrics,
         )

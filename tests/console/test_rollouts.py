@@ -18,6 +18,7 @@ PAGE = "/adapters/acme/assistant/aliases"
 CANARY = {"version": 2, "percent": 10}
 SPLIT = {"version": 1, "canary": CANARY}
 LIMITS = {"error_rate": 0.01, "refusals": None, "length": 1.5, "latency": 2.0, "min_requests": 50}
+NO_JUDGE = {"judge": 0.1, "judge_model": None, "judge_percent": 10.0}
 
 
 @pytest.fixture
@@ -52,7 +53,22 @@ def test_a_canary_is_watched_with_the_default_limits(
         "length": 1.5,
         "latency": 1.5,
         "min_requests": 100,
+        **NO_JUDGE,
     }
+
+
+def test_a_judge_is_named_and_kept(owner: Visitor, page: Page, seeded: Seeded) -> None:
+    owner.open(PAGE)
+    watch_box(page).check()
+    page.get_by_role("textbox", name="Judge").fill("assistant@1")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text("10 % to 2, watched")).to_be_visible()
+    expect(page.get_by_role("textbox", name="Judge")).to_have_value("assistant@1")
+    text = "fewer than 40 % of comparisons won, judged by assistant@1"
+    expect(page.get_by_text(text, exact=False)).to_be_visible()
+    view = limits_of(seeded)
+    assert isinstance(view, dict)
+    assert (view["judge"], view["judge_model"]) == (0.1, "assistant@1")
 
 
 def test_a_change_of_the_share_keeps_the_limits(owner: Visitor, page: Page, seeded: Seeded) -> None:
@@ -65,7 +81,7 @@ def test_a_change_of_the_share_keeps_the_limits(owner: Visitor, page: Page, seed
     page.get_by_role("slider").fill("20")
     page.get_by_role("button", name="Apply").click()
     expect(page.get_by_text("20 % to 2, watched")).to_be_visible()
-    assert limits_of(seeded) == LIMITS
+    assert limits_of(seeded) == {**LIMITS, **NO_JUDGE}
 
 
 def test_the_history_says_why_a_canary_ended(owner: Visitor, page: Page) -> None:

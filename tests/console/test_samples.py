@@ -34,18 +34,32 @@ def test_an_owner_turns_sampling_on_sees_samples_and_deletes_them(
     assert grave_violations(page) == []
     page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     assert owner.overhang() == 0
+    page.get_by_role("button", name="Open smp_").click()
+    dialog = page.get_by_role("dialog", name="Sample of sql")
+    expect(dialog.get_by_role("heading", name="user")).to_be_visible()
+    expect(dialog.get_by_text("Hi", exact=True)).to_be_visible()
+    expect(dialog.get_by_role("heading", name="answer")).to_be_visible()
+    assert grave_violations(page) == []
+    dialog.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Export").click()
     page.get_by_role("button", name="Make file").click()
     expect(page.get_by_role("dialog")).to_contain_text("no sample to export")
     page.get_by_role("button", name="Cancel").click()
+    seeded.callers["acme"].http.post("/v1/chat/completions", json=asked).raise_for_status()
+    owner.open(ADDRESS)
+    expect(panel).to_contain_text("Samples2")
+    page.get_by_role("button", name="Open smp_").first.click()
+    dialog.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete permanently").click()
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_text("1 sample deleted.")).to_be_visible()
+    expect(page.get_by_role("button", name="Open smp_")).to_have_count(1)
     page.get_by_role("button", name="Turn off").click()
     page.get_by_role("dialog").get_by_role("button", name="Turn off").click()
     expect(panel).to_contain_text("Samplingoff")
     page.get_by_role("button", name="Delete samples").click()
     page.get_by_role("button", name="Delete permanently").click()
-    page.get_by_label("Password").fill(PASSWORD)
-    page.get_by_role("button", name="Confirm").click()
-    expect(page.get_by_text("1 sample deleted.")).to_be_visible()
     expect(page.get_by_role("heading", name="Sampling is off")).to_be_visible()
     assert owner.executed() == []
 
@@ -58,7 +72,7 @@ def test_an_operator_sees_whether_an_adapter_is_sampled_and_can_change_nothing(
     operator.open(ADDRESS)
     page = operator.page
     expect(page.get_by_role("heading", name="Sampling is off")).to_be_visible()
-    for action in ("Turn on", "Export", "Delete samples"):
+    for action in ("Turn on", "Export", "Delete samples", "Open smp_"):
         expect(page.get_by_role("button", name=action)).to_have_count(0)
     operator.open("/keys")
     page.get_by_role("button", name="New key").first.click()

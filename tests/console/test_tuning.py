@@ -118,6 +118,16 @@ def test_a_version_and_its_job_lead_to_each_other(owner: Visitor, page: Page, tr
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Training of {ADAPTER}")
 
 
+def test_the_page_of_an_adapter_starts_the_training_of_a_version(
+    owner: Visitor, page: Page, trained: str
+) -> None:
+    owner.open(f"/adapters/{TENANT}/{ADAPTER}")
+    page.get_by_role("button", name="Train a version").click()
+    expect(page.get_by_role("dialog").get_by_label("Adapter")).to_have_value(ADAPTER)
+    assert grave_violations(page) == []
+    page.get_by_role("button", name="Cancel").click()
+
+
 def test_jobs_stand_in_rows_of_forty_pixels(owner: Visitor, page: Page, trained: str) -> None:
     owner.open("/fine-tuning")
     row = page.get_by_role("row").filter(has_text=ADAPTER)

@@ -19,7 +19,7 @@ LOOKS = [100, 120, 150, 180, 220, 270, 330, 400, 480, 580, 700, 850, 1000]
 """At how many requests of the canary the rule looks."""
 MAIN_PER_CANARY = 3
 """The canary gets a quarter of the requests."""
-NO_LIMITS = CanaryLimits(error_rate=None, refusals=None, length=None, latency=None)
+NO_LIMITS = CanaryLimits(error_rate=None, refusals=None, length=None, latency=None, judge=None)
 
 
 class Behavior(NamedTuple):
@@ -174,7 +174,59 @@ def test_the_bound_is_the_normal_mixtures() -> None:
         prior = np.exp(-10 * drifts**2) * math.sqrt(20 / (2 * math.pi))
         ratios = np.exp(drifts * sums - num * drifts**2 / 2) * prior
         ratio = ratios.sum() * (drifts[1] - drifts[0])  # it is zero at both ends
-        assert ratio == pytest.approx(1 / (2 * FALSE_ALARMS / 5), rel=1e-4)
+        assert ratio == pytest.approx(1 / (2 * FALSE_ALARMS / 6), rel=1e-4)
+
+
+# --- judged by comparisons ------------------------------------------------------------------------
+
+SCORES = [0.0, 0.25, 0.5, 0.75, 1.0]
+"""Of a comparison in both orders."""
+EQUAL = [0.15, 0.15, 0.4, 0.15, 0.15]
+AT_THE_LIMIT = [0.24, 0.18, 0.36, 0.18, 0.04]
+WORSE = [0.5, 0.2, 0.2, 0.05, 0.05]
+JUDGED = replace(NO_LIMITS, judge=0.1, judge_model="judge")
+
+
+def judged_ends(seed: int, shares: list[float]) -> Iterator[int]:
+    """For each run that ends the canary, after how many comparisons."""
+    generator = np.random.default_rng(seed)
+    for _ in range(NUM_RUNS):
+        canary = ArmSums()
+        for look in LOOKS:
+            for score in generator.choice(SCORES, look - canary.num_judged, p=shares):
+                canary.add_score(float(score))
+            if any(each.is_exceeded for each in compare(ArmSums(), canary, JUDGED)):
+                yield look
+                break
+
+
+def test_a_canary_that_the_judge_finds_equal_ends_in_less_than_one_of_a_hundred_runs() -> None:
+    assert len(list(judged_ends(8, EQUAL))) < FALSE_ALARMS * NUM_RUNS
+
+
+def test_a_canary_at_the_judges_limit_ends_in_less_than_one_of_a_hundred_runs() -> None:
+    assert np.dot(SCORES, AT_THE_LIMIT) == pytest.approx(0.4)
+    assert len(list(judged_ends(9, AT_THE_LIMIT))) < FALSE_ALARMS * NUM_RUNS
+
+
+def test_a_canary_that_the_judge_finds_worse_ends_within_two_hundred_comparisons() -> None:
+    after = list(judged_ends(10, WORSE))
+    assert sum(look <= 220 for look in after) >= 0.95 * NUM_RUNS
+
+
+def test_verdicts_count_alike_whether_there_are_few_or_none() -> None:
+    canary = ArmSums()
+    assert compare(ArmSums(), canary, JUDGED) == []
+    for _ in range(JUDGED.min_requests):
+        assert compare(ArmSums(), canary, JUDGED) == []
+        canary.add_score(0.0)
+    (compared,) = compare(ArmSums(), canary, JUDGED)
+    assert compared.is_exceeded
+    assert compared.describe() == (
+        "judge: the canary won 0.00 % of 100 comparisons, a tie counting half; "
+        "limit 0.1 below one half"
+    )
+    assert compare(ArmSums(), canary, replace(JUDGED, judge=None)) == []
 
 
 OBSERVED: list[tuple[Observation, Callable[[ArmSums], bool]]] = [

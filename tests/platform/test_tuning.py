@@ -392,6 +392,37 @@ def test_success_names_the_version_and_both_ends_are_announced(
     }
 
 
+def test_pauses_and_their_reasons_are_announced_once(database: Database, acme: Tenant) -> None:
+    webhooks, viewer = WebhookService(SigningSecrets([b"a" * 32])), principal_of(acme)
+    with database.transaction(acme.id) as session:
+        webhooks.create(
+            session,
+            url="https://hooks.example.com/",
+            events=[EventType.JOB_PAUSED, EventType.JOB_RESUMED],
+            description=None,
+            created_by="key:test",
+        )
+        job = make_job(session, acme)
+        for _ in range(2):
+            service.pause(session, job, viewer=viewer)
+        for _ in range(2):
+            service.resume(session, job, viewer=viewer)
+        service.begin(session, job, SERVER)
+    limit(database, acme.id, trained_tokens_per_period=100)
+    with database.transaction(acme.id) as session:
+        train(session, job, step=1, num_tokens=130)
+    with database.transaction(acme.id, read_only=True) as session:
+        bodies = session.scalars(select(WebhookDelivery.body)).all()
+    told = [(event["type"], event["data"]) for event in map(json.loads, bodies)]
+    known = {"job": job, "adapter": "bot", "trained_tokens": 0}
+    expected = [
+        ("job.paused", {**known, "reason": "requested"}),
+        ("job.resumed", known),
+        ("job.paused", {**known, "trained_tokens": 130, "reason": "trained_tokens"}),
+    ]
+    assert sorted(told, key=str) == sorted(expected, key=str)
+
+
 # --- the limit on trained tokens ------------------------------------------------------------------
 
 

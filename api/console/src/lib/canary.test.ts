@@ -10,6 +10,15 @@ test("limits are written in percent and in times", () => {
   );
 });
 
+test("a judge is named with the share that the canary must win", () => {
+  const judged = { ...DEFAULT_LIMITS, refusals: null, length: null, latency: null, judge_model: "judge-bot@2" };
+  assert.equal(
+    limitsText({ ...judged, error_rate: null }),
+    "fewer than 40 % of comparisons won, judged by judge-bot@2, after 100 requests of each version",
+  );
+  assert.equal(limitsText({ ...judged, error_rate: null, judge: null }), "no limit, after 100 requests of each version");
+});
+
 test("a limit that is turned off is left out", () => {
   const only = { ...DEFAULT_LIMITS, refusals: null, length: null, latency: null };
   assert.equal(limitsText({ ...only, error_rate: 0.07 }), "7 % more errors, after 100 requests of each version");

@@ -15,6 +15,8 @@ const EVENT_TEXTS: Record<EventType, string> = {
   "batch.ended": "A batch has ended",
   "job.succeeded": "A fine-tuning job has published its version",
   "job.failed": "A fine-tuning job has failed",
+  "job.paused": "A fine-tuning job is paused",
+  "job.resumed": "A paused fine-tuning job waits for its turn again",
   "evaluation.finished": "An evaluation has ended",
   "budget.alert": "A percentage of a budget is spent",
   "tenant.deleted": "The tenant is deleted",

@@ -12,6 +12,7 @@ import { Samples } from "../components/adapter/samples.tsx";
 import { UploadDialog } from "../components/adapter/upload.tsx";
 import { AdapterUsage } from "../components/adapter/usage.tsx";
 import { Versions } from "../components/adapter/versions.tsx";
+import { NewJob } from "../components/tuning/new-job.tsx";
 import { Button } from "../components/button.tsx";
 import { Icon } from "../components/icons.tsx";
 import { Page, Tabs } from "../components/layout.tsx";
@@ -19,7 +20,7 @@ import { Loaded } from "../components/states.tsx";
 import { AliasTargets } from "../components/values.tsx";
 import { addressOf } from "../lib/addresses.ts";
 import { latestVersion } from "../lib/calling.ts";
-import { useScope, useSessionContext } from "../session.tsx";
+import { useScope, useSession, useSessionContext } from "../session.tsx";
 
 const REFRESH_MS = 5_000;
 /** While somebody waits for a version to become ready. */
@@ -33,7 +34,8 @@ const PARTS = [
 export default function Adapter(): ReactNode {
   const { tenant = "", name = "", part = "" } = useParams();
   const { may } = useScope();
-  const [open, setOpen] = useState<"upload" | "delete" | null>(null);
+  const { server } = useSession();
+  const [open, setOpen] = useState<"upload" | "train" | "delete" | null>(null);
   const navigate = useNavigate();
   const query = useQuery({
     queryKey: ["adapter", tenant, name],
@@ -51,6 +53,7 @@ export default function Adapter(): ReactNode {
       {may("infer") && !isGone && !isClassifier(query.data) && <Button onClick={tryIt}><Icon name="playground" />Try it</Button>}
       {may("adapters:write") && (
         <>
+          {server.tuning && may("infer") && <Button onClick={() => setOpen("train")}>Train a version</Button>}
           <Button onClick={() => setOpen("upload")}><Icon name="upload" />Upload a version</Button>
           {!isGone && <Button tone="danger" onClick={() => setOpen("delete")}>Delete</Button>}
         </>
@@ -68,6 +71,7 @@ export default function Adapter(): ReactNode {
         </Loaded>
       )}
       {open === "upload" && <UploadDialog tenant={tenant} adapter={name} onClose={() => setOpen(null)} />}
+      {open === "train" && <NewJob tenant={tenant} adapter={name} onClose={() => setOpen(null)} />}
       {open === "delete" && (
         <DeleteDialog tenant={tenant} adapter={name} onClose={() => setOpen(null)}
           onDeleted={() => void navigate(addressOf(tenant, name, "deletions"))} />

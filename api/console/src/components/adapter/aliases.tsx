@@ -161,12 +161,14 @@ function Split({ adapter, alias, canary, busy, onSet }: {
   const [other, setOther] = useState(String(canary?.version ?? others[0]?.[0] ?? ""));
   const [percent, setPercent] = useState(canary?.percent ?? 0);
   const [isWatched, setWatched] = useState(canary === null || canary.limits !== null);
+  const [judge, setJudge] = useState(canary?.limits?.judge_model ?? "");
+  const limits = { ...canary?.limits ?? DEFAULT_LIMITS, judge_model: judge.trim() || null };
   const split = percent > 0 && other !== "" && other !== version;
   const submit = (event: FormEvent): void => {
     event.preventDefault();
     const target = Number(version);
     const body: AliasBody = split
-      ? { version: target, canary: { version: Number(other), percent, limits: isWatched ? canary?.limits ?? {} : null } }
+      ? { version: target, canary: { version: Number(other), percent, limits: isWatched ? limits : null } }
       : { version: target };
     void onSet(body, split
       ? `${percent} % of ${alias} goes to version ${other}, the rest to ${version}.`
@@ -193,8 +195,13 @@ function Split({ adapter, alias, canary, busy, onSet }: {
           {split && (
             <label className="check">
               <input type="checkbox" checked={isWatched} onChange={(event) => setWatched(event.target.checked)} />
-              End the canary by itself if it is worse: {limitsText(canary?.limits ?? DEFAULT_LIMITS)}
+              End the canary by itself if it is worse: {limitsText(limits)}
             </label>
+          )}
+          {split && isWatched && (
+            <TextField label="Judge" maxLength={256} spellCheck={false} autoComplete="off" value={judge}
+              hint={`A model that compares answers of both versions in ${limits.judge_percent} % of the requests. Empty: none.`}
+              onChange={(event) => setJudge(event.target.value)} />
           )}
         </>
       )}

@@ -14,6 +14,7 @@ import { Facts, Panel } from "../layout.tsx";
 import { EmptyState, Loaded } from "../states.tsx";
 import { useToast } from "../toast.tsx";
 import { Time } from "../values.tsx";
+import { SampleList } from "./sample-list.tsx";
 
 interface Props {
   tenant: string;
@@ -51,13 +52,16 @@ export function Samples({ tenant, adapter }: Props): ReactNode {
     </>
   );
   return (
-    <Panel title="Samples of requests" actions={actions}>
-      <Loaded query={query}>{(loaded) => <Standing adapter={adapter} sampling={loaded} />}</Loaded>
-      {open === "on" && sampling && <TurnOn tenant={tenant} adapter={adapter} sampling={sampling} onClose={close} />}
-      {open === "off" && <TurnOff tenant={tenant} adapter={adapter} onClose={close} />}
-      {open === "export" && <Export tenant={tenant} adapter={adapter} onClose={close} />}
-      {open === "delete" && <DeleteSamples tenant={tenant} adapter={adapter} onClose={close} />}
-    </Panel>
+    <>
+      <Panel title="Samples of requests" actions={actions}>
+        <Loaded query={query}>{(loaded) => <Standing adapter={adapter} sampling={loaded} />}</Loaded>
+        {open === "on" && sampling && <TurnOn tenant={tenant} adapter={adapter} sampling={sampling} onClose={close} />}
+        {open === "off" && <TurnOff tenant={tenant} adapter={adapter} onClose={close} />}
+        {open === "export" && <Export tenant={tenant} adapter={adapter} onClose={close} />}
+        {open === "delete" && <DeleteSamples tenant={tenant} adapter={adapter} onClose={close} />}
+      </Panel>
+      {may("samples:read") && sampling && sampling.samples > 0 && <SampleList tenant={tenant} adapter={adapter} />}
+    </>
   );
 }
 

@@ -14,7 +14,14 @@ import { TrainingFileField, UPLOAD, type Source } from "./training-file-field.ts
 
 const METHODS = [["supervised", "Supervised"], ["dpo", "DPO, from preferences"]] as const;
 
-export function NewJob({ tenant, onClose }: { tenant: string; onClose: () => void }): ReactNode {
+interface NewJobProps {
+  tenant: string;
+  /** What is trained; without it, the form asks. */
+  adapter?: string;
+  onClose: () => void;
+}
+
+export function NewJob({ tenant, adapter, onClose }: NewJobProps): ReactNode {
   const { server } = useSession();
   const [method, setMethod] = useState("supervised");
   const [training, setTraining] = useState<Source | null>(UPLOAD);
@@ -34,7 +41,7 @@ export function NewJob({ tenant, onClose }: { tenant: string; onClose: () => voi
   };
   return (
     <FormDialog title="New fine-tuning job" action="Create job" onSubmit={submit} onClose={onClose}>
-      <TextField label="Adapter" name="adapter" required maxLength={64} autoComplete="off" spellCheck={false}
+      <TextField label="Adapter" name="adapter" required maxLength={64} defaultValue={adapter} autoComplete="off" spellCheck={false}
         hint="The result becomes a version of it. A new name makes a new adapter." />
       <TrainingFileField label="Training file" tenant={tenant} source={training} onChange={setTraining} />
       <TrainingFileField label="Validation file" tenant={tenant} source={validation} onChange={setValidation} optional />
