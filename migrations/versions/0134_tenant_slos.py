@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0134"
-down_revision = "0126"
+down_revision = "0129"
 branch_labels = None
 depends_on = None
 
