@@ -5,22 +5,21 @@ An evaluation waits for its batches without a lease: a step is short, and any se
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
+from functools import partial
 
 import structlog
 
-from ...adapters.errors import AdapterError
 from ...platform.batches.file_models import StoredFile
-from ...platform.errors import EvaluationNotFound, PlatformError
+from ...platform.errors import EvaluationNotFound
 from ...platform.evaluations import service
 from ...platform.evaluations.service import OpenEvaluation
 from ..batches.tenant_files import TenantFiles
 from ..contract.errors import ApiError
 from ..control_plane.control_plane import ControlPlane
-from ..control_plane.leases import LeaseLost, Leases
+from ..control_plane.leased_runs import LeasedRuns
+from ..control_plane.leases import Leases
 from ..control_plane.periodic import Periodic
 from ..control_plane.tenant_threads import AsyncTenantThreads
 from .run import EvaluationRun, RunServices
@@ -37,8 +36,6 @@ NUM_THREADS = 2
 """Scoring processes of one server at a time; all but one may be of one tenant."""
 MAX_CHECKS = 8
 """Golden sets of one tenant that wait for their check, and its steps."""
-RETRY = timedelta(seconds=10)
-"""After a failure, of the database or the store for example."""
 
 
 class Evaluations:
@@ -56,10 +53,9 @@ class Evaluations:
         self._scoring = Scoring()
         self._services = RunServices(control_plane, files, self._threads, self._scoring)
         self._control_plane = control_plane
-        self._leases = leases
+        self._runs: LeasedRuns[OpenEvaluation] = LeasedRuns(leases, "evaluation", _lease_name)
         self._files = files
         self._is_draining = is_draining
-        self._runs: dict[OpenEvaluation, asyncio.Task[None]] = {}
         self._looks = Periodic(
             self._look,
             seconds=LOOK_SECONDS,
@@ -75,7 +71,7 @@ class Evaluations:
     async def close(self) -> None:
         """Stop working; other servers go on."""
         await self._looks.close()
-        await self._stop_runs()
+        await self._runs.stop()
         self._scoring.kill()
         self._threads.close()
 
@@ -97,47 +93,19 @@ class Evaluations:
 
     async def _look(self) -> None:
         if self._is_draining():
-            await self._stop_runs()
+            await self._runs.stop()
             return
         for evaluation in await self._control_plane.read_all_tenants(
             service.list_ready_of_all_tenants
         ):
             if len(self._runs) >= MAX_RUNS:
                 return
-            if evaluation in self._runs or not await self._leases.claim(_lease_name(evaluation)):
-                continue
-            self._runs[evaluation] = asyncio.create_task(self._run(evaluation))
+            if evaluation not in self._runs:
+                await self._runs.begin(evaluation, partial(self._run, evaluation))
 
     async def _run(self, evaluation: OpenEvaluation) -> None:
-        name, bound = _lease_name(evaluation), log.bind(evaluation=evaluation.evaluation_id)
-        pause = RETRY
-        try:
-            await self._leases.keep(name, EvaluationRun(self._services, evaluation).run())
-            await self._leases.forget(name)
-            return
-        except EvaluationNotFound:  # its adapter was deleted
-            await self._leases.forget(name)
-            return
-        except LeaseLost:
-            bound.warning("evaluation_taken_over")
-            return
-        except asyncio.CancelledError:
-            pause = timedelta(0)
-            raise
-        except (PlatformError, AdapterError, OSError) as exc:
-            bound.warning("evaluation_delayed", error=str(exc))
-        except Exception:  # a defect in one evaluation must not stop the others
-            bound.exception("evaluation_failed_unexpectedly")
-        finally:
-            del self._runs[evaluation]
-            with suppress(PlatformError):  # it expires
-                await self._leases.postpone(name, pause)
-
-    async def _stop_runs(self) -> None:
-        runs = list(self._runs.values())
-        for run in runs:
-            run.cancel()
-        await asyncio.gather(*runs, return_exceptions=True)
+        with suppress(EvaluationNotFound):  # its adapter was deleted
+            await EvaluationRun(self._services, evaluation).run()
 
 
 def _lease_name(evaluation: OpenEvaluation) -> str:

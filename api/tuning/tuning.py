@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
 
 import structlog
 
-from ...adapters.errors import AdapterError
-from ...platform.errors import PlatformError
 from ...platform.servers import service as servers
 from ...platform.sessions import PlatformSession
 from ...platform.tuning import service
 from ...platform.tuning.service import OpenJob
-from ..control_plane.leases import LeaseLost, Leases
+from ..control_plane.leased_runs import LeasedRuns
+from ..control_plane.leases import Leases
 from ..control_plane.periodic import Periodic
 from .job_run import JobRun, RunServices
 from .memory_lines import memory_lines
@@ -29,8 +26,6 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
 """How often a server looks for jobs."""
-RETRY = timedelta(seconds=10)
-"""After a failure, of the database or the store for example."""
 
 
 class Tuning:
@@ -45,11 +40,10 @@ class Tuning:
         is_draining: Callable[[], bool],
     ) -> None:
         self._services = services
-        self._leases = leases
+        self._runs: LeasedRuns[OpenJob] = LeasedRuns(leases, "job", _lease_name)
+        """At most one of a tenant."""
         self._max_jobs = max_jobs
         self._is_draining = is_draining
-        self._runs: dict[str, tuple[OpenJob, asyncio.Task[None]]] = {}
-        """By tenant."""
         self.memory_lines = memory_lines(services.trainers.engine.info, services.trainers.place)
         """What a trainer takes, for the operator."""
         self._looks = Periodic(
@@ -67,11 +61,11 @@ class Tuning:
     async def close(self) -> None:
         """Stop training; the jobs go on from their checkpoints when this server is back."""
         await self._looks.close()
-        await self._stop_runs()
+        await self._runs.stop()
 
     async def _look(self) -> None:
         if self._is_draining():
-            await self._stop_runs()
+            await self._runs.stop()
             return
         await self._remove_folders()
         if len(self._runs) >= self._max_jobs:
@@ -79,8 +73,8 @@ class Tuning:
         for job in await self._services.control_plane.read_all_tenants(self._turns):
             if len(self._runs) >= self._max_jobs:
                 return
-            if job.tenant_id not in self._runs and await self._leases.claim(_lease_name(job)):
-                self._runs[job.tenant_id] = job, asyncio.create_task(self._run(job))
+            if all(job.tenant_id != running.tenant_id for running in self._runs):
+                await self._runs.begin(job, JobRun(self._services, job).run)
 
     def _turns(self, session: PlatformSession) -> list[OpenJob]:
         """The jobs that this server may train now: not those whose folders another one has that
@@ -92,33 +86,10 @@ class Tuning:
             if job.server_id in here or not servers.is_alive(session, str(job.server_id))
         ]
 
-    async def _run(self, job: OpenJob) -> None:
-        name, bound = _lease_name(job), log.bind(job=job.job_id)
-        pause = RETRY
-        try:
-            await self._leases.keep(name, JobRun(self._services, job).run())
-            await self._leases.forget(name)
-            bound.info("job_left")
-            return
-        except LeaseLost:
-            bound.warning("job_taken_over")
-            return
-        except asyncio.CancelledError:
-            pause = timedelta(0)
-            raise
-        except (PlatformError, AdapterError, OSError) as exc:
-            bound.warning("job_delayed", error=str(exc))
-        except Exception:  # a defect in one job must not stop the others
-            bound.exception("job_failed_unexpectedly")
-        finally:
-            del self._runs[job.tenant_id]
-            with suppress(PlatformError):  # it expires
-                await self._leases.postpone(name, pause)
-
     async def _remove_folders(self) -> None:
         """Remove the folders of jobs that have ended, or that another server has begun anew."""
         folders = self._services.folders
-        busy = {job.job_id for job, _ in self._runs.values()}
+        busy = {job.job_id for job in self._runs}
         if not (found := await asyncio.to_thread(folders.list_jobs) - busy):
             return
         kept = await self._services.control_plane.read_all_tenants(
@@ -126,12 +97,6 @@ class Tuning:
         )
         for job_id in found - kept:
             await asyncio.to_thread(folders.remove, job_id)
-
-    async def _stop_runs(self) -> None:
-        tasks = [task for _, task in self._runs.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _lease_name(job: OpenJob) -> str:
