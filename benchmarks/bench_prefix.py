@@ -7,6 +7,8 @@ user; all at once shows the gain on a busy device. Published: 5 to 10 times.
 
 From the host: prompts of 2,000 tokens, of which the device holds one. Each comes again after all
 others, when host memory alone has it.
+
+From the disk: the same prompts on a restarted engine, of which the disk alone has them.
 """
 
 from __future__ import annotations
@@ -74,6 +76,9 @@ class HostOutcome:
     copied: Outcome
     num_copied_tokens: int
     """All that came from the host."""
+    read: Outcome
+    """On a restarted engine, which read them from the disk."""
+    num_read_blocks: int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     host = measure_host(plan, options.models)
     without["from the host"], cached["from the host"] = host.computed, host.copied
+    without["from the disk"], cached["from the disk"] = host.computed, host.read
     rows = [
         {
             "requests": name,
@@ -101,10 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own_tokens=plan.num_own_tokens,
         host_prompt_tokens=plan.num_host_tokens,
         tokens_from_host=host.num_copied_tokens,
+        blocks_from_disk=host.num_read_blocks,
         cached_tokens_without=max(max(run.num_cached_tokens) for run in without.values()),
         cached_tokens_with=min(min(run.num_cached_tokens) for run in cached.values()),
         ttft_ratio=rows[0]["ratio"],
-        host_ttft_ratio=rows[-1]["ratio"],
+        host_ttft_ratio=rows[-2]["ratio"],
+        disk_ttft_ratio=rows[-1]["ratio"],
         requests_answered_differently=sum(
             a != b
             for name in without
@@ -142,28 +150,38 @@ def measure(model: Path, plan: Plan, *, prefix_caching: bool) -> dict[str, Outco
 
 
 def measure_host(plan: Plan, models: Path) -> HostOutcome:
-    """The same prompts twice, on an engine that holds one of them beside a request."""
+    """The same prompts twice, on an engine that holds one of them beside a request, and once more
+    after a restart."""
     rng, length = Random(2), plan.num_host_tokens
     shape = replace(plan.shape, max_model_len=length + 256)
     orders = [
         Order(random_prompt(rng, shape, length), plan.num_output_tokens)
         for _ in range(plan.num_host_prompts)
     ]
+    prompt_bytes = length * kv_bytes_per_token(shape)
     with tempfile.TemporaryDirectory() as directory:
-        engine = TimedEngine(
-            make_model(models / "long", shape),
-            Path(directory),
-            max_num_seqs=1,
-            kv_cache_bytes=2 * length * kv_bytes_per_token(shape),
-            swap_bytes=2 * plan.num_host_prompts * length * kv_bytes_per_token(shape),
-        )
+        config = {
+            "max_num_seqs": 1,
+            "kv_cache_bytes": 2 * prompt_bytes,
+            "swap_bytes": 3 * plan.num_host_prompts * prompt_bytes,
+            "prefix_disk_bytes": 3 * plan.num_host_prompts * prompt_bytes,
+            "prefix_disk_dir": f"{directory}/prefixes",
+            "prefix_key": bytes(32),
+        }
+        model = make_model(models / "long", shape)
+        engine = TimedEngine(model, Path(directory), **config)
         engine.warm_up()
         computed = serve(engine, orders, 1)
         before = engine.core.stats().num_host_cached_tokens
         copied = serve(engine, orders, 1)
         num_copied_tokens = engine.core.stats().num_host_cached_tokens - before
         engine.close()
-    return HostOutcome(computed, copied, num_copied_tokens)
+        engine = TimedEngine(model, Path(directory), **config)
+        engine.warm_up()
+        read = serve(engine, orders, 1)
+        num_read_blocks = engine.core.stats().num_blocks_from_disk
+        engine.close()
+    return HostOutcome(computed, copied, num_copied_tokens, read, num_read_blocks)
 
 
 def serve(engine: TimedEngine, orders: Sequence[Order], num_at_once: int) -> Outcome:

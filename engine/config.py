@@ -338,8 +338,6 @@ class EngineConfig:
                 "prefix_disk_bytes",
                 "requires --swap-gib: prefixes come from the disk to host memory",
             )
-        if self.num_ranks > 1:
-            raise InvalidParameter("prefix_disk_bytes", self.ranks_obstacle)
 
     def _check_hosts(self) -> None:
         """Check how ranks of other hosts join. Raises InvalidParameter."""

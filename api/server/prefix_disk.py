@@ -51,5 +51,5 @@ async def open_prefix_disk(
 
 
 def _list_kept(session: PlatformSession) -> tuple[list[str], set[AdapterKey]]:
-    tenant_ids = session.scalars(select(Tenant.id)).all()
+    tenant_ids = session.scalars(select(Tenant.id).where(Tenant.deleting_at.is_(None))).all()
     return list(tenant_ids), list_stored_contents_of_all_tenants(session)

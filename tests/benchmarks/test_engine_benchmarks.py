@@ -123,13 +123,16 @@ def test_the_prefix_benchmark_reuses_the_shared_prompt_in_one_arm_only(
     models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StepCosts, "swap_seconds", lambda *_: 0.0)  # whatever was measured
+    monkeypatch.setattr(StepCosts, "read_seconds", lambda *_: 0.0)
     report = run(bench_prefix, models, capsys)
     assert report["cached_tokens_without"] == 0
     assert report["cached_tokens_with"] == report["shared_tokens"] // 16 * 16
     assert report["requests_answered_differently"] == 0
     num_prompts, length = bench_prefix.SMOKE.num_host_prompts, report["host_prompt_tokens"]
     assert 0 < report["tokens_from_host"] <= num_prompts * length
-    assert report["host_ttft_ratio"] == report["rows"][-1]["ratio"]
+    assert 0 < report["blocks_from_disk"] <= num_prompts * length // 16
+    assert report["host_ttft_ratio"] == report["rows"][-2]["ratio"]
+    assert report["disk_ttft_ratio"] == report["rows"][-1]["ratio"]
 
 
 def test_the_benchmark_of_an_agent_computes_its_context_once_with_activated_adapters(

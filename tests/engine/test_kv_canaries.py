@@ -1,8 +1,9 @@
-"""Canaries whose marker is in the KV cache, with prefixes on the device and on the host."""
+"""Canaries whose marker is in the KV cache, with prefixes on the device, the host and the disk."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from loraplex.engine.kv.host_slots import HostSlots
 from loraplex.engine.kv.prefix_cache import Prefix, PrefixHasher
 from loraplex.engine.scheduling.step_costs import StepCosts
 from support.canaries import MARKERS, run_canaries
-from support.kv_canaries import IN_KV, code
+from support.kv_canaries import BLOCK_BYTES, IN_KV, code
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +25,21 @@ def test_every_answer_comes_from_the_requests_own_values() -> None:
     found = run_canaries(80, seed=0, canaries=IN_KV)
     assert found["foreign"] == 0
     assert found["tokens_from_host"] > 500
+
+
+def test_every_answer_comes_from_its_own_values_with_prefixes_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepCosts, "read_seconds", lambda *_: 0.0)
+    config: dict[str, object] = {
+        **IN_KV.config,
+        "swap_bytes": 24 * BLOCK_BYTES,
+        "prefix_disk_bytes": 1 << 22,
+        "prefix_disk_dir": str(tmp_path / "prefixes"),
+    }
+    found = run_canaries(80, seed=0, canaries=IN_KV._replace(config=config))
+    assert found["foreign"] == 0
+    assert found["blocks_from_disk"] > 30
 
 
 def test_no_code_is_near_another() -> None:

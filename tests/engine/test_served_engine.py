@@ -15,7 +15,12 @@ from loraplex.adapters.identity import AdapterKey
 from loraplex.adapters.manager import Tier
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.messages import GenerationRequest, RequestFinished, TokensGenerated
+from loraplex.engine.messages import (
+    GenerationRequest,
+    RequestFinished,
+    RequestStarted,
+    TokensGenerated,
+)
 from loraplex.engine.process.adapter_fetches import FetchedBlock
 from loraplex.engine.process.client import EngineClient
 from loraplex.engine.sampling_params import SamplingParams
@@ -125,3 +130,59 @@ def test_a_model_that_cannot_be_served_is_a_coded_failure(tiny_base: Path, tmp_p
         await client.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_killed_engine_finds_its_prefixes_on_disk_but_not_those_deleted_meanwhile(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    local = LocalEngine(tiny_base, tmp_path)
+    adapter = local.add_adapter(make_adapter(tiny_base, tmp_path / "adapter", seed=1))
+    prompt = [3 * index % 251 for index in range(69)]
+    expected = [local.generate(prompt), local.generate(prompt, adapter)]
+
+    async def fetch(key: AdapterKey) -> FetchedBlock:
+        return Block(local.paths[key], Tier.DISK)
+
+    async def ask(client: EngineClient, name: str, key: AdapterKey | None) -> tuple[list[int], int]:
+        sampling = SamplingParams(max_tokens=len(expected[0]), temperature=0.0)
+        request = GenerationRequest(name, "acme", prompt, sampling, key)
+        events = [event async for event in client.generate(request)]
+        (started,) = (event for event in events if isinstance(event, RequestStarted))
+        tokens = [
+            t for event in events if isinstance(event, TokensGenerated) for t in event.token_ids
+        ]
+        return tokens, started.num_cached_tokens
+
+    async def scenario() -> None:
+        config = EngineConfig(
+            str(tiny_base),
+            device="cpu",
+            num_threads=1,
+            kv_cache_bytes=4 * MIB,
+            swap_bytes=MIB,
+            prefix_disk_bytes=4 * MIB,
+            prefix_disk_dir=str(tmp_path / "prefixes"),
+            arena_bytes=4 * MIB,
+            host_cache_bytes=8 * MIB,
+        )
+        client = EngineClient(config, on_adapter_wanted=fetch)
+        try:
+            await client.start()
+            for name, key, tokens in (("a", None, expected[0]), ("b", adapter, expected[1])):
+                assert await ask(client, name, key) == (tokens, 0)
+            while client.stats is None or client.stats.num_blocks_to_disk < 8:
+                await asyncio.sleep(0.05)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            while client.is_ready:
+                await asyncio.sleep(0.01)
+            await client.evict_adapter(adapter)
+            while not client.is_ready:
+                await asyncio.sleep(0.05)
+            assert await ask(client, "c", None) == (expected[0], 64)
+            assert await ask(client, "d", adapter) == (expected[1], 0)
+        finally:
+            await client.stop()
+
+    asyncio.run(scenario())
+    local.close()

@@ -97,8 +97,9 @@ def run_canaries(
 
     `composes`: ask compositions of two of a tenant's canaries too, which say the louder's marker.
 
-    Returns `{"requests", "foreign", "evictions", "deleted", "tokens_from_host"}`: foreign counts
-    answers that say any marker but the asked adapter's own, or none where one is due.
+    Returns `{"requests", "foreign", "evictions", "deleted", "tokens_from_host",
+    "blocks_from_disk"}`: foreign counts answers that say any marker but the asked adapter's own, or
+    none where one is due.
     """
     with TemporaryDirectory(dir=directory) as home:
         crowd = _Crowd(canaries, Path(home), Random(seed), num_ranks, composes)
@@ -163,6 +164,7 @@ class _Crowd:
             "evictions": stats.num_adapter_evictions,
             "deleted": self._num_deleted,
             "tokens_from_host": stats.num_host_cached_tokens,
+            "blocks_from_disk": stats.num_blocks_from_disk,
         }
 
     def _make_folder(self, marker: int, rank: int) -> Path:

@@ -25,7 +25,7 @@ _PLACES = slice(1, 1 + _HEAD)
 """Of the code in the residual stream."""
 _VALUE = 100 * LOUDNESS
 """Few tokens of a long prompt may have it, and the attention reads the mean of all."""
-_BLOCK_BYTES = 8192
+BLOCK_BYTES = 8192
 _INVOCATION = (5, 6)
 _TOKENS = range(74, 250)
 
@@ -82,7 +82,7 @@ IN_KV = Canaries(
     make_kv_base,
     make_kv_adapter,
     beginnings=[_beginning(40)],
-    config={"kv_cache_bytes": 28 * _BLOCK_BYTES, "swap_bytes": 96 * _BLOCK_BYTES},
+    config={"kv_cache_bytes": 28 * BLOCK_BYTES, "swap_bytes": 96 * BLOCK_BYTES},
 )
 """The device holds a part of the prefixes, and host memory the others."""
 
