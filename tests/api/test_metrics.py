@@ -156,6 +156,7 @@ def recorded() -> Recorded:
     metrics.tuning.note_job("succeeded")
     metrics.webhooks.note("delivered")
     metrics.canary_rollbacks.labels("error_rate").inc()
+    metrics.canary_comparisons.labels("judged").inc()
     metrics.samples.labels("kept").inc()
     metrics.shadow_requests.labels("compared").inc()
     metrics.show_ledger(is_database_away=lambda: False, num_unsettled=lambda: 0)

@@ -61,8 +61,9 @@ def test_a_judge_is_named_and_kept(owner: Visitor, page: Page, seeded: Seeded) -
     owner.open(PAGE)
     watch_box(page).check()
     page.get_by_role("textbox", name="Judge").fill("assistant@1")
+    page.get_by_role("slider").fill("30")
     page.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("10 % to 2, watched")).to_be_visible()
+    expect(page.get_by_text("30 % to 2, watched")).to_be_visible()
     expect(page.get_by_role("textbox", name="Judge")).to_have_value("assistant@1")
     text = "fewer than 40 % of comparisons won, judged by assistant@1"
     expect(page.get_by_text(text, exact=False)).to_be_visible()

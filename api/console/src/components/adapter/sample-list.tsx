@@ -40,18 +40,17 @@ export function SampleList({ tenant, adapter }: Props): ReactNode {
 
 function columnsFor(open: (id: string) => void): Columns<Sample> {
   return [
-    {
-      header: "Answered",
-      cell: ({ row: { original: sample } }) => (
-        <Button small onClick={() => open(sample.id)} aria-label={`Open ${sample.id}`}><Time at={sample.created_at} exact /></Button>
-      ),
-    },
+    { header: "Answered", cell: ({ row }) => <Time at={row.original.created_at} exact /> },
     { header: "Version", cell: ({ row }) => row.original.version },
     { header: "Kind", cell: ({ row }) => row.original.kind },
     { header: "Finish", cell: ({ row }) => row.original.finish_reason },
     { header: "Tokens", meta: { end: true }, cell: ({ row }) => count(row.original.prompt_tokens + row.original.completion_tokens) },
     { header: "Size", meta: { end: true }, cell: ({ row }) => bytes(row.original.size_bytes) },
     { header: "Expires", cell: ({ row }) => <Time at={row.original.expires_at} /> },
+    {
+      header: "Content",
+      cell: ({ row: { original: { id } } }) => <Button small onClick={() => open(id)} aria-label={`Open ${id}`}>Open</Button>,
+    },
   ];
 }
 
