@@ -216,7 +216,7 @@ class Settings(BaseSettings):
     max_tuning_jobs: Annotated[int, Option()] = Field(default=1, ge=1, le=16)
     """Fine-tuning jobs that this server runs at a time, each of another tenant."""
     tuning_device: Annotated[str, Option()] = "auto"
-    """Device of trainers: auto (the engine's), cpu, cuda or cuda:N."""
+    """Device of trainers: auto (the engine's; cpu with a fleet), cpu, cuda or cuda:N."""
     tuning_cpus: Annotated[
         str | None, Option(metavar="LIST"), Unset("all, while the engine is idle")
     ] = None

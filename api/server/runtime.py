@@ -120,7 +120,7 @@ async def open_runtime(settings: Settings, engine_config: EngineConfig) -> Async
         readiness = Readiness(planes.engine)
         batches = open_batches(planes, inference, readiness, stack)
         evaluations = open_evaluations(planes, batches.files, readiness, stack)
-        tuning = open_tuning(
+        tuning = await open_tuning(
             planes,
             pushes=adapters.pushes,
             files=batches.files,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import AsyncExitStack
 
@@ -14,6 +15,7 @@ from ..telemetry.trainer_memories import TrainerMemories
 from ..tuning.attempt import TrainerSetup
 from ..tuning.job_run import RunServices
 from ..tuning.publication import Publication
+from ..tuning.served_values import check_served_values
 from ..tuning.trainer import TRAINER_COMMAND
 from ..tuning.trainer_packages import missing_packages
 from ..tuning.trainer_place import place_trainers
@@ -23,7 +25,7 @@ from .planes import Planes
 from .readiness import Readiness
 
 
-def open_tuning(
+async def open_tuning(
     planes: Planes,
     *,
     pushes: Pushes,
@@ -35,16 +37,20 @@ def open_tuning(
 ) -> Tuning | None:
     """Nothing of it runs yet; `stack` closes it. None: the operator has not turned it on.
 
-    Raises InvalidValue for a server without an engine of its own, or without the packages.
+    Raises InvalidValue without the packages, and for a base that is not that of the fleet.
     """
     if not planes.settings.tuning:
         return None
-    if planes.membership is not None:
-        message = "--tuning needs an engine on this machine: it cannot be used with a fleet."
-        raise InvalidValue(message, param="tuning")
     if missing := missing_packages():
         message = f"--tuning needs {' and '.join(missing)}: pip install 'loraplex[engine,tune]'."
         raise InvalidValue(message, param="tuning")
+    info, has_own_engine = planes.engine.info, planes.membership is None
+    if not has_own_engine:
+        model = planes.bases.served
+        await asyncio.to_thread(check_served_values, planes.engine_config, model, info)
+    place = place_trainers(
+        planes.settings, engine_device=info.device, has_own_engine=has_own_engine
+    )
     services = RunServices(
         server_id=planes.server_id,
         control_plane=planes.control_plane,
@@ -57,7 +63,7 @@ def open_tuning(
             model=planes.bases.served,
             config=planes.engine_config,
             engine=planes.engine,
-            place=place_trainers(planes.settings, engine_device=planes.engine.info.device),
+            place=place,
             memories=memories,
         ),
         metrics=metrics,

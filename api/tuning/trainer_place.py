@@ -52,9 +52,17 @@ class TrainerPlace:
         return None if self.is_host else self.max_bytes
 
 
-def place_trainers(settings: Settings, *, engine_device: str) -> TrainerPlace:
-    """As the operator set it. Raises InvalidValue if CPUs for trainers cannot be used."""
-    device = engine_device if settings.tuning_device == AUTO else settings.tuning_device
+def place_trainers(
+    settings: Settings, *, engine_device: str, has_own_engine: bool = True
+) -> TrainerPlace:
+    """As the operator set it. Raises InvalidValue if CPUs for trainers cannot be used.
+
+    engine_device: of the replicas, without an engine of the server's own. A replica may be on this
+    machine.
+    """
+    device = settings.tuning_device
+    if device == AUTO:
+        device = engine_device if has_own_engine else "cpu"
     cpus = trainer_cpus(settings)
     if cpus and device != "cpu":
         message = f"--tuning-cpus: trainers run on {device}. Add --tuning-device cpu."

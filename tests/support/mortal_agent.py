@@ -96,9 +96,9 @@ class MortalAgent:
 
 @contextmanager
 def mortal_agents(
-    number: int, base: Path, folder: Path, *, engine: str = FAKE_ENGINE
+    number: int, base: Path, folder: Path, *, engine: str = FAKE_ENGINE, seconds: float = 60
 ) -> Iterator[tuple[list[MortalAgent], dict[str, str]]]:
-    """Running agents, and the environment of servers that use them."""
+    """Running agents, and the environment of servers that use them. `seconds`: to start in."""
     certificates, store = issue_certificates(folder), folder / "store"
     agents = [
         MortalAgent(
@@ -110,7 +110,7 @@ def mortal_agents(
         for each in agents:
             each.start()
         for each in agents:
-            wait_for(each.is_listening, seconds=60)
+            wait_for(each.is_listening, seconds=seconds)
         yield (
             agents,
             {

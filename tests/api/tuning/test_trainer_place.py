@@ -52,6 +52,22 @@ def test_training_pauses_for_the_engine_only_on_its_own_device(
     assert (place.device, place.shares_engine) == (device, shares)
 
 
+@pytest.mark.parametrize(
+    ("asked", "replicas", "device", "shares"),
+    [
+        ("auto", "cpu", "cpu", True),
+        ("auto", "cuda:0", "cpu", False),
+        ("cuda:0", "cuda:0", "cuda:0", True),
+    ],
+)
+def test_a_server_of_a_fleet_trains_on_its_own_machine(
+    asked: str, replicas: str, device: str, shares: bool, tmp_path: Path
+) -> None:
+    values = settings(tmp_path, tuning_device=asked)
+    place = place_trainers(values, engine_device=replicas, has_own_engine=False)
+    assert (place.device, place.shares_engine) == (device, shares)
+
+
 @pytest.mark.usefixtures("four_cpus")
 def test_cpus_of_their_own_are_not_shared_with_the_engine(tmp_path: Path) -> None:
     place = place_trainers(settings(tmp_path, tuning_cpus="3,1-2"), engine_device="cpu")
