@@ -3,11 +3,11 @@
     make bench-slo
 
 The real scheduler on a simulated device and clock, so that the figures depend on nothing but the
-seed. Requests arrive independently (Poisson) at a multiple of the capacity, which is measured
-first: the rate at which a queue that never empties is served. All arms get the same arrivals and
-are judged by the same objective: TTFT at most 1 s, and a mean ITL at most 50 ms. Goodput is the
-requests that meet it per second of arrivals; the attained share is their part of all that were
-sent. Refused clients do not come again.
+seed and Python's hashes of strings, which order a batch. Requests arrive independently (Poisson) at
+a multiple of the capacity, which is measured first: the rate at which a queue that never empties is
+served. All arms get the same arrivals and are judged by the same objective: TTFT at most 1 s, and a
+mean ITL at most 50 ms. Goodput is the requests that meet it per second of arrivals; the attained
+share is their part of all that were sent. Refused clients do not come again.
 
 Even: four tenants ask equally often. Flood: one sends nineteen of twenty requests; "quiet refused"
 and "quiet attained" are the shares of the other three. Classes: as even, but half of each tenant's
