@@ -45,6 +45,7 @@ REQUIRED_COVERAGE = (
     "disconnects",
     "displaced",
     "drained",
+    "drafts_in_time",
     "drafts_not",
     "drafts_over_borders",
     "drafts_partly",
