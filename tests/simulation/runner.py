@@ -51,6 +51,7 @@ REQUIRED_COVERAGE = (
     "disk_writes",
     "displaced",
     "drained",
+    "drafts_in_time",
     "drafts_not",
     "drafts_over_borders",
     "drafts_partly",
