@@ -43,7 +43,7 @@ class KvBlocks:
         prefixes displace its own.
         """
         slots = tuple(num_swap_slots) or (0,) * len(groups)
-        self._block_size = block_size
+        self.block_size = self._block_size = block_size
         self.operations = OperationLog()
         """What the tensors have to do before the next forward."""
         self.groups = tuple(
@@ -114,6 +114,31 @@ class KvBlocks:
             group.take_prefix(seq, seq.chain[:num_blocks])
         seq.num_published = num_blocks
         return num_blocks * self._block_size
+
+    def cached_blocks(
+        self, seq: SequenceBlocks, namespace: CacheNamespace, token_ids: Sequence[int]
+    ) -> list[dict[int, int]]:
+        """What another engine needs of the longest prefix of these tokens that the device has
+        cached: per group its blocks, by table index."""
+        if self._prefixes is None:
+            return [{} for _ in self.groups]
+        num_blocks = self._prefixes.longest_hit(seq.chain, namespace, token_ids)
+        return [group.cached_blocks(seq.chain[:num_blocks]) for group in self.groups]
+
+    def store_on_host(
+        self,
+        seq: SequenceBlocks,
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+        group: int,
+        indices: Sequence[int],
+    ) -> list[int | None]:
+        """Cache blocks of the prefix of these tokens on the host; the caller fills their slots
+        before the next operation. None: the block is cached, or there is no room."""
+        if self._prefixes is None:
+            return [None] * len(indices)
+        prefixes = [self._prefixes.key_of(seq.chain, namespace, token_ids, i) for i in indices]
+        return [self.groups[group].host.store(prefix) for prefix in prefixes]
 
     def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> bool:
         """Let `child` share the parent's blocks of the first `num_tokens`, copied on write.
@@ -312,6 +337,11 @@ class KvBlocks:
             return 0.0
         smallest = min(group.pool.num_usable for group in self.groups)
         return seq.eviction.num_target_blocks / smallest
+
+    @property
+    def has_host_slots(self) -> bool:
+        """Whether anything can be swapped or cached on the host."""
+        return any(group.host.num_slots for group in self.groups)
 
     @property
     def host_counts(self) -> tuple[int, ...]:
