@@ -142,6 +142,7 @@ class Caller:
             router,
             Quarantine(time.monotonic),
             lambda _, message: link.send(message),
+            has_room=lambda _: True,
             max_requests=self._plan.num_streams,
         )
         for stream in range(self._plan.num_streams):

@@ -24,6 +24,7 @@ from .messages import (
     ListRequests,
     MapMemory,
     Prefetch,
+    PrefixPiece,
     SetPinned,
     Submit,
     ToEngine,
@@ -104,6 +105,8 @@ class EngineCore:
                 self._manager.prefetch(key, stay_seconds)
             case ExplainAdapter(key):
                 self._messages.append(self._answers.explain(key))
+            case PrefixPiece():
+                self._requests.take_prefix(message)
             case ListRequests():
                 self._messages.append(self._answers.list_requests(message))
             case MapMemory(number):
@@ -143,7 +146,8 @@ class EngineCore:
 
     @property
     def _has_messages(self) -> bool:
-        return bool(self._messages) or self._requests.has_events
+        requests = self._requests
+        return bool(self._messages) or requests.has_events or requests.has_pieces
 
     def _take_messages(self) -> Iterator[FromEngine]:
         """The messages for the fetcher, then the answers in order, then the requests' events."""
@@ -151,6 +155,8 @@ class EngineCore:
         if fetches.read or fetches.wanted:
             yield from map(AdapterRead, fetches.take_read())
             yield from map(AdapterWanted, fetches.take_wanted())
+        if self._requests.has_pieces:
+            yield self._requests.take_piece()
         yield from self._messages
         self._messages = []
         if self._requests.has_events:

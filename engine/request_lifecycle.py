@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from .messages import (
     ErrorInfo,
     FinishReason,
     GenerationRequest,
+    PrefixPiece,
     PromptOutput,
     RequestFinished,
     RequestStarted,
@@ -31,6 +33,7 @@ from .messages import (
     TokensGenerated,
 )
 from .parts import EngineParts
+from .prefix_handover import PrefixHandover
 from .reports.statistics import Statistics
 from .request import Request
 from .sampling_params import MAX_LOGPROBS
@@ -54,6 +57,16 @@ class RequestLifecycle:
         self._manager = parts.tiers.manager
         self._grammars = parts.grammars
         self._speculation = parts.speculation
+        self._handover = PrefixHandover(
+            parts.kv,
+            parts.runner,
+            parts.plan.kv_block_bytes,
+            is_divided=parts.config.num_ranks > 1,
+        )
+        self._holds: Counter[str] = Counter()
+        """For how many things each held request waits."""
+        self._awaiting: set[str] = set()
+        """The requests that wait for a prefix."""
         self._events = StepEvents()
         """Announced since the last `take_events`."""
         self._statistics = statistics
@@ -79,6 +92,17 @@ class RequestLifecycle:
         except EngineError as exc:
             self.fail(request, exc)
 
+    def take_prefix(self, piece: PrefixPiece) -> None:
+        """Keep a piece for the request that waits for it. Others are ignored: it may have ended."""
+        if piece.request_id not in self._awaiting:
+            return
+        request = self._scheduler.get(piece.request_id)
+        assert request is not None, "what has ended waits no longer"
+        self._handover.store(request, piece)
+        if piece.is_last:
+            self._awaiting.remove(piece.request_id)
+            self._let_go(request)
+
     def abort(self, request_id: str) -> None:
         """Abort a request. Unknown and finished ids are ignored."""
         if request := self._scheduler.get(request_id):
@@ -86,6 +110,7 @@ class RequestLifecycle:
 
     def delete_adapter(self, key: AdapterKey, drain_seconds: float) -> None:
         """Refuse new requests for this adapter. End the others by the deadline; see `Drains`."""
+        self._handover.forget(key)
         self._drains.begin(key, drain_seconds)
 
     def poll(self) -> list[AdapterEvicted]:
@@ -119,6 +144,15 @@ class RequestLifecycle:
         self._events.tokens.append(generated)
 
     @property
+    def has_pieces(self) -> bool:
+        """Whether prefixes wait to be sent."""
+        return self._handover.has_pieces
+
+    def take_piece(self) -> PrefixPiece:
+        """The next piece of a prefix to be sent."""
+        return self._handover.take_piece()
+
+    @property
     def has_events(self) -> bool:
         events = self._events
         return bool(events.started or events.prompts or events.tokens or events.finished)
@@ -147,6 +181,10 @@ class RequestLifecycle:
         stop_token_id: int | None = None,
     ) -> None:
         self._scheduler.finish(request)
+        if request.submitted.exports_prefix and reason is FinishReason.LENGTH:
+            self._handover.export(request)
+        self._awaiting.discard(request.request_id)
+        del self._holds[request.request_id]
         self._events.finished.append(
             RequestFinished(
                 request_id=request.request_id,
@@ -171,7 +209,7 @@ class RequestLifecycle:
     def _release_compiled(self) -> None:
         for request, error in self._grammars.poll():
             if error is None:
-                self._scheduler.release(request)
+                self._let_go(request)
             else:
                 self.fail(request, error)
 
@@ -207,11 +245,22 @@ class RequestLifecycle:
             raise AdapterDeleted
 
     def _queue(self, request: Request) -> None:
-        """Hand the request to the scheduler, which holds it until its grammar is compiled."""
+        """Hand the request to the scheduler, which holds it until its grammar is compiled and its
+        prefix has come."""
         has_grammar = request.submitted.sampling.grammar is not None
-        self._scheduler.add(request, is_held=has_grammar)
+        awaits = request.submitted.awaits_prefix
+        self._scheduler.add(request, is_held=has_grammar or awaits)
+        self._holds[request.request_id] = has_grammar + awaits
+        if awaits:
+            self._awaiting.add(request.request_id)
         if has_grammar:
             self._grammars.prepare(request)
+
+    def _let_go(self, request: Request) -> None:
+        """One of the things for which the request waits is there."""
+        self._holds[request.request_id] -= 1
+        if not self._holds[request.request_id]:
+            self._scheduler.release(request)
 
 
 def _with_kv_policy(submitted: GenerationRequest, default: KvPolicy | None) -> GenerationRequest:

@@ -15,6 +15,7 @@ import typer
 from ...adapters.errors import AdapterError
 from ...engine.config import EngineConfig
 from ...engine.kv.key_files import remove_folders
+from ...engine.messages import ReplicaRole
 from ...platform.replicas.address import parse_address
 from ..settings import Settings
 from .engine_extra import need_engine
@@ -45,6 +46,13 @@ def agent(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where API servers connect; port 0: any.")
     ] = DEFAULT_ADDRESS,
+    role: Annotated[
+        ReplicaRole,
+        typer.Option(
+            help="prefill: computes long prompts for the decode replicas. decode: takes requests, "
+            "and prefixes from the prefill replicas. both: takes requests and computes all itself."
+        ),
+    ] = ReplicaRole.BOTH,
 ) -> None:
     """Serve a base model to the API servers of a fleet until ^C or SIGTERM.
 
@@ -58,29 +66,49 @@ def agent(
         host, port = parse_address(listen)
     except ValueError as exc:
         raise CommandFailed(f"--listen: {exc}") from exc
-    _run(settings, engine_config, certificates, host=host, port=port)
+    _run(settings, engine_config, certificates, role, host=host, port=port)
 
 
 def _run(
-    settings: Settings, engine_config: EngineConfig, certificates: Path, *, host: str, port: int
+    settings: Settings,
+    engine_config: EngineConfig,
+    certificates: Path,
+    role: ReplicaRole,
+    *,
+    host: str,
+    port: int,
 ) -> None:
     from ...engine.fleet.agent import AgentEnd
     from ..server.data_dir_lock import DataDirInUse, locked_data_dir
     from ..telemetry.logs import configure_logging
 
+    _check_role(role, engine_config)
     configure_logging(settings.log_level, settings.log_format)
     note(f"Loading {engine_config.model} ...")
     try:
         with locked_data_dir(settings.prepare_data_dir()):
-            end = asyncio.run(_serve(settings, engine_config, certificates, host, port))
+            end = asyncio.run(_serve(settings, engine_config, certificates, role, host, port))
     except (AdapterError, DataDirInUse, OSError) as exc:
         raise CommandFailed(str(exc), ExitCode.UNAVAILABLE) from exc
     if end is not AgentEnd.STOPPED:
         raise CommandFailed(f"The agent has ended: {end}.", ExitCode.UNAVAILABLE)
 
 
+def _check_role(role: ReplicaRole, engine_config: EngineConfig) -> None:
+    """Raises CommandFailed if such an engine cannot have the role."""
+    if role is not ReplicaRole.BOTH and engine_config.num_ranks > 1:
+        raise CommandFailed(f"--role {role}: {engine_config.ranks_obstacle}")
+    if role is ReplicaRole.DECODE and not engine_config.swap_bytes:
+        raise CommandFailed("--role decode: needs --swap-gib, where prefixes are received")
+
+
 async def _serve(
-    settings: Settings, engine_config: EngineConfig, certificates: Path, host: str, port: int
+    settings: Settings,
+    engine_config: EngineConfig,
+    certificates: Path,
+    role: ReplicaRole,
+    host: str,
+    port: int,
 ) -> AgentEnd:
     """Serve without the adapters and prefixes of an earlier life: what was deleted since may be
     among them."""
@@ -104,7 +132,7 @@ async def _serve(
     )
     await asyncio.to_thread(fetcher.start)
     try:
-        running = Agent(Replica(engine_config, fetcher=fetcher), context=context)
+        running = Agent(Replica(engine_config, fetcher=fetcher, role=role), context=context)
         _stop_at_signals(running, settings.drain_seconds)
         return await running.run(host, port, on_listening=partial(_announce, host))
     finally:

@@ -11,8 +11,10 @@ import typer
 CHOSEN_BY_NODES = (
     *("--listen", "--data-dir", "--certificates"),
     *("--num-local-ranks", "--rank-address", "--rank-secret"),
+    "--role",
 )
-"""Options of an agent that a node's own folders and addresses decide."""
+"""Options of an agent that a node's own folders and addresses decide, and its role: replicas on Ray
+are alike."""
 
 
 def agent_options(context: typer.Context) -> tuple[str, ...]:

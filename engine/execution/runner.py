@@ -141,6 +141,18 @@ class ModelRunner:
         """See `KvCache.execute_at_rest`."""
         self._cache.execute_at_rest(operations)
 
+    def read_blocks(self, group: int, block_ids: Sequence[int]) -> list[bytes]:
+        """See `KvCache.read_blocks`."""
+        return self._cache.read_blocks(group, block_ids)
+
+    def are_pages(self, group: int, num_blocks: int, pages: Sequence[bytes]) -> bool:
+        """See `KvCache.are_pages`."""
+        return self._cache.are_pages(group, num_blocks, pages)
+
+    def write_host(self, group: int, slots: Sequence[int | None], pages: Sequence[bytes]) -> None:
+        """See `KvCache.write_host`."""
+        self._cache.write_host(group, slots, pages)
+
     def keep(self, request: Request, path: Sequence[int]) -> None:
         """Move the keys and values of a tree's accepted tokens to the slots of their positions.
 

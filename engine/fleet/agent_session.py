@@ -28,6 +28,7 @@ from ..messages import (
     ListRequests,
     MapMemory,
     Prefetch,
+    PrefixPiece,
     RequestFinished,
     SetPinned,
     Submit,
@@ -54,6 +55,8 @@ class AgentSession(Receiver[ToAgent]):
         self._link = link
         self._events = RelayedEvents(link.send)
         self._streams: dict[str, RequestStream] = {}
+        self._exports: set[str] = set()
+        """The requests whose prefixes are not complete."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, message: FromAgent) -> bool:
@@ -64,6 +67,13 @@ class AgentSession(Receiver[ToAgent]):
     def num_open(self) -> int:
         """The number of its open requests."""
         return len(self._streams)
+
+    def take_prefix(self, piece: PrefixPiece) -> None:
+        """Send a part of a prefix, if the API server has asked for it."""
+        if piece.request_id in self._exports:
+            self.send(piece)
+            if piece.is_last:
+                self._exports.remove(piece.request_id)
 
     def close(self) -> None:
         """End the link and all that it has open."""
@@ -76,7 +86,11 @@ class AgentSession(Receiver[ToAgent]):
         match message:
             case Submit(request):
                 self._submit(request)
+            case PrefixPiece(request_id):
+                if request_id in self._streams:
+                    self._engine.give_prefix(message)
             case Abort(request_id):
+                self._exports.discard(request_id)
                 stream = self._streams.get(request_id)
                 if stream is not None:
                     stream.abort()
@@ -117,6 +131,8 @@ class AgentSession(Receiver[ToAgent]):
             self._events.add(_refusal(request, _as_refusal(exc)))
         else:
             self._streams[request.request_id] = stream
+            if request.exports_prefix:
+                self._exports.add(request.request_id)
 
     def _relay(self, request_id: str, event: RequestEvent) -> None:
         if isinstance(event, RequestFinished):
@@ -127,6 +143,7 @@ class AgentSession(Receiver[ToAgent]):
         for stream in list(self._streams.values()):
             stream.close()
         self._streams.clear()
+        self._exports.clear()
         for task in self._tasks:
             task.cancel()
 

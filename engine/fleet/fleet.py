@@ -26,6 +26,7 @@ from ..messages import (
     EvictionReceipt,
     GenerationRequest,
     Prefetch,
+    PrefixPiece,
     ReplicaState,
     RequestList,
     SetPinned,
@@ -85,7 +86,11 @@ class Fleet(Engine, LinkOwner):
         self._router = Router(self._order)
         self._quarantine = Quarantine(time.monotonic)
         self._requests = RoutedRequests(
-            self._router, self._quarantine, self._send, max_requests=max_requests
+            self._router,
+            self._quarantine,
+            self._send,
+            has_room=self._has_room,
+            max_requests=max_requests,
         )
         self._warmth = Warmth()
         self._identity: tuple[str, str] | None = None
@@ -365,6 +370,9 @@ class Fleet(Engine, LinkOwner):
         link.queue_times.add(events.started)
         self._requests.deliver(link.id, events)
 
+    def relay(self, link: ReplicaLink, piece: PrefixPiece) -> None:
+        self._requests.relay(link.id, piece)
+
     def locate(self, link: ReplicaLink, key: AdapterKey) -> None:
         self._begin(self._answer_location(link, key))
 
@@ -373,6 +381,10 @@ class Fleet(Engine, LinkOwner):
     def _send(self, name: str, message: ToAgent) -> bool:
         link = self._links.get(name)
         return link is not None and link.send(message)
+
+    def _has_room(self, name: str) -> bool:
+        link = self._links.get(name)
+        return link is not None and link.has_room
 
     def _update(self, link: ReplicaLink, member: Member) -> None:
         """Take the row of a replica as it is now."""
@@ -391,7 +403,7 @@ class Fleet(Engine, LinkOwner):
             state = ReplicaState.DRAINING
         if state is not self._router_states.get(link.id):
             self._router_states[link.id] = state
-            self._router.set_state(link.id, state)
+            self._router.set_state(link.id, state, link.role)
             if state is ReplicaState.READY:
                 self._requests.note_ready()
 

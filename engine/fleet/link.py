@@ -44,6 +44,8 @@ PATIENT_LOOKS = 40
 tokens, but one that is taken for lost loses its requests."""
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
 """What waits for a slow peer: the longest message, and as much again."""
+ROOM_BYTES = 32 << 20
+"""With less than this unsent, a peer keeps up."""
 CLOSE_SECONDS = 1.0
 """Maximum time for the peer to answer the end of TLS."""
 _WRITE_BYTES = 256 << 10
@@ -140,6 +142,11 @@ class Link(asyncio.Protocol, Generic[SentT, ReceivedT]):
         if self._flush is None:
             self._flush = self._loop.call_soon(self._send_more)
         return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer has read most of what was sent: more may follow without a risk."""
+        return len(self._unsent) < ROOM_BYTES
 
     def close(self) -> None:
         """End the link. What the peer does not take at once is lost. Idempotent."""

@@ -20,7 +20,9 @@ from ..messages import (
     EngineStats,
     FromAgent,
     LeaseAsked,
+    PrefixPiece,
     ReplicaChanged,
+    ReplicaRole,
     ReplicaState,
     SetPinned,
 )
@@ -43,6 +45,9 @@ class ApiServer(Protocol):
     def send(self, message: FromAgent) -> bool:
         """False if it cannot be reached."""
 
+    def take_prefix(self, piece: PrefixPiece) -> None:
+        """A part of a prefix that some API server's request exports."""
+
     def close(self) -> None:
         """End its link and all that it has open."""
 
@@ -57,6 +62,7 @@ class Replica(EngineObserver):
         fetcher: BlockSource,
         command: Sequence[str] = ENGINE_COMMAND,
         lease: Lease | None = None,
+        role: ReplicaRole = ReplicaRole.BOTH,
     ) -> None:
         self.fetcher = fetcher
         self.engine = EngineClient(
@@ -68,6 +74,7 @@ class Replica(EngineObserver):
             observer=self,
         )
         self.lease = lease or Lease()
+        self._role = role
         self.blocks = BlockQuestions(lambda: [each.send for each in self._servers])
         self._servers: list[ApiServer] = []
         self._is_draining = False
@@ -123,7 +130,7 @@ class Replica(EngineObserver):
         for at, crash in self._crashes:
             server.send(replace(crash, seconds_ago=time.monotonic() - at))
         server.send(AdaptersProven(list(self._proven)))
-        server.send(ReplicaChanged(self.state, self.engine.num_restarts))
+        server.send(self._as_changed())
         server.send(LeaseAsked(self.lease.ask()))
 
     def note_end(self, server: ApiServer) -> None:
@@ -139,8 +146,15 @@ class Replica(EngineObserver):
 
     def note_state(self) -> None:
         self._told = self.state
-        self._tell(ReplicaChanged(self.state, self.engine.num_restarts))
+        self._tell(self._as_changed())
         self.ask_for_lease()  # so that the database learns the state too
+
+    def _as_changed(self) -> ReplicaChanged:
+        return ReplicaChanged(self.state, self.engine.num_restarts, self._role)
+
+    def note_prefix(self, piece: PrefixPiece) -> None:
+        for server in self._servers:
+            server.take_prefix(piece)
 
     def note_stats(self, stats: EngineStats) -> None:
         self._tell(stats)

@@ -30,7 +30,9 @@ from ..messages import (
     ListRequests,
     MapMemory,
     MemoryMap,
+    PrefixPiece,
     ReplicaChanged,
+    ReplicaRole,
     ReplicaState,
     RequestList,
     StepEvents,
@@ -68,6 +70,9 @@ class LinkOwner(Protocol):
     def note_proven(self, key: AdapterKey) -> None:
         """The adapter has answered often enough on the replica."""
 
+    def relay(self, link: ReplicaLink, piece: PrefixPiece) -> None:
+        """A part of a prefix that the replica has computed for another one."""
+
     def note_lost(self, link: ReplicaLink) -> None:
         """The connection has ended, and with it all that was open there."""
 
@@ -84,6 +89,7 @@ class ReplicaLink(Receiver[FromAgent]):
     def __init__(self, member: Member, *, context: ssl.SSLContext, owner: LinkOwner) -> None:
         self.member = member
         self.state = ReplicaState.REFUSING
+        self.role = ReplicaRole.BOTH
         self.failure: ErrorInfo | None = None
         """Why there is no connection; None while there is one, and before the first attempt."""
         self.incarnation: str | None = None
@@ -117,6 +123,11 @@ class ReplicaLink(Receiver[FromAgent]):
     @property
     def id(self) -> str:
         return self.member.id
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the replica keeps up with what is sent."""
+        return self._link is not None and self._link.has_room
 
     @property
     def is_linked(self) -> bool:
@@ -202,8 +213,10 @@ class ReplicaLink(Receiver[FromAgent]):
                 self._owner.locate(self, key)
             case LeaseAsked(number):
                 self.lease_asked = number
-            case ReplicaChanged(state, num_restarts):
-                self.num_restarts = num_restarts
+            case PrefixPiece():
+                self._owner.relay(self, message)
+            case ReplicaChanged(state, num_restarts, role):
+                self.num_restarts, self.role = num_restarts, role
                 self._set_state(state)
             case EngineCrashed():
                 self._note_crash(message)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from ..messages import ReplicaState
+from ..messages import ReplicaRole, ReplicaState
 
-__all__ = ["ReplicaState", "ReplicaStats"]
+__all__ = ["ReplicaRole", "ReplicaState", "ReplicaStats"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ and what is open of it anywhere ends.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,8 @@ from ..messages import (
     Abort,
     EngineCrashed,
     GenerationRequest,
+    Prefetch,
+    PrefixPiece,
     RequestFinished,
     StepEvents,
     Submit,
@@ -39,6 +42,7 @@ from ..process.request_streams import RequestStreams, as_left
 from ..token_journal import SlotCounter
 from .adapter_name import adapter_name
 from .errors import NoReplicaReady
+from .handovers import Handovers
 from .prefix_hashes import prefix_hashes
 from .router import RoutedRequest, Router
 
@@ -73,12 +77,15 @@ class RoutedRequests:
         quarantine: Quarantine,
         send: Callable[[str, ToAgent], bool],
         *,
+        has_room: Callable[[str], bool],
         max_requests: int,
     ) -> None:
-        """`send` sends a message to the replica of this name; False if it cannot."""
+        """`send` sends a message to the replica of this name; False if it cannot. `has_room`: see
+        `Handovers`."""
         self._router = router
         self._quarantine = quarantine
         self._send_to = send
+        self._handovers = Handovers(router, send, has_room, time.monotonic)
         self._streams = RequestStreams(
             max_requests=max_requests, note_end=self._note_end, abandon=self._send_abort
         )
@@ -127,15 +134,23 @@ class RoutedRequests:
 
     def deliver(self, replica: str, events: StepEvents) -> None:
         """Deliver a replica's events; those of requests that are not there any more are dropped."""
-        started = [replace(each, replica=replica) for each in events.started]
+        self._handovers.note(replica, events)
+        started = [
+            replace(self._handovers.as_cached(each), replica=replica) for each in events.started
+        ]
         for group in (started, events.prompts, events.tokens):
             self._streams.feed([each for each in group if self._is_at(each.request_id, replica)])
         for end in events.finished:
             if self._is_at(end.request_id, replica):
                 self._finish(end)
 
+    def relay(self, replica: str, piece: PrefixPiece) -> None:
+        """Pass on a part of a prefix that the replica has computed."""
+        self._handovers.relay(replica, piece)
+
     def settle(self, replica: str) -> None:
         """The replica is lost, with all that it had not answered."""
+        self._handovers.lose(replica)
         for sent in list(self._sent.values()):
             if sent.replica == replica:
                 self._lose(sent, None)
@@ -187,11 +202,18 @@ class RoutedRequests:
         sent.routed = replace(sent.routed, is_confined=is_confined)
         while True:
             name = self._router.choose(sent.routed, leave_out=sent.left_out)
-            if self._send_to(name, Submit(request)):
+            source = None
+            if not sent.left_out:  # a request that was refused or lost goes the short way
+                source = self._handovers.source_for(request, sent.routed, name)
+            if self._send_to(name, Submit(replace(request, awaits_prefix=source is not None))):
                 break
             sent.left_out.add(name)
         self._router.open(sent.routed, name)
         sent.replica = name
+        if source is not None:
+            self._handovers.begin(request, source, name)
+            if request.adapter is not None:  # while the prompt is computed elsewhere
+                self._send_to(name, Prefetch(request.adapter))
         sent.stream.num_submissions += 1
 
     def _finish(self, end: RequestFinished) -> None:
@@ -241,6 +263,7 @@ class RoutedRequests:
     def _leave(self, sent: _Sent) -> None:
         """The request is at no replica now."""
         assert sent.replica is not None
+        self._handovers.drop(sent.stream.request.request_id)
         self._router.close(sent.stream.request.request_id)
         sent.left_out.add(sent.replica)
         sent.replica = None
@@ -258,6 +281,7 @@ class RoutedRequests:
     def _note_end(self, stream: RequestStream, end: RequestFinished) -> None:
         self._quarantine.note_end(stream.request, end)
         sent = self._sent.pop(stream.request.request_id)
+        self._handovers.drop(stream.request.request_id)
         if sent.waiting is not None:
             sent.waiting.cancel()
         if sent.replica is not None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .errors import NoReplicaReady
 from .prefix_homes import PrefixHomes
 from .rendezvous import RendezvousOrder
-from .replica_state import ReplicaState, ReplicaStats
+from .replica_state import ReplicaRole, ReplicaState, ReplicaStats
 
 BASE = ""
 """Has an order of its own, for the suspects without an adapter."""
@@ -64,6 +64,7 @@ class RoutedRequest:
 class _Replica:
     name: str
     state: ReplicaState = ReplicaState.REFUSING
+    role: ReplicaRole = ReplicaRole.BOTH
     num_own: int = 0
     """Requests that this server has open there."""
     num_others: int = 0
@@ -90,15 +91,21 @@ class Router:
         self._order = order
         self._replicas: dict[str, _Replica] = {}
         self._ready: list[_Replica] = []
+        """Those that take requests, by name."""
+        self._ready_names: set[str] = set()
+        self._prefilling: list[_Replica] = []
+        """Those that compute prompts for them."""
         self._total_load = 0  # of the ready ones: summed anew for each request it would cost most
         self._groups: dict[str, _Group] = {}
         self._prefixes = PrefixHomes()
         self._open: dict[str, tuple[RoutedRequest, str]] = {}
 
-    def set_state(self, name: str, state: ReplicaState) -> None:
+    def set_state(
+        self, name: str, state: ReplicaState, role: ReplicaRole = ReplicaRole.BOTH
+    ) -> None:
         """Takes effect with the next choice. An unknown replica is added."""
         replica = self._replicas.setdefault(name, _Replica(name))
-        replica.state = state
+        replica.state, replica.role = state, role
         if state is ReplicaState.GONE:
             self._order.remove(name)
         else:
@@ -109,10 +116,14 @@ class Router:
             self._prefixes.forget(name)
         if state is ReplicaState.GONE and not replica.num_own:
             del self._replicas[name]
-        self._ready = sorted(
+        ready = sorted(
             (each for each in self._replicas.values() if each.state is ReplicaState.READY),
             key=lambda each: each.name,
         )
+        # Those that compute prompts for others take whole requests if there are no others.
+        self._ready = [each for each in ready if each.role is not ReplicaRole.PREFILL] or ready
+        self._ready_names = {each.name for each in self._ready}
+        self._prefilling = [each for each in ready if each not in self._ready]
         self._total_load = sum(each.load for each in self._ready)
 
     def report(self, name: str, stats: ReplicaStats) -> None:
@@ -122,7 +133,7 @@ class Router:
         replica.num_others = max(0, stats.num_requests - replica.num_own)
         replica.max_batch = stats.max_batch
         replica.residents = set(stats.residents)
-        if replica.state is ReplicaState.READY:
+        if name in self._ready_names:
             self._total_load += replica.load - before
 
     def choose(self, request: RoutedRequest, *, leave_out: Collection[str] = ()) -> str:
@@ -148,6 +159,32 @@ class Router:
         # With this request, the mean is above the least load, so some replica has room.
         mean = (total_load + 1) / len(candidates)
         return self._choose_for_adapter(request, request.adapter, mean, leave_out).name
+
+    def knows_prefix(self, request: RoutedRequest) -> bool:
+        """Whether some replica has computed the first blocks of the prompt."""
+        return self._prefixes.find(request.block_hashes) is not None
+
+    def choose_prefill(self, request: RoutedRequest, target: str) -> str | None:
+        """The replica that is to compute the prompt for `target`; None: the target itself.
+
+        An idle target, which delays nobody, computes it. Otherwise it is the first of the order
+        that has room, so that an adapter is loaded by few of them.
+        """
+        replica = self._replicas[target]
+        if replica.role is not ReplicaRole.DECODE or not replica.load:
+            return None
+        rank = {name: place for place, name in enumerate(self._order.of(request.adapter or BASE))}
+        open_ones = [
+            each
+            for each in self._prefilling
+            if not each.load or each.load < PREFERRED.load(0.0, each.max_batch)
+        ]
+        first = min(open_ones, key=lambda each: rank[each.name], default=None)
+        return None if first is None else first.name
+
+    def adapter_of(self, request_id: str) -> str | None:
+        """That of an open request; None: the base."""
+        return self._open[request_id][0].adapter
 
     def open(self, request: RoutedRequest, name: str) -> None:
         """The request was sent to the replica."""
@@ -177,7 +214,7 @@ class Router:
 
     def _count_own(self, replica: _Replica, change: int) -> None:
         replica.num_own += change
-        if replica.state is ReplicaState.READY:
+        if replica.name in self._ready_names:
             self._total_load += change
 
     def _home_of_group(self, request: RoutedRequest, leave_out: Collection[str]) -> _Replica | None:
@@ -213,7 +250,7 @@ class Router:
         if name is None or name in leave_out:
             return None
         replica = self._replicas.get(name)
-        return replica if replica and replica.state is ReplicaState.READY else None
+        return replica if replica and name in self._ready_names else None
 
 
 def _has_room(replica: _Replica, mean: float, bound: Bound) -> bool:

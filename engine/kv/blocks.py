@@ -55,7 +55,7 @@ class KvBlocks:
         prefixes displace its own.
         """
         slots = tuple(num_swap_slots) or (0,) * len(groups)
-        self._block_size = block_size
+        self.block_size = block_size
         self._tenant_cap = tenant_cap
         self.disk: DiskTier | None = None
         """None: no prefix goes to the disk."""
@@ -147,7 +147,7 @@ class KvBlocks:
         num_blocks = self._prefixes.longest_hit(seq.chain, namespace, token_ids)
         if any(self.host_counts):
             longest = self._prefixes.longest_hit(seq.chain, namespace, token_ids, on_host=True)
-            num_tokens = (longest - num_blocks) * self._block_size
+            num_tokens = (longest - num_blocks) * self.block_size
             prefixes = seq.chain[:longest]
             if num_tokens and pays(num_tokens, [g.num_to_fetch(prefixes) for g in self.groups]):
                 num_blocks, seq.num_to_fetch = longest, num_tokens
@@ -156,7 +156,7 @@ class KvBlocks:
             if self.disk is not None:
                 self.disk.touch(group.index, seq.chain[:num_blocks])
         seq.num_published = num_blocks
-        return num_blocks * self._block_size
+        return num_blocks * self.block_size
 
     def read_from_disk(
         self,
@@ -171,7 +171,7 @@ class KvBlocks:
             return BegunRead([], 0)
         find = partial(self._prefixes.longest_hit, seq.chain, namespace, token_ids, on_host=True)
         near, longest = find(), find(on_disk=True)
-        num_tokens = (longest - near) * self._block_size
+        num_tokens = (longest - near) * self.block_size
         to_read = [group.to_read(seq.chain[:longest]) for group in self.groups]
         if not num_tokens or not pays(num_tokens, list(map(len, to_read))):
             return BegunRead([], 0)
@@ -182,6 +182,31 @@ class KvBlocks:
                     break  # the host is full: the beginning of the prefix is of use too
                 places.append(place)
         return BegunRead(places, num_tokens)
+
+    def cached_blocks(
+        self, seq: SequenceBlocks, namespace: CacheNamespace, token_ids: Sequence[int]
+    ) -> list[dict[int, int]]:
+        """What another engine needs of the longest prefix of these tokens that the device has
+        cached: per group its blocks, by table index."""
+        if self._prefixes is None:
+            return [{} for _ in self.groups]
+        num_blocks = self._prefixes.longest_hit(seq.chain, namespace, token_ids)
+        return [group.cached_blocks(seq.chain[:num_blocks]) for group in self.groups]
+
+    def store_on_host(
+        self,
+        seq: SequenceBlocks,
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+        group: int,
+        indices: Sequence[int],
+    ) -> list[int | None]:
+        """Cache blocks of the prefix of these tokens on the host; the caller fills their slots
+        before the next operation. None: the block is cached, or there is no room."""
+        if self._prefixes is None:
+            return [None] * len(indices)
+        prefixes = [self._prefixes.key_of(seq.chain, namespace, token_ids, i) for i in indices]
+        return [self.groups[group].host.store(prefix) for prefix in prefixes]
 
     def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> bool:
         """Let `child` share the parent's blocks of the first `num_tokens`, copied on write.
@@ -200,7 +225,7 @@ class KvBlocks:
         for group in self.groups:
             group.fork(parent, child, num_tokens)
         parent.num_writable = 0
-        num_full = num_tokens // self._block_size
+        num_full = num_tokens // self.block_size
         child.num_published = min(parent.num_published, num_full)
         child.chain = parent.chain[:num_full]
         return True
@@ -239,7 +264,7 @@ class KvBlocks:
 
     def _num_writable(self, seq: SequenceBlocks) -> int:
         """The token with which the cache is compacted may be written once the targets exist."""
-        num_writable = len(seq.tables[0]) * self._block_size + seq.num_evicted
+        num_writable = len(seq.tables[0]) * self.block_size + seq.num_evicted
         return min(num_writable, seq.compacts_at if seq.targets else seq.compacts_at - 1)
 
     def advance(
@@ -255,7 +280,7 @@ class KvBlocks:
         `token_ids` must be final up to `num_computed`.
         """
         num_cached = num_computed - seq.num_evicted
-        num_full = num_cached // self._block_size
+        num_full = num_cached // self.block_size
         for group in self.groups:
             group.close(seq, num_full)
         if self._prefixes is not None and not seq.num_evicted:
@@ -267,8 +292,8 @@ class KvBlocks:
         if seq.eviction and num_computed == seq.compacts_at:
             self._compact(seq, seq.eviction)
         if self._changes_at_blocks:
-            full = num_computed - num_cached % self._block_size
-            next_full = full + self._block_size
+            full = num_computed - num_cached % self.block_size
+            next_full = full + self.block_size
             left_at = full + STATE_WINDOW.size  # the block before
             if self.holds_states and num_computed < left_at:
                 next_full = left_at
@@ -294,17 +319,17 @@ class KvBlocks:
         for group in self.groups:
             group.remove_left(seq, first, num_left)
         seq.num_published = 0
-        seq.num_evicted += num_left * self._block_size
+        seq.num_evicted += num_left * self.block_size
 
     def shrink(self, seq: SequenceBlocks, num_tokens: int) -> None:
         """Free the blocks after the first `num_tokens`, of which no more are computed.
 
         They are reused first, because their content is useless.
         """
-        num_blocks = num_blocks_for(num_tokens - seq.num_evicted, self._block_size)
+        num_blocks = num_blocks_for(num_tokens - seq.num_evicted, self.block_size)
         for group in self.groups:
             group.shrink(seq, num_blocks)
-        seq.num_writable = min(seq.num_writable, num_blocks * self._block_size + seq.num_evicted)
+        seq.num_writable = min(seq.num_writable, num_blocks * self.block_size + seq.num_evicted)
 
     def release(self, seq: SequenceBlocks) -> None:
         """Free all blocks and host slots. Idempotent."""
@@ -323,11 +348,11 @@ class KvBlocks:
         also copied; on the device, only this sequence's hold on them ends.
         """
         if self._has_open_blocks:
-            num_computed -= num_computed % self._block_size
+            num_computed -= num_computed % self.block_size
             num_cached = num_computed - seq.num_evicted
             if not all(group.sees_all_it_needs(seq, num_cached) for group in self.groups):
                 return 0
-        num_blocks = num_blocks_for(num_computed - seq.num_evicted, self._block_size)
+        num_blocks = num_blocks_for(num_computed - seq.num_evicted, self.block_size)
         counts = [group.num_to_swap(seq, num_blocks) for group in self.groups]
         if not any(counts) or any(
             count > group.host.num_free for count, group in zip(counts, self.groups, strict=True)
@@ -390,6 +415,11 @@ class KvBlocks:
             return 0.0
         smallest = min(group.pool.num_usable for group in self.groups)
         return seq.eviction.num_target_blocks / smallest
+
+    @property
+    def has_host_slots(self) -> bool:
+        """Whether anything can be swapped or cached on the host."""
+        return any(group.host.num_slots for group in self.groups)
 
     @property
     def host_counts(self) -> tuple[int, ...]:

@@ -254,6 +254,32 @@ class KvCache:
         """Execute operations that no step follows, while none is in flight."""
         self.execute(operations)
 
+    def read_blocks(self, group: int, block_ids: Sequence[int]) -> list[bytes]:
+        """The contents of complete blocks, by tensor of the group: `[layers, blocks, ...]`."""
+        index = self._index(block_ids)
+        copied = (tensor.index_select(1, index).cpu() for tensor in self._tensors[group])
+        return [values.view(torch.uint8).numpy().tobytes() for values in copied]
+
+    def are_pages(self, group: int, num_blocks: int, pages: Sequence[bytes]) -> bool:
+        """Whether these may be what `read_blocks` has read of so many blocks."""
+        hosts = self._host_tensors[group]
+        sizes = [num_blocks * host[:, 0].numel() * host.itemsize for host in hosts]
+        return sizes == [len(page) for page in pages]
+
+    def write_host(self, group: int, slots: Sequence[int | None], pages: Sequence[bytes]) -> None:
+        """Put what `read_blocks` has read into host slots; a block without a slot is left out.
+
+        No operation on these slots may wait.
+        """
+        self._land()
+        kept = [place for place, slot in enumerate(slots) if slot is not None]
+        index = torch.tensor([slot for slot in slots if slot is not None], dtype=torch.int64)
+        for host, page in zip(self._host_tensors[group], pages, strict=True):
+            if kept:
+                values = torch.frombuffer(bytearray(page), dtype=host.dtype)
+                values = values.view(len(host), len(slots), *host.shape[2:])
+                host.index_copy_(1, index, values[:, kept])
+
     def _make_states(
         self, group: KvGroup, shapes: Sequence[LayerKvShape], device: torch.device
     ) -> list[Tensor]:

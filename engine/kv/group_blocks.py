@@ -140,6 +140,13 @@ class GroupBlocks:
         self.host.share(slots.values())
         seq.tables[self.index] = block_table(block_ids)
 
+    def cached_blocks(self, prefixes: Sequence[Prefix]) -> dict[int, int]:
+        """By table index, the device's blocks of a cached prefix that the query after it sees."""
+        first = self._first_visible(len(prefixes))
+        seen = [i for i in range(len(prefixes)) if not self.num_sink_blocks <= i < first]
+        found = ((index, self.cached.find(prefixes[index])) for index in seen)
+        return {index: block_id for index, block_id in found if block_id is not None}
+
     def publish(self, seq: SequenceBlocks, index: int, prefix: Prefix) -> None:
         """Publish a written block, or replace it by an equal block that is already cached."""
         own = seq.tables[self.index].item(index)

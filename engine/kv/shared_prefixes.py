@@ -48,6 +48,19 @@ class SharedPrefixes:
                 longest = end
         return longest
 
+    def key_of(
+        self,
+        chain: list[Prefix],
+        namespace: CacheNamespace,
+        token_ids: Sequence[int],
+        index: int,
+    ) -> Prefix:
+        """The key of the prefix that ends with block `index`, which these tokens fill; `chain` as
+        of `longest_hit`."""
+        for each in range(min(len(chain), index), index + 1):
+            prefix = self._hasher.prefix(chain, each, namespace, token_ids)
+        return prefix
+
     def publish(
         self,
         seq: SequenceBlocks,

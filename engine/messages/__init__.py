@@ -43,6 +43,7 @@ from .events import (
     TokenLogprobs,
     TokensGenerated,
 )
+from .handover import GroupPages, PrefixPiece
 from .hello import Hello
 from .latency_targets import NO_TARGETS, LatencyTargets
 from .replica import (
@@ -52,6 +53,7 @@ from .replica import (
     LeaseAsked,
     LeaseRenewed,
     ReplicaChanged,
+    ReplicaRole,
     ReplicaState,
 )
 from .requests import GenerationRequest, Pooling, SpeculationParams
@@ -75,6 +77,7 @@ ToEngine = (
     | ExplainAdapter
     | ListRequests
     | MapMemory
+    | PrefixPiece
 )
 FromEngine = (
     EngineReady
@@ -87,6 +90,7 @@ FromEngine = (
     | MemoryMap
     | EngineStats
     | EngineFailed
+    | PrefixPiece
 )
 ToAgent = (
     Submit
@@ -101,6 +105,7 @@ ToAgent = (
     | BlockFound
     | AdapterFetchFailed
     | LeaseRenewed
+    | PrefixPiece
 )
 FromAgent = (
     EngineReady
@@ -115,6 +120,7 @@ FromAgent = (
     | EngineCrashed
     | AdaptersProven
     | LeaseAsked
+    | PrefixPiece
 )
 
 __all__ = [
@@ -143,6 +149,7 @@ __all__ = [
     "FromAgent",
     "FromEngine",
     "GenerationRequest",
+    "GroupPages",
     "Hello",
     "KvUse",
     "LatencyTargets",
@@ -153,10 +160,12 @@ __all__ = [
     "MemoryMap",
     "Pooling",
     "Prefetch",
+    "PrefixPiece",
     "PromptOutput",
     "ProposerTotals",
     "RankStats",
     "ReplicaChanged",
+    "ReplicaRole",
     "ReplicaState",
     "RequestFinished",
     "RequestList",

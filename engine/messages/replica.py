@@ -21,6 +21,17 @@ class ReplicaState(StrEnum):
     """It left the fleet."""
 
 
+class ReplicaRole(StrEnum):
+    """Which part of requests a replica is for."""
+
+    PREFILL = "prefill"
+    """It computes prompts for others, and whole requests only if no other replica is ready."""
+    DECODE = "decode"
+    """It takes requests, and prefixes of long prompts from others."""
+    BOTH = "both"
+    """It takes requests, and computes their prompts itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaChanged:
     """From the agent: its state now."""
@@ -28,6 +39,7 @@ class ReplicaChanged:
     state: ReplicaState
     num_restarts: int
     """Of its engine, since the agent's start."""
+    role: ReplicaRole = ReplicaRole.BOTH
 
 
 @dataclass(frozen=True, slots=True)

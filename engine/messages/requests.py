@@ -71,6 +71,10 @@ class GenerationRequest:
     """None: the engine's default."""
     is_endless: bool = False
     """Prompt and output together may exceed the engine's `max_model_len`, the prompt alone not."""
+    exports_prefix: bool = False
+    """The prompt is computed for another engine: its cached blocks are sent as `PrefixPiece`."""
+    awaits_prefix: bool = False
+    """It waits until another engine's last `PrefixPiece` has come."""
     priority: int = 0
     """Lower values run first within the tenant. It has no effect between tenants."""
     tenant_weight: float = 1.0

@@ -33,6 +33,7 @@ from ..messages import (
     MapMemory,
     MemoryMap,
     Prefetch,
+    PrefixPiece,
     RequestList,
     StepEvents,
 )
@@ -205,6 +206,11 @@ class EngineClient(Engine):
             async for event in stream:
                 yield event
 
+    def give_prefix(self, piece: PrefixPiece) -> None:
+        """Pass a part of a prefix to the request that waits for it."""
+        if self.is_ready:
+            self._supervisor.send(piece)
+
     async def list_requests(self, tenant_id: str | None = None, *, limit: int) -> RequestList:
         self._check_ready()
         number = next(self._question_numbers)
@@ -275,6 +281,8 @@ class EngineClient(Engine):
                 self._lists.answer(message.number, message)
             case MemoryMap():
                 self._maps.answer(message.number, message)
+            case PrefixPiece():
+                self._observer.note_prefix(message)
             case EngineStats():
                 self._stats = self._adapters.complete(message)
                 self._observer.note_stats(message)

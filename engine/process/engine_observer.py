@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...adapters.identity import AdapterKey
-from ..messages import EngineCrashed, EngineStats
+from ..messages import EngineCrashed, EngineStats, PrefixPiece
 
 
 class EngineObserver:
@@ -14,6 +14,9 @@ class EngineObserver:
 
     def note_stats(self, stats: EngineStats) -> None:
         """The engine has sent a snapshot: `adapters` are those that changed since the last one."""
+
+    def note_prefix(self, piece: PrefixPiece) -> None:
+        """The engine has sent a part of a prefix that a request exports."""
 
     def note_crash(self, crash: EngineCrashed) -> None:
         """The engine has ended in a step, after `note_state`."""

@@ -182,11 +182,12 @@ class AdmissionPlanner:
             request.num_computed_tokens = shared
             return
         self._fork = None
+        is_handed_over = request.submitted.awaits_prefix  # the router has compared what it costs
         request.num_computed_tokens = self._kv.match(
             request.kv,
             request.namespace,
             request.token_ids[: request.num_reusable_tokens + 1],
-            self._swap_costs.pays_to_fetch,
+            _always if is_handed_over else self._swap_costs.pays_to_fetch,
         )
 
     def _forget(self, request: Request) -> None:
@@ -194,6 +195,10 @@ class AdmissionPlanner:
         if request.kv.num_to_fetch or not request.kv.is_swapped:
             self._kv.release(request.kv)
             request.num_computed_tokens = 0
+
+
+def _always(num_tokens: int, num_blocks: Sequence[int]) -> bool:
+    return True
 
 
 class _Shortage(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from loraplex.engine.fleet.rendezvous import RendezvousOrder
-from loraplex.engine.fleet.replica_state import ReplicaState
+from loraplex.engine.fleet.replica_state import ReplicaRole, ReplicaState
 from loraplex.engine.fleet.router import RoutedRequest, Router
 
 from .checks import Rule, Violation
@@ -19,9 +19,11 @@ SIZE = Size(num_replicas=8, num_adapters=200, warm_seconds=1, measured_seconds=8
 class ChoosesDeadReplicas(Router):
     """Learns of new replicas only."""
 
-    def set_state(self, name: str, state: ReplicaState) -> None:
+    def set_state(
+        self, name: str, state: ReplicaState, role: ReplicaRole = ReplicaRole.BOTH
+    ) -> None:
         if state is ReplicaState.READY:
-            super().set_state(name, state)
+            super().set_state(name, state, role)
 
 
 class TakesStatsAsCurrent(Router):

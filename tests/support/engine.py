@@ -30,6 +30,7 @@ from loraplex.engine.messages import (
     FromEngine,
     GenerationRequest,
     Pooling,
+    PrefixPiece,
     PromptOutput,
     RequestFinished,
     RequestStarted,
@@ -81,6 +82,8 @@ def make_request(
     speculation: SpeculationParams | None = None,
     kv_policy: KvPolicy | None = None,
     is_endless: bool = False,
+    exports_prefix: bool = False,
+    awaits_prefix: bool = False,
     pooling: Pooling | None = None,
     num_prompt_logprobs: int | None = None,
     num_lone_steps: int = 0,
@@ -106,6 +109,8 @@ def make_request(
         speculation=speculation,
         kv_policy=kv_policy,
         is_endless=is_endless,
+        exports_prefix=exports_prefix,
+        awaits_prefix=awaits_prefix,
         pooling=pooling,
         num_prompt_logprobs=num_prompt_logprobs,
     )
@@ -135,6 +140,7 @@ class LocalEngine:
         self.evicted: list[AdapterKey] = []
         self.receipts: list[EvictionReceipt] = []
         """Of `evicted`."""
+        self.pieces: list[PrefixPiece] = []
         self.explanations: list[AdapterExplanation] = []
         self.paths: dict[AdapterKey, Path] = {}
         self.vocab_sizes: dict[AdapterKey | None, int | None] = {}
@@ -225,6 +231,8 @@ class LocalEngine:
             case AdapterEvicted(key, receipt):
                 self.evicted.append(key)
                 self.receipts.append(receipt)
+            case PrefixPiece():
+                self.pieces.append(message)
             case AdapterExplanation():
                 self.explanations.append(message)
             case StepEvents():

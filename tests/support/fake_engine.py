@@ -40,11 +40,13 @@ from loraplex.engine.messages import (
     FinishReason,
     FromEngine,
     GenerationRequest,
+    GroupPages,
     KvUse,
     ListRequests,
     MapMemory,
     MemoryMap,
     Prefetch,
+    PrefixPiece,
     RequestFinished,
     RequestList,
     RequestStarted,
@@ -110,6 +112,8 @@ class FakeCore:
         self._requests: dict[str, GenerationRequest] = {}
         self._outputs: dict[str, list[int]] = {}
         self._lone_steps: Counter[str] = Counter()
+        self._num_pieces: Counter[str] = Counter()
+        """Of the requests that wait for a prefix."""
         self._fetched: dict[AdapterKey, Tier] = {}
         self._deleted: set[AdapterKey] = set()
         self._wanted: set[AdapterKey] = set()
@@ -128,6 +132,8 @@ class FakeCore:
         match message:
             case Submit(request):
                 self._submit(request)
+            case PrefixPiece():
+                self._take_prefix(message)
             case Abort(request_id):
                 if request_id in self._requests:
                     self._finish(request_id, FinishReason.ABORTED)
@@ -196,6 +202,20 @@ class FakeCore:
         if request.adapter is not None:
             self._want(request.adapter)
 
+    def _take_prefix(self, piece: PrefixPiece) -> None:
+        request = self._requests.get(piece.request_id)
+        if request is None or not request.awaits_prefix:
+            return
+        self._num_pieces[piece.request_id] += len(piece.groups)
+        if piece.is_last:
+            self._requests[piece.request_id] = replace(request, awaits_prefix=False)
+
+    def _export(self, request: GenerationRequest) -> None:
+        """Two pieces of no pages. A prompt that begins with HANG is computed and never sent."""
+        for index in range(2 if request.prompt_token_ids[0] != HANG[0] else 0):
+            piece = PrefixPiece(request.request_id, [GroupPages([], [])], is_last=index == 1)
+            self._outbox.append(piece)
+
     def _want(self, key: AdapterKey) -> None:
         if key not in self._wanted:
             self._wanted.add(key)
@@ -236,7 +256,8 @@ class FakeCore:
         return MemoryMap(number, extents, [], KvUse(0, 0, 0, 0, 0), [], 0, 0, 0)
 
     def _is_held(self, request: GenerationRequest) -> bool:
-        return request.prompt_token_ids == QUEUE and self._life == 1
+        is_queued = request.prompt_token_ids == QUEUE and self._life == 1
+        return is_queued or request.awaits_prefix
 
     def _advance(self, request: GenerationRequest) -> None:
         prompt, events = request.prompt_token_ids, self._events
@@ -253,10 +274,16 @@ class FakeCore:
         output = self._outputs.get(request.request_id)
         if output is None:
             tier = self._fetched.get(request.adapter) if request.adapter else None
-            events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, 0))
+            num_cached = self._num_pieces.pop(request.request_id, 0)
+            events.started.append(RequestStarted(request.request_id, 0.0, 0.0, tier, num_cached))
             self._outbox.append(self._stats())
             output = self._outputs[request.request_id] = []
         elif prompt == HANG:
+            return
+        if not request.sampling.max_tokens:
+            self._finish(request.request_id, FinishReason.LENGTH)
+            if request.exports_prefix:
+                self._export(request)
             return
         num_drafted = _num_drafted(request, len(output))
         start = len(output)

@@ -22,6 +22,7 @@ from loraplex.api.settings import Settings
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fleet import replica
 from loraplex.engine.fleet.certificates import AGENT_NAME, API_NAME
+from loraplex.engine.messages import ReplicaRole
 from loraplex.engine.process.client import EngineClient
 from loraplex.engine.process.supervisor import RestartPolicy
 from support.fleet_certificates import Authority
@@ -144,7 +145,12 @@ def main(engine: str, base: str, data_dir: str, port: str, certificates: str, st
     settings = Settings(data_dir=Path(data_dir), store=store)
     with patch.object(replica, "EngineClient", client), patch.object(replica, "Replica", kind):
         agent._run(
-            settings, EngineConfig(base, **SMALL), Path(certificates), host=HOST, port=int(port)
+            settings,
+            EngineConfig(base, **SMALL),
+            Path(certificates),
+            ReplicaRole.BOTH,
+            host=HOST,
+            port=int(port),
         )
     os._exit(0)
 

@@ -22,8 +22,9 @@ from loraplex.engine.fleet.fleet import Fleet
 from loraplex.engine.fleet.lease import Lease
 from loraplex.engine.fleet.member import Member
 from loraplex.engine.fleet.replica import Replica
-from loraplex.engine.messages import BlockFound, ReplicaState
+from loraplex.engine.messages import BlockFound, ReplicaRole, ReplicaState
 from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.engine_process import ENGINE_COMMAND
 from support.fake_client import FAKE_ENGINE
 from support.fleet_certificates import Authority
 
@@ -57,8 +58,20 @@ class FakeFetcher:
 class RunningAgent:
     """An agent on a port of its own, which it keeps when it is started again."""
 
-    def __init__(self, name: str, home: Path, authority: Authority) -> None:
+    def __init__(
+        self,
+        name: str,
+        home: Path,
+        authority: Authority,
+        *,
+        role: ReplicaRole = ReplicaRole.BOTH,
+        config: EngineConfig | None = None,
+    ) -> None:
+        """`config`: of a real engine; None: a fake one."""
         self.name = name
+        self._role = role
+        self._command = ENGINE_COMMAND if config else FAKE_ENGINE
+        self._config = config or EngineConfig(model=str(home), max_num_seqs=8)
         self.home = home
         home.mkdir(exist_ok=True)
         self.port = 0
@@ -69,9 +82,13 @@ class RunningAgent:
     async def start(self) -> None:
         """Start it, with a new incarnation."""
         self.fetcher = FakeFetcher()
-        config = EngineConfig(model=str(self.home), max_num_seqs=8)
-        lease = Lease(lambda: self.now())
-        self.replica = Replica(config, fetcher=self.fetcher, command=FAKE_ENGINE, lease=lease)
+        self.replica = Replica(
+            self._config,
+            fetcher=self.fetcher,
+            command=self._command,
+            lease=Lease(lambda: self.now()),
+            role=self._role,
+        )
         self.agent = Agent(self.replica, context=self._context)
         listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(
@@ -154,9 +171,16 @@ class SmallFleet:
         """What no version has any more."""
         self._fleets: list[tuple[Fleet, asyncio.Task[None]]] = []
 
-    async def add_agent(self, name: str) -> RunningAgent:
-        """Start an agent that API servers find in the table."""
-        agent = self.agents[name] = RunningAgent(name, self._folder / name, self._authority)
+    async def add_agent(
+        self,
+        name: str,
+        role: ReplicaRole = ReplicaRole.BOTH,
+        config: EngineConfig | None = None,
+    ) -> RunningAgent:
+        """Start an agent that API servers find in the table; `config` as of `RunningAgent`."""
+        agent = self.agents[name] = RunningAgent(
+            name, self._folder / name, self._authority, role=role, config=config
+        )
         await agent.start()
         self.table.rows[name] = _Row(agent)
         return agent

@@ -48,6 +48,7 @@ def test_autoscaling_needs_both_limits_around_the_number(options: tuple[str, ...
         ((*AGENT, "--quantize", "int3"), "int3"),
         ((*AGENT, "--listen", "0.0.0.0:7070"), "--listen"),
         ((*AGENT, "--data-dir=/data"), "--data-dir"),
+        ((*AGENT, "--role", "decode"), "--role"),
         ((*AGENT, "--num-cpus", "0"), "--num-cpus"),
     ],
 )

@@ -68,6 +68,7 @@ VALUES: Mapping[str, str | list[str]] = {
     "num-gpus": "1",
     "certificates": "certificates",
     "listen": "127.0.0.1:7071",
+    "role": "prefill",
     "data-dir": "/var/lib/data",
     "database": "postgresql+psycopg://u@h/d",
     "store": "s3://bucket/prefix",

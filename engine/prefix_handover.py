@@ -1,0 +1,110 @@
+"""Prefixes that one engine computes and another decodes from (Splitwise, Patel et al. 2024;
+DistServe, Zhong et al. 2024).
+
+What is handed over becomes a cached prefix on the receiver's host, under the namespace of the
+request that waits for it. So the request is admitted, or computes what is missing, as after any
+other hit, and nothing that must be the same in both engines travels beside the pages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..adapters.identity import AdapterKey
+from .execution.runner import ModelRunner
+from .kv.blocks import KvBlocks
+from .messages import GroupPages, PrefixPiece
+from .request import Request
+
+PIECE_BYTES = 4 << 20
+"""A step sends one piece, so that the events of other requests do not wait for long."""
+MAX_BLOCK_BYTES = 32 << 20
+"""Of a block of every group, which are in one message. Larger states are computed again."""
+
+_Entry = tuple[AdapterKey | None, PrefixPiece]
+"""With the adapter by which it was computed."""
+
+_log = logging.getLogger(__name__)
+
+
+class PrefixHandover:
+    """Reads the prefixes that requests export, and stores those that requests await."""
+
+    def __init__(
+        self, kv: KvBlocks, runner: ModelRunner, block_bytes: Sequence[int], *, is_divided: bool
+    ) -> None:
+        """`block_bytes`: of a block of each group. `is_divided`: other ranks hold parts of the
+        blocks, so nothing is sent or kept."""
+        self._is_served = not is_divided and sum(block_bytes) <= MAX_BLOCK_BYTES
+        self._kv = kv
+        self._runner = runner
+        self._blocks_per_piece = max(PIECE_BYTES // sum(block_bytes), 1)
+        self._pieces: deque[_Entry] = deque()
+
+    def forget(self, key: AdapterKey) -> None:
+        """Send nothing more that was computed with this adapter."""
+        kept = [
+            entry if entry[0] is None or not entry[0].has_part(key) else _nothing(entry)
+            for entry in self._pieces
+        ]
+        self._pieces = deque(kept)
+
+    @property
+    def has_pieces(self) -> bool:
+        return bool(self._pieces)
+
+    def take_piece(self) -> PrefixPiece:
+        """The next one to be sent."""
+        return self._pieces.popleft()[1]
+
+    def export(self, request: Request) -> None:
+        """Read what is cached of a prompt that has been computed, to be sent in pieces."""
+        blocks: Sequence[dict[int, int]] = ()
+        if self._is_served:
+            blocks = self._kv.cached_blocks(request.kv, request.namespace, request.token_ids)
+        num_blocks = max((max(found, default=-1) for found in blocks), default=-1) + 1
+        starts = range(0, num_blocks, self._blocks_per_piece)
+        for start in starts:
+            groups = [self._read(group, found, start) for group, found in enumerate(blocks)]
+            piece = PrefixPiece(request.request_id, groups, is_last=start == starts[-1])
+            self._pieces.append((request.adapter, piece))
+        if not num_blocks:
+            piece = PrefixPiece(request.request_id, [], is_last=True)
+            self._pieces.append((request.adapter, piece))
+
+    def store(self, request: Request, piece: PrefixPiece) -> None:
+        """Keep a piece on the host, as far as there is room."""
+        if not self._is_served or not self._kv.has_host_slots:
+            return
+        # What an evicted prefix left to be copied must not be copied over it.
+        self._runner.execute_at_rest(self._kv.operations.take())
+        for group, held in enumerate(piece.groups):
+            if not self._fits(request, group, held):
+                _log.error("prefix_not_taken", extra={"request_id": request.request_id})
+                return
+            slots = self._kv.store_on_host(
+                request.kv, request.namespace, request.token_ids, group, held.indices
+            )
+            self._runner.write_host(group, slots, held.pages)
+
+    def _fits(self, request: Request, group: int, held: GroupPages) -> bool:
+        """Whether these may be pages of the request's prompt."""
+        num_full = (request.num_prompt_tokens - 1) // self._kv.block_size
+        return all(0 <= index < num_full for index in held.indices) and self._runner.are_pages(
+            group, len(held.indices), held.pages
+        )
+
+    def _read(self, group: int, found: dict[int, int], start: int) -> GroupPages:
+        end = start + self._blocks_per_piece
+        indices = [index for index in found if start <= index < end]
+        pages = self._runner.read_blocks(group, [found[index] for index in indices])
+        return GroupPages(indices, pages)
+
+
+def _nothing(entry: _Entry) -> _Entry:
+    """The same piece without pages."""
+    key, piece = entry
+    return key, replace(piece, groups=[])
