@@ -32,7 +32,7 @@ def check_trainer(folder: Path, device: str) -> dict[str, Any]:
         return open_order(
             base,
             data,
-            folder / name / where,
+            folder / name,
             quantization=quantization,
             device=where,
             recipe=recipe(num_epochs=2),
@@ -40,7 +40,9 @@ def check_trainer(folder: Path, device: str) -> dict[str, Any]:
         )
 
     differences = {
-        name: _difference(train(order(name, name, "cpu")), train(order(name, name, device)))
+        name: _difference(
+            train(order(f"{name}-expected", name, "cpu")), train(order(name, name, device))
+        )
         for name in QUANTIZATIONS
     }
     limit = {"max_memory_bytes" if device == "cpu" else "max_device_bytes": SMALL_BYTES}
