@@ -21,6 +21,7 @@ from benchmarks import (
     bench_adapter_load,
     bench_agent,
     bench_batching,
+    bench_drafts,
     bench_fairness,
     bench_fleet_fairness,
     bench_many_adapters,
@@ -54,6 +55,7 @@ BENCHMARKS = {
     "prompts": bench_prompts,
     "adapter-load": bench_adapter_load,
     "speculation": bench_speculation,
+    "drafts": bench_drafts,
 }
 
 
