@@ -24,6 +24,7 @@ from loraplex.engine.fleet.member import Member
 from loraplex.engine.fleet.replica import Replica
 from loraplex.engine.messages import BlockFound, ReplicaState
 from loraplex.engine.process.client import EngineClient
+from loraplex.engine.process.engine_process import ENGINE_COMMAND
 from support.fake_client import FAKE_ENGINE
 from support.fleet_certificates import Authority
 
@@ -57,9 +58,16 @@ class FakeFetcher:
 class RunningAgent:
     """An agent on a port of its own, which it keeps when it is started again."""
 
-    def __init__(self, name: str, home: Path, authority: Authority) -> None:
+    def __init__(
+        self,
+        name: str,
+        home: Path,
+        authority: Authority,
+        make_config: Callable[[Path], EngineConfig] | None = None,
+    ) -> None:
         self.name = name
         self.home = home
+        self._make_config = make_config
         home.mkdir(exist_ok=True)
         self.port = 0
         self.now = time.monotonic
@@ -69,9 +77,11 @@ class RunningAgent:
     async def start(self) -> None:
         """Start it, with a new incarnation."""
         self.fetcher = FakeFetcher()
-        config = EngineConfig(model=str(self.home), max_num_seqs=8)
+        config, command = EngineConfig(model=str(self.home), max_num_seqs=8), FAKE_ENGINE
+        if self._make_config is not None:
+            config, command = self._make_config(self.home), ENGINE_COMMAND
         lease = Lease(lambda: self.now())
-        self.replica = Replica(config, fetcher=self.fetcher, command=FAKE_ENGINE, lease=lease)
+        self.replica = Replica(config, fetcher=self.fetcher, command=command, lease=lease)
         self.agent = Agent(self.replica, context=self._context)
         listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(
@@ -144,8 +154,12 @@ class Table:
 class SmallFleet:
     """Agents, and API servers that read one table."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, make_config: Callable[[Path], EngineConfig] | None = None
+    ) -> None:
+        """`make_config`: of real engines, by an agent's folder; None: fake ones."""
         self._folder = folder
+        self._make_config = make_config
         self._authority = Authority(folder / "fleet")
         self._api_context = api_context(self._authority.issue(API_NAME))
         self.table = Table()
@@ -156,7 +170,9 @@ class SmallFleet:
 
     async def add_agent(self, name: str) -> RunningAgent:
         """Start an agent that API servers find in the table."""
-        agent = self.agents[name] = RunningAgent(name, self._folder / name, self._authority)
+        agent = self.agents[name] = RunningAgent(
+            name, self._folder / name, self._authority, self._make_config
+        )
         await agent.start()
         self.table.rows[name] = _Row(agent)
         return agent
@@ -196,10 +212,16 @@ class SmallFleet:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, *names: str) -> AsyncIterator[tuple[SmallFleet, Fleet]]:
-    """Agents of these names, and an API server for which all of them are ready."""
-    fleet = SmallFleet(folder)
-    async with asyncio.timeout(TIMEOUT_SECONDS):
+async def running_fleet(
+    folder: Path,
+    *names: str,
+    make_config: Callable[[Path], EngineConfig] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> AsyncIterator[tuple[SmallFleet, Fleet]]:
+    """Agents of these names, and an API server for which all of them are ready. `make_config`: see
+    `SmallFleet`."""
+    fleet = SmallFleet(folder, make_config)
+    async with asyncio.timeout(timeout_seconds):
         try:
             await asyncio.gather(*(fleet.add_agent(name) for name in names))
             server = fleet.add_api_server()
