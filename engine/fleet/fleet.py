@@ -353,6 +353,7 @@ class Fleet(Engine, LinkOwner):
                 residents={
                     adapter_name(each.key) for each in stats.adapters if each.tier is Tier.DEVICE
                 },
+                keeps_prefixes=stats.disk_prefix_bytes > 0 and not stats.num_disks_off,
             ),
         )
         self._set_router_state(link)

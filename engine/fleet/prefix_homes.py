@@ -36,7 +36,7 @@ class PrefixHomes:
             self._homes.popitem(last=False)
 
     def forget(self, replica: str) -> None:
-        """Drops the prefixes of a replica whose KV cache is lost."""
+        """Drops the prefixes of a replica whose KV cache is lost, on its disk too."""
         lost = [block_hash for block_hash, home in self._homes.items() if home == replica]
         for block_hash in lost:
             del self._homes[block_hash]

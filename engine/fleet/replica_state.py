@@ -20,3 +20,5 @@ class ReplicaStats:
     """Requests that it runs at once; the others wait."""
     residents: Set[str]
     """Adapters that are in its arena or on their way there."""
+    keeps_prefixes: bool = False
+    """Whether its disk has cached prefixes, which outlive a restart of its engine."""

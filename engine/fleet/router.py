@@ -71,6 +71,8 @@ class _Replica:
     """Requests of other servers, when the replica last reported."""
     max_batch: int = 0
     residents: set[str] = field(default_factory=set)
+    keeps_prefixes: bool = False
+    """Whether a restart of its engine finds them on its disk."""
 
     @property
     def load(self) -> int:
@@ -113,7 +115,8 @@ class Router:
         if state in (ReplicaState.REFUSING, ReplicaState.GONE):
             replica.residents.clear()
             replica.num_others = 0
-            self._prefixes.forget(name)
+            if state is ReplicaState.GONE or not replica.keeps_prefixes:
+                self._prefixes.forget(name)
         if state is ReplicaState.GONE and not replica.num_own:
             del self._replicas[name]
         ready = sorted(
@@ -133,6 +136,7 @@ class Router:
         replica.num_others = max(0, stats.num_requests - replica.num_own)
         replica.max_batch = stats.max_batch
         replica.residents = set(stats.residents)
+        replica.keeps_prefixes = stats.keeps_prefixes
         if name in self._ready_names:
             self._total_load += replica.load - before
 

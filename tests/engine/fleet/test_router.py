@@ -227,6 +227,23 @@ def test_a_prompt_goes_where_its_first_blocks_were_computed() -> None:
     assert router.choose(request(2, blocks=(b"1", b"3"))) == first_of("a0"), "its KV cache is lost"
 
 
+def test_a_replica_with_prefixes_on_disk_stays_their_home_until_it_is_gone() -> None:
+    router = idle_router(NAMES)
+    other = RendezvousOrder(NAMES).of("a0")[3]
+    router.report(first_of("a0"), ReplicaStats(0, MAX_BATCH, frozenset({"a0"})))
+    router.report(other, ReplicaStats(0, MAX_BATCH, frozenset(), keeps_prefixes=True))
+    router.open(request(1, blocks=(b"1", b"2")), other)
+    router.set_state(other, ReplicaState.REFUSING)
+    assert router.choose(request(2, blocks=(b"1", b"3"))) == first_of("a0")
+    router.set_state(other, ReplicaState.READY)
+    router.report(other, ReplicaStats(0, MAX_BATCH, frozenset({"a0"}), keeps_prefixes=True))
+    assert router.choose(request(2, blocks=(b"1", b"3"))) == other
+    router.set_state(other, ReplicaState.GONE)
+    router.set_state(other, ReplicaState.READY)
+    router.report(other, ReplicaStats(0, MAX_BATCH, frozenset({"a0"})))
+    assert router.choose(request(2, blocks=(b"1", b"3"))) == first_of("a0")
+
+
 def test_a_group_moves_when_its_replica_accepts_no_requests() -> None:
     router = idle_router(NAMES)
     router.open(request(1, group="g"), first_of("a0"))
