@@ -13,6 +13,7 @@ from loraplex.api.demo.manifest import WEIGHTS
 from loraplex.api.demo.task import held_out_requests
 from loraplex.engine.checkpoint.base_identity import compute_base_id
 from loraplex.engine.checkpoint.weights import load_config, load_weights
+from loraplex.engine.messages import SpeculationParams
 from loraplex.engine.speculation.eagle_checkpoint import save_head
 from loraplex.engine.speculation.eagle_training import (
     EagleBatch,
@@ -35,7 +36,8 @@ from support.medusa import write_demo_texts
 BASE = WEIGHTS / "base"
 SIZE, VOCAB, LENGTH = 64, 20, 7
 DEPTH = 3
-NUM_HELD_OUT = 24
+NUM_HELD_OUT = 64
+NUM_STEPS = 400
 
 
 def random_batch(labels: list[list[int]]) -> EagleBatch:
@@ -90,7 +92,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[TrainingText]:
-    path = write_demo_texts(tmp_path_factory.mktemp("texts") / "texts.jsonl", 400)
+    path = write_demo_texts(tmp_path_factory.mktemp("texts") / "texts.jsonl", 4_000)
     return read_texts(path, Tokenizer(BASE), max_tokens=128)
 
 
@@ -121,8 +123,8 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(model: PreTrainedModel, texts: list[TrainingText]) -> Trained:
     # So small a base learns at several times the rate that suits large ones.
-    schedule = HeadSchedule(num_steps=60, batch_size=8, learning_rate=4e-3)
-    recipe, losses = EagleRecipe(DEPTH, schedule=schedule), list[float]()
+    schedule = HeadSchedule(num_steps=NUM_STEPS, batch_size=8, learning_rate=4e-3)
+    recipe, losses = EagleRecipe(schedule=schedule), list[float]()
     learned = texts[NUM_HELD_OUT:]
     head = train_eagle(model, learned, recipe, lambda _step, loss: losses.append(loss))
     return Trained(head, texts[:NUM_HELD_OUT], losses)
@@ -138,7 +140,7 @@ def test_a_head_learns_and_the_base_stays_as_it_is(
     after = eagle_accuracies(model, trained.trained, trained.held_out, DEPTH)
     assert max(before) < 0.2
     assert min(after) > 0.5
-    assert len(trained.losses) == 60
+    assert len(trained.losses) == NUM_STEPS
     assert sum(trained.losses[-5:]) < 0.7 * sum(trained.losses[:5])
     fresh = load_weights(BASE, load_config(BASE), torch.float32, torch.device("cpu"))
     for left, right in zip(model.parameters(), fresh.parameters(), strict=True):
@@ -165,7 +167,13 @@ def test_a_trained_head_drafts_what_is_generated_and_changes_none_of_it(
     def generate(*speculation: str) -> tuple[list[list[int]], float]:
         engine = LocalEngine(BASE, tmp_path, dtype="float32", speculation=speculation)
         for index, prompt in enumerate(prompts):
-            engine.submit(prompt, max_tokens=24, temperature=temperature, seed=index)
+            engine.submit(
+                prompt,
+                max_tokens=24,
+                temperature=temperature,
+                seed=index,
+                speculation=SpeculationParams(num_tokens=DEPTH),
+            )
         engine.run()
         engine.close()
         ends = [answer.finished for answer in engine.answers.values() if answer.finished]
@@ -176,4 +184,4 @@ def test_a_trained_head_drafts_what_is_generated_and_changes_none_of_it(
     plain, _ = generate()
     drafted, share = generate(f"eagle:{tmp_path / 'head'}")
     assert drafted == plain
-    assert share > 0.4
+    assert share > 0.3
