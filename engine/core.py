@@ -118,6 +118,8 @@ class EngineCore:
         if self.parts.group:
             self.parts.group.followers.check()
         self._manager.poll()
+        if self.parts.border:
+            self.parts.border.poll()
         self._messages += self._requests.poll()
         self._executor.read_if_needed()
         batch, started, failed = self._scheduler.schedule()

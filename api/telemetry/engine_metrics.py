@@ -23,6 +23,8 @@ _GAUGES = {
         "prefix_cache_host_bytes",
         "Cached prefixes in host memory.",
     ),
+    "arena_bytes": ("arena_bytes", "Size of the arena, which holds the adapters on the device."),
+    "kv_cache_bytes": ("kv_cache_bytes", "Size of the KV blocks in use and free."),
     "kv_usage": (
         "kv_usage_ratio",
         "Share of used KV blocks, of the fullest pool.",
@@ -57,6 +59,10 @@ _COUNTERS = {
     "num_blocks_from_host": (
         "prefix_cache_blocks_from_host",
         "KV blocks of prefixes copied back from host memory.",
+    ),
+    "num_border_moves": (
+        "memory_border_moves",
+        "Moves of the border between arena and KV cache.",
     ),
     "num_adapter_loads": ("adapter_loads", "Adapters copied to the device."),
 }

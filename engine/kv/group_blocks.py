@@ -8,10 +8,20 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from ...adapters.ghosts import Ghosts
 from ...adapters.identity import AdapterKey
 from .block_pool import NULL_BLOCK, BlockPool
 from .host_slots import HostSlots
-from .layout import CopyBlock, KvGroup, OperationLog, SwapIn, SwapOut, ZeroBlocks, num_blocks_for
+from .layout import (
+    CopyBlock,
+    GiveBackBlocks,
+    KvGroup,
+    OperationLog,
+    SwapIn,
+    SwapOut,
+    ZeroBlocks,
+    num_blocks_for,
+)
 from .open_slots import OpenSlots
 from .prefix_cache import CachedBlocks, Prefix
 from .sequence_blocks import NO_BLOCKS, BlockTable, SequenceBlocks, block_table
@@ -39,13 +49,15 @@ class GroupBlocks:
         self.index = index
         self.layout = layout
         self.num_sink_blocks = layout.num_sink_blocks(block_size)
-        self.pool = BlockPool(layout.num_blocks)
+        self.pool = BlockPool(layout.num_reserved)
+        self.pool.withdraw(layout.num_more)
         self.cached = CachedBlocks(self.pool)
+        self.cached.on_evict = self._note_evicted
+        self.ghosts: Ghosts[bytes] = Ghosts()
+        """The prefixes that were evicted last, and are not on the host; sizes in blocks."""
         self.host = HostSlots(num_swap_slots, tenant_cap=tenant_cap)
         self.num_fetched = 0
         """Blocks copied back from the host."""
-        if num_swap_slots:
-            self.cached.on_evict = self._keep_on_host
         self.open = None if num_open_slots is None else OpenSlots(num_open_slots)
         """None: every block may be written at any time."""
         if self.open:
@@ -54,6 +66,11 @@ class GroupBlocks:
         self._operations = operations
 
     # --- sizes ------------------------------------------------------------------------------------
+
+    @property
+    def num_lasting(self) -> int:
+        """The blocks that the pool never loses."""
+        return self.layout.num_usable - self.layout.num_less
 
     @property
     def used_fraction(self) -> float:
@@ -65,13 +82,13 @@ class GroupBlocks:
         step."""
         if self.fits_alone(sys.maxsize, chunk):
             return sys.maxsize
-        return self.pool.num_usable * self._block_size
+        return self.num_lasting * self._block_size
 
     def fits_alone(self, num_tokens: int, chunk: int) -> bool:
         """Whether a sequence that runs alone can have `num_tokens`, with `chunk` tokens per
         step."""
         peak = self.layout.peak_blocks(num_tokens, chunk, self._block_size)
-        return peak <= self.pool.num_usable
+        return peak <= self.num_lasting
 
     def num_held(self, seq: SequenceBlocks) -> int:
         """The number of device blocks; for a swapped sequence, those it will need."""
@@ -254,6 +271,17 @@ class GroupBlocks:
             self._operations.keep(self.index, NULL_BLOCK, slot)
         return len(block_ids) + len(slots)
 
+    # --- the border -------------------------------------------------------------------------------
+
+    def withdraw(self, count: int) -> None:
+        """Take free blocks out of use and give their memory back; there must be as many."""
+        if block_ids := self.pool.withdraw(count):
+            self._operations.add(GiveBackBlocks(self.index, tuple(block_ids)))
+
+    def restore(self, count: int) -> None:
+        """Take withdrawn blocks into use again; there must be as many."""
+        self.pool.restore(count)
+
     # --- swapping ---------------------------------------------------------------------------------
 
     def num_to_swap(self, seq: SequenceBlocks, num_blocks: int) -> int:
@@ -372,11 +400,14 @@ class GroupBlocks:
         self.pool.free([source])
         return target
 
-    def _keep_on_host(self, prefix: Prefix, block_id: int) -> None:
-        """Copy a prefix whose block is about to be given other content."""
-        slot = self.host.store(prefix)
+    def _note_evicted(self, prefix: Prefix, block_id: int) -> None:
+        """Copy a prefix whose block is about to be given other content to the host, if that has
+        room for it."""
+        slot = self.host.store(prefix) if self.host.num_slots else None
         if slot is not None:
             self._operations.keep(self.index, block_id, slot)
+        elif self.ghosts.depth and self.host.find(prefix) is None:
+            self.ghosts.add(prefix.key, 1)
 
     def _replace(self, seq: SequenceBlocks, start: int, block_ids: Sequence[int]) -> None:
         """Put these blocks into the table from index `start` on."""

@@ -131,5 +131,11 @@ class EngineStats:
     """KV blocks of prefixes that were copied back."""
     num_host_cached_tokens: int = 0
     """Tokens whose KV was copied back instead of computed, also for preempted requests."""
+    arena_bytes: int = 0
+    """The size of the arena now."""
+    kv_cache_bytes: int = 0
+    """The size of the KV blocks that requests and prefixes can have now."""
+    num_border_moves: int = 0
+    """How often the border between the two was moved by a step."""
     ranks: list[RankStats] = field(default_factory=list)
     """The processes of a tensor-parallel group, in the order of the ranks; empty without one."""

@@ -62,6 +62,9 @@ STATS = EngineStats(
     num_blocks_to_host=50,
     num_blocks_from_host=51,
     num_host_cached_tokens=52,
+    arena_bytes=53,
+    kv_cache_bytes=54,
+    num_border_moves=55,
     utilization=UtilizationStats(15.0, 16.0, 17.0, 0.5, 0.25, 18.0, 19.0),
     tenant_service=[("acme", 20), (OTHER_TENANTS, 21)],
     adapter_tiers=AdapterTierStats(
@@ -200,6 +203,9 @@ def test_adapters_are_counted_by_where_they_are(recorded: Recorded) -> None:
 
 def test_the_engines_figures_are_passed_on(recorded: Recorded) -> None:
     assert recorded.value("kv_usage_ratio") == 0.75
+    assert recorded.value("arena_bytes") == 53
+    assert recorded.value("kv_cache_bytes") == 54
+    assert recorded.value("memory_border_moves_total") == 55
     assert recorded.value("prefix_cache_query_tokens_total") == 13
     assert recorded.value("prefix_cache_hit_tokens_total") == 7
     assert recorded.value("memory_bandwidth_utilization_ratio") == 0.5

@@ -14,6 +14,7 @@ from typing import NamedTuple, assert_never
 
 from loraplex.engine.kv.layout import (
     CopyBlock,
+    GiveBackBlocks,
     KvGroup,
     KvOperation,
     SwapIn,
@@ -86,7 +87,9 @@ class FakeDevice:
     def __init__(self, groups: Sequence[KvGroup], block_size: int) -> None:
         self._groups = groups
         self._block_size = block_size
-        self.cells = [[ZERO] * (group.num_blocks * block_size) for group in groups]
+        self.cells = [[ZERO] * (group.num_reserved * block_size) for group in groups]
+        self.touched: list[set[int]] = [set() for _ in groups]
+        """By group, the blocks that take memory: those filled since they were given back."""
         self.slots: list[dict[int, list[int]]] = [{} for _ in groups]
         self.counts: Counter[str] = Counter()
         self.num_moved_blocks = 0
@@ -115,7 +118,20 @@ class FakeDevice:
             if isinstance(operation, SwapOut | SwapIn)
         )
         self.on_the_way += moved(operations)
+        for operation in operations:
+            self._touch(operation)
         self.launch(lambda: self._execute(operations))
+
+    def _touch(self, operation: KvOperation) -> None:
+        """Note whose memory an operation takes, or gives back."""
+        match operation:
+            case ZeroBlocks(group, block_ids) | SwapIn(group, _, block_ids):
+                self.touched[group].update(block_ids)
+            case CopyBlock(group, _, target):
+                self.touched[group].add(target)
+            case GiveBackBlocks(group, block_ids):
+                self.touched[group].difference_update(block_ids)
+                self.counts["given_back"] += 1
 
     def _execute(self, operations: Sequence[KvOperation]) -> None:
         self.on_the_way -= moved(operations)
@@ -135,6 +151,9 @@ class FakeDevice:
                     for slot, block_id in zip(host_slots, block_ids, strict=True):
                         self._set_block(group, block_id, self.slots[group][slot])
                     self.counts["swaps_in"] += 1
+                case GiveBackBlocks(group, block_ids):
+                    for block_id in block_ids:
+                        self._set_block(group, block_id, [ZERO] * self._block_size)
                 case _:
                     assert_never(operation)
 

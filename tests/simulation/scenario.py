@@ -10,10 +10,12 @@ from random import Random
 
 from loraplex.adapters.identity import AdapterKey
 from loraplex.engine.kv.layout import STATE_WINDOW, KvGroup
+from loraplex.engine.memory.budget import Bounds
 from loraplex.engine.model.rope import RotaryContexts
 from loraplex.engine.scheduling.scheduler import SchedulerLimits
 from loraplex.kernels.attention_window import AttentionWindow
 
+from .border import draw_border
 from .device import StepSeconds
 
 ARENA_CELLS = 16
@@ -37,6 +39,8 @@ class Scenario:
     limits: SchedulerLimits
     rotary_contexts: RotaryContexts
     groups: tuple[KvGroup, ...]
+    border: Bounds | None
+    """How far the border between KV blocks and arena moves; None: it is fixed."""
     num_swap_slots: tuple[int, ...]
     prefix_caching: bool
     tenants: tuple[Tenant, ...]
@@ -93,12 +97,14 @@ class Scenario:
             target_ttft_seconds=(0.02, 0.1, 0.5)[seed % 3] if seed % 7 in (1, 3, 6) else None,
         )
         arena_cells = ARENA_CELLS * rng.choice((1, 2, 2))
+        border, groups = draw_border(seed, groups, arena_cells, -(-max_model_len // block_size))
         tenants, sizes = _draw_tenants(rng, arena_cells)
         return cls(
             seed=seed,
             limits=limits,
             rotary_contexts=_draw_contexts(seed, max_model_len),
             groups=groups,
+            border=border,
             num_swap_slots=_draw_swap_slots(rng, groups),
             prefix_caching=rng.random() < 0.8,
             tenants=tenants,
